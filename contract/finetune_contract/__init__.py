@@ -1,0 +1,82 @@
+"""What the operator and the trainer say to each other.
+
+The operator puts one :class:`StageRequest` into a stage's environment; the trainer answers with files in the
+run folder (:mod:`.layout`): a :class:`StageResult` per attempt, a :class:`Progress` record while it trains and
+an exit code (:class:`ExitCode`). Everything here is data; neither side imports the other.
+"""
+
+from finetune_contract.exit_codes import ExitCode
+from finetune_contract.failure import Failure, FailureClass
+from finetune_contract.layout import CacheLayout, RunFolder
+from finetune_contract.progress import EvaluationPoint, Metrics, Progress
+from finetune_contract.request import (
+    CheckpointPolicy,
+    DataSpec,
+    DatasetSource,
+    EvaluationSpec,
+    ExportSpec,
+    HubRef,
+    Hyperparameters,
+    JobIdentity,
+    LoraSpec,
+    MeshSpec,
+    MethodSpec,
+    ModelSource,
+    Stage,
+    StageRequest,
+)
+from finetune_contract.result import (
+    Artifact,
+    CheckpointRecord,
+    ConvertOutcome,
+    ConvertManifest,
+    DatasetReport,
+    EvaluateOutcome,
+    EvaluationResult,
+    ExportOutcome,
+    ModelIdentity,
+    Outcome,
+    PreflightOutcome,
+    Sample,
+    StageResult,
+    TrainOutcome,
+)
+
+__all__ = [
+    "Artifact",
+    "CacheLayout",
+    "CheckpointPolicy",
+    "CheckpointRecord",
+    "ConvertManifest",
+    "ConvertOutcome",
+    "DataSpec",
+    "DatasetReport",
+    "DatasetSource",
+    "EvaluateOutcome",
+    "EvaluationPoint",
+    "EvaluationResult",
+    "EvaluationSpec",
+    "ExitCode",
+    "ExportOutcome",
+    "ExportSpec",
+    "Failure",
+    "FailureClass",
+    "HubRef",
+    "Hyperparameters",
+    "JobIdentity",
+    "LoraSpec",
+    "MeshSpec",
+    "MethodSpec",
+    "Metrics",
+    "ModelIdentity",
+    "ModelSource",
+    "Outcome",
+    "PreflightOutcome",
+    "Progress",
+    "RunFolder",
+    "Sample",
+    "Stage",
+    "StageRequest",
+    "StageResult",
+    "TrainOutcome",
+]

@@ -1,0 +1,22 @@
+"""The model that every record of the contract derives from."""
+
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+#: Raised when a record changes so that an older reader would misread it. Both sides refuse another version.
+CONTRACT_VERSION = 1
+
+Version = Literal[1]
+Timestamp = AwareDatetime
+Uri = Annotated[str, Field(pattern=r"^(gs|file)://", max_length=1024)]
+"""A ``gs://`` or ``file://`` address; folders carry no trailing slash."""
+
+class Record(BaseModel):
+    """An immutable record: unknown keys are refused, so a newer writer is never half understood."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
+
+    def to_json(self) -> str:
+        """Compact JSON without the keys that hold None."""
+        return self.model_dump_json(exclude_none=True)

@@ -1,0 +1,57 @@
+"""The failure record: what went wrong, where, and what to change."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from finetune_contract.base import Record
+from finetune_contract.exit_codes import ExitCode
+
+
+class FailureClass(StrEnum):
+    """Who has to act, and which budget an attempt is charged to."""
+
+    PREEMPTION = "Preemption"
+    INFRASTRUCTURE = "Infrastructure"
+    USER = "User"
+    QUOTA = "Quota"
+    PLATFORM = "Platform"
+
+
+class Failure(Record):
+    """One failure, told once by whoever saw it.
+
+    ``message`` is a whole sentence for people and already holds where, saw and expected; the single fields are
+    for programs.
+    """
+
+    code: ExitCode | int
+    reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
+    """CamelCase, stable, for programs: ``DatasetSchemaMismatch``."""
+    message: Annotated[str, Field(max_length=1024)]
+    where: Annotated[str, Field(max_length=512)] = ""
+    """JSON path of the spec, file and row, or stage and host."""
+    saw: Annotated[str, Field(max_length=512)] = ""
+    expected: Annotated[str, Field(max_length=512)] = ""
+    fix: Annotated[str, Field(max_length=512)] = ""
+    evidence: Annotated[str, Field(max_length=4096)] = ""
+    """The last lines of the traceback or log, redacted."""
+    host: int = 0
+
+    @property
+    def failure_class(self) -> FailureClass:
+        """The class that the exit code stands for (api: exit codes of a stage)."""
+        return CLASS_OF_CODE.get(self.code, FailureClass.INFRASTRUCTURE)
+
+
+CLASS_OF_CODE: dict[int, FailureClass] = {
+    ExitCode.BAD_REQUEST: FailureClass.USER,
+    ExitCode.BAD_DATA: FailureClass.USER,
+    ExitCode.INPUT_MISSING: FailureClass.USER,
+    ExitCode.UNAVAILABLE: FailureClass.INFRASTRUCTURE,
+    ExitCode.DIVERGED: FailureClass.USER,
+    ExitCode.STOPPED: FailureClass.PREEMPTION,
+    ExitCode.PERMISSION_DENIED: FailureClass.USER,
+    ExitCode.OUT_OF_MEMORY: FailureClass.USER,
+}

@@ -1,0 +1,103 @@
+"""Where things lie in a run folder and in the cache. Pure string arithmetic on URIs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of one job's run: ``<artifacts>/<namespace>/<job>-<uid8>``."""
+
+    uri: str
+
+    @classmethod
+    def of(cls, artifacts: str, namespace: str, job: str, uid: str) -> "RunFolder":
+        """The run folder of a job below the profile's ``storage.artifacts``; the uid makes a recreated job start fresh."""
+        return cls(f"{artifacts.rstrip('/')}/{namespace}/{job}-{uid[:8]}")
+
+    @property
+    def preflight_report(self) -> str:
+        return f"{self.uri}/preflight/report.json"
+
+    @property
+    def preflight_samples(self) -> str:
+        return f"{self.uri}/preflight/samples.jsonl"
+
+    @property
+    def progress(self) -> str:
+        return f"{self.uri}/train/progress.json"
+
+    @property
+    def metrics(self) -> str:
+        return f"{self.uri}/train/metrics.jsonl"
+
+    @property
+    def train(self) -> str:
+        """MaxText's ``<base_output_directory>/<run_name>``: checkpoints/ and tensorboard/ lie below it."""
+        return f"{self.uri}/train"
+
+    @property
+    def checkpoints(self) -> str:
+        return f"{self.uri}/train/checkpoints"
+
+    def checkpoint(self, step: int) -> str:
+        return f"{self.checkpoints}/{step}"
+
+    @property
+    def evaluation_results(self) -> str:
+        return f"{self.uri}/evaluate/results.json"
+
+    @property
+    def evaluation_samples(self) -> str:
+        return f"{self.uri}/evaluate/samples.jsonl"
+
+    @property
+    def model(self) -> str:
+        """The exported model in Hugging Face format (or ``adapter/`` beside it)."""
+        return f"{self.uri}/export/model"
+
+    @property
+    def adapter(self) -> str:
+        return f"{self.uri}/export/adapter"
+
+    @property
+    def export_manifest(self) -> str:
+        return f"{self.uri}/export/manifest.json"
+
+    @property
+    def attempts(self) -> str:
+        return f"{self.uri}/attempts"
+
+    def attempt(self, stage: str, number: int) -> str:
+        """Folder of one attempt; ``stage`` is the short name (prep, conv, train, eval, export)."""
+        return f"{self.attempts}/{stage}-{number}"
+
+    def request(self, stage: str, number: int) -> str:
+        """Written by the trainer first of all: the attempt has started."""
+        return f"{self.attempt(stage, number)}/request.json"
+
+    def result(self, stage: str, number: int) -> str:
+        return f"{self.attempt(stage, number)}/result.json"
+
+    def failure(self, stage: str, number: int) -> str:
+        return f"{self.attempt(stage, number)}/failure.json"
+
+    def log_tail(self, stage: str, number: int) -> str:
+        return f"{self.attempt(stage, number)}/log-tail.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The cache of converted models, shared by jobs: ``<cache>/convert/<fingerprint>``."""
+
+    uri: str
+
+    def convert(self, fingerprint: str) -> str:
+        return f"{self.uri.rstrip('/')}/convert/{fingerprint}"
+
+    def convert_manifest(self, fingerprint: str) -> str:
+        """Written last and only if absent: its presence means complete, and the first of two writers wins."""
+        return f"{self.convert(fingerprint)}/manifest.json"
+
+    def convert_output(self, fingerprint: str, uid: str, attempt: int) -> str:
+        """A folder of this attempt's own, so that two jobs that convert the same model never mix their files."""
+        return f"{self.convert(fingerprint)}/{uid[:8]}-{attempt}"

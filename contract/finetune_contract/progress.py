@@ -1,0 +1,52 @@
+"""The progress record: one small file, replaced whole at every report."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from finetune_contract.base import Record, Timestamp, Version
+
+
+class Metrics(Record):
+    """Training metrics at one step; a missing one was not measured."""
+
+    loss: float | None = None
+    """Token-weighted mean of the step's loss, nats per token."""
+    perplexity: float | None = None
+    gradient_norm: float | None = None
+    learning_rate: float | None = None
+    tokens: int | None = None
+    """Tokens of the step that count towards the loss."""
+
+
+class EvaluationPoint(Record):
+    """Loss on the validation set during training."""
+
+    step: int
+    loss: float
+    perplexity: float
+    tokens: int
+
+
+class Progress(Record):
+    """How far training is (``train/progress.json``), written by process 0."""
+
+    version: Version = 1
+    attempt: int
+    restart: int = 0
+    step: int
+    """Optimizer steps done."""
+    total_steps: int
+    start_step: int = 0
+    """The step this attempt began at (0, or the checkpoint's)."""
+    metrics: Metrics = Metrics()
+    evaluation: EvaluationPoint | None = None
+    """The last evaluation during training."""
+    step_time_p50: float | None = None
+    step_time_p95: float | None = None
+    """Seconds over the recent steps, without compilation."""
+    tokens_per_second: float | None = None
+    curve: Annotated[list[tuple[int, float]], Field(max_length=48)] = []
+    """(step, loss), thinned to at most 48 points over the whole run."""
+    checkpoints: Annotated[list[int], Field(max_length=10)] = []
+    updated: Timestamp

@@ -1,0 +1,198 @@
+"""The stage request: what to do, fully resolved. Travels in the environment variable ``FINETUNE_REQUEST``."""
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from finetune_contract.base import Record, Uri, Version
+
+#: Name of the environment variable that holds the request as JSON.
+REQUEST_VARIABLE = "FINETUNE_REQUEST"
+#: Linux caps one environment string at 128 KiB; the operator refuses a longer request.
+MAX_REQUEST_BYTES = 96 * 1024
+
+
+class Stage(StrEnum):
+    """The stages of a job, in order."""
+
+    PREFLIGHT = "Preflight"
+    CONVERT = "Convert"
+    TRAIN = "Train"
+    EVALUATE = "Evaluate"
+    EXPORT = "Export"
+
+    @property
+    def short(self) -> str:
+        """The form in JobSet names and attempt folders."""
+        return {"Preflight": "prep", "Convert": "conv", "Train": "train", "Evaluate": "eval", "Export": "export"}[self]
+
+    @classmethod
+    def from_short(cls, short: str) -> "Stage":
+        return next(stage for stage in cls if stage.short == short)
+
+
+class JobIdentity(Record):
+    namespace: str
+    name: str
+    uid: str
+
+
+class HubRef(Record):
+    """A repository on the Hugging Face Hub; ``revision`` is a commit once preflight has resolved it."""
+
+    repo: str
+    revision: str = "main"
+
+
+class ModelSource(Record):
+    """Exactly one of a hub repository and a folder in Hugging Face format."""
+
+    hugging_face: HubRef | None = None
+    uri: Uri | None = None
+    maxtext_model: str | None = None
+    """What the user said it is; inferred from config.json when None."""
+    tokenizer: "ModelSource | None" = None
+    """Where the tokenizer lies when not with the model."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.hugging_face is None) == (self.uri is None):
+            raise ValueError("exactly one of hugging_face and uri")
+        return self
+
+
+class DatasetSource(Record):
+    """One source of rows. ``path`` is its place in the user's spec, for error messages."""
+
+    path: str
+    name: str
+    hugging_face: HubRef | None = None
+    config: str | None = None
+    split: str = "train"
+    uri: str | None = None
+    """A file or glob, ``gs://`` or ``file://``."""
+    format: Literal["Auto", "Messages", "PromptCompletion"] = "Auto"
+    columns: dict[str, str] = {}
+    """Our name -> the dataset's column: messages, prompt, completion."""
+    role_map: dict[str, str] = {}
+    max_examples: int | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.hugging_face is None) == (self.uri is None):
+            raise ValueError("exactly one of hugging_face and uri")
+        return self
+
+
+class DataSpec(Record):
+    train: list[DatasetSource]
+    """One source in this version; its rows in order, shuffled by seed when ``shuffle``."""
+    validation: list[DatasetSource] = []
+    shuffle: bool = True
+    max_seq_length: int
+    packing: bool = False
+
+
+class LoraSpec(Record):
+    rank: int
+    alpha: float
+    target_modules: list[str] | None = None
+    """Hugging Face module names (q_proj …); None: the family's preset."""
+
+
+class MethodSpec(Record):
+    """Supervised fine-tuning; full when ``lora`` is None."""
+
+    type: Literal["SFT"] = "SFT"
+    train_on_prompt: bool = False
+    lora: LoraSpec | None = None
+
+
+class Hyperparameters(Record):
+    """Exactly one of epochs and steps until preflight has counted the rows, then steps; batch sizes resolved."""
+
+    epochs: float | None = None
+    steps: int | None = None
+    global_batch_size: int
+    """Rows per optimizer step over all devices."""
+    learning_rate: float
+    schedule: Literal["Cosine", "Linear", "Constant"] = "Cosine"
+    warmup_ratio: float | None = None
+    warmup_steps: int | None = None
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    optimizer: Literal["AdamW", "SGD"] = "AdamW"
+    seed: int = 42
+    compute_precision: Literal["BF16", "FP32"] = "BF16"
+    weight_precision: Literal["BF16", "FP32"] = "FP32"
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("exactly one of epochs and steps")
+        return self
+
+
+class MeshSpec(Record):
+    """The devices of the train and evaluate stages. data x fsdp x tensor = hosts x chips_per_host x slices."""
+
+    hosts: int
+    """Per slice."""
+    chips_per_host: int
+    slices: int = 1
+    data: int = 1
+    fsdp: int
+    tensor: int = 1
+
+
+class CheckpointPolicy(Record):
+    every_steps: int
+    keep_last: int
+
+
+class EvaluationSpec(Record):
+    """What to measure in training (``every_steps``) and in the Evaluate stage."""
+
+    every_steps: int | None = None
+    prompts: list[str] = []
+    baseline: bool = True
+    max_new_tokens: int = 128
+
+
+class ExportSpec(Record):
+    content: Literal["Merged", "Adapter", "Both"]
+    dtype: Literal["BF16", "FP32"]
+    destinations: list[Uri] = []
+    """Copies beside the run folder's own."""
+
+
+class StageRequest(Record):
+    """One stage of one attempt. Stages ignore the parts that are not theirs, but all parts are always there, so
+    that a request tells the whole story and preflight checks what later stages will meet."""
+
+    version: Version = 1
+    job: JobIdentity
+    stage: Stage
+    attempt: Annotated[int, Field(ge=1, le=999)]
+    run_folder: Uri
+    cache: Uri
+    """Root of the cache of converted models."""
+    use_cache: Literal["Use", "Refresh", "Off"] = "Use"
+    model: ModelSource
+    data: DataSpec
+    method: MethodSpec
+    hyperparameters: Hyperparameters
+    mesh: MeshSpec
+    checkpointing: CheckpointPolicy
+    evaluation: EvaluationSpec
+    export: ExportSpec
+    export_proof: bool = True
+    engine_overrides: dict[str, str] = {}
+    # --- what earlier stages found out; None before
+    fingerprint: str | None = None
+    """Of the converted model; from preflight, given to convert."""
+    converted: Uri | None = None
+    """The ``items`` folder of the converted model; given to train and evaluate and export."""
+    train_step: int | None = None
+    """The checkpoint to evaluate and export; given after training."""

@@ -1,0 +1,160 @@
+"""What a stage's attempt came to (``attempts/<stage>-<n>/result.json``)."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from finetune_contract.base import Record, Timestamp, Uri, Version
+from finetune_contract.failure import Failure
+from finetune_contract.request import Stage
+
+
+class Outcome(StrEnum):
+    SUCCEEDED = "Succeeded"
+    STOPPED = "Stopped"
+    """Ended on request (SIGTERM) after saving what there was to save; exit code 75."""
+    FAILED = "Failed"
+
+
+class ModelIdentity(Record):
+    """What the model is, once its config.json has been read."""
+
+    source: str
+    revision: str
+    """Commit of the hub repository, or a digest over the folder's files (names, sizes, checksums)."""
+    architecture: str
+    parameters: int
+    maxtext_model: str
+    layout: str
+    """How the converted checkpoint is laid out: ``scanned/float32`` …"""
+
+
+class DatasetReport(Record):
+    path: str
+    name: str
+    uri: str
+    revision: str
+    format: str
+    rows: int
+    """Rows that take part, after dropping."""
+    tokens: int
+    trained_tokens: int
+    """Tokens that count towards the loss."""
+    truncated_rows: int = 0
+    dropped_rows: int = 0
+    drop_reasons: dict[str, int] = {}
+
+
+class PreflightOutcome(Record):
+    kind: Literal["Preflight"] = "Preflight"
+    model: ModelIdentity
+    train: DatasetReport
+    validation: DatasetReport | None = None
+    steps: int
+    """Optimizer steps of the whole training."""
+    fingerprint: str
+    fingerprint_inputs: dict[str, str]
+    """What went into the fingerprint, by name, so that a miss can say which input differed."""
+    report: Uri
+
+
+class ConvertManifest(Record):
+    """``<cache>/convert/<fingerprint>/manifest.json``."""
+
+    version: Version = 1
+    fingerprint: str
+    inputs: dict[str, str]
+    items: Uri
+    size_bytes: int
+    seconds: float
+    """What the conversion took, proof included: what a hit saves."""
+    export_proven: bool
+    proof: str = ""
+    """One sentence: what was compared and how large the difference was."""
+    created: Timestamp
+
+
+class ConvertOutcome(Record):
+    kind: Literal["Convert"] = "Convert"
+    manifest: ConvertManifest
+
+
+class CheckpointRecord(Record):
+    step: int
+    uri: Uri
+    metrics: dict[str, float] = {}
+
+
+class TrainOutcome(Record):
+    kind: Literal["Train"] = "Train"
+    step: int
+    """Last step done, saved in a checkpoint."""
+    total_steps: int
+    start_step: int = 0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    evaluation_loss: float | None = None
+    """Token-weighted loss of the final evaluation on the validation set."""
+    checkpoints: list[CheckpointRecord] = []
+    tokens: int = 0
+    seconds: dict[str, float] = {}
+    """startup, restore, compile, productive, checkpoint …"""
+
+
+class Sample(Record):
+    prompt: str
+    baseline: str | None = None
+    tuned: str | None = None
+    reference: str | None = None
+
+
+class EvaluationResult(Record):
+    loss: float
+    """Token-weighted, nats per token."""
+    perplexity: float
+    tokens: int
+    rows: int
+
+
+class EvaluateOutcome(Record):
+    kind: Literal["Evaluate"] = "Evaluate"
+    dataset: str | None = None
+    dataset_hash: str | None = None
+    baseline: EvaluationResult | None = None
+    tuned: EvaluationResult | None = None
+    samples: Annotated[list[Sample], Field(max_length=16)] = []
+    """The first ones; all are in ``samples_uri``."""
+    samples_uri: Uri | None = None
+
+
+class Artifact(Record):
+    name: str
+    type: Literal["HuggingFace", "Adapter", "ModelCard", "Report"]
+    uri: Uri
+    digest: str
+    """sha256 of the manifest that lists every file's sha256."""
+    size_bytes: int
+
+
+class ExportOutcome(Record):
+    kind: Literal["Export"] = "Export"
+    artifacts: list[Artifact]
+    manifest: Uri
+
+
+class StageResult(Record):
+    version: Version = 1
+    stage: Stage
+    attempt: int
+    restart: int = 0
+    outcome: Outcome
+    exit_code: int
+    started: Timestamp
+    finished: Timestamp
+    details: Annotated[
+        PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome | None,
+        Field(discriminator="kind"),
+    ] = None
+    """The stage's own findings; there when it succeeded, and for Train also when it was stopped."""
+    failure: Failure | None = None

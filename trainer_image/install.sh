@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Creates one of the project's hashed environments in the cache and prints its path, alone, on standard output.
+#
+#   trainer_image/install.sh            the trainer: its locks, then the contract and the trainer itself, editable
+#   trainer_image/install.sh reference  transformers on torch, the tests' independent judge
+#   trainer_image/install.sh --path [NAME]  only says where that environment lies or would lie
+#
+# The folder's name holds a hash of the locks (and, for the trainer, of this checkout's path, which the editable
+# installs point at), so a changed lock makes a new environment and a finished one is never touched again.
+# Safe to run several times at once; an interrupted installation is begun anew.
+set -euo pipefail
+
+only_path=false
+if [[ "${1:-}" == --path ]]; then only_path=true; shift; fi
+name="${1:-trainer}"
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+root="$(dirname "$here")"
+cache="${FINETUNE_CACHE:-$HOME/.cache/finetune-tpu}"
+uv="${UV:-$cache/tools/bin/uv}"
+python="${PYTHON:-$cache/tools/bin/python}"
+
+case "$name" in
+  trainer) locks=("$here/requirements.txt" "$here/requirements-nodeps.txt" "$here/requirements-test.txt"); salt="$root" ;;
+  reference) locks=("$here/reference/requirements.txt"); salt="" ;;
+  *) echo "install.sh: unknown environment '$name'; expected trainer or reference" >&2; exit 64 ;;
+esac
+digest="$( { cat "${locks[@]}"; printf '%s' "$salt"; } | sha256sum | cut -c1-12)"
+venv="$cache/$name-$digest"
+complete="$venv/.complete"
+
+if $only_path; then echo "$venv"; exit 0; fi
+if [[ ! -x "$uv" ]]; then echo "install.sh: no uv at $uv; run 'make tools' first" >&2; exit 69; fi
+mkdir -p "$cache"
+exec 9>"$venv.lock"
+flock 9
+if [[ ! -e "$complete" ]]; then
+  rm -rf "$venv"
+  {
+    echo "installing the $name environment into $venv"
+    "$uv" venv -q --python "$python" "$venv"
+    export VIRTUAL_ENV="$venv"
+    if [[ "$name" == trainer ]]; then
+      "$uv" pip install -q --require-hashes -r "$here/requirements.txt" -r "$here/requirements-test.txt"
+      "$uv" pip install -q --require-hashes --no-deps -r "$here/requirements-nodeps.txt"
+      "$uv" pip install -q --no-deps -e "$root/contract" -e "$here"
+    else
+      "$uv" pip install -q --require-hashes -r "$here/reference/requirements.txt"
+    fi
+  } >&2
+  touch "$complete"
+fi
+echo "$venv"
