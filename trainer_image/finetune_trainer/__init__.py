@@ -1,0 +1,1 @@
+"""The trainer: the stages of a fine-tuning job on MaxText and Tunix."""

@@ -1,0 +1,61 @@
+"""The one exception that ends a stage on purpose. ``main`` turns it into the contract's failure record and exit code."""
+
+from finetune_contract.exit_codes import ExitCode
+from finetune_contract.failure import Failure
+
+_MESSAGE_LIMIT = 1024
+_FIELD_LIMIT = 512
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class StageError(Exception):
+    """A failure that somebody can act on.
+
+    ``what`` is one sentence without its final stop; ``where`` names path, row or field; ``saw`` and ``expected`` are
+    short values; ``fix`` is one concrete thing to do. ``str()`` joins them to what a person reads.
+    """
+
+    def __init__(
+        self,
+        code: ExitCode,
+        reason: str,
+        what: str,
+        *,
+        where: str = "",
+        saw: str = "",
+        expected: str = "",
+        fix: str = "",
+    ) -> None:
+        self.code = code
+        self.reason = reason
+        self.what = what
+        self.where = where
+        self.saw = saw
+        self.expected = expected
+        self.fix = fix
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.saw and self.expected:
+            text += f" (saw {self.saw}, expected {self.expected})"
+        elif self.saw or self.expected:
+            text += f" (saw {self.saw})" if self.saw else f" (expected {self.expected})"
+        return f"{text}. {self.fix}" if self.fix else f"{text}."
+
+    def failure(self, *, host: int = 0, evidence: str = "") -> Failure:
+        """The record for ``failure.json``; long texts are clipped to the contract's bounds."""
+        return Failure(
+            code=self.code,
+            reason=self.reason,
+            message=_clip(str(self), _MESSAGE_LIMIT),
+            where=_clip(self.where, _FIELD_LIMIT),
+            saw=_clip(self.saw, _FIELD_LIMIT),
+            expected=_clip(self.expected, _FIELD_LIMIT),
+            fix=_clip(self.fix, _FIELD_LIMIT),
+            evidence=evidence[-4096:],
+            host=host,
+        )

@@ -1,0 +1,1 @@
+"""Folders and small files by URI: ``gs://bucket/key`` and ``file:///path``."""
