@@ -12,6 +12,7 @@ Timestamp = AwareDatetime
 Uri = Annotated[str, Field(pattern=r"^(gs|file)://", max_length=1024)]
 """A ``gs://`` or ``file://`` address; folders carry no trailing slash."""
 
+
 class Record(BaseModel):
     """An immutable record: unknown keys are refused, so a newer writer is never half understood."""
 

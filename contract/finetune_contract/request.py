@@ -25,7 +25,13 @@ class Stage(StrEnum):
     @property
     def short(self) -> str:
         """The form in JobSet names and attempt folders."""
-        return {"Preflight": "prep", "Convert": "conv", "Train": "train", "Evaluate": "eval", "Export": "export"}[self]
+        return {
+            "Preflight": "prep",
+            "Convert": "conv",
+            "Train": "train",
+            "Evaluate": "eval",
+            "Export": "export",
+        }[self]
 
     @classmethod
     def from_short(cls, short: str) -> "Stage":

@@ -1,0 +1,93 @@
+# Everything that is installed or built goes to .venv and to the project's own cache; no root, no Docker.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+export FINETUNE_CACHE ?= $(HOME)/.cache/finetune-tpu
+UV := $(FINETUNE_CACHE)/tools/bin/uv
+PYTHON := .venv/bin/python
+# Tests and the cluster write no byte code into the tree of a reader.
+export UV_LINK_MODE ?= copy
+
+##@ First steps
+.PHONY: help demo demo-real up down
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: install trainer cluster-programs ## Fine-tune a tiny Qwen3 for real on this machine: cluster, job, tuned model
+	@$(PYTHON) -m devcluster demo
+
+demo-real: install trainer cluster-programs ## The same with SmolLM2-135M and GSM8K (about 10 minutes)
+	@$(PYTHON) -m devcluster demo-real
+
+up: install trainer cluster-programs ## Start the local cluster with the operator; the last line is an export KUBECONFIG=…
+	@$(PYTHON) -m devcluster up
+
+down: ## Stop the local cluster
+	@if [ -x $(PYTHON) ]; then $(PYTHON) -m devcluster down; fi
+
+##@ Set-up (the targets above do it themselves)
+.PHONY: install tools trainer reference cluster-programs
+tools: $(UV)
+$(UV):
+	@echo "installing uv into $(FINETUNE_CACHE)/tools"
+	@python3 -m venv $(FINETUNE_CACHE)/tools
+	@$(FINETUNE_CACHE)/tools/bin/python -m pip install --quiet --require-hashes -r requirements/tools.txt
+
+install: .venv/.installed ## Make .venv with the operator and the finetune command
+.venv/.installed: requirements/dev.txt pyproject.toml contract/pyproject.toml | $(UV)
+	@test -x $(PYTHON) || $(UV) venv --quiet --python "$$(command -v python3)" .venv
+	@$(UV) pip sync --quiet --python $(PYTHON) --require-hashes requirements/dev.txt
+	@$(UV) pip install --quiet --python $(PYTHON) --no-deps -e contract -e .
+	@touch $@
+
+trainer: $(UV) ## Make the trainer's environment in the cache
+	@trainer_image/install.sh
+
+reference: $(UV) ## Make the environment with transformers and torch that judges our numbers
+	@trainer_image/reference/install.sh
+
+cluster-programs: install ## Build the pinned control plane programs
+	@$(PYTHON) -m devcluster build
+
+##@ Checks
+.PHONY: test test-unit test-integration test-e2e test-trainer lint
+test: lint test-unit install trainer reference cluster-programs ## Everything: lint, unit, trainer, integration, end to end
+	@tests/run
+
+test-unit: install ## Pure tests, seconds
+	@$(PYTHON) -m pytest -q tests/unit
+
+test-trainer: install trainer reference ## The trainer's own tests, in its environment
+	@tests/run trainer
+
+test-integration: install cluster-programs ## On the real control plane, without training
+	@tests/run integration
+
+test-e2e: install trainer cluster-programs ## Whole jobs on the real control plane, training on CPU
+	@tests/run e2e
+
+lint: install ## ruff, mypy --strict, import-linter
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-logo 2>/dev/null || .venv/bin/lint-imports
+
+##@ Upkeep
+.PHONY: format generate lock bench clean
+format: install ## Format and sort
+	@.venv/bin/ruff check --fix --quiet . || true
+	@.venv/bin/ruff format .
+
+generate: install ## Write crds/ (and the chart's copy) from the API models
+	@$(PYTHON) -m finetune_operator.api.generate
+
+lock: $(UV) ## Resolve the hashed requirement files anew
+	@requirements/lock.sh
+
+bench: install trainer cluster-programs ## Measure operator and quickstart; prints what docs/benchmarks.md records
+	@$(PYTHON) -m tests.bench
+
+clean: down ## Remove .venv and this project's cluster state (not the built programs)
+	@rm -rf .venv "$(FINETUNE_CACHE)/state"

@@ -1,0 +1,1 @@
+"""Fine-tune language models on TPUs with Kubernetes."""

@@ -1,0 +1,1 @@
+"""The Kubernetes API as the reconciler needs it: a narrow port and its adapter."""

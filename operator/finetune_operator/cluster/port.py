@@ -1,0 +1,90 @@
+"""What the reconciler asks of Kubernetes. Objects are plain dicts as the API server sends them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+type Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A resource as the URL names it."""
+
+    group: str
+    """Empty for the core group."""
+    version: str
+    plural: str
+
+    @property
+    def prefix(self) -> str:
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+
+JOBS = Kind("tpu-finetune.dev", "v1alpha1", "finetunejobs")
+PROFILES = Kind("tpu-finetune.dev", "v1alpha1", "finetuneprofiles")
+JOBSETS = Kind("jobset.x-k8s.io", "v1alpha2", "jobsets")
+PODS = Kind("", "v1", "pods")
+CONFIG_MAPS = Kind("", "v1", "configmaps")
+EVENTS = Kind("", "v1", "events")
+LEASES = Kind("coordination.k8s.io", "v1", "leases")
+
+
+class ClusterError(Exception):
+    """The API server could not be asked, or refused. Base of the four below."""
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+        """Seconds the server asked us to wait (429, 503), or None."""
+
+
+class NotFound(ClusterError):
+    """404: it does not exist (now)."""
+
+
+class Conflict(ClusterError):
+    """409: someone else changed or created it first; observe again."""
+
+
+class Rejected(ClusterError):
+    """400, 403, 422: asking again the same way will not help. The message is the server's."""
+
+
+class Unavailable(ClusterError):
+    """429, 5xx, timeouts, broken connections, after the adapter's own retries."""
+
+
+class Cluster(Protocol):
+    """Every call has a deadline, retries what is safe to retry and raises only :class:`ClusterError`."""
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        """The live object. Raises NotFound."""
+        ...
+
+    async def list(
+        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str] | None = None
+    ) -> Sequence[Object]:
+        """Live objects by exact labels; every page."""
+        ...
+
+    async def apply(self, kind: Kind, manifest: Object) -> Object:
+        """Server-side apply with our field manager, forced."""
+        ...
+
+    async def create(self, kind: Kind, manifest: Object) -> Object:
+        """Create; Conflict when the name is taken."""
+        ...
+
+    async def patch_status(
+        self, kind: Kind, namespace: str | None, name: str, status: Object, *, resource_version: str | None
+    ) -> Object:
+        """Replace ``status`` whole (keys that are absent are removed). Conflict when the object moved on."""
+        ...
+
+    async def delete(
+        self, kind: Kind, namespace: str | None, name: str, *, uid: str, foreground: bool
+    ) -> None:
+        """Delete that very object; gone already is fine."""
+        ...

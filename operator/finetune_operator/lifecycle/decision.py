@@ -1,0 +1,51 @@
+"""What is to be done, whole: applying a decision twice is the same as applying it once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from finetune_contract import Failure
+from finetune_operator.lifecycle.observed import AttemptKey
+
+type Object = Mapping[str, Any]
+
+
+class EventType(StrEnum):
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """One Kubernetes Event about the job, for one transition."""
+
+    type: EventType
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """A JobSet to delete in the foreground (its pods get SIGTERM and their grace period)."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Applied in this order: records, snapshot, deletions, JobSet, status, notices."""
+
+    status: Object
+    """The complete new status; written only where it differs."""
+    snapshot: Object | None = None
+    """The ConfigMap ``<job>-plan``, created once."""
+    jobset: Object | None = None
+    """At most one new JobSet."""
+    deletions: tuple[Deletion, ...] = ()
+    records: tuple[tuple[AttemptKey, Failure], ...] = ()
+    """Failure records to write where the trainer could not."""
+    notices: tuple[Notice, ...] = ()
+    look_again_after: float | None = None
+    """Seconds; None: only when something changes."""

@@ -1,0 +1,56 @@
+"""Everything one decision may look at, and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from finetune_contract import ConvertManifest, Failure, Progress, Stage, StageResult
+
+type Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptKey:
+    """One attempt of one stage: the JobSet's number (the restart inside it is 0 while maxRestarts is 0)."""
+
+    stage: Stage
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFiles:
+    """What the run folder says of one attempt. Presence of the entry alone means: its trainer has started."""
+
+    result: StageResult | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolderView:
+    """What object storage says. ``unreadable`` is set when it could not be asked: then nothing here is evidence of absence."""
+
+    attempts: Mapping[AttemptKey, AttemptFiles] = field(default_factory=dict)
+    progress: Progress | None = None
+    convert_manifest: ConvertManifest | None = None
+    """Of the fingerprint that preflight found; None also when there was nothing to look up."""
+    unreadable: str | None = None
+    """Why storage could not be read, as a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One live look at a job and all that belongs to it."""
+
+    now: datetime
+    job: Object
+    """The FineTuneJob."""
+    profiles: tuple[Object, ...]
+    """All FineTuneProfiles (few); admission picks from them. Ignored once ``snapshot`` exists."""
+    snapshot: Object | None
+    """The ConfigMap ``<job>-plan`` of this job's uid, or None before admission."""
+    jobsets: tuple[Object, ...]
+    """Live JobSets of this job's uid, those being deleted included."""
+    pods: tuple[Object, ...]
+    """Live pods of this job's uid."""
+    folder: RunFolderView

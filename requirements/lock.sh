@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Resolves every hashed requirement file. They name no package index: whichever the machine is configured with serves.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+uv="${FINETUNE_CACHE:-$HOME/.cache/finetune-tpu}/tools/bin/uv"
+compile() { "$uv" pip compile --quiet --python-version 3.12 --generate-hashes --no-header --no-annotate "$@"; }
+
+compile requirements/tools.in -o requirements/tools.txt
+# finetune-contract is this repository's own: installed from its folder.
+compile pyproject.toml --no-emit-package finetune-contract -o requirements/operator.txt
+compile pyproject.toml --group dev --no-emit-package finetune-contract -o requirements/dev.txt
+compile trainer_image/requirements.in -o trainer_image/requirements.txt
+# maxtext and tunix declare dependencies that conflict with each other and are not imported by what we use.
+compile --no-deps trainer_image/requirements-nodeps.in -o trainer_image/requirements-nodeps.txt
+compile trainer_image/reference/requirements.in -o trainer_image/reference/requirements.txt
