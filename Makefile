@@ -16,10 +16,10 @@ help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: install trainer cluster-programs ## Fine-tune a tiny Qwen3 for real on this machine: cluster, job, tuned model
-	@$(PYTHON) -m devcluster demo
+	@$(PYTHON) -m devcluster.demo quickstart
 
 demo-real: install trainer cluster-programs ## The same with SmolLM2-135M and GSM8K (about 10 minutes)
-	@$(PYTHON) -m devcluster demo-real
+	@$(PYTHON) -m devcluster.demo real
 
 up: install trainer cluster-programs ## Start the local cluster with the operator; the last line is an export KUBECONFIG=…
 	@$(PYTHON) -m devcluster up
@@ -53,7 +53,7 @@ cluster-programs: install ## Build the pinned control plane programs
 
 ##@ Checks
 .PHONY: test test-unit test-integration test-e2e test-trainer lint
-test: lint test-unit install trainer reference cluster-programs ## Everything: lint, unit, trainer, integration, end to end
+test: lint install trainer reference cluster-programs ## Everything: lint, unit, trainer, integration, end to end
 	@tests/run
 
 test-unit: install ## Pure tests, seconds

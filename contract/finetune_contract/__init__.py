@@ -11,8 +11,8 @@ from finetune_contract.layout import CacheLayout, RunFolder
 from finetune_contract.progress import EvaluationPoint, Metrics, Progress
 from finetune_contract.request import (
     CheckpointPolicy,
-    DataSpec,
     DatasetSource,
+    DataSpec,
     EvaluationSpec,
     ExportSpec,
     HubRef,
@@ -28,8 +28,8 @@ from finetune_contract.request import (
 from finetune_contract.result import (
     Artifact,
     CheckpointRecord,
-    ConvertOutcome,
     ConvertManifest,
+    ConvertOutcome,
     DatasetReport,
     EvaluateOutcome,
     EvaluationResult,
