@@ -1,0 +1,78 @@
+"""From a model's config.json to MaxText's settings: pure, and importable without JAX.
+
+Any size of a supported architecture works: numbers and switches come from the file, never from a catalogue. Whatever
+in the file would change the model's function is either mapped or refused. Keys that transformers' own class for the
+architecture does not read cannot change it and are let pass.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from finetune_contract.exit_codes import ExitCode
+from finetune_trainer.errors import StageError
+from finetune_trainer.families import gemma2, gemma3, llama, qwen3
+from finetune_trainer.families.fields import Fields
+from finetune_trainer.families.plan import Family, Llama3Scaling, ModelPlan
+
+__all__ = ["SUPPORTED", "Family", "Llama3Scaling", "ModelPlan", "read", "read_config", "resolve"]
+
+_RESOLVERS: Mapping[str, Callable[[Fields, str], ModelPlan]] = {
+    "LlamaForCausalLM": llama.plan,
+    "Qwen3ForCausalLM": qwen3.plan,
+    "Gemma2ForCausalLM": gemma2.plan,
+    "Gemma3ForCausalLM": gemma3.plan,
+    "Gemma3ForConditionalGeneration": lambda fields, name: gemma3.plan(gemma3.text_config(fields), name),
+}
+SUPPORTED = tuple(_RESOLVERS)
+
+
+def resolve(config: Mapping[str, object], *, where: str = "config.json") -> ModelPlan:
+    """The plan for a parsed config.json. Raises ``StageError`` 64 with field, value seen and value expected."""
+    fields = Fields(config, where)
+    architectures = config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else None
+    if not isinstance(name, str) or name not in _RESOLVERS:
+        raise StageError(
+            ExitCode.BAD_REQUEST,
+            "UnsupportedArchitecture",
+            "this model's architecture is not supported",
+            where=f"{where}: architectures",
+            saw=repr(architectures) if architectures is not None else "nothing",
+            expected=f"one of {', '.join(SUPPORTED)}",
+            fix="Choose a model of a supported architecture.",
+        )
+    return _RESOLVERS[name](fields, name)
+
+
+def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
+    """Parses ``folder/config.json``; ``where`` names the folder as its owner knows it."""
+    path = folder / "config.json"
+    shown = f"{where or folder}/config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StageError(
+            ExitCode.INPUT_MISSING,
+            "NotAModelFolder",
+            "there is no such file",
+            where=shown,
+            expected="a folder in Hugging Face format",
+            fix="Point the model at a folder with config.json, safetensors and tokenizer files.",
+        ) from None
+    except ValueError as error:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "InvalidModelConfig", "the file is not JSON", where=shown, saw=str(error),
+            expected="a JSON object", fix="Copy the model's config.json again.",
+        ) from None
+    if not isinstance(config, dict):
+        raise StageError(
+            ExitCode.BAD_REQUEST, "InvalidModelConfig", "the file holds no object", where=shown,
+            saw=type(config).__name__, expected="a JSON object", fix="Copy the model's config.json again.",
+        )
+    return config
+
+
+def read(folder: Path, *, where: str = "") -> ModelPlan:
+    """The plan for the model in a local folder."""
+    return resolve(read_config(folder, where=where), where=f"{where or folder}/config.json")

@@ -1,0 +1,117 @@
+"""What all families read the same way."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from finetune_trainer.families.fields import Fields
+
+#: transformers' activation name -> MaxText's (jax.nn's gelu is the tanh approximation).
+_ACTIVATIONS: Mapping[str, str] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What transformers takes where config.json is silent."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int | None
+    """None: as many as query heads."""
+    head_dim: int | None
+    """None: hidden size / heads."""
+    context_length: int
+    tied_embeddings: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimensions:
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+
+    def overrides(self, *, maxtext_layers: int) -> dict[str, object]:
+        return {
+            "base_emb_dim": self.hidden_size,
+            "base_mlp_dim": self.intermediate_size,
+            "base_num_decoder_layers": maxtext_layers,
+            "base_num_query_heads": self.heads,
+            "base_num_kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            # never padded: a padded row would take part in the softmax and change every loss
+            "vocab_size": self.vocab_size,
+        }
+
+
+#: Settings that every family shares and that no base file may decide otherwise.
+FIXED: Mapping[str, object] = {
+    "attention_bias": False,
+    "enable_dropout": False,
+    "use_multimodal": False,
+    "tokenizer_type": "huggingface",
+    # with tied embeddings MaxText's default divides the logits by sqrt(width), silently wrong but for Gemma
+    "normalize_embedding_logits": False,
+}
+
+
+def dimensions(config: Fields, default: Defaults) -> Dimensions:
+    """Sizes, with transformers' defaults for what the file leaves out."""
+    hidden = config.integer("hidden_size", default.hidden_size)
+    heads = config.integer("num_attention_heads", default.heads)
+    kv_heads = config.integer("num_key_value_heads", default.kv_heads or heads)
+    if default.head_dim is None and not config.has("head_dim") and hidden % heads:
+        config.refuse("hidden_size", f"a multiple of num_attention_heads ({heads}), or head_dim given", "Add head_dim.")
+    head_dim = config.integer("head_dim", default.head_dim or max(1, hidden // heads))
+    if heads % kv_heads:
+        config.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", "Correct config.json.")
+    if head_dim % 2:
+        config.refuse("head_dim", "an even number", "Rotary embeddings turn pairs of dimensions.")
+    return Dimensions(
+        hidden_size=hidden,
+        intermediate_size=config.integer("intermediate_size", default.intermediate_size),
+        layers=config.integer("num_hidden_layers", default.layers),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=config.integer("vocab_size", default.vocab_size),
+        context_length=config.integer("max_position_embeddings", default.context_length),
+    )
+
+
+def activations(config: Fields, key: str, default: str) -> list[str]:
+    """MaxText's ``mlp_activations`` of a gated MLP."""
+    name = config.text(key, default)
+    if name not in _ACTIVATIONS:
+        config.refuse(key, f"one of {', '.join(_ACTIVATIONS)}", "Use a model with such an activation.")
+    return [_ACTIVATIONS[name], "linear"]
+
+
+def refuse_foreign_parts(config: Fields) -> None:
+    """Refuses what would make the weights or the function something else than the architecture's name says."""
+    config.must_be_off("attention_bias", "MaxText's decoder for this family has no bias in attention.")
+    config.must_be_off("mlp_bias", "MaxText's decoder for this family has no bias in the MLP.")
+    config.must_be_off("quantization_config", "Start from the unquantized weights.")
+    config.must_be_off("auto_map", "The folder brings its own modelling code, which MaxText does not run.")
+    if config.has("pretraining_tp") and config.integer("pretraining_tp") != 1:
+        config.refuse("pretraining_tp", "1 or absent", "Set it to 1: it only reproduces another order of summation.")
+
+
+def required_epsilon(config: Fields, expected: float) -> None:
+    """Gemma's decoder layers have this epsilon built in; only the final norm takes it from the settings."""
+    if config.number("rms_norm_eps", expected) != expected:
+        config.refuse("rms_norm_eps", f"{expected:g}", "MaxText's Gemma layers have this value built in.")
+
+
+def layer_pattern(config: Fields, expected: list[str]) -> None:
+    """Refuses ``layer_types`` that differ from the pattern MaxText has built in."""
+    given = config.get("layer_types")
+    if given is not None and given != expected:
+        shown = ", ".join(expected[:7]) + (", …" if len(expected) > 7 else "")
+        config.refuse("layer_types", f"{len(expected)} entries: {shown}", "MaxText has this pattern built in.")

@@ -1,0 +1,87 @@
+"""Typed access to config.json. What cannot be honoured is refused with path, value seen and value expected."""
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from finetune_contract.exit_codes import ExitCode
+from finetune_trainer.errors import StageError
+
+
+class Fields:
+    """A JSON object of a config file; ``where`` is its path for messages. JSON null counts as absent."""
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self._values = values
+        self.where = where
+
+    def refuse(self, name: str, expected: str, fix: str, *, what: str = "is not supported") -> NoReturn:
+        saw = repr(self._values.get(name)) if name in self._values else "nothing"
+        raise StageError(
+            ExitCode.BAD_REQUEST,
+            "UnsupportedModelConfig",
+            what,
+            where=f"{self.where}: {name}",
+            saw=saw,
+            expected=expected,
+            fix=fix,
+        )
+
+    def get(self, name: str) -> object:
+        return self._values.get(name)
+
+    def has(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
+        value = self._values.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < minimum:
+            self.refuse(name, f"an integer of at least {minimum}", "Correct config.json.", what="is not usable")
+        return int(value)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._values.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            self.refuse(name, "a number above 0", "Correct config.json.", what="is not usable")
+        return float(value)
+
+    def optional_number(self, name: str, default: float | None) -> float | None:
+        """As ``number``, but a null that stands in the file means None, not the default."""
+        if name in self._values and self._values[name] is None:
+            return None
+        if name not in self._values and default is None:
+            return None
+        return self.number(name, default)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.refuse(name, "true or false", "Correct config.json.", what="is not usable")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            self.refuse(name, "a string", "Correct config.json.", what="is not usable")
+        return value
+
+    def table(self, name: str) -> "Fields | None":
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self.refuse(name, "an object", "Correct config.json.", what="is not usable")
+        return Fields(value, f"{self.where}: {name}")
+
+    def must_be_off(self, name: str, why: str) -> None:
+        """Refuses a switch that adds something the engine's model does not have."""
+        if self._values.get(name):
+            self.refuse(name, "false or absent", why)

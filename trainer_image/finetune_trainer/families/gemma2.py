@@ -1,0 +1,69 @@
+"""Gemma2ForCausalLM. Sources: transformers' Gemma2Config, MaxText's gemma2 block (one local and one global layer each)."""
+
+from finetune_trainer.families import common, rope
+from finetune_trainer.families.fields import Fields
+from finetune_trainer.families.plan import Family, ModelPlan
+
+DEFAULTS = common.Defaults(
+    vocab_size=256000,
+    hidden_size=2304,
+    intermediate_size=9216,
+    layers=26,
+    heads=8,
+    kv_heads=4,
+    head_dim=256,
+    context_length=8192,
+    tied_embeddings=True,
+)
+
+
+def plan(config: Fields, architecture: str) -> ModelPlan:
+    """MaxText keeps the query scale in the query weights, sqrt(width) in the embeddings and 1 + weight in the norms."""
+    common.refuse_foreign_parts(config)
+    config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 2 attends to earlier tokens only.")
+    common.required_epsilon(config, 1e-6)
+    size = common.dimensions(config, DEFAULTS)
+    if size.layers % 2:
+        config.refuse("num_hidden_layers", "an even number", "MaxText builds Gemma 2 of pairs of layers.")
+    common.layer_pattern(config, ["sliding_attention", "full_attention"] * (size.layers // 2))
+    rotary = rope.single(config, default_theta=10_000.0)
+    if rotary.llama3 is not None:
+        config.refuse("rope_scaling", "default or linear", "Only Llama models take the llama3 scaling.")
+    if not config.flag("tie_word_embeddings", True):
+        config.refuse("tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings.")
+    return ModelPlan(
+        architecture=architecture,
+        family=Family.GEMMA2,
+        model_name="gemma2-2b",
+        overrides={
+            **common.FIXED,
+            **size.overrides(maxtext_layers=size.layers // 2),
+            "decoder_block": "gemma2",
+            "mlp_activations": common.activations(config, "hidden_activation", "gelu_pytorch_tanh"),
+            "normalization_layer_epsilon": 1e-6,
+            "rope_type": "default",
+            "rope_max_timescale": rotary.theta,
+            "rope_linear_scaling_factor": rotary.linear,
+            "sliding_window_size": config.integer("sliding_window", 4096),
+            "attn_logits_soft_cap": config.optional_number("attn_logit_softcapping", 50.0) or 0.0,
+            "final_logits_soft_cap": config.optional_number("final_logit_softcapping", 30.0) or 0.0,
+            "use_post_attn_norm": True,
+            "use_post_ffw_norm": True,
+            "logits_via_embedding": True,
+            # undoes the sqrt(width) that conversion puts into the shared table
+            "normalize_embedding_logits": True,
+        },
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        vocab_size=size.vocab_size,
+        context_length=size.context_length,
+        tied_embeddings=True,
+        query_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        embedding_scale=size.hidden_size**0.5,
+        norm_offset=1.0,
+        post_norms=True,
+    )

@@ -1,0 +1,100 @@
+"""Gemma3ForCausalLM, and the text part of Gemma3ForConditionalGeneration. Sources: transformers' Gemma3TextConfig, MaxText's gemma3 block (five local layers, one global)."""
+
+from finetune_trainer.families import common, rope
+from finetune_trainer.families.fields import Fields
+from finetune_trainer.families.plan import Family, ModelPlan
+
+DEFAULTS = common.Defaults(
+    vocab_size=262_208,
+    hidden_size=2304,
+    intermediate_size=9216,
+    layers=26,
+    heads=8,
+    kv_heads=4,
+    head_dim=256,
+    context_length=131_072,
+    tied_embeddings=True,
+)
+_PATTERN = 6
+
+
+def text_config(config: Fields) -> Fields:
+    """The text model's part of an image-and-text model's file."""
+    table = config.table("text_config")
+    if table is None:
+        config.refuse("text_config", "an object", "Use the config.json that the model was published with.")
+    if config.has("tie_word_embeddings") and not config.flag("tie_word_embeddings", True):
+        config.refuse("tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings.")
+    common.refuse_foreign_parts(config)
+    return table
+
+
+def plan(config: Fields, architecture: str) -> ModelPlan:
+    """MaxText keeps sqrt(width) in the embeddings and 1 + weight in the norms, and scales queries when it runs."""
+    common.refuse_foreign_parts(config)
+    config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 3 attends to earlier tokens only.")
+    common.required_epsilon(config, 1e-6)
+    size = common.dimensions(config, DEFAULTS)
+    if config.integer("sliding_window_pattern", _PATTERN) != _PATTERN:
+        config.refuse("sliding_window_pattern", str(_PATTERN), "MaxText has this pattern built in.")
+    common.layer_pattern(
+        config, ["sliding_attention" if (i + 1) % _PATTERN else "full_attention" for i in range(size.layers)]
+    )
+    globally, locally = rope.by_attention(config, default_global=1_000_000.0, default_local=10_000.0)
+    if globally.llama3 is not None or locally.llama3 is not None or locally.linear != 1.0:
+        config.refuse("rope_parameters", "linear scaling of global attention only", "MaxText's Gemma 3 has no other.")
+    if not config.flag("tie_word_embeddings", True):
+        config.refuse("tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings.")
+    return ModelPlan(
+        architecture=architecture,
+        family=Family.GEMMA3,
+        model_name=_name_by_query_scale(config, size),
+        overrides={
+            **common.FIXED,
+            **size.overrides(maxtext_layers=size.layers),
+            "decoder_block": "gemma3",
+            "mlp_activations": common.activations(config, "hidden_activation", "gelu_pytorch_tanh"),
+            "normalization_layer_epsilon": 1e-6,
+            "rope_type": "default",
+            "rope_max_timescale": globally.theta,
+            "local_rope_max_timescale": locally.theta,
+            "rope_linear_scaling_factor": globally.linear,
+            "sliding_window_size": config.integer("sliding_window", 4096),
+            "attn_logits_soft_cap": config.optional_number("attn_logit_softcapping", None) or 0.0,
+            "final_logits_soft_cap": config.optional_number("final_logit_softcapping", None) or 0.0,
+            "use_qk_norm": True,
+            "use_post_attn_norm": True,
+            "use_post_ffw_norm": True,
+            "logits_via_embedding": True,
+            # undoes the sqrt(width) that conversion puts into the shared table
+            "normalize_embedding_logits": True,
+        },
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        vocab_size=size.vocab_size,
+        context_length=size.context_length,
+        tied_embeddings=True,
+        query_scale=1.0,
+        embedding_scale=size.hidden_size**0.5,
+        norm_offset=1.0,
+        qk_norm=True,
+        post_norms=True,
+    )
+
+
+def _name_by_query_scale(config: Fields, size: common.Dimensions) -> str:
+    """MaxText chooses the query scale by the catalogue name: 1/sqrt(head_dim), for 27b 1/sqrt(width // heads)."""
+    scalar = config.number("query_pre_attn_scalar", 256.0)
+    if scalar == size.head_dim:
+        return "gemma3-4b"
+    if scalar == size.hidden_size // size.heads:
+        return "gemma3-27b"
+    config.refuse(
+        "query_pre_attn_scalar",
+        f"head_dim ({size.head_dim}) or hidden_size // num_attention_heads ({size.hidden_size // size.heads})",
+        "MaxText's Gemma 3 knows these two query scales.",
+    )

@@ -1,0 +1,54 @@
+"""LlamaForCausalLM: Llama 1 to 3, SmolLM2 and others of that shape. Sources: transformers' LlamaConfig, MaxText's llama2 block."""
+
+from finetune_trainer.families import common, rope
+from finetune_trainer.families.fields import Fields
+from finetune_trainer.families.plan import Family, ModelPlan
+
+DEFAULTS = common.Defaults(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    layers=32,
+    heads=32,
+    kv_heads=None,
+    head_dim=None,
+    context_length=2048,
+    tied_embeddings=False,
+)
+
+
+def plan(config: Fields, architecture: str) -> ModelPlan:
+    """MaxText keeps q and k in interleaved order and 1/sqrt(head_dim) in the query weights (its conversion hooks)."""
+    common.refuse_foreign_parts(config)
+    size = common.dimensions(config, DEFAULTS)
+    rotary = rope.single(config, default_theta=10_000.0)
+    tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
+    return ModelPlan(
+        architecture=architecture,
+        family=Family.LLAMA,
+        model_name="llama3.1-8b",
+        overrides={
+            **common.FIXED,
+            **size.overrides(maxtext_layers=size.layers),
+            "decoder_block": "llama2",
+            "mlp_activations": common.activations(config, "hidden_act", "silu"),
+            "normalization_layer_epsilon": config.number("rms_norm_eps", 1e-6),
+            "rope_type": "llama3.1",
+            "rope_max_timescale": rotary.theta,
+            # the built-in scaling has fixed factors; the engine puts this model's in their place
+            "rope_use_scale": rotary.llama3 is not None or rotary.linear != 1.0,
+            "logits_via_embedding": tied,
+        },
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        vocab_size=size.vocab_size,
+        context_length=size.context_length,
+        tied_embeddings=tied,
+        query_scale=size.head_dim**-0.5,
+        llama3_scaling=rotary.llama3,
+        linear_scaling=rotary.linear,
+    )

@@ -1,0 +1,145 @@
+"""What a model's config.json comes to in MaxText's words."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from finetune_contract.exit_codes import ExitCode
+from finetune_trainer.errors import StageError
+
+
+class Family(StrEnum):
+    """Models that share MaxText's decoder block and tensor names."""
+
+    LLAMA = "llama"
+    QWEN3 = "qwen3"
+    GEMMA2 = "gemma2"
+    GEMMA3 = "gemma3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Scaling:
+    """The frequency scaling of Llama 3.1 and 3.2 (transformers' rope type ``llama3``)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+#: Hugging Face module -> last part of MaxText's module path, for every family here.
+LORA_MODULES: Mapping[str, str] = {
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "out",
+    "gate_proj": "wi_0",
+    "up_proj": "wi_1",
+    "down_proj": "wo",
+}
+_MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """Everything that config.json decides, resolved.
+
+    ``model_name`` only selects MaxText's code path and tensor names: every number of that catalogue entry is replaced
+    by ``overrides``. What MaxText has no setting for stands in fields of its own (``query_scale``, ``llama3_scaling``,
+    ``linear_scaling``) and is put right by ``engine`` and ``conversion``.
+    """
+
+    architecture: str
+    family: Family
+    model_name: str
+    overrides: Mapping[str, object]
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    """Of config.json; MaxText counts Gemma 2's in pairs."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    tied_embeddings: bool
+    query_scale: float
+    """Multiplies the query weights at conversion; 1.0 where MaxText scales queries when it runs."""
+    embedding_scale: float = 1.0
+    """Multiplies the embedding table at conversion (Gemma: sqrt(hidden size))."""
+    norm_offset: float = 0.0
+    """Added to the norms' weights at conversion (Gemma: 1)."""
+    qk_norm: bool = False
+    post_norms: bool = False
+    """Norms after attention and MLP too (Gemma)."""
+    llama3_scaling: Llama3Scaling | None = None
+    linear_scaling: float = 1.0
+    """Linear RoPE factor of a Llama model, for which MaxText has no setting."""
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the text model's weights, as a plain ``…ForCausalLM`` checkpoint names them."""
+        hidden, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj.weight": (queries, hidden),
+            "self_attn.k_proj.weight": (keys, hidden),
+            "self_attn.v_proj.weight": (keys, hidden),
+            "self_attn.o_proj.weight": (hidden, queries),
+            "mlp.gate_proj.weight": (self.intermediate_size, hidden),
+            "mlp.up_proj.weight": (self.intermediate_size, hidden),
+            "mlp.down_proj.weight": (hidden, self.intermediate_size),
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+        }
+        if self.qk_norm:
+            layer |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
+        if self.post_norms:
+            layer |= {"pre_feedforward_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
+        named = {"model.embed_tokens.weight": (self.vocab_size, hidden), "model.norm.weight": (hidden,)}
+        named |= {f"model.layers.{i}.{name}": shape for i in range(self.layers) for name, shape in layer.items()}
+        if not self.tied_embeddings:
+            named["lm_head.weight"] = (self.vocab_size, hidden)
+        return named
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the text model, tied embeddings counted once."""
+        return sum(math.prod(shape) for shape in self.tensors().values())
+
+    def settings(self) -> dict[str, object]:
+        """For ``pyconfig.initialize(argv, **settings)``; dtypes and scanning are the caller's."""
+        return {"model_name": self.model_name, "override_model_config": True, **self.overrides}
+
+    def arguments(self) -> list[str]:
+        """``settings`` as command-line words for MaxText."""
+        return [f"{key}={_word(value)}" for key, value in self.settings().items()]
+
+    def lora_module_path(self, target_modules: Sequence[str] | None = None) -> str:
+        """MaxText's regular expression for the modules to adapt, from Hugging Face names (None: all seven)."""
+        chosen = tuple(LORA_MODULES) if target_modules is None else tuple(dict.fromkeys(target_modules))
+        unknown = [name for name in chosen if name not in LORA_MODULES]
+        if unknown or not chosen:
+            raise StageError(
+                ExitCode.BAD_REQUEST,
+                "UnknownLoraModule",
+                "LoRA can adapt the linear layers of attention and MLP only",
+                where="method.lora.targetModules",
+                saw=", ".join(unknown) or "an empty list",
+                expected=f"some of {', '.join(LORA_MODULES)}",
+                fix="Name modules from that list, or leave targetModules out to adapt them all.",
+            )
+        attention = [LORA_MODULES[name] for name in chosen if name not in _MLP_MODULES]
+        mlp = [LORA_MODULES[name] for name in chosen if name in _MLP_MODULES]
+        parts = []
+        if attention:
+            parts.append(rf"self_attention[a-z_]*/({'|'.join(attention)})")
+        if mlp:
+            parts.append(rf"mlp[a-z_]*/({'|'.join(mlp)})")
+        return f"decoder/.*({'|'.join(parts)})"
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value) if isinstance(value, list) else str(value)

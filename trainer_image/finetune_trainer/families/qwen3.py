@@ -1,0 +1,57 @@
+"""Qwen3ForCausalLM (dense). Sources: transformers' Qwen3Config, MaxText's qwen3 block."""
+
+from finetune_trainer.families import common, rope
+from finetune_trainer.families.fields import Fields
+from finetune_trainer.families.plan import Family, ModelPlan
+
+DEFAULTS = common.Defaults(
+    vocab_size=151936,
+    hidden_size=4096,
+    intermediate_size=22016,
+    layers=32,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    context_length=32768,
+    tied_embeddings=False,
+)
+
+
+def plan(config: Fields, architecture: str) -> ModelPlan:
+    """Queries and keys are normalised per head; MaxText scales queries when it runs."""
+    common.refuse_foreign_parts(config)
+    config.must_be_off("use_sliding_window", "MaxText's Qwen3 attends to the whole context in every layer.")
+    size = common.dimensions(config, DEFAULTS)
+    common.layer_pattern(config, ["full_attention"] * size.layers)
+    rotary = rope.single(config, default_theta=10_000.0)
+    if rotary.llama3 is not None:
+        config.refuse("rope_scaling", "default or linear", "Only Llama models take the llama3 scaling.")
+    tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
+    return ModelPlan(
+        architecture=architecture,
+        family=Family.QWEN3,
+        model_name="qwen3-0.6b",
+        overrides={
+            **common.FIXED,
+            **size.overrides(maxtext_layers=size.layers),
+            "decoder_block": "qwen3",
+            "mlp_activations": common.activations(config, "hidden_act", "silu"),
+            "normalization_layer_epsilon": config.number("rms_norm_eps", 1e-6),
+            "rope_type": "default",
+            "rope_max_timescale": rotary.theta,
+            "rope_linear_scaling_factor": rotary.linear,
+            "use_qk_norm": True,
+            "logits_via_embedding": tied,
+        },
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        vocab_size=size.vocab_size,
+        context_length=size.context_length,
+        tied_embeddings=tied,
+        query_scale=1.0,
+        qk_norm=True,
+    )

@@ -1,0 +1,85 @@
+"""Rotary embeddings in config.json, in both spellings.
+
+transformers 4 writes ``rope_theta`` and ``rope_scaling``; transformers 5 writes ``rope_parameters``, for models with
+two kinds of attention one object for each kind. Precedence follows transformers 5's ``convert_rope_params_to_dict``.
+"""
+
+from dataclasses import dataclass
+
+from finetune_trainer.families.fields import Fields
+from finetune_trainer.families.plan import Llama3Scaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """One kind of attention's rotary embedding."""
+
+    theta: int
+    linear: float = 1.0
+    llama3: Llama3Scaling | None = None
+
+
+def single(config: Fields, *, default_theta: float) -> Rope:
+    """The rotary embedding of a model whose layers all share one."""
+    table = config.table("rope_scaling") or config.table("rope_parameters")
+    for kind in ("full_attention", "sliding_attention"):
+        if table is not None and table.has(kind):
+            table.refuse(kind, "one set of parameters for all layers", "Flatten rope_parameters in config.json.")
+    return _read(config, table, theta_key="rope_theta", default_theta=default_theta)
+
+
+def by_attention(config: Fields, *, default_global: float, default_local: float) -> tuple[Rope, Rope]:
+    """Global and sliding-window attention's rotary embeddings (Gemma 3)."""
+    parameters = config.table("rope_parameters")
+    full = parameters.table("full_attention") if parameters else None
+    sliding = parameters.table("sliding_attention") if parameters else None
+    if parameters is not None and full is None and sliding is None:
+        config.refuse(
+            "rope_parameters",
+            "an object with full_attention and sliding_attention",
+            "Write one set of parameters for each kind of attention.",
+        )
+    globally = config.table("rope_scaling") or full
+    return (
+        _read(config, globally, theta_key="rope_theta", default_theta=default_global, table_theta=full),
+        _read(config, sliding, theta_key="rope_local_base_freq", default_theta=default_local),
+    )
+
+
+def _read(
+    config: Fields, table: Fields | None, *, theta_key: str, default_theta: float, table_theta: Fields | None = None
+) -> Rope:
+    source = next((t for t in (table, table_theta) if t is not None and t.has("rope_theta")), None)
+    theta_fields, key = (source, "rope_theta") if source is not None else (config, theta_key)
+    theta = theta_fields.number(key, default_theta)
+    if theta != int(theta):
+        theta_fields.refuse(key, "a whole number", "MaxText's rope_max_timescale holds integers only.")
+    for fields in (config, table):
+        if fields is not None and fields.number("partial_rotary_factor", 1.0) != 1.0:
+            fields.refuse("partial_rotary_factor", "1.0 or absent", "Use a model that rotates whole heads.")
+    if table is None:
+        return Rope(theta=int(theta))
+    kind_key = "rope_type" if table.has("rope_type") else "type"
+    match table.text(kind_key, "default"):
+        case "default":
+            return Rope(theta=int(theta))
+        case "linear":
+            return Rope(theta=int(theta), linear=table.number("factor"))
+        case "llama3":
+            context = config.integer("max_position_embeddings", 2048)
+            scaling = Llama3Scaling(
+                factor=table.number("factor"),
+                low_freq_factor=table.number("low_freq_factor"),
+                high_freq_factor=table.number("high_freq_factor"),
+                original_context=table.integer("original_max_position_embeddings", context),
+            )
+            if scaling.high_freq_factor <= scaling.low_freq_factor:
+                table.refuse("high_freq_factor", "a number above low_freq_factor", "Correct config.json.")
+            return Rope(theta=int(theta), llama3=scaling)
+        case _:
+            table.refuse(
+                kind_key,
+                "default, linear or llama3",
+                "A model that was only extended by such a scaling can be tuned within its original context: remove the "
+                "scaling from config.json.",
+            )
