@@ -11,7 +11,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, artifacts: str, namespace: str, job: str, uid: str) -> "RunFolder":
-        """The run folder of a job below the profile's ``storage.artifacts``; the uid makes a recreated job start fresh."""
+        """Below the profile's ``storage.artifacts``; the uid makes a recreated job start fresh."""
         return cls(f"{artifacts.rstrip('/')}/{namespace}/{job}-{uid[:8]}")
 
     @property
@@ -99,5 +99,5 @@ class CacheLayout:
         return f"{self.convert(fingerprint)}/manifest.json"
 
     def convert_output(self, fingerprint: str, uid: str, attempt: int) -> str:
-        """A folder of this attempt's own, so that two jobs that convert the same model never mix their files."""
+        """This attempt's own, so that two jobs that convert the same model never mix their files."""
         return f"{self.convert(fingerprint)}/{uid[:8]}-{attempt}"

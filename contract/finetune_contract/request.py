@@ -116,7 +116,7 @@ class MethodSpec(Record):
 
 
 class Hyperparameters(Record):
-    """Exactly one of epochs and steps until preflight has counted the rows, then steps; batch sizes resolved."""
+    """Exactly one of epochs and steps until preflight has counted the rows, then steps; batch resolved."""
 
     epochs: float | None = None
     steps: int | None = None
@@ -141,7 +141,7 @@ class Hyperparameters(Record):
 
 
 class MeshSpec(Record):
-    """The devices of the train and evaluate stages. data x fsdp x tensor = hosts x chips_per_host x slices."""
+    """Devices of the train and evaluate stages: data x fsdp x tensor = hosts x chips_per_host x slices."""
 
     hosts: int
     """Per slice."""
@@ -174,8 +174,11 @@ class ExportSpec(Record):
 
 
 class StageRequest(Record):
-    """One stage of one attempt. Stages ignore the parts that are not theirs, but all parts are always there, so
-    that a request tells the whole story and preflight checks what later stages will meet."""
+    """One stage of one attempt.
+
+    Stages ignore the parts that are not theirs, but all parts are always there, so that a request tells the
+    whole story and preflight checks what later stages will meet.
+    """
 
     version: Version = 1
     job: JobIdentity
