@@ -1,3 +1,13 @@
+// Pins every program of the local cluster, and by go.sum every byte they are built from. There is no Go code
+// here: `python -m devcluster build` builds the tools below.
+//
+// kubernetes 1.36: the control plane GKE's stable channel runs; its staging modules carry no version inside the
+//   module, hence one replace for each. All the others sit on the same k8s.io release line, so one module serves.
+// etcd 3.6.8: the version that Kubernetes 1.36 is tested with.
+// jobset 0.12.0: the API that the operator renders (failure policies with message patterns, since 0.10).
+// helm 3.22.0: renders the chart as a user would. fake-gcs-server 1.56.1: the emulator that tensorstore and
+//   google-cloud-storage both work with, preconditions included.
+// kwok 0.8.0, kueue 0.19.2: benchmarks and queueing; built only on request.
 module devcluster
 
 go 1.26.0

