@@ -1,1 +1,0 @@
-"""Folders and small files by URI: ``gs://bucket/key`` and ``file:///path``."""

@@ -1,0 +1,69 @@
+"""What both kinds of storage can do, and how their failures become ours."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from finetune_contract.exit_codes import ExitCode
+from finetune_trainer.errors import StageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file. ``crc32c`` is base64, as Cloud Storage writes it, so equal files look equal in both storages."""
+
+    uri: str
+    size: int
+    updated: datetime
+    crc32c: str
+
+
+class Backend(Protocol):
+    """One kind of storage. All raise ``StageError`` with 66 (missing), 77 (denied) or 69 (unreachable after retries)."""
+
+    def read(self, uri: str) -> bytes: ...
+
+    def write(self, uri: str, data: bytes, content_type: str) -> None:
+        """Replaces the file as a whole."""
+        ...
+
+    def create(self, uri: str, data: bytes, content_type: str) -> bool:
+        """Writes only where nothing lies yet; False when another was first."""
+        ...
+
+    def list(self, uri: str) -> Iterator[Entry]:
+        """Every file below the folder, in the order of their names; nothing for a folder that is not there."""
+        ...
+
+    def stat(self, uri: str) -> Entry | None: ...
+
+    def download(self, uri: str, target: Path) -> None: ...
+
+    def upload(self, source: Path, uri: str) -> None: ...
+
+    def delete(self, uri: str) -> None:
+        """Removes one file; fine when it is gone already."""
+        ...
+
+
+def missing(uri: str) -> StageError:
+    return StageError(
+        ExitCode.INPUT_MISSING, "InputMissing", "there is no such file or folder", where=uri,
+        fix="Check the address, or put the file there.",
+    )
+
+
+def denied(uri: str, detail: str) -> StageError:
+    return StageError(
+        ExitCode.PERMISSION_DENIED, "StoragePermissionDenied", "access is denied", where=uri, saw=detail[:300],
+        fix="Grant the stage's service account roles/storage.objectUser on the bucket.",
+    )
+
+
+def unavailable(uri: str, detail: str) -> StageError:
+    return StageError(
+        ExitCode.UNAVAILABLE, "StorageUnavailable", "storage did not answer, retries included", where=uri,
+        saw=detail[:300], fix="Nothing to change: the operator tries again.",
+    )

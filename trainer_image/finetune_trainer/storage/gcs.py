@@ -1,0 +1,154 @@
+"""``gs://`` storage through google-cloud-storage, with one retry policy for everything.
+
+Against an emulator (``STORAGE_EMULATOR_HOST``) the client needs no credentials.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import requests
+from google.api_core import exceptions, retry
+from google.auth import exceptions as auth_exceptions
+from google.cloud import storage
+
+from finetune_trainer.storage import base, uri as addresses
+from finetune_trainer.storage.base import Entry
+from finetune_trainer.storage.uri import GcsAddress
+
+_LOG = logging.getLogger(__name__)
+#: One attempt's connect and read timeouts, and all attempts together, in seconds.
+_ATTEMPT_SECONDS = (10, 60)
+_TOTAL_SECONDS = 300
+_TRANSIENT = (
+    ConnectionError,
+    TimeoutError,
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+    exceptions.TooManyRequests,
+    exceptions.InternalServerError,
+    exceptions.BadGateway,
+    exceptions.ServiceUnavailable,
+    exceptions.GatewayTimeout,
+    auth_exceptions.TransportError,
+)
+
+
+def _waiting(error: Exception) -> None:
+    _LOG.warning("object storage is not answering, trying again: %s", error)
+
+
+#: Every request here may be repeated: whole-object writes and create-only writes are idempotent.
+_RETRY = retry.Retry(
+    predicate=retry.if_exception_type(*_TRANSIENT),
+    initial=0.5,
+    maximum=20.0,
+    multiplier=2.0,
+    timeout=_TOTAL_SECONDS,
+    on_error=_waiting,
+)
+
+
+class GcsBackend:
+    """``connect`` makes the client at first use: a stage that stays on ``file://`` needs no credentials."""
+
+    def __init__(self, connect: Callable[[], storage.Client] = storage.Client) -> None:
+        self._connect = connect
+        self._client: storage.Client | None = None
+
+    def read(self, uri: str) -> bytes:
+        with _mapped(uri):
+            data: bytes = self._blob(uri).download_as_bytes(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+            return data
+
+    def write(self, uri: str, data: bytes, content_type: str) -> None:
+        with _mapped(uri):
+            self._blob(uri).upload_from_string(
+                data, content_type=content_type, timeout=_ATTEMPT_SECONDS, retry=_RETRY, checksum="crc32c"
+            )
+
+    def create(self, uri: str, data: bytes, content_type: str) -> bool:
+        with _mapped(uri):
+            try:
+                self._blob(uri).upload_from_string(
+                    data, content_type=content_type, if_generation_match=0, timeout=_ATTEMPT_SECONDS, retry=_RETRY
+                )
+            except exceptions.PreconditionFailed:
+                # Either another writer was first, or our own first attempt arrived and its answer did not.
+                return self.read(uri) == data
+            return True
+
+    def list(self, uri: str) -> Iterator[Entry]:
+        address = _address(uri)
+        prefix = f"{address.key}/" if address.key else ""
+        with _mapped(uri):
+            blobs = self.client.list_blobs(address.bucket, prefix=prefix, timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+            for blob in blobs:
+                if not blob.name.endswith("/"):  # a console's marker of an empty folder
+                    yield _entry(blob)
+
+    def stat(self, uri: str) -> Entry | None:
+        address = _address(uri)
+        with _mapped(uri):
+            blob = self.client.bucket(address.bucket).get_blob(address.key, timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+            return None if blob is None else _entry(blob)
+
+    def download(self, uri: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _mapped(uri):
+            self._blob(uri).download_to_filename(str(target), timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+
+    def upload(self, source: Path, uri: str) -> None:
+        with _mapped(uri):
+            self._blob(uri).upload_from_filename(
+                str(source), timeout=_ATTEMPT_SECONDS, retry=_RETRY, checksum="crc32c"
+            )
+
+    def delete(self, uri: str) -> None:
+        with _mapped(uri):
+            try:
+                self._blob(uri).delete(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+            except exceptions.NotFound:
+                pass
+
+    @property
+    def client(self) -> storage.Client:
+        if self._client is None:
+            self._client = self._connect()
+        return self._client
+
+    def _blob(self, uri: str) -> storage.Blob:
+        address = _address(uri)
+        return self.client.bucket(address.bucket).blob(address.key)
+
+
+def _address(uri: str) -> GcsAddress:
+    address = addresses.parse(uri)
+    assert isinstance(address, GcsAddress)
+    return address
+
+
+def _entry(blob: storage.Blob) -> Entry:
+    return Entry(
+        uri=f"gs://{blob.bucket.name}/{blob.name}",
+        size=blob.size or 0,
+        updated=blob.updated or datetime.fromtimestamp(0, UTC),
+        crc32c=blob.crc32c or "",
+    )
+
+
+@contextmanager
+def _mapped(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except exceptions.NotFound as error:
+        raise base.missing(uri) from error
+    except (exceptions.Forbidden, exceptions.Unauthorized, auth_exceptions.DefaultCredentialsError) as error:
+        raise base.denied(uri, str(error)) from error
+    except auth_exceptions.RefreshError as error:
+        raise base.denied(uri, str(error)) from error
+    except (exceptions.GoogleAPICallError, exceptions.RetryError, *_TRANSIENT) as error:
+        raise base.unavailable(uri, str(error)) from error

@@ -1,0 +1,113 @@
+"""``file://`` storage: a folder of this machine, with the same guarantees as a bucket."""
+
+import base64
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import google_crc32c
+
+from finetune_trainer.storage import base, uri as addresses
+from finetune_trainer.storage.base import Entry
+
+#: Unfinished writes; never listed.
+_PARTIAL = ".partial-"
+_READABLE = 0o644
+
+
+class LocalBackend:
+    def read(self, uri: str) -> bytes:
+        with _mapped(uri):
+            return _path(uri).read_bytes()
+
+    def write(self, uri: str, data: bytes, content_type: str) -> None:
+        with _mapped(uri), _partial(_path(uri)) as partial:
+            partial.write_bytes(data)
+            os.replace(partial, _path(uri))
+
+    def create(self, uri: str, data: bytes, content_type: str) -> bool:
+        with _mapped(uri), _partial(_path(uri)) as partial:
+            partial.write_bytes(data)
+            try:
+                os.link(partial, _path(uri))  # the one step that fails when the name is taken
+            except FileExistsError:
+                return False
+            return True
+
+    def list(self, uri: str) -> Iterator[Entry]:
+        root = _path(uri)
+        with _mapped(uri):
+            files = sorted(p for p in root.rglob("*") if p.is_file() and not p.name.startswith(_PARTIAL))
+        for path in files:
+            entry = self.stat(f"file://{path}")
+            if entry is not None:
+                yield entry
+
+    def stat(self, uri: str) -> Entry | None:
+        path = _path(uri)
+        with _mapped(uri):
+            try:
+                facts = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if not path.is_file():
+                return None
+            updated = datetime.fromtimestamp(facts.st_mtime, UTC)
+            return Entry(uri=uri, size=facts.st_size, updated=updated, crc32c=_crc32c(path))
+
+    def download(self, uri: str, target: Path) -> None:
+        with _mapped(uri):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(_path(uri), target)
+
+    def upload(self, source: Path, uri: str) -> None:
+        with _mapped(uri), _partial(_path(uri)) as partial:
+            shutil.copyfile(source, partial)
+            os.replace(partial, _path(uri))
+
+    def delete(self, uri: str) -> None:
+        with _mapped(uri):
+            _path(uri).unlink(missing_ok=True)
+
+
+def _path(uri: str) -> Path:
+    path = addresses.parse(uri)
+    assert isinstance(path, Path)
+    return path
+
+
+@contextmanager
+def _mapped(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise base.missing(uri) from error
+    except PermissionError as error:
+        raise base.denied(uri, str(error)) from error
+    except OSError as error:
+        raise base.unavailable(uri, str(error)) from error
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` for an unfinished write; gone afterwards in every case."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)
+    os.close(handle)
+    os.chmod(name, _READABLE)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _crc32c(path: Path) -> str:
+    checksum = google_crc32c.Checksum()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            checksum.update(chunk)
+    return base64.b64encode(checksum.digest()).decode()
