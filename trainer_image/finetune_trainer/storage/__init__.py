@@ -74,9 +74,9 @@ class Store:
 
     # --- folders --------------------------------------------------------------------------------------------------
 
-    def list(self, uri: str) -> Iterator[Entry]:
+    def entries(self, uri: str) -> Iterator[Entry]:
         """Every file below the folder, in the order of their names; nothing for a folder that is not there."""
-        return self._of(uri).list(uri.rstrip("/"))
+        return self._of(uri).entries(uri.rstrip("/"))
 
     def glob(self, pattern: str) -> list[Entry]:
         """Files that match; ``*`` and ``?`` stop at slashes, a pattern without wildcards names one file."""
@@ -84,7 +84,7 @@ class Store:
             entry = self.stat(pattern)
             return [] if entry is None else [entry]
         wanted = pattern.split("/")
-        return [entry for entry in self.list(fixed_prefix(pattern)) if _matches(entry.uri.split("/"), wanted)]
+        return [entry for entry in self.entries(fixed_prefix(pattern)) if _matches(entry.uri.split("/"), wanted)]
 
     def fetch_folder(self, uri: str, scratch: Path, *, include: Sequence[str] = ("*",)) -> Path:
         """A local folder with the files (whose names below ``uri`` match ``include``): a ``file://`` folder itself,
@@ -95,7 +95,7 @@ class Store:
                 raise missing(uri)
             return local
         prefix = uri.rstrip("/") + "/"
-        names = [entry.uri.removeprefix(prefix) for entry in self.list(uri)]
+        names = [entry.uri.removeprefix(prefix) for entry in self.entries(uri)]
         wanted = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in include)]
         if not wanted:
             raise missing(uri)
@@ -118,7 +118,7 @@ class Store:
         for a whole folder."""
         for name in first:
             self._of(uri).delete(join(uri, name))
-        _in_parallel([(self._of(uri).delete, (entry.uri,)) for entry in self.list(uri)])
+        _in_parallel([(self._of(uri).delete, (entry.uri,)) for entry in self.entries(uri)])
         local = local_path(uri)
         if local is not None:
             shutil.rmtree(local, ignore_errors=True)  # only empty folders are left

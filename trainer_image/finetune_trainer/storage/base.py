@@ -33,7 +33,7 @@ class Backend(Protocol):
         """Writes only where nothing lies yet; False when another was first."""
         ...
 
-    def list(self, uri: str) -> Iterator[Entry]:
+    def entries(self, uri: str) -> Iterator[Entry]:
         """Every file below the folder, in the order of their names; nothing for a folder that is not there."""
         ...
 

@@ -81,7 +81,7 @@ class GcsBackend:
                 return self.read(uri) == data
             return True
 
-    def list(self, uri: str) -> Iterator[Entry]:
+    def entries(self, uri: str) -> Iterator[Entry]:
         address = _address(uri)
         prefix = f"{address.key}/" if address.key else ""
         with _mapped(uri):

@@ -38,7 +38,7 @@ class LocalBackend:
                 return False
             return True
 
-    def list(self, uri: str) -> Iterator[Entry]:
+    def entries(self, uri: str) -> Iterator[Entry]:
         root = _path(uri)
         with _mapped(uri):
             files = sorted(p for p in root.rglob("*") if p.is_file() and not p.name.startswith(_PARTIAL))
