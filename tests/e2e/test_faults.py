@@ -1,0 +1,96 @@
+"""Faults on purpose: the operator dies, a JobSet vanishes, the store is away, the slice is taken."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from finetune_contract import Stage
+from tests.e2e.workbench import Workbench, condition, finetune_job, folder_of, stage_of
+
+
+def test_an_operator_killed_at_ten_random_moments_runs_no_stage_twice(
+    bench: Workbench, kill_operator: Callable[[], None]
+) -> None:
+    chance = random.Random(20261121)
+    bench.apply(finetune_job("survivor"))
+    kills = 0
+    for job in bench.watch("finetunejob", "survivor"):
+        if condition(job, "Finished") == "True":
+            break
+        # Each state change that the API server tells is a moment; the delays after it are the chance.
+        if kills < 10 and chance.random() < 0.8:
+            kill_operator()
+            kills += 1
+    while kills < 10:
+        kill_operator()
+        kills += 1
+    job = bench.succeed("survivor")
+
+    attempts = bench.read(folder_of(job).result("train", 2))
+    assert attempts is None
+    for stage in Stage:
+        assert stage_of(job, stage)["attempt"] == 1, stage
+        assert len(bench.list("jobsets", job="survivor", stage=stage)) <= 1
+    assert job["status"]["attempts"]["total"] == len(Stage)
+
+
+def test_a_jobset_deleted_by_hand_while_training_is_resumed_once(bench: Workbench) -> None:
+    bench.apply(
+        finetune_job(
+            "handmade",
+            hyperparameters={"steps": 300, "globalBatchSize": 8, "learningRate": "1e-3"},
+            checkpointing={"everySteps": 20},
+        )
+    )
+    job = bench.wait("handmade", lambda job: job.get("status", {}).get("stage") == "Train")
+    bench.wait_for_step(job, 40)
+    bench.delete("jobset", "handmade-train-1")
+    job = bench.succeed("handmade")
+
+    train = stage_of(job, Stage.TRAIN)
+    assert train["attempt"] == 2
+    assert train["resumedFromStep"] >= 20
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_a_minute_is_waited_for_and_named(
+    bench: Workbench, store_outage: Callable[[float], None]
+) -> None:
+    bench.apply(finetune_job("patient"))
+    bench.wait("patient", lambda job: condition(job, "DataReady") == "True")
+    store_outage(60)
+    states = []
+    for job in bench.watch("finetunejob", "patient"):
+        states.append(job["status"])
+        if condition(job, "Finished") == "True":
+            break
+    assert any("gs://" in (s.get("waiting") or {}).get("message", "") for s in states), states[-1]
+    bench.succeed("patient")
+
+
+def test_the_third_of_three_jobs_waits_for_a_node_says_why_and_runs(bench: Workbench) -> None:
+    names = ["first", "second", "third"]
+    for name in names:
+        bench.apply(
+            finetune_job(name, hyperparameters={"steps": 200, "globalBatchSize": 8, "learningRate": "1e-3"})
+        )
+    waited: dict[str, str] = {}
+    unfinished = set(names)
+    for job in bench.watch("finetunejob"):
+        name = job["metadata"]["name"]
+        waiting = job.get("status", {}).get("waiting") or {}
+        if waiting.get("reason") == "WaitingForCapacity":
+            waited[name] = waiting["message"]
+        if condition(job, "Finished") == "True":
+            unfinished.discard(name)
+        if not unfinished:
+            break
+    for name in names:
+        bench.succeed(name)
+    assert any("google.com/tpu" in text or "nodes" in text for text in waited.values()), waited
+
+
+def test_a_chain_without_the_warm_server_succeeds(cold_bench: Workbench) -> None:
+    cold_bench.apply(finetune_job("cold", lora=True))
+    cold_bench.succeed("cold", patience=600)
