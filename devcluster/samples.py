@@ -1,0 +1,111 @@
+"""Models and data that the demos and the end-to-end tests put into the object store, made on this machine."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+
+from devcluster.layout import ROOT, cache_dir
+
+FIXTURES = ROOT / "devcluster" / "fixtures"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A folder that is made once, kept in the cache, and uploaded to ``uri``."""
+
+    title: str
+    uri: str
+    make: Callable[[Path], None]
+    """Fills the folder that it is given."""
+
+
+def trainer_python() -> str:
+    """The Python of the trainer's environment, which is made when it is missing."""
+    done = subprocess.run(
+        [ROOT / "trainer_image" / "install.sh"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return f"{done.stdout.splitlines()[-1]}/bin/python"
+
+
+def _run(script: str, *arguments: str) -> None:
+    subprocess.run([trainer_python(), FIXTURES / script, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def _tiny_model(folder: Path) -> None:
+    _run("tiny_models.py", str(folder), "--family", "qwen3")
+
+
+def _capitals(folder: Path) -> None:
+    _run("chat_data.py", str(folder))
+
+
+def _smollm2(folder: Path) -> None:
+    subprocess.run([FIXTURES / "smollm2.sh", folder], check=True)
+
+
+def _gsm8k(folder: Path) -> None:
+    """Rows that come with the repository; see the licence beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("train.jsonl", "test.jsonl"):
+        shutil.copyfile(ROOT / "examples" / "data" / "gsm8k" / name, folder / name)
+
+
+TINY_MODEL = Input(title="a tiny Qwen3", uri="gs://ft-models/tiny-qwen3", make=_tiny_model)
+CAPITALS = Input(title="questions about capitals", uri="gs://ft-data/capitals", make=_capitals)
+SMOLLM2 = Input(title="SmolLM2-135M-Instruct", uri="gs://ft-models/smollm2-135m-instruct", make=_smollm2)
+GSM8K = Input(title="rows of GSM8K", uri="gs://ft-data/gsm8k", make=_gsm8k)
+
+
+def folder_of(item: Input) -> Path:
+    """The input's folder in the cache, made when it is missing."""
+    folder = cache_dir() / "samples" / item.uri.removeprefix("gs://").replace("/", "-")
+    if not folder.exists():
+        unfinished = folder.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        item.make(unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+def put(item: Input, endpoint: str) -> None:
+    """Upload what the store at ``endpoint`` does not hold yet."""
+    store = client(endpoint)
+    name, _, prefix = item.uri.removeprefix("gs://").partition("/")
+    bucket = store.bucket(name)
+    if not bucket.exists():
+        bucket.create()
+    there = {blob.name: blob.size for blob in store.list_blobs(bucket, prefix=f"{prefix}/")}
+    folder = folder_of(item)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        key = f"{prefix}/{path.relative_to(folder)}"
+        if there.get(key) != path.stat().st_size:
+            bucket.blob(key).upload_from_filename(str(path))
+
+
+def client(endpoint: str) -> storage.Client:
+    """A client of the emulator; it asks for no credentials."""
+    return storage.Client(
+        project="local", credentials=AnonymousCredentials(), client_options={"api_endpoint": endpoint}
+    )
+
+
+def read(uri: str, environment: Mapping[str, str]) -> bytes:
+    """Content of one object."""
+    name, _, key = uri.removeprefix("gs://").partition("/")
+    content: bytes = client(environment["STORAGE_EMULATOR_HOST"]).bucket(name).blob(key).download_as_bytes()
+    return content
+
+
+def answers() -> dict[str, str]:
+    """Question -> the word that a right answer holds, of the capitals data."""
+    rows = (json.loads(line) for line in (folder_of(CAPITALS) / "train.jsonl").read_text().splitlines())
+    return {
+        r["messages"][0]["content"]: r["messages"][1]["content"].rstrip(".").rsplit(" ", 1)[-1] for r in rows
+    }
