@@ -88,6 +88,7 @@ lock: $(UV) ## Resolve the hashed requirement files anew
 
 bench: install trainer cluster-programs ## Measure operator and quickstart; prints what docs/benchmarks.md records
 	@$(PYTHON) -m tests.bench
+	@$(PYTHON) -m tests.bench.quickstart
 
 clean: down ## Remove .venv and this project's cluster state (not the built programs)
 	@rm -rf .venv "$(FINETUNE_CACHE)/state"

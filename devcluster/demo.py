@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from devcluster import samples
+from devcluster import build, samples
 from devcluster.layout import ROOT
 
 VENV = ROOT / ".venv" / "bin"
@@ -59,9 +59,9 @@ def main() -> None:
     print(f"Try .venv/bin/finetune status {name}; stop it with make down.")
 
 
-def cluster_environment() -> dict[str, str]:
+def cluster_environment(*options: str) -> dict[str, str]:
     """Start the cluster, or find it running; KUBECONFIG and the object store's address."""
-    subprocess.run([sys.executable, "-m", "devcluster", "up"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "devcluster", "up", *options], cwd=ROOT, check=True)
     shown = subprocess.run(
         [sys.executable, "-m", "devcluster", "env"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
@@ -70,8 +70,6 @@ def cluster_environment() -> dict[str, str]:
 
 
 def kubectl(*arguments: str, environment: Mapping[str, str], check: bool = True) -> str:
-    from devcluster import build
-
     done = subprocess.run(
         [str(build.binary_dir() / "kubectl"), *arguments],
         env=environment,
