@@ -1,0 +1,43 @@
+"""One store for every URI: dispatches by scheme, so that callers never ask where something lies."""
+
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from finetune_operator.artifacts.file_store import FileStore
+from finetune_operator.artifacts.port import StorageError, Store
+
+
+def _google() -> Store:
+    # Imported on first use: 20 MiB and 0.4 s that a file:// only cluster and the command line do not need.
+    from finetune_operator.artifacts.google_store import GoogleStore
+
+    return GoogleStore()
+
+
+#: What makes the store of each scheme.
+FACTORIES: Mapping[str, Callable[[], Store]] = {"gs": _google, "file": FileStore}
+
+
+class UniversalStore:
+    """Implements :class:`finetune_operator.artifacts.port.Store` for every known scheme."""
+
+    def __init__(self, factories: Mapping[str, Callable[[], Store]] = FACTORIES) -> None:
+        self._factories = factories
+        self._stores: dict[str, Store] = {}
+
+    async def read(self, uri: str) -> bytes | None:
+        return await self._store(uri).read(uri)
+
+    async def list(self, uri: str) -> Sequence[str]:
+        return await self._store(uri).list(uri)
+
+    async def write(self, uri: str, content: bytes) -> None:
+        await self._store(uri).write(uri, content)
+
+    def _store(self, uri: str) -> Store:
+        scheme = urlsplit(uri).scheme
+        if scheme not in self._stores:
+            if scheme not in self._factories:
+                raise StorageError(uri, f"unknown scheme; known are {', '.join(self._factories)}")
+            self._stores[scheme] = self._factories[scheme]()
+        return self._stores[scheme]
