@@ -62,7 +62,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         vocab_size=size.vocab_size,
         context_length=size.context_length,
         tied_embeddings=True,
-        query_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        folded_query_scalar=config.number("query_pre_attn_scalar", 256.0),
         embedding_scale=size.hidden_size**0.5,
         norm_offset=1.0,
         post_norms=True,

@@ -78,7 +78,6 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         vocab_size=size.vocab_size,
         context_length=size.context_length,
         tied_embeddings=True,
-        query_scale=1.0,
         embedding_scale=size.hidden_size**0.5,
         norm_offset=1.0,
         qk_norm=True,

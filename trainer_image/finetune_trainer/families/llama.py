@@ -48,7 +48,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         vocab_size=size.vocab_size,
         context_length=size.context_length,
         tied_embeddings=tied,
-        query_scale=size.head_dim**-0.5,
+        folded_query_scalar=size.head_dim,
         llama3_scaling=rotary.llama3,
         linear_scaling=rotary.linear,
     )

@@ -47,7 +47,7 @@ class ModelPlan:
     """Everything that config.json decides, resolved.
 
     ``model_name`` only selects MaxText's code path and tensor names: every number of that catalogue entry is replaced
-    by ``overrides``. What MaxText has no setting for stands in fields of its own (``query_scale``, ``llama3_scaling``,
+    by ``overrides``. What MaxText has no setting for stands in fields of its own (``folded_query_scalar``, ``llama3_scaling``,
     ``linear_scaling``) and is put right by ``engine`` and ``conversion``.
     """
 
@@ -65,8 +65,8 @@ class ModelPlan:
     vocab_size: int
     context_length: int
     tied_embeddings: bool
-    query_scale: float
-    """Multiplies the query weights at conversion; 1.0 where MaxText scales queries when it runs."""
+    folded_query_scalar: float | None = None
+    """Conversion divides the query weights by its square root; None where MaxText scales queries when it runs."""
     embedding_scale: float = 1.0
     """Multiplies the embedding table at conversion (Gemma: sqrt(hidden size))."""
     norm_offset: float = 0.0

@@ -52,6 +52,5 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         vocab_size=size.vocab_size,
         context_length=size.context_length,
         tied_embeddings=tied,
-        query_scale=1.0,
         qk_norm=True,
     )

@@ -1,0 +1,103 @@
+"""MaxText, prepared for one model: where the pinned release has no setting, or the wrong default, it is put right here.
+
+One process serves one plan. Nothing here touches a device; importing MaxText takes about 15 s.
+"""
+
+import gc
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import maxtext
+from finetune_contract.exit_codes import ExitCode
+from maxtext.configs import pyconfig
+from maxtext.input_pipeline import multihost_dataloading
+from maxtext.layers import embeddings, nnx_decoders
+
+from finetune_trainer.errors import StageError
+from finetune_trainer.families import Llama3Scaling, ModelPlan
+
+CONFIGS = Path(maxtext.__file__).parent / "configs"
+BASE = CONFIGS / "base.yml"
+SFT = CONFIGS / "post_train" / "sft.yml"
+
+#: What every stage wants of MaxText, whatever the model.
+_COMMON: dict[str, Any] = {
+    "skip_jax_distributed_system": True,  # the stage has done it, or it is one process
+    "enable_goodput_recording": False,  # both would ask Google Cloud for credentials
+    "monitor_goodput": False,
+    "scan_layers": True,
+}
+
+
+def prepare(plan: ModelPlan) -> None:
+    """Adapts MaxText to ``plan``. Call once per process, before the first configuration is made."""
+    # It ends every process on the machine that looks like an orphaned worker; ours has none, others' are not ours.
+    multihost_dataloading._cleanup_orphaned_multiprocessing_processes = lambda: None  # noqa: SLF001
+    # Both modules hold the function by name.
+    nnx_decoders.attend_on_embedding = _attend_on_embedding
+    embeddings.attend_on_embedding = _attend_on_embedding
+    embeddings.LLaMARotaryEmbedding._apply_scaling_factor = _frequency_scaling(plan)  # noqa: SLF001
+    for noisy in ("absl", "maxtext"):
+        logging.getLogger(noisy).setLevel(logging.INFO)
+    # The converters collect garbage per tensor; half a million import-time objects need no second look.
+    gc.collect()
+    gc.freeze()
+
+
+def configure(plan: ModelPlan, file: Path = BASE, **settings: Any) -> pyconfig.HyperParameters:  # noqa: ANN401
+    """MaxText's configuration: ``file``, then the plan's settings, then ``settings``.
+
+    Raises ``StageError`` 64 for what MaxText refuses. (``pyconfig.initialize`` would end the process instead.)
+    """
+    values = {**_COMMON, **plan.settings(), **settings}
+    try:
+        return pyconfig.HyperParameters(pyconfig._initialize_pydantic(["", str(file)], **values))  # noqa: SLF001
+    except (ValueError, TypeError, KeyError) as error:
+        raise refused(error) from error
+
+
+def refused(error: Exception) -> StageError:
+    """The failure for settings that MaxText does not take."""
+    return StageError(
+        ExitCode.BAD_REQUEST, "EngineRefusedSettings", "MaxText does not accept these settings",
+        where="engineOverrides or config.json", saw=" ".join(str(error).split())[:400],
+        fix="Remove the setting that the message names.",
+    )  # fmt: skip
+
+
+def _attend_on_embedding(
+    query: jax.Array, embedding_table: jax.Array, attend_dtype: Any, config: Any, out_sharding: Any = None  # noqa: ANN401
+) -> jax.Array:
+    """MaxText's own, but for the table's dtype: that one casts it to bfloat16 always, also where the user asked for
+    FP32 (logits then off by up to 0.01, and Gemma's by the rounding of its scaled table)."""
+    if config.shard_mode != embeddings.ShardMode.EXPLICIT:
+        out_sharding = None
+    if out_sharding is not None:
+        out_sharding = embeddings.truncate_out_sharding(out_sharding, query.ndim)
+    table = embeddings._maybe_move_embedding_to_device(embedding_table, config)  # noqa: SLF001
+    return jnp.dot(
+        query, jnp.asarray(table, query.dtype).T, preferred_element_type=attend_dtype, out_sharding=out_sharding
+    )
+
+
+def _frequency_scaling(plan: ModelPlan) -> Any:  # noqa: ANN401
+    """Replaces MaxText's Llama 3.1 scaling, whose four factors are constants (8, 1, 4, 8192)."""
+
+    def scale(_: embeddings.LLaMARotaryEmbedding, frequency: jax.Array) -> jax.Array:
+        if plan.llama3_scaling is None:
+            return frequency / plan.linear_scaling
+        return _llama3(frequency, plan.llama3_scaling)
+
+    return scale
+
+
+def _llama3(frequency: jax.Array, scaling: Llama3Scaling) -> jax.Array:
+    """As transformers' ``_compute_llama3_parameters``: long waves divided by the factor, short ones kept, a linear
+    blend between."""
+    turns = scaling.original_context * frequency / (2 * jnp.pi)  # of the wave within the original context
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = jnp.clip(blend, 0.0, 1.0)
+    return (1 - blend) * frequency / scaling.factor + blend * frequency

@@ -1,0 +1,107 @@
+"""Between a Hugging Face checkpoint and MaxText's parameters: MaxText's own tables, fed with the real model's sizes.
+
+A MaxText parameter stacks the same tensor of many layers. Hooks change layout and scale of one layer's tensor; they
+act on the outputs of a projection only, so the same hook turns a whole weight and the B half of a LoRA pair.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from maxtext.checkpoint_conversion.utils.param_mapping import HOOK_FNS, PARAM_MAPPING
+from maxtext.checkpoint_conversion.utils.tensor_handling import apply_hook_fns
+
+from finetune_trainer.families import Family, ModelPlan
+
+Hook = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
+_EMBEDDING = "params-token_embedder-embedding"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One MaxText parameter."""
+
+    key: str
+    """MaxText's path, joined with dashes: ``params-decoder-layers-mlp-wo-kernel``."""
+    names: tuple[str, ...]
+    """Plain Hugging Face names, in the order of the stacked layers."""
+    stacked: bool
+    to_maxtext: tuple[Hook, ...]
+    to_hugging_face: tuple[Hook, ...]
+
+    def encode(self, tensors: Sequence[np.ndarray], shape: tuple[int, ...], axis: int) -> np.ndarray:
+        """MaxText's array (float32, of ``shape``) from the Hugging Face tensors of all its layers."""
+        if not self.stacked:
+            return _apply(self.to_maxtext, tensors[0], shape)
+        axis = stack_axis(len(shape), axis)
+        layer = shape[:axis] + shape[axis + 1 :]
+        return np.stack([_apply(self.to_maxtext, tensor, layer) for tensor in tensors], axis=axis)
+
+    def decode(self, array: np.ndarray, shape: tuple[int, ...], axis: int) -> list[np.ndarray]:
+        """The Hugging Face tensors (float32, each of ``shape``) of all layers; undoes ``encode``."""
+        axis = stack_axis(array.ndim, axis)
+        layers = np.moveaxis(array, axis, 0) if self.stacked else array[None]
+        return [_apply(self.to_hugging_face, layer, shape) for layer in layers]
+
+
+def stack_axis(dimensions: int, axis: int) -> int:
+    """Where MaxText stacks layers: ``param_scan_axis``, or 0 for arrays too flat to have it."""
+    return axis if dimensions > axis else 0
+
+
+def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:  # noqa: ANN401
+    """Every parameter that the text model has, in MaxText's order of names."""
+    view = _view(plan)
+    names = PARAM_MAPPING[plan.model_name](view, config, config.scan_layers)
+    inward = HOOK_FNS[plan.model_name](view, config, config.scan_layers, saving_to_hf=False)
+    outward = HOOK_FNS[plan.model_name](view, config, config.scan_layers, saving_to_hf=True)
+    if plan.embedding_scale != 1.0:
+        # Gemma 3's own hook rounds the scale to bfloat16, which the shared output head would then not undo.
+        factor = np.float32(plan.embedding_scale)
+        inward[_EMBEDDING] = lambda x, _: x * factor
+        outward[_EMBEDDING] = lambda x, _: x / factor
+    wanted = plan.tensors()
+    found = []
+    for key, value in names.items():
+        plain = [_plain(name) for name in (value if isinstance(value, list) else [value])]
+        if plain and plain[0] in wanted:
+            found.append(
+                Parameter(
+                    key=key,
+                    names=tuple(plain),
+                    stacked=isinstance(value, list),
+                    to_maxtext=_hooks(inward.get(key)),
+                    to_hugging_face=_hooks(outward.get(key)),
+                )
+            )
+    return found
+
+
+def _view(plan: ModelPlan) -> Mapping[str, Any]:
+    """What the tables read of a Hugging Face configuration."""
+    sizes = {
+        "num_hidden_layers": plan.layers,
+        "hidden_size": plan.hidden_size,
+        # the hooks of Llama and Gemma 2 take the scale of queries from here
+        "head_dim": plan.folded_query_scalar or plan.head_dim,
+    }
+    if plan.family is Family.GEMMA3:
+        return {"text_config": sizes, "vision_config": {"num_hidden_layers": 0}}
+    return sizes
+
+
+def _plain(name: str) -> str:
+    return name.replace("model.language_model.", "model.", 1)
+
+
+def _hooks(value: Any) -> tuple[Hook, ...]:  # noqa: ANN401
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _apply(hooks: tuple[Hook, ...], array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    result = np.asarray(apply_hook_fns(array.astype(np.float32), shape, list(hooks)))
+    assert result.shape == shape, (result.shape, shape)
+    return result
