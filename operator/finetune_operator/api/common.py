@@ -1,0 +1,213 @@
+"""What all models of the API share: the base class and the scalar types with their bounds.
+
+Every string, list and map has a bound, because the API server estimates the cost of CEL rules from them.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
+
+from finetune_operator.api.rules import RULES_KEY, Rule, exactly_one, number
+
+GROUP: Final = "tpu-finetune.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = "tpu-finetune.dev/v1alpha1"
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+def _with_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    rules: tuple[Rule, ...] = getattr(model, "rules", ())
+    if rules:
+        schema[RULES_KEY] = [rule.document() for rule in rules]
+
+
+class ApiModel(BaseModel):
+    """Base of every object of the API: closed, immutable, camelCase outside.
+
+    The docstring below a field is its description in the CRD. A field that the user left out is None, never a
+    default, so that a profile's default can win over the built-in one.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+        json_schema_extra=_with_rules,
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _obeys_its_rules(self) -> Self:
+        for rule in self.rules:
+            if rule.holds is not None and not rule.holds(self):
+                raise ValueError(rule.message)
+        return self
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain JSON types with the names that users write; fields that are not set are left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+# --- numbers
+
+
+def _whole(value: Any) -> Any:
+    """JSON knows one kind of number: 2.0 is an integer there; true and "2" are not."""
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool | str):
+        raise ValueError(f"must be an integer, not {value!r}")
+    return value
+
+
+Flag = StrictBool
+NonNegative = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=INT32_MAX)]
+Positive = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=INT32_MAX)]
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-1, le=INT64_MAX)]
+"""A 64-bit count of the status: sizes, tokens, generations."""
+Percent = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=100)]
+
+
+def checked(rule: Rule) -> tuple[Any, Any]:
+    """A rule on a scalar, as annotations: checked in Python and written into the schema."""
+
+    def check(value: Any) -> Any:
+        assert rule.holds is not None
+        if not rule.holds(value):
+            raise ValueError(rule.message)
+        return value
+
+    return AfterValidator(check), Field(json_schema_extra={RULES_KEY: [{**rule.document()}]})
+
+
+Decimal = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$", max_length=24)]
+"""A number in quotes, ``"2e-5"``: JSON numbers with fractions do not survive every client unchanged."""
+PositiveDecimal = Annotated[Decimal, *checked(number(above=0.0))]
+NonNegativeDecimal = Annotated[Decimal, *checked(number(least=0.0))]
+Fraction = Annotated[Decimal, *checked(number(least=0.0, below=1.0))]
+ProperFraction = Annotated[Decimal, *checked(number(above=0.0, below=1.0))]
+
+# --- strings
+
+DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
+DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", min_length=1, max_length=253)]
+"""The name of a Kubernetes object."""
+KeyName = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)]
+"""A key of a Secret or ConfigMap."""
+Token = Annotated[str, Field(min_length=1, max_length=63)]
+ShortText = Annotated[str, Field(min_length=1, max_length=256)]
+Message = Annotated[str, Field(max_length=1024)]
+LongText = Annotated[str, Field(max_length=4096)]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
+LabelValue = Annotated[str, Field(max_length=63)]
+Uri = Annotated[str, Field(pattern=r"^(gs://[a-z0-9]|file:///).+", max_length=1024)]
+"""Object storage: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
+HubRepo = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][-._A-Za-z0-9]*(/[A-Za-z0-9][-._A-Za-z0-9]*)?$", min_length=1, max_length=160
+    ),
+]
+Revision = Annotated[str, Field(pattern=r"^[-._/A-Za-z0-9]+$", min_length=1, max_length=128)]
+ImageRef = Annotated[str, Field(pattern=r"^[^\s]+$", min_length=1, max_length=512)]
+Quantity = Annotated[
+    str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$", max_length=32)
+]
+TpuName = Annotated[str, Field(pattern=r"^[a-z0-9]+-[0-9]+$", max_length=24)]
+"""``v6e-16``: family and size, as Google names them."""
+Topology = Annotated[str, Field(pattern=r"^[0-9]+x[0-9]+(x[0-9]+)?$", max_length=16)]
+ReasonText = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", min_length=1, max_length=63)]
+"""CamelCase, for programs."""
+EngineKey = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", min_length=1, max_length=128)]
+Timestamp = AwareDatetime
+
+# --- lists
+
+
+def list_map(key: str) -> tuple[Any, Any]:
+    """A list whose items are told apart by ``key``: no two alike; server-side apply merges item by item."""
+
+    def check(items: Sequence[BaseModel]) -> Sequence[BaseModel]:
+        _refuse_duplicates([getattr(item, key) for item in items], key)
+        return items
+
+    extra: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [to_camel(key)]}
+    return AfterValidator(check), Field(json_schema_extra=extra)
+
+
+def distinct() -> tuple[Any, Any]:
+    """An ordered list of scalars without repetition."""
+    return checked(
+        Rule(
+            cel="self.all(x, self.exists_one(y, x == y))",
+            message="an entry stands twice: remove the repetition",
+            holds=lambda items: len(set(items)) == len(items),
+        )
+    )
+
+
+def _refuse_duplicates(keys: Sequence[Hashable], name: str) -> None:
+    seen: set[Hashable] = set()
+    for key in keys:
+        if key in seen:
+            raise ValueError(f"{name} {str(key)!r} stands twice: give each entry its own {name}")
+        seen.add(key)
+
+
+# --- references
+
+
+class SecretKeyRef(ApiModel):
+    """A key of a Secret in the job's namespace. The operator passes the reference on and never reads it."""
+
+    name: DnsName
+    """Name of the Secret."""
+    key: KeyName | None = None
+    """Key within the Secret. Default: token."""
+
+
+class ConfigMapKeyRef(ApiModel):
+    """A key of a ConfigMap in the job's namespace."""
+
+    name: DnsName
+    """Name of the ConfigMap."""
+    key: KeyName
+    """Key within the ConfigMap."""
+
+
+class HubModelRef(ApiModel):
+    """A model repository on the Hugging Face Hub."""
+
+    repo: HubRepo
+    """Repository, for example google/gemma-2-2b-it."""
+    revision: Revision | None = None
+    """Branch, tag or commit; resolved once to a commit, see status.resolved.model. Default: main."""
+
+
+class TokenizerSource(ApiModel):
+    """Where a tokenizer lies, when not with the model."""
+
+    rules: ClassVar = (exactly_one("huggingFace", "uri"),)
+
+    hugging_face: HubModelRef | None = None
+    """A repository on the Hugging Face Hub."""
+    uri: Uri | None = None
+    """A folder in Hugging Face format."""

@@ -1,0 +1,163 @@
+"""Conditions, phases and reasons: the words in which a job's state is told."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from enum import StrEnum
+
+from finetune_operator.api.common import ApiModel, Message, ReasonText, Timestamp, Whole
+
+
+class Phase(StrEnum):
+    """Where a job stands, as a person reads it; derived from conditions and stages, never an input."""
+
+    PENDING = "Pending"
+    VALIDATING = "Validating"
+    QUEUED = "Queued"
+    PROVISIONING = "Provisioning"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    SUSPENDED = "Suspended"
+    PLANNED = "Planned"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def finished(self) -> bool:
+        """Nothing moves any more unless a person acts."""
+        return self in (Phase.PLANNED, Phase.SUCCEEDED, Phase.FAILED)
+
+
+class ConditionType(StrEnum):
+    """All conditions of a FineTuneJob, in the order in which they are listed."""
+
+    VALID = "Valid"
+    DATA_READY = "DataReady"
+    MEMORY_FITS = "MemoryFits"
+    EXPORT_PROVEN = "ExportProven"
+    QUOTA_RESERVED = "QuotaReserved"
+    RUNNING = "Running"
+    WITHIN_BUDGET = "WithinBudget"
+    GATE_PASSED = "GatePassed"
+    SUSPENDED = "Suspended"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+    SUCCEEDED = "Succeeded"
+    FINISHED = "Finished"
+
+
+class ConditionStatus(StrEnum):
+    """Unknown says that nothing is known, not that something is wrong."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class WaitingReason(StrEnum):
+    """What a job that could go on is waiting for."""
+
+    QUOTA = "WaitingForQuota"
+    CAPACITY = "WaitingForCapacity"
+    IMAGE = "WaitingForImage"
+    INPUT = "WaitingForInput"
+    RETRY = "WaitingForRetry"
+
+
+class Reason(StrEnum):
+    """Reasons that the operator itself gives; the trainer's own (DatasetSchemaMismatch …) come beside them."""
+
+    # --- Valid
+    ACCEPTED = "Accepted"
+    INVALID_SPEC = "InvalidSpec"
+    """The stored object does not follow the schema of this version."""
+    NOT_YET_SUPPORTED = "NotYetSupported"
+    """A field is part of the API, but what it asks for does not work yet."""
+    PROFILE_NOT_FOUND = "ProfileNotFound"
+    PROFILE_INVALID = "ProfileInvalid"
+    NO_DEFAULT_PROFILE = "NoDefaultProfile"
+    AMBIGUOUS_DEFAULT_PROFILE = "AmbiguousDefaultProfile"
+    PROFILE_NOT_ALLOWED = "ProfileNotAllowed"
+    """The profile does not serve the job's namespace."""
+    POLICY_VIOLATION = "PolicyViolation"
+    UNKNOWN_TPU = "UnknownTPU"
+    AMBIGUOUS_TPU_SHAPE = "AmbiguousTPUShape"
+    NO_FLAVOR_FITS = "NoFlavorFits"
+    PARALLELISM_MISMATCH = "ParallelismMismatch"
+    BATCH_MISMATCH = "BatchMismatch"
+    UNKNOWN_ENGINE_OVERRIDE = "UnknownEngineOverride"
+    REQUEST_TOO_LARGE = "RequestTooLarge"
+    SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105
+    # --- progress
+    NOT_STARTED = "NotStarted"
+    IN_PROGRESS = "InProgress"
+    CHECKED = "Checked"
+    NOT_CHECKED = "NotChecked"
+    PROVEN = "Proven"
+    NOT_REQUESTED = "NotRequested"
+    NOT_QUEUED = "NotQueued"
+    """No queue is configured, so there is no quota to wait for."""
+    QUOTA_RESERVED = "QuotaReserved"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    WAITING_FOR_IMAGE = "WaitingForImage"
+    WAITING_FOR_INPUT = "WaitingForInput"
+    WAITING_FOR_RETRY = "WaitingForRetry"
+    STAGE_RUNNING = "StageRunning"
+    RECOVERING = "Recovering"
+    STORE_UNAVAILABLE = "StoreUnavailable"
+    CLUSTER_UNAVAILABLE = "ClusterUnavailable"
+    # --- lifecycle
+    SUSPENDED_BY_USER = "SuspendedByUser"
+    SUSPENDING = "Suspending"
+    NOT_SUSPENDED = "NotSuspended"
+    RESUMED = "Resumed"
+    PREEMPTED = "Preempted"
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    WITHIN_BUDGET = "WithinBudget"
+    GATE_PASSED = "GatePassed"
+    GATE_NOT_MET = "GateNotMet"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    RETRIES_EXHAUSTED = "RetriesExhausted"
+    # --- end
+    PLANNED = "Planned"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Condition(ApiModel):
+    """A condition in the form of Kubernetes' own metav1.Condition."""
+
+    type: ReasonText
+    """What is told, for example Valid."""
+    status: ConditionStatus
+    """True, False or Unknown."""
+    observed_generation: Whole
+    """The generation of the object that this was seen at."""
+    last_transition_time: Timestamp
+    """When the status last changed."""
+    reason: ReasonText
+    """Why, in one CamelCase word."""
+    message: Message
+    """Why, in a sentence, with what to do about it."""
+
+
+def find_condition(conditions: Iterable[Condition], kind: ConditionType) -> Condition | None:
+    """The condition of that type, or None."""
+    return next((condition for condition in conditions if condition.type == kind), None)
+
+
+def merge_conditions(previous: Iterable[Condition], current: Iterable[Condition]) -> tuple[Condition, ...]:
+    """``current``, keeping the transition time of every condition whose status did not change."""
+    times: dict[tuple[str, str], datetime] = {
+        (condition.type, condition.status): condition.last_transition_time for condition in previous
+    }
+    return tuple(
+        condition.model_copy(
+            update={
+                "last_transition_time": times.get(
+                    (condition.type, condition.status), condition.last_transition_time
+                )
+            }
+        )
+        for condition in current
+    )

@@ -1,0 +1,163 @@
+"""What to train on: ``spec.datasets``."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from finetune_operator.api.common import (
+    ApiModel,
+    ConfigMapKeyRef,
+    DnsLabel,
+    Flag,
+    HubRepo,
+    NonNegative,
+    Positive,
+    PositiveDecimal,
+    ProperFraction,
+    Revision,
+    ShortText,
+    Uri,
+)
+from finetune_operator.api.rules import Rule, exactly_one
+
+
+class DatasetFormat(StrEnum):
+    """How the rows of a dataset are shaped."""
+
+    AUTO = "Auto"
+    MESSAGES = "Messages"
+    PROMPT_COMPLETION = "PromptCompletion"
+    QUESTION_ANSWER = "QuestionAnswer"
+    TEXT = "Text"
+    PREFERENCE = "Preference"
+
+
+class Role(StrEnum):
+    """The roles that a conversation knows."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+Column = ShortText | None
+
+
+class Columns(ApiModel):
+    """Our name of a column on the left, the dataset's own on the right. A column that is not named keeps its name."""
+
+    messages: Column = None
+    """The list of role and content, for Messages."""
+    prompt: Column = None
+    """What is given, for PromptCompletion and Preference."""
+    completion: Column = None
+    """What is to be learnt, for PromptCompletion."""
+    question: Column = None
+    """The question, for QuestionAnswer."""
+    answer: Column = None
+    """The answer, for QuestionAnswer."""
+    text: Column = None
+    """The whole text, for Text."""
+    chosen: Column = None
+    """The better answer, for Preference."""
+    rejected: Column = None
+    """The worse answer, for Preference."""
+
+
+class HubDatasetRef(ApiModel):
+    """A dataset repository on the Hugging Face Hub."""
+
+    repo: HubRepo
+    """Repository, for example HuggingFaceH4/ultrachat_200k."""
+    revision: Revision | None = None
+    """Branch, tag or commit; resolved once to a commit, see status.resolved.datasets. Default: main."""
+    config: ShortText | None = None
+    """Configuration (subset) of the dataset. Default: its only one, or default."""
+    split: ShortText | None = None
+    """Split. Default: train."""
+
+
+class DatasetSource(ApiModel):
+    """Rows from one place; exactly one of huggingFace and uri."""
+
+    rules: ClassVar = (exactly_one("huggingFace", "uri"),)
+
+    hugging_face: HubDatasetRef | None = None
+    """A repository on the Hugging Face Hub."""
+    uri: Uri | None = None
+    """A file or a glob: .jsonl, .json, .parquet or .arrayrecord."""
+    format: DatasetFormat | None = None
+    """How the rows are shaped. Default: Auto, seen from the columns of the first row."""
+    columns: Columns | None = None
+    """Where the dataset's columns have other names than ours."""
+    role_map: Annotated[Mapping[str, Role], Field(max_length=16)] | None = None
+    """The dataset's role on the left, ours on the right, for example bot: assistant."""
+    max_examples: Positive | None = None
+    """Take only the first rows. Default: all."""
+
+
+class TrainDataset(DatasetSource):
+    """One source of training rows."""
+
+    name: DnsLabel | None = None
+    """Name in reports and metrics. Default: train-0, train-1, …"""
+    weight: PositiveDecimal | None = None
+    """Share of this source in the mixture, relative to the others. Default: every row once."""
+
+
+class ValidationDataset(DatasetSource):
+    """One source of validation rows."""
+
+    name: DnsLabel | None = None
+    """Name in reports and metrics. Default: validation-0, validation-1, …"""
+
+
+class SplitFromTrain(ApiModel):
+    """Rows held back from training for validation."""
+
+    fraction: ProperFraction
+    """Share of the training rows, above 0 and below 1, for example "0.02"."""
+    seed: NonNegative | None = None
+    """Seed of the choice. Default: hyperparameters.seed."""
+
+
+class ChatTemplate(ApiModel):
+    """A Jinja chat template; exactly one of inline and configMapRef."""
+
+    rules: ClassVar = (exactly_one("inline", "configMapRef"),)
+
+    inline: Annotated[str, Field(min_length=1, max_length=32 * 1024)] | None = None
+    """The template itself."""
+    config_map_ref: ConfigMapKeyRef | None = None
+    """A key of a ConfigMap that holds the template."""
+
+
+class Datasets(ApiModel):
+    """What to train and validate on, and how rows become sequences."""
+
+    rules: ClassVar = (
+        Rule(
+            cel="!(has(self.validation) && has(self.splitFromTrain))",
+            message="splitFromTrain is for jobs without validation: remove one of the two",
+            holds=lambda self: self.validation is None or self.split_from_train is None,
+        ),
+    )
+
+    train: Annotated[tuple[TrainDataset, ...], Field(min_length=1, max_length=32)]
+    """Sources of training rows."""
+    validation: Annotated[tuple[ValidationDataset, ...], Field(min_length=1, max_length=8)] | None = None
+    """Sources of validation rows. Default: none."""
+    split_from_train: SplitFromTrain | None = None
+    """Hold rows back from training for validation, where validation is absent."""
+    shuffle: Flag | None = None
+    """Shuffle the rows anew in every epoch, by hyperparameters.seed. Default: true."""
+    max_seq_length: Positive | None = None
+    """Longest sequence in tokens; longer rows are cut and counted in the report. Default: 1024, or the model's
+    own limit where that is lower."""
+    packing: Flag | None = None
+    """Put several short rows into one sequence, masked from each other. Default: true."""
+    chat_template: ChatTemplate | None = None
+    """How a conversation becomes text. Default: the tokenizer's own."""

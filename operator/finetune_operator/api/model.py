@@ -1,0 +1,71 @@
+"""The model to start from: ``spec.model``."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from finetune_operator.api.common import ApiModel, HubModelRef, NonNegative, TokenizerSource, Uri
+from finetune_operator.api.rules import Rule, exactly_one
+
+
+class SourceCheckpoint(StrEnum):
+    """Which checkpoint of another job to start from."""
+
+    BEST = "Best"
+    LAST = "Last"
+    STEP = "Step"
+
+
+class OrbaxModel(ApiModel):
+    """A checkpoint that MaxText can read as it is."""
+
+    uri: Uri
+    """The items folder of the checkpoint, for example gs://bucket/run/checkpoints/0/items."""
+
+
+class JobModel(ApiModel):
+    """The result of another FineTuneJob in the same namespace; this job waits for it."""
+
+    rules: ClassVar = (
+        Rule(
+            cel="has(self.step) == (has(self.checkpoint) && self.checkpoint == 'Step')",
+            message="step and checkpoint: Step belong together: set both, or remove step",
+            holds=lambda self: (self.step is not None) == (self.checkpoint is SourceCheckpoint.STEP),
+        ),
+    )
+
+    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=28)]
+    """Name of that job."""
+    checkpoint: SourceCheckpoint | None = None
+    """Best, Last, or Step together with step. Default: Best."""
+    step: NonNegative | None = None
+    """The checkpoint's step, with checkpoint: Step."""
+
+
+class Model(ApiModel):
+    """The model to fine-tune; exactly one source."""
+
+    rules: ClassVar = (
+        exactly_one("huggingFace", "uri", "orbax", "fromJob"),
+        Rule(
+            cel="!has(self.orbax) || (has(self.maxtextModel) && has(self.tokenizer))",
+            message="orbax needs maxtextModel and tokenizer beside it: a checkpoint names neither",
+            holds=lambda self: (
+                self.orbax is None or (self.maxtext_model is not None and self.tokenizer is not None)
+            ),
+        ),
+    )
+
+    hugging_face: HubModelRef | None = None
+    """A repository on the Hugging Face Hub."""
+    uri: Uri | None = None
+    """A folder in Hugging Face format (config.json, safetensors, tokenizer); file:// on a local cluster only."""
+    orbax: OrbaxModel | None = None
+    """A MaxText checkpoint; needs maxtextModel and tokenizer."""
+    from_job: JobModel | None = None
+    """The result of another job; LoRA adapters are merged."""
+    maxtext_model: Annotated[str, Field(pattern=r"^[-._a-z0-9]+$", min_length=1, max_length=64)] | None = None
+    """MaxText's name of the model. Default: inferred from config.json."""
+    tokenizer: TokenizerSource | None = None
+    """Where the tokenizer lies. Default: with the model."""

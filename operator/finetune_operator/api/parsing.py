@@ -1,0 +1,154 @@
+"""From plain objects to models: total, with the path of what is wrong.
+
+Objects may have been stored under an older schema, so nothing that the API server checks today is taken for granted.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from finetune_operator.api.job import FineTuneJob
+from finetune_operator.api.profile import FineTuneProfile
+from finetune_operator.api.status import FineTuneJobStatus
+
+type Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong with an object."""
+
+    path: str
+    """``spec.datasets.train[0].weight``"""
+    message: str
+
+
+class InvalidObject(ValueError):
+    """The object does not follow the API. ``path`` and ``message`` are those of the first fault."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        self.path = faults[0].path
+        self.message = faults[0].message
+        super().__init__("; ".join(f"{fault.path}: {fault.message}" for fault in faults))
+
+
+def parse_job(obj: Object) -> FineTuneJob:
+    """The job without its status (see :func:`parse_status`). Raises InvalidObject, and nothing else."""
+    return _parse(FineTuneJob, obj)
+
+
+def parse_profile(obj: Object) -> FineTuneProfile:
+    """The profile without its status. Raises InvalidObject, and nothing else."""
+    return _parse(FineTuneProfile, obj)
+
+
+def parse_status(obj: Object) -> FineTuneJobStatus | None:
+    """The job's last status, or None when it was not looked at. A status is only a report, so parts that an
+    older operator wrote differently are dropped and never an error."""
+    status = obj.get("status")
+    if not isinstance(status, Mapping):
+        return None
+    document = {key: value for key, value in status.items() if value is not None}
+    try:
+        return FineTuneJobStatus.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
+    try:
+        kept = {"observedGeneration": -1} | {key: document[key] for key in document if key not in wrong}
+        return FineTuneJobStatus.model_validate(kept, by_alias=True, by_name=False)
+    except ValidationError:
+        return None
+
+
+def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
+    if not isinstance(obj, Mapping):
+        raise InvalidObject([Fault(path="", message=f"must be an object, not {type(obj).__name__}")])
+    document = {key: value for key, value in obj.items() if key != "status"}
+    nulls = [
+        Fault(path=path, message="is null: leave the field out, or give it a value")
+        for path in _nulls(document)
+    ]
+    if nulls:
+        raise InvalidObject(nulls)
+    try:
+        return model.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise InvalidObject(_faults(model, error)) from None
+
+
+def _nulls(value: Any, path: str = "") -> Iterator[str]:
+    """Paths of nulls outside metadata, which is not ours."""
+    match value:
+        case None:
+            yield path
+        case Mapping():
+            for key, item in value.items():
+                if path or key != "metadata":
+                    yield from _nulls(item, f"{path}.{key}" if path else str(key))
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from _nulls(item, f"{path}[{index}]")
+
+
+def _faults(model: type[BaseModel], error: ValidationError) -> list[Fault]:
+    return [
+        Fault(
+            path=render_path(detail["loc"]),
+            message=_message(model, detail["type"], detail["loc"], detail["msg"]),
+        )
+        for detail in error.errors(include_url=False)
+    ]
+
+
+def _message(model: type[BaseModel], kind: str, location: tuple[int | str, ...], message: str) -> str:
+    match kind:
+        case "extra_forbidden":
+            return "unknown field" + did_you_mean(str(location[-1]), known_fields(model, location[:-1]))
+        case "missing":
+            return "required, but not set"
+        case _:
+            return message.removeprefix("Value error, ")
+
+
+def known_fields(model: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:
+    """The fields, as users write them, of the object at ``location`` below ``model``; () when that is none."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = next((f for f in current.model_fields.values() if f.alias == part), None) if current else None
+        current = model_within(field.annotation) if field else None
+    return tuple(field.alias or "" for field in current.model_fields.values()) if current else ()
+
+
+def model_within(annotation: Any) -> type[BaseModel] | None:
+    """The model inside ``M``, ``M | None``, ``tuple[M, ...] | None`` and their annotated forms, or None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = model_within(argument)
+        if found:
+            return found
+    return None
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """``: did you mean learningRate?``, or what there is to choose from, or nothing."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6) or [
+        name for name in known if name.lower() == word.lower().replace("_", "").replace("-", "")
+    ]
+    if close:
+        return f": did you mean {close[0]}?"
+    return f": known are {', '.join(known)}" if known else ""
+
+
+def render_path(location: Sequence[int | str]) -> str:
+    """``("spec", "train", 0, "uri")`` → ``spec.train[0].uri``"""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path

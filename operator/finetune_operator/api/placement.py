@@ -1,0 +1,67 @@
+"""Where to train: ``spec.resources``."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from finetune_operator.api.common import ApiModel, Positive, ShortText, Topology, TpuName, distinct
+from finetune_operator.api.rules import Rule, all_or_none
+
+
+class Controller(StrEnum):
+    """How the hosts of a training work together."""
+
+    MCJAX = "McJAX"
+    PATHWAYS = "Pathways"
+
+
+class Capacity(StrEnum):
+    """How TPU capacity is bought."""
+
+    SPOT = "Spot"
+    ON_DEMAND = "OnDemand"
+    RESERVATION = "Reservation"
+    FLEX_START = "FlexStart"
+
+
+class Parallelism(ApiModel):
+    """The mesh: the product is the number of JAX devices over all slices. An axis left out is 1."""
+
+    data: Positive | None = None
+    """Replicas of the whole model."""
+    fsdp: Positive | None = None
+    """Shards of weights and optimizer state; each device gathers what it needs."""
+    tensor: Positive | None = None
+    """Shards of every matrix product."""
+
+
+class Resources(ApiModel):
+    """TPU slices to train on; an edit acts on the next attempt and keeps the resolved global batch size."""
+
+    rules: ClassVar = (
+        all_or_none("accelerator", "topology"),
+        Rule(
+            cel="!(has(self.tpu) && has(self.accelerator))",
+            message="tpu is a shorthand for accelerator and topology: remove tpu, or remove the other two",
+            holds=lambda self: self.tpu is None or self.accelerator is None,
+        ),
+    )
+
+    controller: Controller | None = None
+    """McJAX: one JAX process per host. Pathways: one client over all slices. Default: McJAX."""
+    tpu: TpuName | None = None
+    """Shorthand, for example v6e-16; or accelerator and topology. Neither: the cheapest allowed flavor that
+    fits."""
+    accelerator: ShortText | None = None
+    """GKE's accelerator label, for example tpu-v6e-slice; needs topology."""
+    topology: Topology | None = None
+    """GKE's topology label, for example 4x4; needs accelerator."""
+    chips_per_host: Annotated[Positive, Field(le=8)] | None = None
+    """Needed only where a shape comes with different hosts and the profile's flavor does not say which."""
+    slices: Annotated[Positive, Field(le=256)] | None = None
+    """Number of slices. Default: 1."""
+    capacity: Annotated[tuple[Capacity, ...], Field(min_length=1, max_length=4), *distinct()] | None = None
+    """Kinds of capacity in order of preference, within the profile. Default: the profile's flavors in order."""
+    parallelism: Parallelism | None = None
+    """The mesh. Default: fsdp over all devices of a slice, data over slices."""

@@ -1,0 +1,107 @@
+"""Rules between fields, each written twice: as CEL for the API server and as Python for stored objects.
+
+The two forms are held together by tests. Only core CEL is used (no Kubernetes extension libraries), so that
+``finetune validate`` evaluates the very text that stands in the CRD.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+#: Where a rule is listed in a structural schema.
+RULES_KEY = "x-kubernetes-validations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """``cel`` and ``holds`` say the same of the value they stand on; ``message`` says what to do about it."""
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool] | None
+    """None for a transition rule (it names ``oldSelf``): only the API server knows the old object."""
+
+    def document(self) -> dict[str, str]:
+        """The entry of ``x-kubernetes-validations``."""
+        return {"rule": self.cel, "message": self.message}
+
+
+def exactly_one(*names: str) -> Rule:
+    """One member of a union is set. ``names`` as users write them."""
+    listed = _listed(names)
+    return Rule(
+        cel=f"{_count(names)} == 1",
+        message=f"exactly one of {listed} must be set: keep the one that is meant",
+        holds=lambda value: _set_members(value, names) == 1,
+    )
+
+
+def at_most_one(*names: str) -> Rule:
+    """The members exclude each other; none is fine."""
+    return Rule(
+        cel=f"{_count(names)} <= 1",
+        message=f"at most one of {_listed(names)} may be set: remove the others",
+        holds=lambda value: _set_members(value, names) <= 1,
+    )
+
+
+def all_or_none(*names: str) -> Rule:
+    """The members only make sense together."""
+    first, *others = names
+    return Rule(
+        cel=" && ".join(f"has(self.{first}) == has(self.{other})" for other in others),
+        message=f"{_listed(names, 'and')} belong together: set both or neither",
+        holds=lambda value: _set_members(value, names) in (0, len(names)),
+    )
+
+
+def immutable(name: str) -> Rule:
+    """A field that decides the result: neither changed, nor added, nor removed after creation."""
+    return Rule(
+        cel=(
+            f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
+        ),
+        message=f"{name} decides the result and cannot be changed: create a job of another name",
+        holds=None,
+    )
+
+
+def number(*, above: float | None = None, least: float | None = None, below: float | None = None) -> Rule:
+    """A decimal in a string lies in a range."""
+    bounds = [
+        (operator, bound)
+        for operator, bound in ((">", above), (">=", least), ("<", below))
+        if bound is not None
+    ]
+    compare: dict[str, Callable[[float, float], bool]] = {
+        ">": lambda a, b: a > b,
+        ">=": lambda a, b: a >= b,
+        "<": lambda a, b: a < b,
+    }
+    words = {">": "above", ">=": "at least", "<": "below"}
+
+    def holds(text: str) -> bool:
+        value = float(text)
+        return math.isfinite(value) and all(compare[op](value, bound) for op, bound in bounds)
+
+    return Rule(
+        cel=" && ".join(f"double(self) {op} {bound!r}" for op, bound in bounds),
+        message="must be a number " + " and ".join(f"{words[op]} {bound:g}" for op, bound in bounds),
+        holds=holds,
+    )
+
+
+def _count(names: Iterable[str]) -> str:
+    return " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in names)
+
+
+def _set_members(value: Any, names: Iterable[str]) -> int:
+    """How many of the members, named as users write them, a model instance has."""
+    attributes = {field.alias: name for name, field in type(value).model_fields.items()}
+    return sum(getattr(value, attributes[name]) is not None for name in names)
+
+
+def _listed(names: tuple[str, ...], word: str = "or") -> str:
+    *head, last = names
+    return f"{', '.join(head)} {word} {last}"
