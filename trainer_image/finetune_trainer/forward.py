@@ -1,0 +1,83 @@
+"""A plain forward pass of a MaxText checkpoint on this process's devices, in float32: for proofs and checks."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
+from maxtext.utils import model_creation_utils
+
+from finetune_trainer import engine
+from finetune_trainer.conversion import engine_path
+from finetune_trainer.families import ModelPlan
+
+
+class Forward:
+    """The model of one checkpoint. ``engine.prepare(plan)`` comes first."""
+
+    def __init__(self, items: str, plan: ModelPlan, *, rows: int, length: int, scratch: Path) -> None:
+        """``items``: a params checkpoint, converted or trained. All calls pad to ``rows`` x ``length`` tokens."""
+        devices = len(jax.devices())
+        self._shape = (math.ceil(rows / devices) * devices, length)
+        self._config = engine.configure(
+            plan,
+            run_name="forward",
+            base_output_directory=str(scratch),
+            load_parameters_path=engine_path(items),
+            weight_dtype="float32",
+            dtype="float32",
+            attention="dot_product",
+            matmul_precision="highest",
+            per_device_batch_size=self._shape[0] // devices,
+            max_target_length=length,
+            max_prefill_predict_length=length,
+        )
+        model, self._mesh = model_creation_utils.from_pretrained(self._config)
+        graph, self._state = nnx.split(model)
+
+        @jax.jit
+        def run(state: Any, tokens: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:  # noqa: ANN401
+            output = nnx.merge(graph, state)(
+                decoder_input_tokens=tokens,
+                decoder_positions=positions,
+                decoder_segment_ids=segments,
+                enable_dropout=False,
+            )
+            logits: jax.Array = output[0] if isinstance(output, tuple) else output
+            return logits
+
+        self._run = run
+
+    def logits(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """For each row of token ids, float32 logits ``[len(row), vocabulary]``."""
+        tokens = np.zeros(self._shape, np.int32)
+        segments = np.zeros(self._shape, np.int32)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)] = row
+            segments[i, : len(row)] = 1
+        positions = np.broadcast_to(np.arange(self._shape[1], dtype=np.int32), self._shape)
+        with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):
+            output = self._run(self._state, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(segments))
+        values = np.asarray(output, np.float32)
+        return [values[i, : len(row)] for i, row in enumerate(rows)]
+
+    def loss(self, rows: Sequence[Sequence[int]]) -> float:
+        """Mean negative log-likelihood in nats of every token after a row's first, all rows together."""
+        return mean_loss(self.logits(rows), rows)
+
+
+def mean_loss(logits: Sequence[np.ndarray], rows: Sequence[Sequence[int]]) -> float:
+    """Of given logits ``[len(row), vocabulary]``; computed in float64."""
+    total, count = 0.0, 0
+    for values, row in zip(logits, rows, strict=True):
+        wide = values[:-1].astype(np.float64)
+        top = wide.max(axis=-1, keepdims=True)
+        normal = np.log(np.exp(wide - top).sum(axis=-1)) + top[:, 0]
+        total += float((normal - wide[np.arange(len(row) - 1), np.asarray(row[1:])]).sum())
+        count += len(row) - 1
+    return total / count
