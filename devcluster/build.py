@@ -12,7 +12,7 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 from devcluster.layout import GO_MODULE, cache_dir
-from devcluster.programs import KUBERNETES_VERSION, PROGRAMS, Program, selection
+from devcluster.programs import KUBERNETES_VERSION, Program, selection
 
 #: Without it the API server reports v0.0.0 and clients misjudge what it can do.
 LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}"
@@ -220,6 +220,3 @@ def _clock(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def known_programs() -> str:
-    """One line a program, for ``devcluster build --help``."""
-    return ", ".join(program.name for program in PROGRAMS)

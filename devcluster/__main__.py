@@ -1,0 +1,152 @@
+"""``python -m devcluster build | up | down | status | env``."""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from devcluster import build, control, gcs
+from devcluster.errors import ClusterError
+from devcluster.layout import State, default_state_dir
+from devcluster.options import Options, installed_trainer, passed_on
+from devcluster.pki import PkiError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; the exit code."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        return int(chosen.run(chosen) or 0)
+    except (ClusterError, build.BuildError, PkiError, ValueError) as error:
+        print(f"devcluster: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; run it again to go on", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="devcluster", description="A Kubernetes cluster on this machine.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    command = commands.add_parser("build", help="build the cluster's programs that are missing")
+    command.add_argument("--with", dest="extra", default="", metavar="NAME,…", help="also kwok, kueue")
+    command.set_defaults(run=_build)
+
+    command = commands.add_parser("up", help="start the cluster, or mend the one that runs")
+    _state(command)
+    command.add_argument(
+        "--operator",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run the operator as its own ServiceAccount (default: yes)",
+    )
+    start = command.add_mutually_exclusive_group()
+    start.add_argument("--warm", dest="warm", action="store_true", default=True, help="fork stages from a process that has imported everything (default)")
+    start.add_argument("--cold", dest="warm", action="store_false", help="start each stage afresh")
+    command.set_defaults(run=_up)
+
+    command = commands.add_parser("down", help="end the cluster; what it holds stays for the next `up`")
+    _state(command)
+    command.add_argument("--purge", action="store_true", help="also delete its objects, buckets and logs")
+    command.set_defaults(run=_down)
+
+    command = commands.add_parser("status", help="what runs, how long, with how much memory")
+    _state(command)
+    command.set_defaults(run=_status)
+
+    command = commands.add_parser("env", help="print what a shell needs to use the cluster: eval \"$(…)\"")
+    _state(command)
+    command.set_defaults(run=_env)
+
+    command = commands.add_parser("supervise", help=argparse.SUPPRESS)
+    _state(command)
+    command.set_defaults(run=_supervise)
+    return parser
+
+
+def _state(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--state", type=Path, default=None, metavar="DIR", help=f"state folder (default: {default_state_dir()})"
+    )
+
+
+def _of(chosen: argparse.Namespace) -> State:
+    return State((chosen.state or default_state_dir()).expanduser().resolve())
+
+
+def _build(chosen: argparse.Namespace) -> None:
+    extra = [name for name in chosen.extra.split(",") if name]
+    for name, path in build.ensure(extra).items():
+        print(f"{name:24} {path}")
+
+
+def _up(chosen: argparse.Namespace) -> None:
+    state = _of(chosen)
+    started = time.monotonic()
+    build.ensure()
+    state.root.mkdir(parents=True, exist_ok=True)
+    options = Options(warm=chosen.warm, trainer=installed_trainer(), environment=passed_on())
+    if control.alive(state):
+        _refuse_other_options(state, options)
+    if options.trainer is None:
+        _say("the trainer's environment is not installed (`make trainer`): stage pods would stay in ErrImagePull")
+    control.ensure_supervisor(state, options)
+    control.call(state, {"do": "up", "operator": chosen.operator}, say=_say)
+    _say(f"cluster is up, {time.monotonic() - started:.1f} s; `python -m devcluster down` ends it")
+    print(f"export KUBECONFIG={state.kubeconfig}")
+
+
+def _refuse_other_options(state: State, options: Options) -> None:
+    running = Options.load(state.options)
+    if running == options:
+        return
+    names = [name for name in Options.__dataclass_fields__ if getattr(running, name) != getattr(options, name)]
+    raise ClusterError(
+        f"the running cluster was started with other options ({', '.join(names)}); end it with `down` first, "
+        "so that no running pod is lost unasked"
+    )
+
+
+def _down(chosen: argparse.Namespace) -> None:
+    state = _of(chosen)
+    _say("cluster ended" if control.shut_down(state) else f"no cluster ran in {state.root}")
+    if chosen.purge:
+        shutil.rmtree(state.root, ignore_errors=True)
+        _say(f"{state.root} deleted")
+
+
+def _status(chosen: argparse.Namespace) -> int:
+    rows = control.call(_of(chosen), {"do": "status"})
+    print(f"{'component':26}{'state':24}{'pid':>8}{'up':>10}{'restarts':>10}{'memory':>10}")
+    for row in rows:
+        print(
+            f"{row['name']:26}{row['state']:24}{row['pid'] or '-':>8}{row['seconds']:>8} s"
+            f"{row['restarts']:>10}{row['memory'] >> 20:>6} MiB"
+        )
+    print(f"{'total':78}{sum(row['memory'] for row in rows) >> 20:>6} MiB")
+    return 0 if rows and all(row["state"] in {"ready", "stopped"} for row in rows) else 1
+
+
+def _env(chosen: argparse.Namespace) -> None:
+    state = _of(chosen)
+    ports = control.call(state, {"do": "ports"})
+    print(f"export KUBECONFIG={state.kubeconfig}")
+    for name, value in gcs.client_environment(ports).items():
+        print(f"export {name}={value}")
+    print(f"export PATH={build.binary_dir()}:{os.environ['PATH']}")
+
+
+def _supervise(chosen: argparse.Namespace) -> None:
+    control.supervise(_of(chosen))
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

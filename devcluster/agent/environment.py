@@ -1,0 +1,179 @@
+"""A container's environment: what its spec says, expanded as a kubelet does, and what node and platform add. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from devcluster.agent.nodes import TPU_RESOURCE
+from devcluster.kube import Object
+
+_JOBSET = "jobset.sigs.k8s.io/"
+_REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
+
+
+class ConfigError(Exception):
+    """The container's configuration can't be made yet; a kubelet shows this as CreateContainerConfigError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Data of the Secrets and ConfigMaps that a pod refers to, by name; None where there is no such object."""
+
+    secrets: Mapping[str, Mapping[str, str] | None]
+    config_maps: Mapping[str, Mapping[str, str] | None]
+
+
+def references(container: Object) -> tuple[set[str], set[str]]:
+    """Names of the Secrets and ConfigMaps that the container's environment refers to."""
+    secrets: set[str] = set()
+    config_maps: set[str] = set()
+    for entry in container.get("env", ()):
+        source = entry.get("valueFrom", {})
+        if "secretKeyRef" in source:
+            secrets.add(source["secretKeyRef"]["name"])
+        if "configMapKeyRef" in source:
+            config_maps.add(source["configMapKeyRef"]["name"])
+    for entry in container.get("envFrom", ()):
+        if "secretRef" in entry:
+            secrets.add(entry["secretRef"]["name"])
+        if "configMapRef" in entry:
+            config_maps.add(entry["configMapRef"]["name"])
+    return secrets, config_maps
+
+
+def specified(container: Object, pod: Object, sources: Sources) -> dict[str, str]:
+    """What the container's ``envFrom`` and ``env`` give, in order, with references resolved. Raises ConfigError."""
+    result: dict[str, str] = {}
+    for entry in container.get("envFrom", ()):
+        for key, value in _all_of(entry, sources, pod).items():
+            result[entry.get("prefix", "") + key] = value
+    for entry in container.get("env", ()):
+        value = _value(entry, pod, container, sources, result)
+        if value is not None:
+            result[entry["name"]] = value
+    return result
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """``$(NAME)`` becomes the variable's value where there is one, ``$$`` becomes ``$``; all else stays."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match.group(0) == "$$":
+            return "$"
+        return variables.get(match.group(1), match.group(0))
+
+    return _REFERENCE.sub(replace, text)
+
+
+def field_value(path: str, pod: Object) -> str:
+    """The downward API: the pod's field at ``path``. Raises ConfigError for a path that it does not offer."""
+    if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
+        kind, key = match.groups()
+        return str(pod["metadata"].get(kind, {}).get(key, ""))
+    simple = {
+        "metadata.name": lambda: pod["metadata"]["name"],
+        "metadata.namespace": lambda: pod["metadata"]["namespace"],
+        "metadata.uid": lambda: pod["metadata"]["uid"],
+        "spec.nodeName": lambda: pod["spec"].get("nodeName", ""),
+        "spec.serviceAccountName": lambda: pod["spec"].get("serviceAccountName", ""),
+        "status.hostIP": lambda: "127.0.0.1",
+        "status.podIP": lambda: "127.0.0.1",
+    }
+    if path not in simple:
+        raise ConfigError(f"fieldRef {path!r} is not supported by the local node agent")
+    return str(simple[path]())
+
+
+def tpu_count(container: Object) -> int:
+    """Chips that the container asks for."""
+    return int(container.get("resources", {}).get("limits", {}).get(TPU_RESOURCE, 0))
+
+
+def workers(pod: Object, hosts: int) -> dict[str, str]:
+    """What GKE's webhook (several hosts) or its device plugin (one) tells a pod about its slice, and, when there
+    are several slices, about them all. ``hosts``: parallelism of the pod's Job."""
+    labels = pod["metadata"].get("labels", {})
+    domain = pod["spec"].get("subdomain", "")
+    if hosts < 2 or not domain:
+        return {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
+    group = f"{labels.get(_JOBSET + 'jobset-name', '')}-{labels.get(_JOBSET + 'replicatedjob-name', '')}"
+    index = labels.get(_JOBSET + "job-index", "0")
+    result = {
+        "TPU_WORKER_ID": labels.get("batch.kubernetes.io/job-completion-index", "0"),
+        "TPU_WORKER_HOSTNAMES": ",".join(f"{group}-{index}-{number}.{domain}" for number in range(hosts)),
+    }
+    slices = int(labels.get(_JOBSET + "replicatedjob-replicas", 1))
+    if slices > 1:
+        result |= {
+            "MEGASCALE_NUM_SLICES": str(slices),
+            "MEGASCALE_SLICE_ID": index,
+            "MEGASCALE_COORDINATOR_ADDRESS": f"{group}-0-0.{domain}",
+        }
+    return result
+
+
+def platform(container: Object, pod: Object, *, hosts: int, coordinator: str) -> dict[str, str]:
+    """What node and platform give the container: JAX on CPU with one device per chip, and its place in the slice."""
+    chips = tpu_count(container)
+    result = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={chips or 1}"}
+    if chips:
+        result |= workers(pod, hosts) | {"JAX_COORDINATOR_ADDRESS": coordinator}
+    return result
+
+
+def with_mounts(variables: Mapping[str, str], mounts: Mapping[str, Path]) -> dict[str, str]:
+    """Values that name a path under a mount point name the local folder instead: there is no mount namespace."""
+    return {name: _moved(value, mounts) for name, value in variables.items()}
+
+
+def _moved(value: str, mounts: Mapping[str, Path]) -> str:
+    for point in sorted(mounts, key=len, reverse=True):
+        if value == point or value.startswith(point.rstrip("/") + "/"):
+            return str(mounts[point]) + value[len(point.rstrip("/")) :]
+    return value
+
+
+def _value(
+    entry: Object, pod: Object, container: Object, sources: Sources, known: Mapping[str, str]
+) -> str | None:
+    origin = entry.get("valueFrom")
+    if not origin:
+        return expand(entry.get("value", ""), known)
+    if "fieldRef" in origin:
+        return field_value(origin["fieldRef"]["fieldPath"], pod)
+    if "secretKeyRef" in origin:
+        return _key("secret", origin["secretKeyRef"], sources.secrets, pod)
+    if "configMapKeyRef" in origin:
+        return _key("configmap", origin["configMapKeyRef"], sources.config_maps, pod)
+    raise ConfigError(f"environment {entry['name']}: {', '.join(origin)} is not supported by the local node agent")
+
+
+def _key(
+    kind: str, reference: Object, objects: Mapping[str, Mapping[str, str] | None], pod: Object
+) -> str | None:
+    """One key of a Secret or ConfigMap; the messages are the kubelet's own, as users will search for them."""
+    name, key = reference["name"], reference["key"]
+    data = objects.get(name)
+    if data is not None and key in data:
+        return data[key]
+    if reference.get("optional"):
+        return None
+    if data is None:
+        raise ConfigError(f'{kind} "{name}" not found')
+    place = f"{pod['metadata']['namespace']}/{name}"
+    raise ConfigError(f"couldn't find key {key} in {'Secret' if kind == 'secret' else 'ConfigMap'} {place}")
+
+
+def _all_of(entry: Object, sources: Sources, pod: Object) -> Mapping[str, str]:
+    kind, reference, objects = (
+        ("secret", entry["secretRef"], sources.secrets)
+        if "secretRef" in entry
+        else ("configmap", entry["configMapRef"], sources.config_maps)
+    )
+    data = objects.get(reference["name"])
+    if data is None:
+        if reference.get("optional"):
+            return {}
+        raise ConfigError(f'{kind} "{reference["name"]}" not found')
+    return data

@@ -1,0 +1,157 @@
+"""From nothing, or from anything half-dead, to a cluster that works: every step may be repeated at any time."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from devcluster import build, controlplane, gcs, install, jobset, nodeagent, operator_process, pki, ports
+from devcluster.errors import ClusterError
+from devcluster.kube import Kube
+from devcluster.layout import State
+from devcluster.options import Options
+from devcluster.supervisor import Supervisor
+
+type Say = Callable[[str], None]
+
+
+class Bringup:
+    """Brings one cluster up through its supervisor. One instance a supervisor's life."""
+
+    def __init__(self, state: State, options: Options, supervisor: Supervisor) -> None:
+        self.state = state
+        self.options = options
+        self.supervisor = supervisor
+        self._programs: Mapping[str, Path] = {}
+        self._ports: Mapping[str, int] = {}
+        self._kube: Kube | None = None
+        self._account: str | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._busy = asyncio.Lock()
+
+    @property
+    def ports(self) -> Mapping[str, int]:
+        return self._ports
+
+    async def up(self, *, operator: bool, say: Say) -> None:
+        """Everything runs and is installed when this returns. Raises ClusterError."""
+        async with self._busy:
+            started = time.monotonic()
+            self._prepare()
+            say(f"control plane: starting, state in {self.state.root}")
+            store = asyncio.create_task(self._object_store())
+            try:
+                await self._control_plane()
+                say(f"API server ready after {time.monotonic() - started:.1f} s")
+                await self._jobset()
+                await self._nodes()
+                say("nodes ready")
+                await store
+            finally:
+                store.cancel()
+            self._account = await self._installed(say)
+            if operator:
+                await self.start_operator()
+                say("operator ready")
+            else:
+                await self.supervisor.stop("operator")
+            say(f"up after {time.monotonic() - started:.1f} s")
+
+    async def start(self, name: str) -> None:
+        """Starts one component again that was stopped. Raises ClusterError."""
+        if name == "operator":
+            await self.start_operator()
+        elif name == "gcs":
+            await self._object_store()
+        elif name == "node-agent":
+            await self.supervisor.start(nodeagent.agent(self.state, self.options, self._ports))
+        elif name == "jobset":
+            await self.supervisor.start(jobset.controller(self.state, self._programs, self._ports))
+        elif name in _CONTROL_PLANE:
+            await self.supervisor.start(_CONTROL_PLANE[name](self.state, self._programs, self._ports))
+        else:
+            raise ClusterError(f"no component {name}")
+
+    async def start_operator(self) -> None:
+        """The operator as its own ServiceAccount."""
+        if self._account is None:
+            raise ClusterError("the chart is not installed, so the operator has no account; run `up` first")
+        await operator_process.write_credentials(self._admin(), self.state, self._account)
+        if self._renewal is None:
+            renewal = operator_process.keep_credentials(self._admin(), self.state, self._account)
+            self._renewal = asyncio.create_task(renewal)
+        await self.supervisor.start(operator_process.operator(self.state, self._ports))
+
+    async def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._renewal
+        await self.supervisor.close()
+        if self._kube is not None:
+            await self._kube.close()
+
+    def _prepare(self) -> None:
+        """Certificates, ports, kubeconfigs: once a supervisor's life, as running programs hold on to them."""
+        if self._kube is not None:
+            return
+        pki.ensure(self.state.pki)
+        self._programs = build.ensure()
+        self._ports = ports.assign(self.state)
+        for user in pki.IDENTITIES:
+            text = pki.kubeconfig(self.state.pki, user, controlplane.address(self._ports))
+            path = self.state.kubeconfig if user == "admin" else self.state.user_kubeconfig(user)
+            path.touch(mode=0o600)
+            path.write_text(text)
+        for folder in (self.state.logs, self.state.buckets, self.state.pods):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not self.state.images.exists():
+            self.state.images.write_text(json.dumps(nodeagent.images(self.options), indent=1))
+        context = ssl.create_default_context(cafile=str(self.state.pki / "ca.crt"))
+        context.load_cert_chain(self.state.pki / "admin.crt", self.state.pki / "admin.key")
+        self.supervisor.trust(context)
+        self._kube = Kube.of(self.state.kubeconfig)
+
+    def _admin(self) -> Kube:
+        assert self._kube is not None, "_prepare() comes first"
+        return self._kube
+
+    async def _object_store(self) -> None:
+        await self.supervisor.start(gcs.fake_gcs(self.state, self._programs, self._ports))
+        await gcs.create_buckets(self.supervisor.session, self._ports)
+
+    async def _control_plane(self) -> None:
+        for name in ("etcd", "kube-apiserver"):
+            await self.start(name)
+        await asyncio.gather(self.start("kube-controller-manager"), self.start("kube-scheduler"))
+
+    async def _jobset(self) -> None:
+        kube = self._admin()
+        manifests = jobset.manifests()
+        await install.apply_all(kube, manifests)
+        await install.established(kube, [m for m in manifests if m["kind"] == "CustomResourceDefinition"])
+        await self.start("jobset")
+        await install.apply_all(kube, jobset.webhooks(self.state, self._ports))
+
+    async def _nodes(self) -> None:
+        await install.node_agent_rights(self._admin())
+        await self.start("node-agent")
+
+    async def _installed(self, say: Say) -> str:
+        kube = self._admin()
+        account = await install.chart(kube, self._programs)
+        await install.namespace(kube, "default", stages=True)
+        await install.profile(kube)
+        say("CRDs, rights of the operator and profile `local` installed")
+        return account
+
+
+_CONTROL_PLANE = {
+    "etcd": controlplane.etcd,
+    "kube-apiserver": controlplane.apiserver,
+    "kube-controller-manager": controlplane.controller_manager,
+    "kube-scheduler": controlplane.scheduler,
+}

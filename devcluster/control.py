@@ -1,0 +1,184 @@
+"""The supervisor's process and how to talk to it: JSON lines over a Unix socket in the state folder."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from devcluster.bringup import Bringup
+from devcluster.build import BuildError
+from devcluster.errors import ClusterError
+from devcluster.identity import end
+from devcluster.kube import KubeError
+from devcluster.layout import ROOT, State
+from devcluster.options import Options
+from devcluster.pki import PkiError
+from devcluster.supervisor import Supervisor, recorded
+
+type Reply = Mapping[str, Any]
+
+
+class Service:
+    """The supervisor's side: answers requests until asked to shut down or signalled."""
+
+    def __init__(self, state: State, options: Options) -> None:
+        self.state = state
+        self.supervisor = Supervisor(state)
+        self.bringup = Bringup(state, options, self.supervisor)
+        self._done = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serves until the end, then ends every process it started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._done.set)
+        with _socket_path(self.state) as path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            server = await asyncio.start_unix_server(self._serve, path)
+        async with server:
+            await self._done.wait()
+            await self.bringup.close()
+        self.state.processes.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def send(message: Reply) -> None:
+            if not writer.is_closing():
+                writer.write(json.dumps(message).encode() + b"\n")
+
+        try:
+            request = json.loads(await reader.readline())
+            send({"done": await self._answer(request, lambda text: send({"say": text}))})
+            await writer.drain()
+        except (ClusterError, BuildError, PkiError, KubeError, OSError, ValueError) as error:
+            send({"error": str(error) or type(error).__name__})
+        finally:
+            writer.close()
+
+    async def _answer(self, request: Mapping[str, Any], say: Callable[[str], None]) -> object:
+        name = str(request.get("name", ""))
+        match request["do"]:
+            case "up":
+                await self.bringup.up(operator=bool(request["operator"]), say=say)
+            case "start":
+                await self.bringup.start(name)
+            case "stop":
+                await self.supervisor.stop(name)
+            case "signal":
+                await self.supervisor.signal(name, int(request["number"]))
+            case "await":
+                await self.supervisor.restarted(name)
+            case "status":
+                return await self.supervisor.status()
+            case "ports":
+                return self.bringup.ports
+            case "shutdown":
+                self._done.set()
+            case other:
+                raise ClusterError(f"unknown request {other!r}")
+        return None
+
+
+def call(state: State, request: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> Any:
+    """One request to the running supervisor; its answer. Raises ClusterError, also when there is no supervisor."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            with _socket_path(state) as path:
+                connection.connect(path)
+        except OSError as error:
+            raise ClusterError(f"no cluster runs in {state.root}; start one with `up`") from error
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        with connection.makefile() as lines:
+            for line in lines:
+                message = json.loads(line)
+                if "say" in message:
+                    say(message["say"])
+                elif "error" in message:
+                    raise ClusterError(message["error"])
+                else:
+                    return message["done"]
+    raise ClusterError(f"the supervisor went away; see {state.log('supervisor')}")
+
+
+def alive(state: State) -> bool:
+    """Whether a supervisor answers."""
+    try:
+        call(state, {"do": "ports"})
+    except ClusterError:
+        return False
+    return True
+
+
+def ensure_supervisor(state: State, options: Options) -> None:
+    """A supervisor runs for ``state`` when this returns: the one that is there, or a new one in the background."""
+    if alive(state):
+        return
+    # a supervisor that was killed leaves its processes behind; the new one must not meet them
+    end(recorded(state).values(), grace=10)
+    state.logs.mkdir(parents=True, exist_ok=True)
+    options.save(state.options)
+    with state.log("supervisor").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "devcluster", "supervise", "--state", str(state.root)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=state.root,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if alive(state):
+            return
+        # exit 0: another one was quicker and answers soon
+        if process.poll() not in (None, 0):
+            break
+        time.sleep(0.05)
+    raise ClusterError(f"the supervisor does not start; see {state.log('supervisor')}")
+
+
+def supervise(state: State) -> None:
+    """The supervisor's process. Returns at once when another one holds the state folder."""
+    with state.lock.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        asyncio.run(_run(state))
+
+
+async def _run(state: State) -> None:
+    await Service(state, Options.load(state.options) or Options()).run()
+
+
+def shut_down(state: State) -> bool:
+    """Ends the cluster: in order through its supervisor, else by what that recorded. False: nothing was running."""
+    processes = [process for process in recorded(state).values() if process.lives()]
+    if alive(state):
+        call(state, {"do": "shutdown"})
+        deadline = time.monotonic() + 120
+        while alive(state) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    end(processes, grace=20)
+    state.processes.unlink(missing_ok=True)
+    return bool(processes)
+
+
+@contextmanager
+def _socket_path(state: State) -> Iterator[str]:
+    """A short path to the socket: the kernel allows 107 characters, and state folders may lie deep."""
+    folder = os.open(state.root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{state.control_socket}"
+    finally:
+        os.close(folder)

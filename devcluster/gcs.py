@@ -1,0 +1,55 @@
+"""The object store: fake-gcs-server over a folder, so that URIs are ``gs://`` as in the cloud."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import aiohttp
+
+from devcluster.component import Component
+from devcluster.layout import State
+
+BUCKETS: Sequence[str] = ("ft-artifacts", "ft-cache", "ft-data", "ft-models")
+
+
+def fake_gcs(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+    host = f"127.0.0.1:{ports['gcs']}"
+    return Component(
+        name="gcs",
+        argv=(
+            str(programs["fake-gcs-server"]),
+            "-scheme=http",
+            "-host=127.0.0.1",
+            f"-port={ports['gcs']}",
+            f"-public-host={host}",
+            f"-external-url=http://{host}",
+            "-backend=filesystem",
+            f"-filesystem-root={state.buckets}",
+            "-log-level=warn",
+        ),
+        ready_url=f"{endpoint(ports)}/storage/v1/b",
+    )
+
+
+def endpoint(ports: Mapping[str, int]) -> str:
+    return f"http://127.0.0.1:{ports['gcs']}"
+
+
+def client_environment(ports: Mapping[str, int]) -> dict[str, str]:
+    """What makes google-cloud-storage, etils and tensorstore (hence Orbax) use the emulator without credentials."""
+    return {
+        "STORAGE_EMULATOR_HOST": endpoint(ports),
+        "TENSORSTORE_GCS_HTTP_URL": endpoint(ports),
+        # both stop the search for a metadata server, which costs seconds per process
+        "GCE_METADATA_HOST": "localhost:1",
+        "NO_GCE_CHECK": "true",
+    }
+
+
+async def create_buckets(session: aiohttp.ClientSession, ports: Mapping[str, int], names: Sequence[str] = BUCKETS) -> None:
+    """Makes the buckets that are missing. Raises aiohttp.ClientError when the server refuses."""
+    for name in names:
+        url = f"{endpoint(ports)}/storage/v1/b"
+        async with session.post(url, data=json.dumps({"name": name})) as answer:
+            if answer.status != 409:
+                answer.raise_for_status()

@@ -1,0 +1,101 @@
+"""What an administrator does to a fresh cluster: the chart's CRDs and rights, the profile, namespaces and accounts."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import yaml
+
+from devcluster.errors import ClusterError
+from devcluster.kube import Kube, KubeError, Object
+from devcluster.layout import CHART, MANIFESTS
+from devcluster.operator_process import NAMESPACE, RELEASE
+
+#: The chart's objects that mean something without containers; its Deployment's process is started by us.
+INSTALLED_KINDS = frozenset(
+    {
+        "CustomResourceDefinition",
+        "ServiceAccount",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "Role",
+        "RoleBinding",
+    }
+)
+#: Service accounts that the local profile names.
+STAGE_ACCOUNTS = ("ft-train", "ft-cpu")
+#: Stage pods must pass the strictest of Kubernetes' pod standards.
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+async def node_agent_rights(kube: Kube) -> None:
+    await apply_all(kube, documents(MANIFESTS / "node-agent.yaml"))
+
+
+async def chart(kube: Kube, programs: Mapping[str, Path]) -> str:
+    """Renders the chart with helm as a user would and applies CRDs and rights. Returns the operator's account."""
+    await namespace(kube, NAMESPACE)
+    rendered = await asyncio.to_thread(_render, programs["helm"])
+    wanted = [manifest for manifest in rendered if manifest["kind"] in INSTALLED_KINDS]
+    crds = [manifest for manifest in wanted if manifest["kind"] == "CustomResourceDefinition"]
+    await apply_all(kube, crds)
+    await established(kube, crds)
+    await apply_all(kube, (manifest for manifest in wanted if manifest["kind"] != "CustomResourceDefinition"))
+    (deployment,) = (manifest for manifest in rendered if manifest["kind"] == "Deployment")
+    return str(deployment["spec"]["template"]["spec"]["serviceAccountName"])
+
+
+async def profile(kube: Kube) -> None:
+    await apply_all(kube, documents(MANIFESTS / "profile-local.yaml"))
+
+
+async def namespace(kube: Kube, name: str, *, stages: bool = False) -> None:
+    """A namespace, restricted; with ``stages`` also the service accounts of stage pods."""
+    await kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
+    for account in STAGE_ACCOUNTS if stages else ():
+        await kube.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ServiceAccount",
+                "metadata": {"name": account, "namespace": name},
+                # stages speak to object storage only
+                "automountServiceAccountToken": False,
+            }
+        )
+
+
+async def apply_all(kube: Kube, manifests: Iterable[Object]) -> None:
+    """Applies in order. Raises ClusterError that names the manifest."""
+    for manifest in manifests:
+        try:
+            await kube.apply(manifest)
+        except KubeError as error:
+            name = f"{manifest['kind']} {manifest['metadata']['name']}"
+            raise ClusterError(f"the API server refuses {name}: {error}") from error
+
+
+async def established(kube: Kube, crds: Iterable[Object]) -> None:
+    """Returns when the API server serves the kinds."""
+    for crd in crds:
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+        for _ in range(200):
+            conditions = (await kube.get(path)).get("status", {}).get("conditions", [])
+            states = {condition["type"]: condition for condition in conditions}
+            if states.get("Established", {}).get("status") == "True":
+                break
+            await asyncio.sleep(0.05)
+        else:
+            raise ClusterError(f"CRD {crd['metadata']['name']} is not established: {states}")
+
+
+def documents(path: Path) -> list[Object]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def _render(helm: Path) -> list[Object]:
+    command = [str(helm), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--include-crds"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode != 0:
+        raise ClusterError(f"helm can't render {CHART}:\n{done.stderr.strip()}")
+    return [document for document in yaml.safe_load_all(done.stdout) if document]

@@ -1,0 +1,89 @@
+"""The JobSet controller with its webhooks, under an identity of its own."""
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from devcluster.build import share_dir
+from devcluster.component import Component
+from devcluster.kube import Object
+from devcluster.layout import State
+
+#: Pods that the JobSet controller made. Its pod webhooks look at no others, so they can't hold up anything else.
+JOBSET_PODS = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
+
+
+def controller(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+    """Writes the controller's configuration and says how to start it."""
+    folder = state.root / "jobset"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tls.crt", "tls.key"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(state.pki / name)
+    config = folder / "config.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
+                "kind": "Configuration",
+                "leaderElection": {"leaderElect": False},
+                "internalCertManagement": {"enable": False},
+                "webhook": {"host": "127.0.0.1", "port": ports["jobset-webhook"], "certDir": str(folder)},
+                "metrics": {"bindAddress": "0"},
+                "health": {"healthProbeBindAddress": f"127.0.0.1:{ports['jobset']}"},
+                "clientConnection": {"qps": 500, "burst": 1000},
+            }
+        )
+    )
+    return Component(
+        name="jobset",
+        argv=(str(programs["jobset"]), f"--config={config}"),
+        env={"KUBECONFIG": str(state.user_kubeconfig("jobset"))},
+        ready_url=f"http://127.0.0.1:{ports['jobset']}/readyz",
+    )
+
+
+def manifests() -> list[Object]:
+    """CRD, role and binding, from the module that the controller was built from."""
+    (crd,) = _documents("crd.yaml")
+    # the conversion webhook and cert-manager annotations are kustomize patches, not part of this file
+    (role,) = (document for document in _documents("role.yaml") if document["kind"] == "ClusterRole")
+    role["metadata"]["name"] = "jobset-manager-role"
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "jobset-manager-rolebinding"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "jobset-manager-role",
+        },
+        "subjects": [
+            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "jobset-controller-manager"}
+        ],
+    }
+    return [crd, role, binding]
+
+
+def webhooks(state: State, ports: Mapping[str, int]) -> list[Object]:
+    """The module's webhook configurations, called by URL, as there is no service network. Apply once it serves."""
+    authority = base64.b64encode((state.pki / "ca.crt").read_bytes()).decode()
+    configurations = _documents("webhooks.yaml")
+    for configuration in configurations:
+        configuration["metadata"]["name"] = f"jobset-{configuration['metadata']['name']}"
+        for webhook in configuration["webhooks"]:
+            path = webhook["clientConfig"]["service"]["path"]
+            webhook["clientConfig"] = {
+                "url": f"https://127.0.0.1:{ports['jobset-webhook']}{path}",
+                "caBundle": authority,
+            }
+            if any("pods" in rule["resources"] for rule in webhook["rules"]):
+                webhook["objectSelector"] = JOBSET_PODS
+    return configurations
+
+
+def _documents(name: str) -> list[Object]:
+    text = (share_dir("jobset") / name).read_text()
+    return [document for document in yaml.safe_load_all(text) if document]

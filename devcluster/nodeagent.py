@@ -1,0 +1,73 @@
+"""How the node agent is started: its configuration file and its process."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from devcluster import gcs
+from devcluster.component import Component
+from devcluster.layout import ROOT, State, cache_dir
+from devcluster.options import Options
+
+#: What the operator's profile `local` runs.
+TRAINER_IMAGE = "localhost/finetune-trainer:dev"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """All that the node agent needs to know, as the JSON file that it is started with."""
+
+    kubeconfig: str
+    port: int
+    certificate: str
+    key: str
+    authority: str
+    pods: str
+    """Folder for pods' logs and volumes."""
+    images: str
+    """JSON file: image reference -> folder of programs."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Every container's: what node, platform and the machine's owner give."""
+    warm_image: str | None = None
+    """The image whose `finetune-stage` is forked from a warm process; None: always started cold."""
+
+    @classmethod
+    def load(cls, path: Path) -> "AgentConfig":
+        return cls(**json.loads(path.read_text()))
+
+
+def agent(state: State, options: Options, ports: Mapping[str, int]) -> Component:
+    """Writes the agent's configuration and says how to start it."""
+    config = AgentConfig(
+        kubeconfig=str(state.user_kubeconfig("node-agent")),
+        port=ports["node-agent"],
+        certificate=str(state.pki / "tls.crt"),
+        key=str(state.pki / "tls.key"),
+        authority=str(state.pki / "ca.crt"),
+        pods=str(state.pods),
+        images=str(state.images),
+        environment={
+            "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "jax"),
+            **gcs.client_environment(ports),
+            **options.environment,
+        },
+        warm_image=TRAINER_IMAGE if options.warm and options.trainer else None,
+    )
+    path = state.root / "node-agent.json"
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=1))
+    return Component(
+        name="node-agent",
+        argv=(sys.executable, "-P", "-m", "devcluster.agent", str(path)),
+        env={"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        ready_url=f"https://127.0.0.1:{ports['node-agent']}/healthz",
+    )
+
+
+def images(options: Options) -> dict[str, str]:
+    """Image references that nodes have from the start."""
+    return {TRAINER_IMAGE: options.trainer} if options.trainer else {}
+
+

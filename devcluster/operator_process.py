@@ -1,0 +1,73 @@
+"""The operator as a local process with exactly the identity that its chart gives it: a ServiceAccount's token."""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Mapping
+
+from devcluster import gcs
+from devcluster.component import Component
+from devcluster.kube import Kube
+from devcluster.layout import State
+
+NAMESPACE = "finetune-system"
+RELEASE = "finetune-operator"
+TOKEN_SECONDS = 3600
+#: As a kubelet does, well before the end: clients read the file again on their own.
+RENEW_SECONDS = TOKEN_SECONDS * 0.8
+
+
+def operator(state: State, ports: Mapping[str, int]) -> Component:
+    """Runs from the environment that this process runs in. It finds the API server as a pod does."""
+    return Component(
+        name="operator",
+        argv=(sys.executable, "-P", "-m", "finetune_operator"),
+        env={
+            "KUBECONFIG": None,
+            "PYTHONPATH": None,
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(ports["kube-apiserver"]),
+            "FINETUNE_SERVICEACCOUNT_DIR": str(state.service_account),
+            "FINETUNE_LEASE_NAMESPACE": NAMESPACE,
+            "FINETUNE_IDENTITY": "finetune-operator-local",
+            "FINETUNE_HEALTH_HOST": "127.0.0.1",
+            "FINETUNE_HEALTH_PORT": str(ports["operator-health"]),
+            "FINETUNE_METRICS_PORT": str(ports["operator-metrics"]),
+            **gcs.client_environment(ports),
+        },
+        ready_url=f"http://127.0.0.1:{ports['operator-health']}/readyz",
+        grace_seconds=30,
+    )
+
+
+async def write_credentials(kube: Kube, state: State, account: str) -> None:
+    """token, ca.crt and namespace, like ``/var/run/secrets/kubernetes.io/serviceaccount``. Files change atomically."""
+    answer = await kube.create(
+        f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token",
+        {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": TOKEN_SECONDS},
+        },
+    )
+    folder = state.service_account
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(state.pki / "ca.crt", folder / "ca.crt")
+    (folder / "namespace").write_text(NAMESPACE)
+    partial = folder / ".token"
+    partial.touch(mode=0o600)
+    partial.write_text(answer["status"]["token"])
+    partial.replace(folder / "token")
+
+
+async def keep_credentials(kube: Kube, state: State, account: str) -> None:
+    """Renews the token until cancelled. A failed attempt is tried again soon, while the old token still works."""
+    pause = RENEW_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        try:
+            await write_credentials(kube, state, account)
+            pause = RENEW_SECONDS
+        except Exception as error:  # noqa: BLE001 - whatever it was, the next attempt is the remedy
+            print(f"the operator's token could not be renewed: {error}", flush=True)
+            pause = 15

@@ -1,0 +1,245 @@
+"""A cluster for tests and benchmarks: started in a folder of its own, broken on purpose, and ended.
+
+    with Cluster.started(tmp_path / "cluster") as cluster:
+        cluster.kubectl("get", "nodes")
+        namespace = cluster.namespace()          # fresh, restricted, with the stages' service accounts
+        cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", …})
+        pod = cluster.wait(f"/api/v1/namespaces/{namespace}/pods/p", lambda pod: pod["status"]["phase"] == "Failed")
+        cluster.start("operator")                # as its own ServiceAccount, with the chart's rights
+        cluster.kill("operator")                 # SIGKILL; the supervisor starts it again, as a kubelet would
+        cluster.stop("gcs"), cluster.start("gcs")
+
+Everything is synchronous: what it does happens in other processes. Tests that need asyncio open their own
+``devcluster.kube.Kube.of(cluster.kubeconfig)``.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from devcluster import build, control, gcs, install
+from devcluster.kube import Kube, KubeError, Object
+from devcluster.layout import State
+from devcluster.options import Options, installed_trainer, passed_on
+
+
+class Stalled(AssertionError):
+    """What was awaited did not happen; shows the last state seen."""
+
+
+class Cluster:
+    """A running cluster. Components: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, jobset, gcs,
+    node-agent, operator."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._ports: dict[str, int] = control.call(state, {"do": "ports"})
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cluster client", daemon=True)
+        self._thread.start()
+        self._kube = Kube.of(state.kubeconfig)
+        self._numbers = itertools.count(1)
+
+    @classmethod
+    @contextmanager
+    def started(cls, folder: Path, *, operator: bool = False, warm: bool = True) -> Iterator[Self]:
+        """A cluster in ``folder``, ended in any case, with everything that it ran; its logs stay in the folder."""
+        state = State(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        options = Options(warm=warm, trainer=installed_trainer(), environment=passed_on())
+        build.ensure()
+        try:
+            control.ensure_supervisor(state, options)
+            control.call(state, {"do": "up", "operator": operator})
+            cluster = cls(state)
+            try:
+                yield cluster
+            finally:
+                cluster.close()
+        finally:
+            control.shut_down(state)
+            for heavy in (state.etcd, state.pods, state.buckets):
+                shutil.rmtree(heavy, ignore_errors=True)
+
+    def close(self) -> None:
+        """Ends the client; the cluster goes on."""
+        self._run(self._kube.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # --- where it is ------------------------------------------------------------------------------------------
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's."""
+        return self.state.kubeconfig
+
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        return self._kube.server
+
+    @property
+    def gcs(self) -> str:
+        """URL of the object store."""
+        return gcs.endpoint(self._ports)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that make Google's clients use this cluster's object store, and KUBECONFIG."""
+        return {**gcs.client_environment(self._ports), "KUBECONFIG": str(self.kubeconfig)}
+
+    @property
+    def service_account(self) -> Path:
+        """The operator's folder with token, ca.crt and namespace; filled when the operator is first started."""
+        return self.state.service_account
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """By component; the operator's are `operator-health` and `operator-metrics`."""
+        return self._ports
+
+    @property
+    def kubectl_program(self) -> Path:
+        return build.binary_dir() / "kubectl"
+
+    def log(self, component: str) -> str:
+        """What the component has written since the cluster's start."""
+        return self.state.log(component).read_text(errors="replace")
+
+    # --- the API server, as administrator -----------------------------------------------------------------------
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Standard output of kubectl. Raises AssertionError with its words when it fails."""
+        done = subprocess.run(
+            [str(self.kubectl_program), f"--kubeconfig={self.kubeconfig}", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def namespace(self, prefix: str = "test") -> str:
+        """A fresh namespace with the service accounts of stage pods, held to the restricted pod standard."""
+        name = f"{prefix}-{next(self._numbers)}-{secrets.token_hex(2)}"
+        self._run(install.namespace(self._kube, name, stages=True))
+        return name
+
+    def get(self, path: str) -> Object:
+        """The object at an API path. Raises KubeError."""
+        return self._run(self._kube.get(path))
+
+    def find(self, path: str) -> Object | None:
+        """The object, or None where there is none."""
+        return self._run(self._kube.find(path))
+
+    def list(self, path: str, **selectors: str) -> list[Object]:
+        """E.g. ``list("/api/v1/pods", labelSelector="a=b")``."""
+        return self._run(self._kube.list(path, **selectors))
+
+    def apply(self, manifest: Object) -> Object:
+        """Server-side apply. Raises KubeError with the server's words."""
+        return self._run(self._kube.apply(manifest))
+
+    def create(self, path: str, manifest: Object) -> Object:
+        return self._run(self._kube.create(path, manifest))
+
+    def patch(self, path: str, body: Object) -> Object:
+        """A merge patch."""
+        return self._run(self._kube.patch(path, body))
+
+    def delete(self, path: str, **options: Any) -> None:
+        """E.g. ``delete(path, propagationPolicy="Foreground")``; what is already gone is no error."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **options} if options else None
+        self._run(self._kube.delete(path, options=body))
+
+    def wait(self, path: str, until: Callable[[Object], bool], *, seconds: float = 60) -> Object:
+        """The first state of the object that satisfies ``until``; it need not exist yet. Raises Stalled."""
+        return self._run(self._wait(path, until, seconds))
+
+    def wait_gone(self, path: str, *, seconds: float = 60) -> None:
+        """Returns when there is no such object. Raises Stalled."""
+        self._run(self._wait_gone(path, seconds))
+
+    # --- processes and faults -----------------------------------------------------------------------------------
+
+    def start(self, component: str) -> None:
+        """Starts it unless it runs; returns when it is ready."""
+        control.call(self.state, {"do": "start", "name": component})
+
+    def stop(self, component: str) -> None:
+        """SIGTERM, and it stays down until ``start``."""
+        control.call(self.state, {"do": "stop", "name": component})
+
+    def kill(self, component: str, number: int = signal.SIGKILL) -> None:
+        """Signals the process, which is started again after half a second (longer when it keeps dying)."""
+        control.call(self.state, {"do": "signal", "name": component, "number": int(number)})
+
+    def await_ready(self, component: str) -> None:
+        """Returns when the component (again) answers its readiness probe."""
+        control.call(self.state, {"do": "await", "name": component})
+
+    def status(self) -> dict[str, Object]:
+        """By component: state, pid, seconds, restarts, memory in bytes."""
+        return {row["name"]: row for row in control.call(self.state, {"do": "status"})}
+
+    def add_image(self, image: str, programs: Path) -> None:
+        """From now on nodes can run ``image``: its containers find ``programs`` first on PATH."""
+        known = json.loads(self.state.images.read_text())
+        partial = self.state.images.with_suffix(".partial")
+        partial.write_text(json.dumps({**known, image: str(programs)}))
+        partial.replace(self.state.images)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _run[T](self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _wait(self, path: str, until: Callable[[Object], bool], seconds: float) -> Object:
+        last: Object = {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                async for last in self._states(path):
+                    if until(last):
+                        return last
+        raise Stalled(f"{path}: not seen in {seconds:.0f} s; last: {json.dumps(last.get('status', last), indent=1)}")
+
+    async def _wait_gone(self, path: str, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                async for event in self._kube.watch(_collection(path), fieldSelector=_selector(path)):
+                    if event.type == "DELETED" or (event.type == "SYNCED" and not event.objects):
+                        return
+        raise Stalled(f"{path} is still there after {seconds:.0f} s: {json.dumps(await self._found(path), indent=1)}")
+
+    async def _found(self, path: str) -> Object | None:
+        with contextlib.suppress(KubeError):
+            return await self._kube.find(path)
+        return None
+
+    async def _states(self, path: str) -> AsyncIterator[Object]:
+        async for event in self._kube.watch(_collection(path), fieldSelector=_selector(path)):
+            for found in event.objects:
+                yield found
+
+
+def _collection(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _selector(path: str) -> str:
+    return f"metadata.name={path.rpartition('/')[2]}"
