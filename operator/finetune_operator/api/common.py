@@ -3,7 +3,6 @@
 Every string, list and map has a bound, because the API server estimates the cost of CEL rules from them.
 """
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Annotated, Any, ClassVar, Final, Self
 
@@ -11,9 +10,9 @@ from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     StrictBool,
     model_validator,
 )
@@ -27,7 +26,8 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = "tpu-finetune.dev/v1alpha1"
 
 INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
+#: The largest integer that survives every JSON reader.
+SAFE_INTEGER_MAX = 2**53 - 1
 
 
 def _with_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
@@ -68,22 +68,12 @@ class ApiModel(BaseModel):
 
 # --- numbers
 
-
-def _whole(value: Any) -> Any:
-    """JSON knows one kind of number: 2.0 is an integer there; true and "2" are not."""
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        return int(value)
-    if isinstance(value, bool | str):
-        raise ValueError(f"must be an integer, not {value!r}")
-    return value
-
-
 Flag = StrictBool
-NonNegative = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=INT32_MAX)]
-Positive = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=INT32_MAX)]
-Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-1, le=INT64_MAX)]
+NonNegative = Annotated[int, Strict(), Field(ge=0, le=INT32_MAX)]
+Positive = Annotated[int, Strict(), Field(ge=1, le=INT32_MAX)]
+Whole = Annotated[int, Strict(), Field(ge=-1, le=SAFE_INTEGER_MAX)]
 """A 64-bit count of the status: sizes, tokens, generations."""
-Percent = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=100)]
+Percent = Annotated[int, Strict(), Field(ge=0, le=100)]
 
 
 def checked(rule: Rule) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from finetune_operator.api.common import (
     ProperFraction,
     Revision,
     ShortText,
+    Token,
     Uri,
 )
 from finetune_operator.api.rules import Rule, exactly_one
@@ -93,7 +94,7 @@ class DatasetSource(ApiModel):
     """How the rows are shaped. Default: Auto, seen from the columns of the first row."""
     columns: Columns | None = None
     """Where the dataset's columns have other names than ours."""
-    role_map: Annotated[Mapping[str, Role], Field(max_length=16)] | None = None
+    role_map: Annotated[Mapping[Token, Role], Field(max_length=16)] | None = None
     """The dataset's role on the left, ours on the right, for example bot: assistant."""
     max_examples: Positive | None = None
     """Take only the first rows. Default: all."""

@@ -9,11 +9,11 @@ from pydantic import Field
 from finetune_operator.api.common import (
     API_VERSION,
     ApiModel,
-    EngineKey,
     Flag,
     NonNegative,
     Positive,
     SecretKeyRef,
+    Token,
 )
 from finetune_operator.api.data import Datasets
 from finetune_operator.api.evaluation import Evaluation
@@ -99,7 +99,7 @@ class FineTuneJobSpec(ApiModel):
     """What to hand over."""
     profiling: Profiling | None = None
     """Record a JAX profile."""
-    engine_overrides: Annotated[Mapping[EngineKey, OverrideValue], Field(max_length=64)] | None = None
+    engine_overrides: Annotated[Mapping[Token, OverrideValue], Field(max_length=64)] | None = None
     """MaxText settings by their own names, parsed as its command line parses them; checked against the keys that
     it knows."""
 

@@ -75,9 +75,22 @@ def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
     if nulls:
         raise InvalidObject(nulls)
     try:
-        return model.model_validate(document, by_alias=True, by_name=False)
+        return model.model_validate(_whole_numbers(document), by_alias=True, by_name=False)
     except ValidationError as error:
         raise InvalidObject(_faults(model, error)) from None
+
+
+def _whole_numbers(value: Any) -> Any:
+    """JSON knows one kind of number: 2.0 is an integer there, and no field of ours takes a fraction."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case Mapping():
+            return {key: _whole_numbers(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_whole_numbers(item) for item in value]
+        case _:
+            return value
 
 
 def _nulls(value: Any, path: str = "") -> Iterator[str]:

@@ -62,7 +62,7 @@ def immutable(name: str) -> Rule:
         cel=(
             f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
         ),
-        message=f"{name} decides the result and cannot be changed: create a job of another name",
+        message=f"{name} cannot be changed, because it decides the result: create a job of another name",
         holds=None,
     )
 
