@@ -1,0 +1,145 @@
+"""TPU slice shapes: one row per accelerator label, machine type and topology (``tpu_types.csv``).
+
+The names are not unique: ``v6e-8`` is two hosts of four chips for some tools and one host of eight for others,
+with the same labels. A look-up that meets both without being told the chips per host refuses.
+"""
+
+import csv
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+
+class CatalogError(ValueError):
+    """No shape, or more than one, answers to what was asked."""
+
+    def __init__(self, message: str, *, ambiguous: bool = False) -> None:
+        super().__init__(message)
+        self.ambiguous = ambiguous
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuShape:
+    """One slice as GKE sells it."""
+
+    name: str
+    """As people write it: ``v6e-8``."""
+    family: str
+    accelerator: str
+    """Value of the node label ``cloud.google.com/gke-tpu-accelerator``."""
+    topology: str
+    """Value of the node label ``cloud.google.com/gke-tpu-topology``: ``2x4``."""
+    machine_type: str
+    hosts: int
+    chips_per_host: int
+    chips: int
+    devices_per_chip: int | None
+    """JAX devices; None where nobody has published it."""
+    hbm_gib_per_chip: int | None
+    requires_placement_policy: bool
+
+    @property
+    def multi_host(self) -> bool:
+        return self.hosts > 1
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text else None
+
+
+@cache
+def all_shapes() -> Sequence[TpuShape]:
+    """Every row of the catalogue, in the order of the file."""
+    text = files("finetune_operator.catalog").joinpath("tpu_types.csv").read_text(encoding="utf-8")
+    return tuple(
+        TpuShape(
+            # The file tells namesakes apart by a suffix ("v6e-8/1host"); people do not write it.
+            name=row["type_name"].partition("/")[0],
+            family=row["family"],
+            accelerator=row["accelerator_label"],
+            topology=row["topology"],
+            machine_type=row["machine_type"],
+            hosts=int(row["hosts_per_slice"]),
+            chips_per_host=int(row["chips_per_host"]),
+            chips=int(row["total_chips"]),
+            devices_per_chip=_number(row["jax_devices_per_chip"]),
+            hbm_gib_per_chip=_number(row["hbm_gib_per_chip"]),
+            requires_placement_policy=row["requires_placement_policy"] == "true",
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+@cache
+def _accelerator_of_family() -> dict[str, str]:
+    """``v6e`` -> ``tpu-v6e-slice``; the slice label where a family also has a device label."""
+    return {
+        shape.family: shape.accelerator
+        for shape in reversed(all_shapes())
+        if "device" not in shape.accelerator
+    }
+
+
+@cache
+def _default_topologies() -> dict[str, str]:
+    """Bare name -> topology, for names that several topologies share (``v4-384``)."""
+    text = files("finetune_operator.catalog").joinpath("tpu_types.csv").read_text(encoding="utf-8")
+    return {
+        row["type_name"]: row["topology"]
+        for row in csv.DictReader(text.splitlines())
+        if row["default_for_name"] == "true"
+    }
+
+
+def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
+    """The slice of a shorthand: ``v6e-4`` (chips) or ``v6e-2x4`` (topology).
+
+    Raises CatalogError when unknown (with the nearest names) or ambiguous without ``chips_per_host``.
+    """
+    family, _, rest = name.partition("-")
+    if re.fullmatch(r"\d+(x\d+)+", rest) and family in _accelerator_of_family():
+        return shape_by_topology(_accelerator_of_family()[family], rest, chips_per_host=chips_per_host)
+    wanted = f"v5litepod-{rest}" if family == "v5e" and rest.isdigit() else name
+    topology = _default_topologies().get(wanted)
+    found = [shape for shape in all_shapes() if shape.name == wanted and shape.topology == topology]
+    if not found:
+        near = difflib.get_close_matches(wanted, _default_topologies(), n=3, cutoff=0.5)
+        hint = f" Near to it: {', '.join(near)}." if near else ""
+        raise CatalogError(f'no TPU type is called "{name}".{hint}')
+    return _one(found, f'"{name}"', chips_per_host)
+
+
+def shape_by_topology(accelerator: str, topology: str, *, chips_per_host: int | None = None) -> TpuShape:
+    """The slice with these two node labels. Raises CatalogError like :func:`shape_by_name`."""
+    of_accelerator = [shape for shape in all_shapes() if shape.accelerator == accelerator]
+    if not of_accelerator:
+        known = ", ".join(sorted({shape.accelerator for shape in all_shapes()}))
+        raise CatalogError(f'no TPU accelerator is called "{accelerator}". Known: {known}.')
+    found = [shape for shape in of_accelerator if shape.topology == topology]
+    if not found:
+        near = difflib.get_close_matches(
+            topology, [shape.topology for shape in of_accelerator], n=4, cutoff=0.0
+        )
+        raise CatalogError(f'{accelerator} has no topology "{topology}". Near to it: {", ".join(near)}.')
+    return _one(found, f"{accelerator} {topology}", chips_per_host)
+
+
+def _one(found: list[TpuShape], asked: str, chips_per_host: int | None) -> TpuShape:
+    choices = " or ".join(f"{s.chips_per_host} ({s.hosts} x {s.machine_type})" for s in found)
+    if chips_per_host is not None:
+        matching = [shape for shape in found if shape.chips_per_host == chips_per_host]
+        if not matching:
+            raise CatalogError(f"{asked} has {choices} chips per host, not {chips_per_host}.")
+        return matching[0]
+    if len(found) > 1:
+        raise CatalogError(f"{asked} means more than one machine: chips per host {choices}.", ambiguous=True)
+    return found[0]
+
+
+def chips_of_topology(topology: str) -> int:
+    """``4x4`` -> 16."""
+    return math.prod(int(side) for side in topology.split("x"))

@@ -1,0 +1,24 @@
+"""From what users wrote to what will run: merge, policy, topology, batch, stage requests. Pure."""
+
+from finetune_operator.planning.admission import Admission, admit, check_profile_object, replan
+from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.plan import CpuPool, Findings, Plan, make_plan
+from finetune_operator.planning.requests import stage_request
+from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX, Snapshot, read_snapshot, render_snapshot
+
+__all__ = [
+    "SNAPSHOT_SUFFIX",
+    "Admission",
+    "CpuPool",
+    "Findings",
+    "Plan",
+    "Refused",
+    "Snapshot",
+    "admit",
+    "check_profile_object",
+    "make_plan",
+    "read_snapshot",
+    "render_snapshot",
+    "replan",
+    "stage_request",
+]

@@ -1,0 +1,110 @@
+"""From a job and the profiles that exist to a snapshot and a plan, or to a refusal."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_operator.api import (
+    DEFAULT_PROFILE_ANNOTATION,
+    InvalidObject,
+    Reason,
+    parse_job,
+    parse_profile,
+)
+from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.merge import BUILT_IN, merge
+from finetune_operator.planning.plan import Plan, make_plan
+from finetune_operator.planning.policy import check_policy, check_profile
+from finetune_operator.planning.snapshot import Snapshot, make_snapshot
+from finetune_operator.planning.support import refuse_later_fields, refuse_later_profile_fields
+
+type Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A job that may run."""
+
+    snapshot: Snapshot
+    plan: Plan
+
+
+def admit(job: Object, profiles: Sequence[Object]) -> Admission:
+    """Choose the profile, judge the job by it and fix what is to stay. Raises Refused."""
+    check_job(job)
+    profile = choose_profile(job, profiles)
+    check_profile_object(profile)
+    name, spec = profile["metadata"]["name"], profile["spec"]
+    base = merge(BUILT_IN, spec.get("defaults", {}))
+    merged = merge(base, job["spec"])
+    check_policy(job, name, spec, merged, base)
+    provisional = make_plan(job, make_snapshot(job, profile, merged))
+    # Whatever resources are edited to later, a step takes as many rows as the first plan says.
+    fixed = merge(
+        merged, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
+    )
+    return Admission(snapshot=make_snapshot(job, profile, fixed), plan=provisional)
+
+
+def replan(job: Object, snapshot: Snapshot) -> Plan:
+    """The plan for the next attempt of an admitted job: its identity from the snapshot, the rest as it reads now.
+
+    Raises Refused where an edit asks for what is not allowed or does not fit.
+    """
+    check_job(job)
+    base = merge(BUILT_IN, snapshot.profile.get("defaults", {}))
+    check_policy(job, snapshot.profile_name, snapshot.profile, merge(base, job["spec"]), base)
+    return make_plan(job, snapshot)
+
+
+def check_job(job: Object) -> None:
+    """The schema and what this version supports. Raises Refused."""
+    try:
+        parse_job(job)
+    except InvalidObject as error:
+        raise Refused(Reason.INVALID_SPEC, str(error)) from error
+    refuse_later_fields(job["spec"])
+
+
+def check_profile_object(profile: Object) -> None:
+    """The same for a profile, its constraints included: what its ``Valid`` condition says. Raises Refused."""
+    name = profile["metadata"]["name"]
+    try:
+        parse_profile(profile)
+    except InvalidObject as error:
+        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {error}') from error
+    refuse_later_profile_fields(name, profile["spec"])
+    check_profile(name, profile["spec"])
+
+
+def choose_profile(job: Object, profiles: Sequence[Object]) -> Object:
+    """The profile that the job names, or the one default. Raises Refused."""
+    by_name = {profile["metadata"]["name"]: profile for profile in profiles}
+    wanted = job["spec"].get("profileRef", {}).get("name")
+    existing = ", ".join(sorted(by_name)) or "none"
+    if wanted is not None:
+        if wanted not in by_name:
+            raise Refused(
+                Reason.PROFILE_NOT_FOUND,
+                f'spec.profileRef: there is no FineTuneProfile "{wanted}". Existing: {existing}. '
+                "The job goes on by itself when it appears.",
+            )
+        return by_name[wanted]
+    defaults = [
+        name
+        for name, profile in by_name.items()
+        if profile["metadata"].get("annotations", {}).get(DEFAULT_PROFILE_ANNOTATION) == "true"
+    ]
+    if not defaults:
+        raise Refused(
+            Reason.NO_DEFAULT_PROFILE,
+            f"spec.profileRef is left out and no FineTuneProfile carries {DEFAULT_PROFILE_ANNOTATION}. "
+            f"Existing: {existing}. Name one in spec.profileRef.",
+        )
+    if len(defaults) > 1:
+        raise Refused(
+            Reason.AMBIGUOUS_DEFAULT_PROFILE,
+            f"spec.profileRef is left out and {len(defaults)} FineTuneProfiles carry "
+            f"{DEFAULT_PROFILE_ANNOTATION}: {', '.join(sorted(defaults))}. Name one in spec.profileRef.",
+        )
+    return by_name[defaults[0]]

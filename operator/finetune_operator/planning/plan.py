@@ -1,0 +1,182 @@
+"""The plan: everything about a job that rendering and status need, resolved."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_contract import (
+    CacheLayout,
+    CheckpointPolicy,
+    ConvertManifest,
+    DataSpec,
+    EvaluationSpec,
+    ExportSpec,
+    Hyperparameters,
+    JobIdentity,
+    MeshSpec,
+    MethodSpec,
+    ModelSource,
+    PreflightOutcome,
+    RunFolder,
+    Stage,
+    TrainOutcome,
+)
+from finetune_operator.planning import resolve
+from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
+from finetune_operator.planning.merge import BUILT_IN, FALLBACKS, lookup, merge
+from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
+from finetune_operator.planning.topology import Placement, place
+
+type Object = Mapping[str, Any]
+
+#: What never changes after admission; the rest of a spec is read when an attempt is created.
+IDENTITY = ("model", "datasets", "method", "hyperparameters")
+_LIFECYCLE = ("suspend", "planOnly")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuPool:
+    """Nodes for the stages on CPU."""
+
+    node_selector: Mapping[str, str]
+    tolerations: tuple[Object, ...]
+    max_memory: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodAdditions:
+    """What the profile adds to every pod."""
+
+    env: tuple[Object, ...]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How many attempts may end badly, by class, before the job fails."""
+
+    preemptions: int
+    infrastructure: int
+    user: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What earlier stages found out."""
+
+    preflight: PreflightOutcome | None = None
+    converted: ConvertManifest | None = None
+    train: TrainOutcome | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One job, resolved."""
+
+    job: JobIdentity
+    owner: Object
+    """Owner reference for children."""
+    profile_name: str
+    profile_hash: str
+    spec_hash: str
+    stages: tuple[Stage, ...]
+    """In order; Evaluate only where it has something to do."""
+    placement: Placement
+    mesh: MeshSpec
+    model: ModelSource
+    data: DataSpec
+    method: MethodSpec
+    hyperparameters: Hyperparameters
+    checkpointing: CheckpointPolicy
+    evaluation: EvaluationSpec
+    export: ExportSpec
+    export_proof: bool
+    use_cache: str
+    engine_overrides: Mapping[str, str]
+    recovery: Recovery
+    run_folder: RunFolder
+    cache: CacheLayout
+    image: str
+    service_account_tpu: str
+    service_account_cpu: str
+    hub_token: tuple[str, str] | None
+    """Name and key of the Secret; never its value."""
+    cpu_pool: CpuPool
+    pod: PodAdditions
+    currency: str | None
+    plan_only: bool
+    fallbacks: Mapping[str, str]
+    """Defaults whose behaviour comes later -> what stands for them."""
+
+    @property
+    def chips(self) -> int:
+        return self.placement.shape.chips * self.mesh.slices
+
+    @property
+    def reads_hub(self) -> bool:
+        """Whether any stage's model or data comes from the hub."""
+        sources = (self.model, self.model.tokenizer, *self.data.train, *self.data.validation)
+        return any(source is not None and source.hugging_face is not None for source in sources)
+
+
+def make_plan(job: Object, snapshot: Snapshot) -> Plan:
+    """Resolve an admitted job. Raises Refused where numbers or shapes do not fit."""
+    profile, metadata = snapshot.profile, job["metadata"]
+    live = merge(BUILT_IN, profile.get("defaults", {}), job["spec"])
+    spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
+    placement = place(spec["resources"], snapshot.profile_name, profile["flavors"])
+    mesh = resolve_mesh(
+        placement.shape, spec["resources"]["slices"], spec["resources"].get("parallelism", {})
+    )
+    accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
+    secret = spec.get("huggingFaceTokenSecretRef")
+    evaluation = resolve.evaluation(spec)
+    return Plan(
+        job=JobIdentity(
+            namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
+        ),
+        owner=owner_reference(job),
+        profile_name=snapshot.profile_name,
+        profile_hash=snapshot.profile_hash,
+        spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
+        stages=tuple(stage for stage in Stage if stage is not Stage.EVALUATE or evaluation.prompts),
+        placement=placement,
+        mesh=mesh,
+        model=resolve.model(spec["model"]),
+        data=resolve.data(spec["datasets"]),
+        method=resolve.method(spec["method"]),
+        hyperparameters=resolve.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
+        checkpointing=CheckpointPolicy(
+            every_steps=spec["checkpointing"]["everySteps"], keep_last=spec["checkpointing"]["keep"]["last"]
+        ),
+        evaluation=evaluation,
+        export=resolve.export(spec),
+        export_proof=spec["preflight"]["exportProof"],
+        use_cache=spec["cache"],
+        engine_overrides=spec.get("engineOverrides", {}),
+        recovery=Recovery(
+            preemptions=spec["recovery"]["maxPreemptions"],
+            infrastructure=spec["recovery"]["maxInfrastructureRetries"],
+            user=spec["recovery"]["maxUserRetries"],
+        ),
+        run_folder=snapshot.run_folder,
+        cache=snapshot.cache,
+        image=profile["images"]["trainer"],
+        service_account_tpu=accounts.get("tpu", "default"),
+        service_account_cpu=accounts.get("cpu", "default"),
+        hub_token=(secret["name"], secret.get("key", "token")) if secret else None,
+        cpu_pool=CpuPool(
+            node_selector=cpu_pool.get("nodeSelector", {}),
+            tolerations=tuple(cpu_pool.get("tolerations", ())),
+            max_memory=cpu_pool.get("maxMemory"),
+        ),
+        pod=PodAdditions(
+            env=tuple(pod.get("env", ())),
+            labels=pod.get("labels", {}),
+            annotations=pod.get("annotations", {}),
+        ),
+        currency=profile.get("currency"),
+        plan_only=bool(spec.get("planOnly", False)),
+        fallbacks={path: text for path, text in FALLBACKS.items() if lookup(job["spec"], path) is None},
+    )

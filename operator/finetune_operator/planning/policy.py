@@ -1,0 +1,147 @@
+"""What the platform team allows. Every refusal names the profile, the rule and whom to ask."""
+
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from fnmatch import fnmatchcase
+from typing import Any
+
+from finetune_operator.api import Defaults, FineTuneJobSpec, Reason, field_paths
+from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.merge import lookup
+
+type Object = Mapping[str, Any]
+
+
+def check_profile(name: str, profile: Object) -> None:
+    """A mistyped path in a profile must not silently enforce nothing. Raises Refused."""
+    constraints = profile.get("constraints", {})
+    known, settable = field_paths(FineTuneJobSpec), field_paths(Defaults)
+    limited = [limit["path"] for limit in constraints.get("limits", ())]
+    wrong = [f"constraints.limits names {path}" for path in limited if path not in known]
+    wrong += [
+        f"constraints.locked names {path}" for path in constraints.get("locked", ()) if path not in settable
+    ]
+    if wrong:
+        raise Refused(
+            Reason.PROFILE_INVALID,
+            f'profile "{name}": {"; ".join(wrong)}, which is no field that a profile can set or limit. '
+            f"{_ask(profile)}",
+        )
+
+
+def check_policy(job: Object, name: str, profile: Object, merged: Object, base: Object) -> None:
+    """Raise Refused when the job breaks a rule.
+
+    Args:
+        job: the FineTuneJob.
+        name: the profile's name.
+        profile: the profile's spec.
+        merged: the job's spec over all defaults.
+        base: the defaults alone: what locked paths must say.
+    """
+    namespace = job["metadata"].get("namespace", "default")
+    namespaces = profile.get("namespaces", ())
+    if namespaces and namespace not in namespaces:
+        raise Refused(
+            Reason.PROFILE_NOT_ALLOWED,
+            f'profile "{name}" serves the namespaces {", ".join(namespaces)}, not {namespace}. {_ask(profile)}',
+        )
+    broken = [problem for rule in _RULES for problem in rule(job["spec"], profile, merged, base)]
+    if broken:
+        raise Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(broken)}. {_ask(profile)}')
+
+
+def _ask(profile: Object) -> str:
+    owner = profile.get("owner", {})
+    contact = owner.get("contact") or owner.get("team")
+    return f"Ask {contact}." if contact else "Ask the owner of the profile."
+
+
+def _models(_spec: Object, profile: Object, merged: Object, _base: Object) -> Iterator[str]:
+    allowed = profile.get("models", {}).get("allow")
+    if not allowed:
+        return
+    model = merged["model"]
+    asked = model["huggingFace"]["repo"] if "huggingFace" in model else model["uri"]
+    if not any(fnmatchcase(asked, pattern) for pattern in allowed):
+        yield f"models.allow is {', '.join(allowed)}, which does not cover spec.model {asked}"
+
+
+def _limits(_spec: Object, profile: Object, merged: Object, _base: Object) -> Iterator[str]:
+    for limit in profile.get("constraints", {}).get("limits", ()):
+        value = lookup(merged, limit["path"])
+        number = _decimal(value)
+        if number is None:
+            continue
+        if "max" in limit and number > Decimal(limit["max"]):
+            yield f"constraints.limits: spec.{limit['path']} is {value}, at most {limit['max']} is allowed"
+        if "min" in limit and number < Decimal(limit["min"]):
+            yield f"constraints.limits: spec.{limit['path']} is {value}, at least {limit['min']} is asked for"
+
+
+def _decimal(value: Any) -> Decimal | None:
+    if value is None or isinstance(value, bool | Mapping | list):
+        return None
+    try:
+        return Decimal(str(value))
+    except InvalidOperation:
+        return None
+
+
+def _locked(spec: Object, profile: Object, _merged: Object, base: Object) -> Iterator[str]:
+    for path in profile.get("constraints", {}).get("locked", ()):
+        asked, fixed = lookup(spec, path), lookup(base, path)
+        if asked is not None and asked != fixed:
+            said = f"the profile's {fixed}" if fixed is not None else "left out"
+            yield f"constraints.locked: spec.{path} is {asked}, it must be {said}"
+
+
+def _overrides(spec: Object, profile: Object, _merged: Object, _base: Object) -> Iterator[str]:
+    allowed = profile.get("constraints", {}).get("engineOverrides", {}).get("allow")
+    if allowed is None:
+        return
+    refused = sorted(set(spec.get("engineOverrides", {})) - set(allowed))
+    if refused:
+        listed = ", ".join(allowed) or "none"
+        yield f"constraints.engineOverrides.allow is {listed}, spec.engineOverrides has {', '.join(refused)}"
+
+
+def _uris(_spec: Object, profile: Object, merged: Object, _base: Object) -> Iterator[str]:
+    uris = profile.get("constraints", {}).get("uris", {})
+    storage = profile["storage"]
+    own = [f"{storage[name].rstrip('/')}/*" for name in ("artifacts", "cache") if name in storage]
+    for rule, places in (("read", _read(merged)), ("write", _written(merged))):
+        if rule not in uris:
+            continue
+        for path, uri in places:
+            # fnmatch gives ".." no meaning, but a store does not either: object names are opaque.
+            if not any(fnmatchcase(uri, pattern) for pattern in (*own, *uris[rule])):
+                listed = ", ".join(uris[rule]) or "empty"
+                yield f"constraints.uris.{rule} is {listed}, which does not cover {path} {uri}"
+
+
+def _read(merged: Object) -> Iterator[tuple[str, str]]:
+    model, datasets = merged["model"], merged["datasets"]
+    if "uri" in model:
+        yield "spec.model.uri", model["uri"]
+    if "uri" in model.get("tokenizer", {}):
+        yield "spec.model.tokenizer.uri", model["tokenizer"]["uri"]
+    for kind in ("train", "validation"):
+        for index, source in enumerate(datasets.get(kind, ())):
+            if "uri" in source:
+                yield f"spec.datasets.{kind}[{index}].uri", source["uri"]
+
+
+def _written(merged: Object) -> Iterator[tuple[str, str]]:
+    for index, destination in enumerate(merged["export"].get("destinations", ())):
+        if "uri" in destination:
+            yield f"spec.export.destinations[{index}].uri", destination["uri"]
+
+
+_RULES: tuple[Callable[[Object, Object, Object, Object], Iterator[str]], ...] = (
+    _models,
+    _limits,
+    _locked,
+    _overrides,
+    _uris,
+)

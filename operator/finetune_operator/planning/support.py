@@ -1,0 +1,129 @@
+"""What the API accepts and this version does not do yet. Setting such a field is refused by name, never ignored."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_operator.api import Reason
+from finetune_operator.planning.errors import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A path whose values other than ``now`` come later. ``[]`` in a path stands for every item of a list."""
+
+    path: str
+    now: tuple[Any, ...] = ()
+    instead: str = ""
+    """What to do until then."""
+
+
+_DECIMAL_ZERO = ("0", "0.0", "0.00")
+
+JOB: tuple[Later, ...] = (
+    Later("retry", instead="create a job of another name"),
+    Later("activeDeadlineSeconds"),
+    Later("preRunningDeadlineSeconds"),
+    Later("childTTLSecondsAfterFinished"),
+    Later("budget"),
+    Later("resources.controller", ("McJAX",), "use McJAX"),
+    Later("resources.slices", (1,), "use one larger slice"),
+    Later("resources.capacity[]", ("OnDemand",), "use OnDemand"),
+    Later("checkpointing.everySeconds", instead="use everySteps"),
+    Later("checkpointing.keep.best", (0,), "use keep.last"),
+    Later("checkpointing.bestBy"),
+    Later("hangPolicy"),
+    Later("preflight.dataset", ("Full",), "use Full"),
+    Later("preflight.memory", ("Off",), "use Off"),
+    Later("preflight.smoke"),
+    Later("evaluation.maxExamples"),
+    Later("evaluation.datasets", ([],), "use datasets.validation"),
+    Later("evaluation.benchmarks", ([],)),
+    Later("evaluation.gates", ([],)),
+    Later("evaluation.generation.temperature", _DECIMAL_ZERO, 'samples are greedy: use "0.0"'),
+    Later("evaluation.generation.topK", (0,), "samples are greedy: use 0"),
+    Later("export.formats[]", ("HuggingFace",), "use HuggingFace"),
+    Later("export.checkpoint", ("Last",), "use Last"),
+    Later("export.onGateFailure"),
+    Later("export.destinations[].huggingFaceHub", instead="use a destination with uri"),
+    Later("export.serving"),
+    Later("profiling"),
+    Later("resumeFrom"),
+    Later("model.orbax", instead="use uri with a folder in Hugging Face format"),
+    Later("model.fromJob", instead="use uri with that job's exported folder"),
+    Later("datasets.train[].weight", instead="use one training dataset"),
+    Later("datasets.validation[].weight"),
+    Later("datasets.train[].format", ("Auto", "Messages", "PromptCompletion")),
+    Later("datasets.validation[].format", ("Auto", "Messages", "PromptCompletion")),
+    Later("datasets.splitFromTrain", instead="name a validation dataset"),
+    Later("datasets.chatTemplate", instead="use the tokenizer's own chat template"),
+    Later("method.type", ("SFT",), "use SFT"),
+    Later("method.dpo"),
+    Later("method.orpo"),
+    Later("method.lora.quantization", ("None",), "leave it out"),
+    Later("hyperparameters.gradientAccumulationSteps", (1,), "use 1"),
+)
+
+PROFILE: tuple[Later, ...] = (
+    Later("images.pathwaysServer"),
+    Later("images.pathwaysProxy"),
+    Later("storage.pathwaysScratch"),
+    Later("storage.optimizerStateTTLSeconds"),
+    Later("queue", instead="leave it out: jobs go to the scheduler directly"),
+    Later("pathways"),
+    Later("constraints.maxChipHours"),
+    Later("pod.hostNetwork", (False,), "use false"),
+    Later("pod.privileged", (False,), "use false"),
+)
+
+#: Lists of which this version takes one item.
+_SINGLE = ("datasets.train", "datasets.validation")
+
+
+def refuse_later_fields(spec: Mapping[str, Any]) -> None:
+    """Raise Refused naming every path of a job's spec, as its user wrote it, whose behaviour comes later."""
+    found = [*_found(spec, JOB, "spec")]
+    for path in _SINGLE:
+        items = _values(spec, path.split("."), "spec")
+        found += [
+            f"{where} has {len(value)} entries, one is supported (join the files or use a glob)"
+            for where, value in items
+            if len(value) > 1
+        ]
+    _refuse(found, "this version of the operator")
+
+
+def refuse_later_profile_fields(name: str, spec: Mapping[str, Any]) -> None:
+    """Raise Refused naming every path of a profile whose behaviour comes later, its ``defaults`` included."""
+    found = [*_found(spec, PROFILE, "spec"), *_found(spec.get("defaults", {}), JOB, "spec.defaults")]
+    _refuse(found, f'profile "{name}": this version of the operator')
+
+
+def _found(document: Mapping[str, Any], table: tuple[Later, ...], root: str) -> Iterator[str]:
+    for later in table:
+        steps = re.sub(r"\[\]", ".[]", later.path).split(".")
+        for where, value in _values(document, steps, root):
+            if value is None or value in later.now:
+                continue
+            saw = "" if isinstance(value, Mapping | list) else f" = {value}"
+            hint = f" ({later.instead})" if later.instead else " (remove it)"
+            yield f"{where}{saw}{hint}"
+
+
+def _values(value: Any, steps: list[str], where: str) -> Iterator[tuple[str, Any]]:
+    """Every value that the steps lead to, with its JSON path."""
+    if not steps:
+        yield where, value
+        return
+    head, *rest = steps
+    if head == "[]":
+        for index, item in enumerate(value if isinstance(value, list) else []):
+            yield from _values(item, rest, f"{where}[{index}]")
+    elif isinstance(value, Mapping) and head in value:
+        yield from _values(value[head], rest, f"{where}.{head}")
+
+
+def _refuse(found: list[str], who: str) -> None:
+    if found:
+        raise Refused(Reason.NOT_YET_SUPPORTED, f"{who} does not support yet: {'; '.join(found)}.")

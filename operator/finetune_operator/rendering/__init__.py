@@ -1,0 +1,27 @@
+"""Plan, stage, attempt -> JobSet, as plain dicts. Pure."""
+
+from finetune_operator.rendering.jobset import render_jobset
+from finetune_operator.rendering.labels import (
+    ATTEMPT_LABEL,
+    JOB_LABEL,
+    STAGE_LABEL,
+    UID_LABEL,
+    attempt_of,
+    jobset_name,
+)
+from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
+from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION, plan_offline
+
+__all__ = [
+    "ATTEMPT_LABEL",
+    "JOB_LABEL",
+    "KNOWN_LATER_ANNOTATION",
+    "STAGE_LABEL",
+    "UID_LABEL",
+    "CpuPoolTooSmall",
+    "attempt_of",
+    "cpu_memory_gib",
+    "jobset_name",
+    "plan_offline",
+    "render_jobset",
+]

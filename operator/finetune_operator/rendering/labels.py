@@ -1,0 +1,46 @@
+"""Names and labels of children: what links a pod to its job, stage and attempt."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import Stage
+from finetune_operator.planning import Plan
+
+type Object = Mapping[str, Any]
+
+JOB_LABEL = "tpu-finetune.dev/job"
+UID_LABEL = "tpu-finetune.dev/job-uid"
+STAGE_LABEL = "tpu-finetune.dev/stage"
+"""Value: the stage's name, ``Train``."""
+ATTEMPT_LABEL = "tpu-finetune.dev/attempt"
+RETRY_LABEL = "tpu-finetune.dev/retry-generation"
+
+
+def jobset_name(job: str, stage: Stage, attempt: int) -> str:
+    """``<job>-<prep|conv|train|eval|export>-<attempt>``."""
+    return f"{job}-{stage.short}-{attempt}"
+
+
+def child_labels(plan: Plan, stage: Stage, attempt: int) -> dict[str, str]:
+    """On the JobSet, its Jobs and its pods."""
+    return {
+        "app.kubernetes.io/name": "finetune",
+        "app.kubernetes.io/instance": plan.job.name,
+        "app.kubernetes.io/managed-by": "finetune-operator",
+        "app.kubernetes.io/component": stage.value.lower(),
+        JOB_LABEL: plan.job.name,
+        UID_LABEL: plan.job.uid,
+        STAGE_LABEL: stage.value,
+        ATTEMPT_LABEL: str(attempt),
+        # Counts spec.retry.generation, which comes later; on the children from the start, so that it can be derived.
+        RETRY_LABEL: "0",
+    }
+
+
+def attempt_of(child: Object) -> tuple[Stage, int] | None:
+    """Stage and attempt of a JobSet or pod; None for an object that carries no such labels."""
+    labels = child["metadata"].get("labels", {})
+    try:
+        return Stage(labels[STAGE_LABEL]), int(labels[ATTEMPT_LABEL])
+    except (KeyError, ValueError):
+        return None

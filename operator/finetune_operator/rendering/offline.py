@@ -1,0 +1,55 @@
+"""The JobSets of a whole job before anything has run, for people to read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import Stage
+from finetune_operator.planning import Findings, Plan, admit
+from finetune_operator.rendering.jobset import render_jobset
+
+type Object = Mapping[str, Any]
+
+#: On a JobSet whose stage is told more once earlier stages have run.
+KNOWN_LATER_ANNOTATION = "tpu-finetune.dev/known-later"
+#: Stands for the uid, which the API server gives.
+UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
+
+_STEPS = "hyperparameters.steps (from Preflight)"
+_LATER = {
+    Stage.PREFLIGHT: (),
+    Stage.CONVERT: ("fingerprint (from Preflight)", "memory (from the model's size, Preflight)"),
+    Stage.TRAIN: ("converted (from Convert)",),
+    Stage.EVALUATE: ("converted (from Convert)", "train_step (from Train)"),
+    Stage.EXPORT: (
+        "converted (from Convert)",
+        "train_step (from Train)",
+        "memory (from the model's size, Preflight)",
+    ),
+}
+
+
+def plan_offline(job: Object, profile: Object) -> list[tuple[Stage, dict[str, Any]]]:
+    """Every stage's first JobSet as it would be applied. Raises Refused as an admission does.
+
+    What only earlier stages can know is left out of the request, and the annotation names it.
+    """
+    plan = offline_plan(job, profile)
+    return [(stage, _render(plan, stage)) for stage in plan.stages]
+
+
+def offline_plan(job: Object, profile: Object) -> Plan:
+    """The plan of a manifest that no API server has seen. Raises Refused."""
+    metadata = {"namespace": "default", "uid": UNKNOWN_UID, **job["metadata"]}
+    # A job that names no profile means the one given, whatever it is annotated with.
+    named = {"profileRef": {"name": profile["metadata"]["name"]}, **job["spec"]}
+    return admit({**job, "metadata": metadata, "spec": named}, [profile]).plan
+
+
+def _render(plan: Plan, stage: Stage) -> dict[str, Any]:
+    jobset = render_jobset(plan, stage, 1, Findings())
+    later = list(_LATER[stage])
+    if stage is not Stage.PREFLIGHT and plan.hyperparameters.steps is None:
+        later.append(_STEPS)
+    if later:
+        jobset["metadata"].setdefault("annotations", {})[KNOWN_LATER_ANNOTATION] = "; ".join(later)
+    return jobset

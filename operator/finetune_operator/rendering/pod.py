@@ -1,0 +1,101 @@
+"""What the pods of all stages share: one unprivileged container that runs ``finetune-stage``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from finetune_contract import Stage, StageRequest
+from finetune_contract.request import REQUEST_VARIABLE
+from finetune_operator.planning import Plan
+
+type Object = Mapping[str, Any]
+
+CONTAINER = "trainer"
+SCRATCH = "/scratch"
+#: The trainer image's user; any other non-root user works, as only the volumes are written to.
+USER = 65532
+
+#: Seconds from SIGTERM to SIGKILL. Training saves a checkpoint first; Spot nodes grant less whatever stands here,
+#: planned maintenance grants it.
+GRACE_SECONDS = {
+    Stage.PREFLIGHT: 30,
+    Stage.CONVERT: 30,
+    Stage.TRAIN: 300,
+    Stage.EVALUATE: 60,
+    Stage.EXPORT: 60,
+}
+
+
+def pod_spec(
+    plan: Plan,
+    request: StageRequest,
+    *,
+    service_account: str,
+    resources: Object,
+    node_selector: Mapping[str, str],
+    tolerations: Sequence[Object],
+    env: Sequence[Object] = (),
+    ports: Sequence[Object] = (),
+    shared_memory: bool = False,
+) -> dict[str, Any]:
+    """The pod of one stage. Secrets stand in it as references only."""
+    mounts: list[Object] = [
+        {"name": "scratch", "mountPath": SCRATCH},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  a mount of its own
+    ]
+    volumes: list[Object] = [{"name": "scratch", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]
+    if shared_memory:
+        # The container runtime's own /dev/shm holds 64 MiB; data loading processes pass batches through it.
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": plan.image,
+        "command": ["finetune-stage"],
+        "env": [*_env(plan, request), *env, *plan.pod.env],
+        "resources": resources,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    if ports:
+        container["ports"] = list(ports)
+    return {
+        "restartPolicy": "Never",
+        "serviceAccountName": service_account,
+        # Workload identity asks the metadata server; nothing in the pod speaks to the API server.
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_SECONDS[request.stage],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "nodeSelector": dict(node_selector),
+        "tolerations": [dict(toleration) for toleration in tolerations],
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def _env(plan: Plan, request: StageRequest) -> list[Object]:
+    variables: list[Object] = [
+        # Kubernetes expands $(NAME) in values and takes $$ for $.
+        {"name": REQUEST_VARIABLE, "value": request.to_json().replace("$", "$$")},
+        {"name": "TMPDIR", "value": SCRATCH},
+        # The root file system is read-only; libraries keep their caches below HOME.
+        {"name": "HOME", "value": SCRATCH},
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+    ]
+    # Preflight always gets the token, so that a missing Secret is seen before any TPU is claimed.
+    if plan.hub_token and (request.stage is Stage.PREFLIGHT or plan.reads_hub):
+        name, key = plan.hub_token
+        variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
+    return variables
