@@ -1,36 +1,40 @@
-{{/* What the operator may do where its jobs live. No Secret is ever read: pods get them by reference. */}}
+{{/*
+What the operator may do, as operator/finetune_operator/runtime/rbac.py lists it (a test holds the two together).
+No Secret is ever read: pods get them by reference.
+*/}}
 {{- define "finetune-operator.jobRules" -}}
 - apiGroups: [tpu-finetune.dev]
   resources: [finetunejobs]
   verbs: [get, list, watch]
+# Status only: spec and metadata belong to the user.
 - apiGroups: [tpu-finetune.dev]
   resources: [finetunejobs/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # The immutable ConfigMap <job>-plan: written once, read by name.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, create]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end }}
 
-{{/* Profiles are cluster-scoped: also an operator that serves a few namespaces reads all of them. */}}
+{{/* Profiles are cluster-scoped: an operator that serves a few namespaces reads them, too. */}}
 {{- define "finetune-operator.profileRules" -}}
 - apiGroups: [tpu-finetune.dev]
   resources: [finetuneprofiles]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 
 {{/* Leader election, in the operator's own namespace. */}}
 {{- define "finetune-operator.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, create, update, patch]
+  verbs: [get, create, patch]
 {{- end }}

@@ -1,0 +1,221 @@
+"""A person's connection to a cluster: objects, their changes as they happen, and logs of pods."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client.rest import RESTResponse
+from kubernetes.aio.config import ConfigException, list_kube_config_contexts
+
+from finetune_operator.cli.errors import CliError, close_names
+from finetune_operator.cluster.connect import NoCredentials, kubeconfig
+from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster, error_from
+from finetune_operator.cluster.port import JOBS, PODS, ClusterError, Kind, NotFound, Object, Unavailable
+
+type Objects = Mapping[str, Object]
+type Sleep = Callable[[float], Awaitable[None]]
+
+#: The server ends a watch after this long; a bookmark each minute shows in between that the connection lives.
+_WATCH_SECONDS = 290
+_SILENCE_SECONDS = 100
+_LONGEST_PAUSE = 15.0
+
+
+def _untroubled(_message: str | None) -> None:
+    """For callers that show no connection state."""
+
+
+class Connection:
+    """What the commands ask of a cluster. Errors of single calls are :class:`ClusterError`."""
+
+    def __init__(self, configuration: Configuration, namespace: str, *, sleep: Sleep = asyncio.sleep) -> None:
+        self.namespace = namespace
+        self.server = str(configuration.host)
+        self._cluster = KubernetesCluster(configuration)
+        self._api = ApiClient(configuration)
+        self._sleep = sleep
+
+    async def close(self) -> None:
+        await self._cluster.close()
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    async def job(self, name: str) -> Object:
+        """The live job. Raises CliError that names close ones."""
+        try:
+            return await self._cluster.get(JOBS, self.namespace, name)
+        except NotFound:
+            pass
+        try:
+            known = [job["metadata"]["name"] for job in await self._cluster.list(JOBS, self.namespace)]
+        except NotFound as error:
+            raise CliError(
+                f"The cluster at {self.server} does not know FineTuneJob.",
+                fix="Install the chart charts/finetune-operator, or choose another cluster with --context.",
+            ) from error
+        raise CliError(
+            f'There is no FineTuneJob "{name}" in namespace {self.namespace}.',
+            fix=close_names(name, known)
+            or f"There are none in {self.namespace}; choose a namespace with -n.",
+        )
+
+    async def pods(self, labels: Mapping[str, str]) -> list[Object]:
+        return list(await self._cluster.list(PODS, self.namespace, labels=labels))
+
+    async def follow(
+        self,
+        kind: Kind,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        trouble: Callable[[str | None], None] = _untroubled,
+    ) -> AsyncIterator[Objects]:
+        """The selected objects by name: as they are now, and again after every change, for ever.
+
+        A lost connection is restored; ``trouble`` gets the reason while that takes, and None once it is over.
+        Raises ClusterError only for what waiting will not mend (no permission, no such kind).
+        """
+        query = _selection(name, labels)
+        path = f"{kind.prefix}/namespaces/{self.namespace}/{kind.plural}"
+        pause = 1.0
+        while True:
+            try:
+                async for objects in self._list_and_watch(path, query):
+                    trouble(None)
+                    pause = 1.0
+                    yield objects
+            except Unavailable as error:
+                trouble(str(error))
+            # Also after a watch that ended as it should: a server that ends each at once is not to be hammered.
+            await self._sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def log(self, pod: str, *, follow: bool) -> AsyncIterator[str]:
+        """Lines of a pod's only container, without line ends; with ``follow`` until it ends."""
+        path = f"{PODS.prefix}/namespaces/{self.namespace}/pods/{pod}/log"
+        silence = None if follow else _SILENCE_SECONDS
+        async for line in self._lines(path, [("follow", str(follow).lower())], silence):
+            yield line.decode(errors="replace").rstrip("\r\n")
+
+    async def _list_and_watch(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[Objects]:
+        content = b"".join([line async for line in self._lines(path, query, _SILENCE_SECONDS)])
+        listed = json.loads(content)
+        objects = {item["metadata"]["name"]: item for item in listed["items"]}
+        yield dict(objects)
+        watch = [
+            *query,
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", str(_WATCH_SECONDS)),
+            ("resourceVersion", listed["metadata"]["resourceVersion"]),
+        ]
+        try:
+            async for line in self._lines(path, watch, _SILENCE_SECONDS):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return  # history is gone (410), or the server is about to stop: list again
+                if event["type"] == "BOOKMARK":
+                    continue
+                changed = event["object"]
+                if event["type"] == "DELETED":
+                    objects.pop(changed["metadata"]["name"], None)
+                else:
+                    objects[changed["metadata"]["name"]] = changed
+                yield dict(objects)
+        except Unavailable:
+            return  # whether the server is really away is seen by the next list
+
+    async def _lines(
+        self, path: str, query: list[tuple[str, str]], silence: float | None
+    ) -> AsyncIterator[bytes]:
+        """The answer to one GET, line by line. Raises ClusterError."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence)
+        answer: RESTResponse | None = None
+        try:
+            method, url, headers, _, _ = await self._api.param_serialize(
+                "GET",
+                path,
+                query_params=query,
+                header_params={"Accept": "*/*"},
+                auth_settings=["BearerToken"],
+            )
+            answer = await self._api.call_api(method, url, header_params=headers, _request_timeout=timeout)
+            if answer.status >= 400:
+                content = await answer.read()  # type: ignore[no-untyped-call]
+                raise error_from(answer.status, method, path, content, None)
+            # Not by aiohttp's readline, which refuses a line above 2 MiB: an object may be that large in a watch.
+            rest = b""
+            async for chunk in answer.response.content.iter_any():
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    yield line
+            if rest:
+                yield rest
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unavailable(f"GET {path}: {str(error) or 'no answer in time'}") from error
+        finally:
+            if answer is not None:
+                answer.response.close()
+
+
+def _selection(name: str | None, labels: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    query = []
+    if name:
+        query.append(("fieldSelector", f"metadata.name={name}"))
+    if labels:
+        query.append(("labelSelector", ",".join(f"{key}={value}" for key, value in sorted(labels.items()))))
+    return query
+
+
+def _namespace_of_context(path: str | None, context: str | None) -> str:
+    """The namespace that the kubeconfig names for the context, as kubectl takes it."""
+    try:
+        contexts, active = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
+    except (ConfigException, OSError):
+        return "default"
+    chosen: Any = next((entry for entry in contexts if entry["name"] == context), active) or {}
+    return str(chosen.get("context", {}).get("namespace") or "default")
+
+
+@asynccontextmanager
+async def connect(
+    *, path: str | None, context: str | None, namespace: str | None
+) -> AsyncIterator[Connection]:
+    """A connection for the length of one command; every ClusterError inside becomes a CliError."""
+    connection: Connection | None = None
+    try:
+        configuration = await kubeconfig(path, context)
+        connection = Connection(configuration, namespace or _namespace_of_context(path, context))
+        yield connection
+    except ClusterError as error:
+        _explain(error, connection)
+    finally:
+        if connection is not None:
+            await connection.close()
+
+
+def _explain(error: ClusterError, connection: Connection | None) -> NoReturn:
+    if isinstance(error, NoCredentials) or connection is None:
+        raise CliError(
+            str(error),
+            fix="Set KUBECONFIG or give --kubeconfig FILE; `make up` starts a local cluster and prints its line.",
+        ) from error
+    if error.status == 401:
+        raise CliError(
+            f"The cluster at {connection.server} does not accept your credentials.",
+            fix="Log in again (GKE: gcloud container clusters get-credentials CLUSTER), or choose another --context.",
+        ) from error
+    if error.status == 403:
+        raise CliError(
+            str(error),
+            fix=f"Ask for a role in namespace {connection.namespace} that allows this, or choose another with -n.",
+        ) from error
+    if isinstance(error, Unavailable):
+        raise CliError(
+            f"The cluster at {connection.server} does not answer: {error}",
+            fix="Check that it runs and that KUBECONFIG, --kubeconfig or --context name the one you mean.",
+        ) from error
+    raise CliError(str(error)) from error

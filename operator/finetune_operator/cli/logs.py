@@ -1,0 +1,199 @@
+"""``finetune logs``: what the pods of a stage write, or the end of it that was kept when they are gone."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from finetune_contract import RunFolder, Stage
+from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.cli import story
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cluster.port import JOBS, PODS, ClusterError, Object
+
+type Write = Callable[[str], None]
+
+_ORDER = {stage.value: place for place, stage in enumerate(Stage)}
+_OVER = ("Succeeded", "Failed", "Skipped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which logs: all of a job, of one stage, or of one attempt of a stage."""
+
+    stage: Stage | None = None
+    attempt: int | None = None
+
+    def matches(self, pod: Object) -> bool:
+        stage, attempt = attempt_of(pod)
+        return self.stage in (None, stage) and self.attempt in (None, attempt)
+
+    def __str__(self) -> str:
+        parts = [self.stage.value if self.stage else "", f"attempt {self.attempt}" if self.attempt else ""]
+        return " ".join(part for part in parts if part) or "the job"
+
+
+def attempt_of(pod: Object) -> tuple[Stage, int]:
+    """Stage and attempt that a pod belongs to, from its labels."""
+    labels = pod["metadata"]["labels"]
+    return Stage(labels["tpu-finetune.dev/stage"]), int(labels["tpu-finetune.dev/attempt"])
+
+
+def has_started(pod: Object) -> bool:
+    """Whether the pod's container runs or has run, so that there is a log to read."""
+    states = [status.get("state", {}) for status in pod.get("status", {}).get("containerStatuses") or []]
+    return any("running" in state or "terminated" in state for state in states)
+
+
+async def show_logs(
+    connection: Connection, name: str, selection: Selection, *, follow: bool, store: Store, write: Write
+) -> None:
+    """Print the newest attempt that the selection allows; with ``follow`` all that is still to come, too."""
+    job = await connection.job(name)
+    labels = {"tpu-finetune.dev/job-uid": str(job["metadata"]["uid"])}
+    if follow and not _over(job, selection):
+        await _follow(connection, name, labels, selection, write)
+        return
+    pods = [pod for pod in await connection.pods(labels) if selection.matches(pod) and has_started(pod)]
+    if not pods:
+        write(await kept_log(job, selection, store))
+        return
+    newest = max(map(attempt_of, pods), key=lambda attempt: (_ORDER[attempt[0].value], attempt[1]))
+    chosen = sorted(
+        (pod["metadata"]["name"] for pod in pods if attempt_of(pod) == newest),
+    )
+    for pod in chosen:
+        async for line in connection.log(pod, follow=False):
+            write(f"{_prefix(pod, chosen)}{line}")
+
+
+def _over(job: Object, selection: Selection) -> bool:
+    """Whether nothing of the selection is still to come."""
+    if story.is_current(job) and story.phase_of(job) in ("Succeeded", "Failed", "Planned"):
+        return True
+    if selection.stage is None:
+        return False
+    for stage in story.status_of(job).get("stages") or []:
+        if stage.get("name") == selection.stage:
+            current = int(stage.get("attempt") or 0)
+            passed = selection.attempt is not None and current > selection.attempt
+            return passed or stage.get("phase") in _OVER
+    return False
+
+
+def _prefix(pod: str, all_pods: Sequence[str]) -> str:
+    """``slice-0-1 | `` where several hosts write; nothing for one."""
+    if len(all_pods) < 2:
+        return ""
+    # <jobset>-<replicated job>-<job index>-<pod index>-<random>
+    return f"{'-'.join(pod.split('-')[-4:-1])} | "
+
+
+class _Follower:
+    """Streams every pod of a selection from its start on, as pods come and go."""
+
+    def __init__(self, connection: Connection, selection: Selection, write: Write) -> None:
+        self._connection = connection
+        self._selection = selection
+        self._write = write
+        self._streams: dict[str, asyncio.Task[None]] = {}
+
+    async def pods(self, labels: Mapping[str, str]) -> None:
+        """Start a stream for each pod that begins; never returns."""
+        async for pods in self._connection.follow(PODS, labels=labels):
+            chosen = [pod for pod in pods.values() if self._selection.matches(pod)]
+            for pod in chosen:
+                if has_started(pod) and pod["metadata"]["name"] not in self._streams:
+                    self._start(
+                        pod, [p["metadata"]["name"] for p in chosen if attempt_of(p) == attempt_of(pod)]
+                    )
+
+    async def rest(self) -> None:
+        """Returns when the streams have ended: the last lines may come after the job's end was seen."""
+        await asyncio.gather(*self._streams.values())
+
+    def stop(self) -> None:
+        for stream in self._streams.values():
+            stream.cancel()
+
+    def _start(self, pod: Object, peers: Sequence[str]) -> None:
+        if not self._streams.keys() & set(peers):
+            stage, attempt = attempt_of(pod)
+            self._write(f"=== {stage} attempt {attempt}")
+        name = pod["metadata"]["name"]
+        self._streams[name] = asyncio.create_task(self._stream(name, peers))
+
+    async def _stream(self, pod: str, peers: Sequence[str]) -> None:
+        try:
+            async for line in self._connection.log(pod, follow=True):
+                self._write(f"{_prefix(pod, peers)}{line}")
+        except ClusterError as error:
+            self._write(f"[the log of {pod} broke off: {error}]")
+
+
+async def _follow(
+    connection: Connection, name: str, labels: Mapping[str, str], selection: Selection, write: Write
+) -> None:
+    """Print the logs of the selection until the job, or the stage that was asked for, is over."""
+
+    async def until_over() -> None:
+        async for jobs in connection.follow(JOBS, name=name):
+            if name not in jobs or _over(jobs[name], selection):
+                return
+
+    follower = _Follower(connection, selection, write)
+    tasks = [asyncio.create_task(follower.pods(labels)), asyncio.create_task(until_over())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        await follower.rest()
+    finally:
+        for task in tasks:
+            task.cancel()
+        follower.stop()
+
+
+async def kept_log(job: Object, selection: Selection, store: Store) -> str:
+    """The end of an attempt's log that the trainer left in the run folder. Raises CliError where there is none."""
+    status = story.status_of(job)
+    folder = (status.get("resolved") or {}).get("runFolder")
+    if not folder:
+        raise CliError(
+            f"{job['metadata']['name']} has no pods and no run folder yet.",
+            fix=f"`finetune status {job['metadata']['name']}` tells what it waits for.",
+        )
+    stage, attempt = _newest_attempt(status.get("stages") or [], selection, str(job["metadata"]["name"]))
+    uri = RunFolder(str(folder)).log_tail(stage.short, attempt)
+    try:
+        content = await store.read(uri)
+    except StorageError as error:
+        raise CliError(
+            f"The pods of {stage} attempt {attempt} are gone and the kept log cannot be read: {error}",
+            fix="Log in to the object store (on Google Cloud: gcloud auth application-default login; for a local "
+            "store set STORAGE_EMULATOR_HOST) and try again.",
+        ) from error
+    if content is None:
+        raise CliError(
+            f"The pods of {stage} attempt {attempt} are gone and no log was kept at {uri}.",
+            fix="An attempt that was killed keeps none; try an earlier one with --attempt.",
+        )
+    return content.decode(errors="replace").rstrip("\n")
+
+
+def _newest_attempt(stages: Iterable[Object], selection: Selection, job: str) -> tuple[Stage, int]:
+    """The last attempt of the last stage that ran, within the selection."""
+    ran = {
+        Stage(stage["name"]): int(stage["attempt"])
+        for stage in stages
+        if stage.get("attempt") and stage.get("jobSet")
+    }
+    if selection.stage is not None and selection.stage not in ran:
+        there = ", ".join(stage.value for stage in ran) or "no stage"
+        raise CliError(f"{selection.stage} of {job} has not run: {there} has.")
+    if not ran:
+        raise CliError(
+            f"No stage of {job} has run yet.", fix=f"`finetune status {job}` tells what it waits for."
+        )
+    stage = selection.stage or max(ran, key=lambda stage: _ORDER[stage.value])
+    return stage, selection.attempt or ran[stage]

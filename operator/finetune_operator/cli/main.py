@@ -1,0 +1,193 @@
+"""The command line. Commands import what they need when they run, so that ``--help`` answers at once."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+
+from finetune_operator.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from finetune_operator.cli.connection import Connection
+
+
+class Commands(typer.core.TyperGroup):
+    """Turns the one exception that is meant for people into two lines on stderr and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CliError as error:
+            typer.secho("Error: ", fg="red", nl=False, err=True)
+            typer.echo(error.message, err=True)
+            if error.fix:
+                typer.secho("Fix:   ", fg="green", nl=False, err=True)
+                typer.echo(error.fix, err=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    name="finetune",
+    cls=Commands,
+    help="Fine-tune language models on TPUs with Kubernetes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the FineTuneJob.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Default: the context's namespace.", metavar="NS")
+]
+Kubeconfig = Annotated[
+    Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config.", metavar="FILE")
+]
+Context = Annotated[
+    str | None, typer.Option("--context", help="Context of the kubeconfig; default: its current one.")
+]
+
+
+class Output(StrEnum):
+    """How ``plan`` prints."""
+
+    TEXT = "text"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class StageName(StrEnum):
+    """The stages, as one types them."""
+
+    PREFLIGHT = "Preflight"
+    CONVERT = "Convert"
+    TRAIN = "Train"
+    EVALUATE = "Evaluate"
+    EXPORT = "Export"
+
+
+@app.command()
+def plan(
+    file: Annotated[
+        Path,
+        typer.Option("--filename", "-f", help="Manifest of one FineTuneJob; - is stdin.", metavar="FILE"),
+    ],
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile", help="Manifest of the FineTuneProfile; default: the local one.", metavar="FILE"
+        ),
+    ] = None,
+    output: Annotated[
+        Output,
+        typer.Option("--output", "-o", help="yaml: every JobSet as it would be applied, one document each."),
+    ] = Output.TEXT,
+) -> None:
+    """Show what a job would do, without a cluster: stages, TPU and why, batch, names, run folder."""
+    from finetune_operator.cli.plan import show_plan
+
+    typer.echo(show_plan(file, profile, output))
+
+
+@app.command()
+def validate(
+    files: Annotated[
+        list[Path],
+        typer.Option(
+            "--filename", "-f", help="Manifest; may be given more than once; - is stdin.", metavar="FILE"
+        ),
+    ],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More manifests.")] = None,
+) -> None:
+    """Check manifests without a cluster, by the rules of API server and operator; exit code 1 with the errors."""
+    from finetune_operator.cli.manifests import check_files
+
+    for line in check_files([*files, *(more or [])]):
+        typer.echo(line)
+
+
+@app.command()
+def status(
+    name: Name, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None
+) -> None:
+    """Tell a job's story on one page."""
+    from rich.console import Console
+
+    from finetune_operator.cli.status import show_status
+
+    _with_connection(kubeconfig, context, namespace, lambda cluster: show_status(cluster, name, Console()))
+
+
+@app.command()
+def watch(
+    name: Name, namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None
+) -> None:
+    """Follow a job live until it ends; exit code 0 when it succeeded, 1 when it failed."""
+    from rich.console import Console
+
+    from finetune_operator.cli.watch import watch_job
+
+    try:
+        code = _with_connection(
+            kubeconfig, context, namespace, lambda cluster: watch_job(cluster, name, Console())
+        )
+    except KeyboardInterrupt:
+        typer.echo(f"The job goes on; `finetune watch {name}` looks again.", err=True)
+        code = 130
+    raise typer.Exit(code)
+
+
+@app.command()
+def logs(  # noqa: PLR0917  typer passes options by name
+    name: Name,
+    stage: Annotated[
+        StageName | None, typer.Option("--stage", case_sensitive=False, help="Default: the last that ran.")
+    ] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Default: the last.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Print what a stage's pods write, or the kept end of it when the pods are gone."""
+    from finetune_contract import Stage
+    from finetune_operator.artifacts.stores import UniversalStore
+    from finetune_operator.cli.logs import Selection, show_logs
+
+    selection = Selection(stage=Stage(stage.value) if stage else None, attempt=attempt)
+    try:
+        _with_connection(
+            kubeconfig,
+            context,
+            namespace,
+            lambda cluster: show_logs(
+                cluster, name, selection, follow=follow, store=UniversalStore(), write=typer.echo
+            ),
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _with_connection[T](
+    kubeconfig: Path | None,
+    context: str | None,
+    namespace: str | None,
+    command: Callable[["Connection"], Awaitable[T]],
+) -> T:
+    """Run one command against a cluster."""
+    from finetune_operator.cli.connection import connect
+
+    async def run() -> T:
+        path = str(kubeconfig) if kubeconfig else None
+        async with connect(path=path, context=context, namespace=namespace) as cluster:
+            return await command(cluster)
+
+    return asyncio.run(run())
+
+
+def main() -> None:
+    """Entry point of the ``finetune`` program."""
+    app(prog_name="finetune")

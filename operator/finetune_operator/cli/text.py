@@ -1,0 +1,78 @@
+"""Small pure functions that turn numbers and times into words."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+_BAR = 24
+
+
+def duration(seconds: float) -> str:
+    """``8 s``, ``1 min 05 s``, ``2 h 05 min``, ``3 d 4 h``; never negative."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def instant(value: object) -> datetime | None:
+    """A Kubernetes timestamp, or None for anything else."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        return None
+
+
+def elapsed(start: object, end: object, now: datetime) -> timedelta | None:
+    """Time from ``start`` to ``end``, or to ``now`` where there is no end yet; None before the start."""
+    began = instant(start)
+    if began is None:
+        return None
+    return (instant(end) or now) - began
+
+
+def bar(done: float, total: float) -> str:
+    """A progress bar of fixed width; empty where the total is not known."""
+    if total <= 0:
+        return ""
+    filled = round(_BAR * min(1.0, max(0.0, done / total)))
+    return "━" * filled + "╌" * (_BAR - filled)
+
+
+def count(number: float) -> str:
+    """``494 M``, ``1.5 B``, ``3,412``: enough digits to recognise it."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= size:
+            value = number / size
+            return f"{value:.3g} {unit}"
+    return f"{number:,.0f}"
+
+
+def size(number: float) -> str:
+    """Bytes in binary units: ``5.1 GiB``."""
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def number(value: object, digits: int = 3) -> str:
+    """A metric: numbers and decimal strings shortened, anything else as it is."""
+    try:
+        return f"{float(str(value)):.{digits}f}"
+    except ValueError:
+        return str(value)
+
+
+def metric(status: Mapping[str, Any], name: str) -> object | None:
+    """The value of one entry of ``progress.metrics``."""
+    entries = (status.get("progress") or {}).get("metrics") or []
+    return next((entry.get("value") for entry in entries if entry.get("name") == name), None)

@@ -1,0 +1,145 @@
+"""``finetune watch``: a job live, until it ends."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from finetune_operator.cli import story, text
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cluster.port import JOBS, Object
+
+type Clock = Callable[[], datetime]
+
+#: The phases after which nothing more happens, and the command's exit code for each.
+EXIT_CODES = {"Succeeded": 0, "Planned": 0, "Failed": 1}
+#: Training is told again in plain output when it has moved this far, percent.
+_STRIDE = 5.0
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def watch_job(connection: Connection, name: str, console: Console, *, clock: Clock = now) -> int:
+    """Show the job until it has ended; returns the exit code. Raises CliError when the job is deleted."""
+    await connection.job(name)  # says which names there are, where this is none
+    show = _live if console.is_terminal else _plain
+    job = await show(connection, name, console, clock)
+    for line in story.tell(job, clock()):
+        console.print(line, soft_wrap=True)
+    return EXIT_CODES[story.phase_of(job)]
+
+
+async def _states(
+    connection: Connection, name: str, trouble: Callable[[str | None], None]
+) -> AsyncIterator[Object]:
+    """Every state of the job up to and including its last."""
+    async for jobs in connection.follow(JOBS, name=name, trouble=trouble):
+        if name not in jobs:
+            raise CliError(f"FineTuneJob {name} was deleted. What it wrote to its run folder is still there.")
+        yield jobs[name]
+        if story.is_current(jobs[name]) and story.phase_of(jobs[name]) in EXIT_CODES:
+            return
+
+
+async def _live(connection: Connection, name: str, console: Console, clock: Clock) -> Object:
+    """One page that is redrawn; durations run between the changes."""
+    job: Object = {"metadata": {"name": name, "namespace": connection.namespace}}
+    problem: str | None = None
+
+    def page() -> RenderableType:
+        note = [Text(f"No connection, trying again: {problem}", "yellow")] if problem else []
+        return Group(*story.tell(job, clock()), *note)
+
+    def trouble(message: str | None) -> None:
+        nonlocal problem
+        problem = message
+
+    with Live(get_renderable=page, console=console, refresh_per_second=4, transient=True):
+        async for state in _states(connection, name, trouble):
+            job = state
+    return job
+
+
+async def _plain(connection: Connection, name: str, console: Console, clock: Clock) -> Object:
+    """One line for each thing that happened."""
+    chronicle = Chronicle()
+    job: Object = {}
+    troubled = False
+
+    def trouble(message: str | None) -> None:
+        nonlocal troubled
+        if message and not troubled:
+            console.print(f"No connection, trying again: {message}", soft_wrap=True, highlight=False)
+        troubled = message is not None
+
+    async for state in _states(connection, name, trouble):
+        job = state
+        for line in chronicle.news(job, clock()):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+    console.print()
+    return job
+
+
+class Chronicle:
+    """Turns the states of a job into lines; each thing that happened is told once."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, str] = {}
+        self._percent = 0.0
+
+    def news(self, job: Object, at: datetime) -> Iterator[str]:
+        """What is new in this state, each line with the time since the job was created."""
+        age = text.elapsed(job.get("metadata", {}).get("creationTimestamp"), None, at)
+        clock = text.duration(age.total_seconds()) if age else ""
+        for line in self._lines(story.status_of(job), at):
+            yield f"{clock:>12}  {line}"
+
+    def _lines(self, status: Object, at: datetime) -> Iterator[str]:
+        phase = str(status.get("phase") or "Pending")
+        if self._new("phase", phase) and phase in ("Suspended", "Recovering", "Queued", "Provisioning"):
+            yield f"{phase}: {status.get('summary', '')}".rstrip(": ")
+        for stage in status.get("stages") or []:
+            yield from self._stage(stage, status, at)
+        yield from self._progress(status)
+        waiting = status.get("waiting") or {}
+        # The message may count upwards; only another reason is news.
+        if self._new("waiting", str(waiting.get("reason") or "")) and waiting.get("reason"):
+            yield f"… {story.waiting_text(status, at)}"
+        problem = story.problem_text(status)
+        if self._new("problem", problem) and problem:
+            yield f"! {problem}"
+
+    def _stage(self, stage: Object, status: Object, at: datetime) -> Iterator[str]:
+        name, phase = str(stage.get("name")), str(stage.get("phase") or "Pending")
+        attempt = int(stage.get("attempt") or 1)
+        if not self._new(name, f"{phase} {attempt}") or phase == "Pending":
+            return
+        again = f"attempt {attempt}" if attempt > 1 else ""
+        if phase == "Running":
+            yield f"▶ {name:<10}{again}".rstrip()
+            return
+        spent = text.elapsed(stage.get("startTime"), stage.get("completionTime"), at)
+        notes = "  ".join(story.stage_notes(stage, status))
+        took = text.duration(spent.total_seconds()) if spent else ""
+        yield f"{story.mark(phase)} {name:<10}{took:<12}{notes}".rstrip()
+
+    def _progress(self, status: Object) -> Iterator[str]:
+        progress = status.get("progress") or {}
+        step, total = progress.get("step"), progress.get("totalSteps")
+        if status.get("stage") != "Train" or not step or not total:
+            return
+        percent = 100 * float(step) / float(total)
+        # Back after a resume from an earlier checkpoint: told too.
+        if percent < self._percent or percent - self._percent >= _STRIDE:
+            self._percent = percent
+            yield f"  {'':<10}{'  '.join(story.progress_notes(status, running=True))}"
+
+    def _new(self, key: str, value: str) -> bool:
+        changed = self._told.get(key) != value
+        self._told[key] = value
+        return changed

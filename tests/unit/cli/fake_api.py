@@ -1,0 +1,115 @@
+"""A small API server for the command line: jobs and pods with list, watch and logs, over real HTTP.
+
+Tests change objects through it and thereby decide what a watch sees and when.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+type Object = dict[str, Any]
+
+
+class FakeApi:
+    """Objects by (plural, name); every open watch hears of every change."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], Object] = {}
+        self.logs: dict[str, str] = {}
+        self.lists: list[str] = []
+        """Query string of every list."""
+        self.refuse: int | None = None
+        """Status code that every request gets."""
+        self._version = 100
+        self._watches: list[tuple[str, asyncio.Queue[Object | None]]] = []
+        self._changed = asyncio.Event()
+
+    async def put(self, plural: str, manifest: Object) -> None:
+        key = (plural, manifest["metadata"]["name"])
+        kind = "MODIFIED" if key in self.objects else "ADDED"
+        self._version += 1
+        manifest["metadata"]["resourceVersion"] = str(self._version)
+        self.objects[key] = manifest
+        self._tell(plural, {"type": kind, "object": manifest})
+
+    async def delete(self, plural: str, name: str) -> None:
+        gone = self.objects.pop((plural, name))
+        self._tell(plural, {"type": "DELETED", "object": gone})
+
+    def send(self, plural: str, event: Object) -> None:
+        """Any other event: BOOKMARK, ERROR."""
+        self._tell(plural, event)
+
+    def break_watches(self) -> None:
+        """End every open watch, as a restart of the server does."""
+        for _, queue in self._watches:
+            queue.put_nowait(None)
+
+    async def watched(self, plural: str, times: int = 1) -> None:
+        """Returns once that many watches of the resource are open."""
+        while sum(1 for watched, _ in self._watches if watched == plural) < times:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _tell(self, plural: str, event: Object) -> None:
+        for watched, queue in self._watches:
+            if watched == plural:
+                queue.put_nowait(json.loads(json.dumps(event)))
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if self.refuse:
+            return web.json_response({"kind": "Status", "message": "no"}, status=self.refuse)
+        plural, name = request.match_info["plural"], request.match_info.get("name")
+        if name is not None:
+            found = self.objects.get((plural, name))
+            missing = {"kind": "Status", "message": f"{plural} {name} not found"}
+            return web.json_response(found) if found else web.json_response(missing, status=404)
+        if request.query.get("watch") == "true":
+            return await self._watch(request, plural)
+        self.lists.append(request.query_string)
+        items = [item for (kind, _), item in self.objects.items() if kind == plural]
+        return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": items})
+
+    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        queue: asyncio.Queue[Object | None] = asyncio.Queue()
+        entry = (plural, queue)
+        self._watches.append(entry)
+        self._changed.set()
+        try:
+            while (event := await queue.get()) is not None:
+                await response.write(json.dumps(event).encode() + b"\n")
+        finally:
+            self._watches.remove(entry)
+        return response
+
+    async def log(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.logs[request.match_info["name"]])
+
+
+@asynccontextmanager
+async def serve(api: FakeApi) -> AsyncIterator[Configuration]:
+    """A client configuration for the server, which ends with the block."""
+    app = web.Application()
+    for prefix in ("/api/v1", "/apis/tpu-finetune.dev/v1alpha1"):
+        base = f"{prefix}/namespaces/{{namespace}}"
+        app.router.add_get(f"{base}/{{plural}}", api.handle)
+        app.router.add_get(f"{base}/{{plural}}/{{name}}", api.handle)
+        app.router.add_get(f"{base}/{{plural}}/{{name}}/log", api.log)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        configuration = Configuration()
+        configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield configuration
+    finally:
+        api.break_watches()
+        await runner.cleanup()

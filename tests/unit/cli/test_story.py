@@ -1,0 +1,66 @@
+"""The one-page story, for a job in every phase."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_operator.api import FineTuneJobStatus, Phase
+from finetune_operator.cli import story
+from tests import snapshots
+
+HERE = Path(__file__).parent
+JOBS = sorted((HERE / "jobs").glob("*.yaml"))
+NOW = datetime(2026, 11, 21, 12, 5, tzinfo=UTC)
+
+
+def job(phase: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((HERE / "jobs" / f"{phase}.yaml").read_text())
+    return loaded
+
+
+def page(manifest: dict[str, Any]) -> str:
+    return "".join(f"{line.plain}\n" for line in story.tell(manifest, NOW))
+
+
+def test_there_is_a_job_for_every_phase() -> None:
+    assert {path.stem for path in JOBS} == {phase.value.lower() for phase in Phase}
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_the_jobs_have_a_status_as_the_api_defines_it(path: Path) -> None:
+    FineTuneJobStatus.model_validate(yaml.safe_load(path.read_text())["status"])
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_page(path: Path) -> None:
+    snapshots.check(HERE / "pages" / f"{path.stem}.txt", page(yaml.safe_load(path.read_text())))
+
+
+def test_a_job_without_any_status_has_not_been_looked_at() -> None:
+    fresh = job("pending")
+    del fresh["status"]
+    assert "has not looked at this job yet" in page(fresh)
+
+
+def test_an_edit_that_was_not_looked_at_is_told() -> None:
+    edited = job("succeeded")
+    edited["metadata"]["generation"] = 2
+    assert not story.is_current(edited)
+    del edited["status"]["summary"]
+    assert "has not looked at the edit yet" in page(edited)
+
+
+def test_a_cache_miss_names_the_inputs_that_differ() -> None:
+    missed = job("running")
+    missed["status"]["stages"][1]["cache"] = {"result": "Miss", "missBecause": ["dtype", "engine"]}
+    assert "cache miss: dtype, engine differ" in page(missed)
+
+
+def test_unknown_fields_and_phases_of_a_newer_operator_do_not_break_the_page() -> None:
+    newer = job("running")
+    newer["status"]["stages"][2]["phase"] = "Paused"
+    newer["status"]["novelty"] = {"a": 1}
+    assert "? Train" in page(newer)

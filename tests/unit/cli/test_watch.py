@@ -1,0 +1,168 @@
+"""``finetune watch``: what is told, when it ends and with which exit code."""
+
+import asyncio
+import copy
+import io
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.watch import Chronicle, watch_job
+from tests.unit.cli.fake_api import FakeApi, serve
+
+NOW = datetime(2026, 11, 21, 12, 5, tzinfo=UTC)
+JOBS = Path(__file__).parent / "jobs"
+
+
+def job(phase: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((JOBS / f"{phase}.yaml").read_text())
+    return loaded
+
+
+def at_step(step: int) -> dict[str, Any]:
+    running = job("running")
+    running["status"]["progress"] |= {"step": step, "stepText": f"{step}/60"}
+    return running
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+@pytest.fixture
+async def connection(api: FakeApi) -> AsyncIterator[Connection]:
+    async def at_once(_seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    async with serve(api) as configuration:
+        connection = Connection(configuration, "team-a", sleep=at_once)
+        yield connection
+        await connection.close()
+
+
+async def watch(connection: Connection, *, terminal: bool = False) -> tuple[int, str]:
+    console = Console(file=io.StringIO(), width=120, force_terminal=terminal, color_system=None)
+    code = await watch_job(connection, "quickstart", console, clock=lambda: NOW)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return code, output.getvalue()
+
+
+@pytest.mark.parametrize(("phase", "code"), [("succeeded", 0), ("planned", 0), ("failed", 1)])
+async def test_a_finished_job_is_told_and_decides_the_exit_code(
+    api: FakeApi, connection: Connection, phase: str, code: int
+) -> None:
+    await api.put("finetunejobs", job(phase))
+    ended, output = await watch(connection)
+    assert ended == code
+    assert phase.capitalize() in output
+    if phase == "failed":
+        assert "Fix: Map it: roleMap: {bot: assistant}." in output
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_the_whole_way_of_a_job(api: FakeApi, connection: Connection, terminal: bool) -> None:
+    await api.put("finetunejobs", job("pending"))
+    watching = asyncio.create_task(watch(connection, terminal=terminal))
+    await api.watched("finetunejobs")
+    for state in (job("validating"), job("provisioning"), at_step(12), at_step(30), job("succeeded")):
+        await api.put("finetunejobs", state)
+    code, output = await watching
+    assert code == 0
+    assert "loss" in output.lower()
+    assert "gs://ft-artifacts/team-a/quickstart-5b0f3f3c/export/model" in output
+    if not terminal:
+        assert "▶ Train" in output
+        assert "30/60" in output
+        assert "… WaitingForCapacity for 3 min 00 s: 0/3 nodes are available" in output
+
+
+async def test_a_restart_of_the_server_is_survived(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    watching = asyncio.create_task(watch(connection))
+    await api.watched("finetunejobs")
+    api.refuse = 503
+    api.break_watches()
+    while api.refuse:
+        await asyncio.sleep(0)
+        if not api._watches:
+            await api.put("finetunejobs", job("succeeded"))  # nobody hears of it
+            api.refuse = None
+    code, _ = await watching
+    assert code == 0
+
+
+async def test_history_that_is_gone_leads_to_a_new_list(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    watching = asyncio.create_task(watch(connection))
+    await api.watched("finetunejobs")
+    api.send("finetunejobs", {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "200"}}})
+    api.objects["finetunejobs", "quickstart"] = job("succeeded")
+    api.send("finetunejobs", {"type": "ERROR", "object": {"kind": "Status", "code": 410}})
+    code, _ = await watching
+    assert code == 0
+    assert len(api.lists) == 2
+    assert "metadata.name%3Dquickstart" in api.lists[0] or "metadata.name=quickstart" in api.lists[0]
+
+
+async def test_a_status_of_an_older_generation_does_not_end_the_watch(
+    api: FakeApi, connection: Connection
+) -> None:
+    stale = job("succeeded")
+    stale["metadata"]["generation"] = 2
+    await api.put("finetunejobs", stale)
+    watching = asyncio.create_task(watch(connection))
+    await api.watched("finetunejobs")
+    assert not watching.done()
+    fresh = copy.deepcopy(stale)
+    fresh["status"]["observedGeneration"] = 2
+    await api.put("finetunejobs", fresh)
+    assert (await watching)[0] == 0
+
+
+async def test_a_deleted_job_ends_the_watch_with_an_error(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    watching = asyncio.create_task(watch(connection))
+    await api.watched("finetunejobs")
+    await api.delete("finetunejobs", "quickstart")
+    with pytest.raises(CliError, match="was deleted"):
+        await watching
+
+
+async def test_an_unknown_job_lists_close_names(api: FakeApi, connection: Connection) -> None:
+    other = job("running")
+    other["metadata"]["name"] = "quickstart-2"
+    await api.put("finetunejobs", other)
+    with pytest.raises(CliError) as raised:
+        await watch(connection)
+    assert raised.value.message == 'There is no FineTuneJob "quickstart" in namespace team-a.'
+    assert raised.value.fix == "Did you mean quickstart-2?"
+
+
+def test_each_thing_that_happened_is_told_once() -> None:
+    chronicle = Chronicle()
+    first, second = (list(chronicle.news(job("validating"), NOW)) for _ in range(2))
+    assert [line[:12].strip() for line in first] == ["5 min 00 s"] * 3
+    preflight, waiting, problem = (line[14:] for line in first)
+    assert preflight == "▶ Preflight attempt 2"
+    assert waiting.startswith("… WaitingForInput for 4 min 30 s: gs://ft-data/capitals/train.jsonl")
+    assert problem.startswith(
+        "! InputMissing: spec.datasets.train[0].uri: gs://ft-data/capitals/train.jsonl does not"
+    )
+    assert second == []
+
+
+def test_training_is_told_in_strides_and_again_after_a_step_back() -> None:
+    chronicle = Chronicle()
+    told = []
+    for step in (1, 2, 3, 4, 30, 31, 10):
+        told += [step for line in chronicle.news(at_step(step), NOW) if f"{step}/60" in line]
+    assert told == [3, 30, 10]
