@@ -44,6 +44,27 @@ class Parameter:
         layers = np.moveaxis(array, axis, 0) if self.stacked else array[None]
         return [_apply(self.to_hugging_face, layer, shape) for layer in layers]
 
+    def decode_pair(
+        self, low: np.ndarray, high: np.ndarray, shape: tuple[int, ...], head_dim: int, axis: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """PEFT's (lora_A ``[rank, in]``, lora_B ``[out, rank]``) of all layers, for a weight of ``shape`` [out, in].
+
+        ``low`` and ``high`` are MaxText's ``[in, layers, rank]`` and ``[rank, layers, out]``. The hooks change a
+        projection's outputs only (rotary order, query scale), so they act on the B half alone.
+        """
+        lows = np.moveaxis(low, axis, 0) if self.stacked else low[None]
+        highs = np.moveaxis(high, axis, 0) if self.stacked else high[None]
+        rank = lows.shape[-1]
+        by_head = any(part in self.key for part in ("-query-", "-key-", "-value-"))
+        view = (rank, -1, head_dim) if by_head else (rank, -1)
+        return [
+            (
+                np.ascontiguousarray(a.astype(np.float32).T),
+                np.ascontiguousarray(_apply(self.to_hugging_face, b.reshape(view), (shape[0], rank))),
+            )
+            for a, b in zip(lows, highs, strict=True)
+        ]
+
 
 def stack_axis(dimensions: int, axis: int) -> int:
     """Where MaxText stacks layers: ``param_scan_axis``, or 0 for arrays too flat to have it."""

@@ -72,6 +72,10 @@ class Store:
     def upload_file(self, source: Path, uri: str) -> None:
         self._of(uri).upload(source, uri)
 
+    def delete(self, uri: str) -> None:
+        """Removes one file; fine when it is gone already."""
+        self._of(uri).delete(uri)
+
     # --- folders --------------------------------------------------------------------------------------------------
 
     def entries(self, uri: str) -> Iterator[Entry]:

@@ -1,0 +1,81 @@
+"""From a trained checkpoint to folders in Hugging Face format: the whole model, the LoRA adapter, or both.
+
+LoRA is merged here, in float32: MaxText's own merging export silently yields the unchanged base model, and its adapter
+export leaves Llama's rotary order and query scale in the adapter.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from finetune_trainer import conversion, engine
+from finetune_trainer.export import card, folder, tensors
+from finetune_trainer.export.card import CardFacts
+from finetune_trainer.export.publish import MANIFEST, Published, publish, write_manifest
+from finetune_trainer.families import ModelPlan
+from finetune_trainer.weights import Weights
+
+__all__ = ["MANIFEST", "CardFacts", "Content", "ExportInputs", "Lora", "Published", "build", "publish"]
+
+Content = Literal["Merged", "Adapter", "Both"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    rank: int
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportInputs:
+    """``params``: the checkpoint's ``…/<step>/model_params`` (or a converted model's ``…/0/items``)."""
+
+    source: Path
+    """The base model's folder."""
+    tokenizer: Path
+    """Where the tokenizer lies, mostly the same."""
+    weights: Weights
+    plan: ModelPlan
+    params: str
+    lora: Lora | None
+    """None after full fine-tuning; then only ``content`` Merged makes sense, and means the tuned model."""
+    content: Content
+    dtype: Literal["BF16", "FP32"]
+    facts: CardFacts
+
+
+def build(inputs: ExportInputs, out: Path, scratch: Path) -> dict[str, Path]:
+    """Writes ``out/model`` and/or ``out/adapter``, each with card and manifest, and returns them by name.
+
+    ``engine.prepare(plan)`` comes first. Needs about 4 bytes of host memory per parameter for a full model, next to
+    nothing for an adapter.
+    """
+    wanted = {"Merged": ("model",), "Adapter": ("adapter",), "Both": ("model", "adapter")}[inputs.content]
+    if inputs.lora is None and wanted != ("model",):
+        raise ValueError("full fine-tuning has no adapter")
+    state = conversion.restore(inputs.params, inputs.plan, scratch)
+    config = engine.configure(
+        inputs.plan, weight_dtype="float32", run_name="export", base_output_directory=str(scratch)
+    )
+    lora = None
+    if inputs.lora is not None:
+        lora = tensors.adapter(state, inputs.plan, config, rank=inputs.lora.rank, alpha=inputs.lora.alpha)
+    folders = {name: out / name for name in wanted}
+    licence = card.licence_of(inputs.source)
+    for name, path in folders.items():
+        path.mkdir(parents=True)
+        if name == "model":
+            found = tensors.full(state, inputs.plan, config) if lora is None else tensors.merged(inputs.weights, lora)
+            folder.write_weights(path, found, inputs.weights, inputs.plan, inputs.dtype)
+            folder.write_config(path, inputs.source, inputs.dtype)
+            folder.copy_files(path, inputs.source, inputs.tokenizer)
+        else:
+            assert lora is not None
+            folder.write_adapter(path, lora, inputs.facts.base_model, inputs.weights, inputs.dtype)
+            folder.copy_files(path, inputs.source, inputs.tokenizer)
+            (path / "generation_config.json").unlink(missing_ok=True)
+        text = card.render(inputs.facts, licence=licence, adapter=name == "adapter", dtype=inputs.dtype)
+        (path / "README.md").write_text(text, encoding="utf-8")
+        folder.make_readable(path)
+        write_manifest(path, "HuggingFace" if name == "model" else "Adapter")
+    return folders

@@ -1,0 +1,100 @@
+"""The model card: what the model is, how it came about, what it scores, how to use it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Table = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """What only the stage knows. Tables are shown in the order given; empty ones are left out."""
+
+    name: str
+    base_model: str
+    """Hub name or address of the source."""
+    base_revision: str
+    training: Table = field(default_factory=dict)
+    data: Table = field(default_factory=dict)
+    evaluation: Table = field(default_factory=dict)
+    samples: Sequence[tuple[str, str]] = ()
+    """Prompt and answer."""
+
+
+def licence_of(source: Path) -> str | None:
+    """The source's licence as its own model card's front matter names it."""
+    readme = source / "README.md"
+    if not readme.is_file():
+        return None
+    front = re.match(r"---\n(.*?)\n---", readme.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    line = re.search(r"^license:\s*['\"]?([A-Za-z0-9._-]+)['\"]?\s*$", front.group(1), re.MULTILINE) if front else None
+    return line.group(1) if line else None
+
+
+def render(facts: CardFacts, *, licence: str | None, adapter: bool, dtype: str) -> str:
+    """README.md."""
+    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", facts.base_model) is not None
+    front = ["library_name: " + ("peft" if adapter else "transformers"), "pipeline_tag: text-generation"]
+    if on_hub:
+        front += [f"base_model: {facts.base_model}", f"base_model_relation: {'adapter' if adapter else 'finetune'}"]
+    if licence:
+        front.append(f"license: {licence}")
+    front += ["tags:", "- tpu", "- maxtext"]
+    what = "A LoRA adapter for" if adapter else "A fine-tuned version of"
+    parts = [
+        "---\n" + "\n".join(front) + "\n---",
+        f"# {facts.name}",
+        f"{what} `{facts.base_model}` (revision `{facts.base_revision}`), weights in {dtype}.",
+        _licence_text(licence),
+        _table("Training", facts.training),
+        _table("Data", facts.data),
+        _table("Evaluation", facts.evaluation),
+        _samples(facts.samples),
+        _usage(facts, adapter=adapter),
+        "## Files\n\n`manifest.json` lists every file with its size and SHA-256. It is written last: a folder without "
+        "it is an unfinished upload.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _licence_text(licence: str | None) -> str:
+    if licence:
+        return f"The base model's licence is `{licence}`; it applies to this model too."
+    return "The base model's folder names no licence; its terms apply to this model too."
+
+
+def _table(title: str, rows: Table) -> str:
+    if not rows:
+        return ""
+    lines = [f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items()]
+    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *lines])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _samples(samples: Sequence[tuple[str, str]]) -> str:
+    if not samples:
+        return ""
+    shown = [f"> {_cell(prompt)}\n\n{answer.strip() or '(no answer)'}" for prompt, answer in samples]
+    return "## Samples\n\nGreedy answers of this model.\n\n" + "\n\n".join(shown)
+
+
+def _usage(facts: CardFacts, *, adapter: bool) -> str:
+    load = (
+        "from peft import PeftModel\n"
+        f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{facts.base_model}"), "THIS FOLDER")'
+        if adapter
+        else 'model = AutoModelForCausalLM.from_pretrained("THIS FOLDER")'
+    )
+    return (
+        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f"{load}\n"
+        'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")\n'
+        'chat = [{"role": "user", "content": "Hello"}]\n'
+        'inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")\n'
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0]))\n```"
+    )

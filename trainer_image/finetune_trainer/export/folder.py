@@ -1,0 +1,148 @@
+"""Writes a model folder in Hugging Face format: weights in shards, the source's other files, all readable by anyone."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from finetune_trainer.export.tensors import Adapter
+from finetune_trainer.families import ModelPlan
+from finetune_trainer.weights import INDEX, SINGLE, Weights, read_tensor
+
+#: Our names of dtypes -> numpy's, and config.json's.
+DTYPES: Mapping[str, tuple[np.dtype, str]] = {
+    "BF16": (np.dtype(ml_dtypes.bfloat16), "bfloat16"),
+    "FP32": (np.dtype(np.float32), "float32"),
+}
+MAX_SHARD_BYTES = 4 * 1024**3
+_METADATA = {"format": "pt"}
+#: Files that travel unchanged from the source (or from the tokenizer's own folder).
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_MODEL_FILES = ("generation_config.json", "preprocessor_config.json", "processor_config.json", "LICENSE", "LICENSE.txt",
+                "LICENSE.md", "NOTICE", "USE_POLICY.md")  # fmt: skip
+
+
+def write_weights(
+    out: Path,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    weights: Weights,
+    plan: ModelPlan,
+    dtype: str,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """``tensors`` under the names that the source gives them, then the source's foreign tensors as they are.
+
+    At most one shard is held in memory, besides what ``tensors`` itself holds.
+    """
+    target, _ = DTYPES[dtype]
+    expected = len(plan.tensors())
+    shards: list[tuple[Path, list[str], int]] = []
+    held: dict[str, np.ndarray] = {}
+    size = written = 0
+
+    def flush() -> None:
+        path = out / f".shard-{len(shards)}"
+        save_file(held, path, metadata=_METADATA)
+        shards.append((path, list(held), sum(array.nbytes for array in held.values())))
+        held.clear()
+
+    def named() -> Iterator[tuple[str, np.ndarray]]:
+        nonlocal written
+        for name, array in tensors:
+            written += 1
+            yield weights.text[name].name, np.ascontiguousarray(array.astype(target))
+        for name, tensor in weights.foreign.items():
+            yield name, read_tensor(tensor)
+
+    for name, array in named():
+        if held and size + array.nbytes > max_shard_bytes:
+            flush()
+            size = 0
+        held[name] = array
+        size += array.nbytes
+    flush()
+    assert written == expected, (written, expected)
+    _name_shards(out, shards)
+
+
+def _name_shards(out: Path, shards: list[tuple[Path, list[str], int]]) -> None:
+    if len(shards) == 1:
+        shards[0][0].rename(out / SINGLE)
+        return
+    weight_map: dict[str, str] = {}
+    for i, (path, names, _) in enumerate(shards, start=1):
+        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        path.rename(out / file)
+        weight_map |= dict.fromkeys(names, file)
+    total = sum(size for _, _, size in shards)
+    write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+
+
+def write_config(out: Path, source: Path, dtype: str) -> None:
+    """The source's config.json, equal but for the dtype; generation_config.json from it where the source has none."""
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            key = "torch_dtype" if "torch_dtype" in part else "dtype"
+            if key in part or part is config:
+                part[key] = DTYPES[dtype][1]
+    write_json(out / "config.json", config)
+    if not (source / "generation_config.json").is_file():
+        text = config.get("text_config", config)
+        ids = {key: text[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if text.get(key) is not None}
+        write_json(out / "generation_config.json", ids)
+
+
+def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
+    """Tokenizer, chat template, generation settings and licence, unchanged."""
+    for folder, names in ((source, _MODEL_FILES), (tokenizer, TOKENIZER_FILES)):
+        for name in names:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, out / name)
+
+
+def write_adapter(out: Path, lora: Adapter, base_model: str, weights: Weights, dtype: str) -> None:
+    """PEFT's layout. ``base_model``: what the base is called where the adapter will be used (hub name or address)."""
+    target, _ = DTYPES[dtype]
+    tensors: dict[str, np.ndarray] = {}
+    for name, (a, b) in lora.pairs.items():
+        module = weights.text[name].name.removesuffix(".weight")
+        tensors[f"base_model.model.{module}.lora_A.weight"] = a.astype(target)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = b.astype(target)
+    save_file(tensors, out / "adapter_model.safetensors", metadata=_METADATA)
+    write_json(
+        out / "adapter_config.json",
+        {
+            "base_model_name_or_path": base_model,
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "use_rslora": False,
+            "modules_to_save": None,
+            "target_modules": lora.modules,
+            "inference_mode": True,
+        },
+    )
+
+
+def make_readable(out: Path) -> None:
+    """0644 on every file: safetensors writes 0600, and who serves the model is another user."""
+    for path in out.rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

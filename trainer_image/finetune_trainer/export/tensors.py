@@ -1,0 +1,82 @@
+"""The tuned model's tensors, under their plain Hugging Face names, in float32 and one at a time."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from finetune_contract.exit_codes import ExitCode
+
+from finetune_trainer import mapping
+from finetune_trainer.errors import StageError
+from finetune_trainer.families import ModelPlan
+from finetune_trainer.weights import Weights
+
+_LOW, _HIGH = "_lora_a", "_lora_b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """LoRA pairs by plain name of the weight they adapt: (A ``[rank, in]``, B ``[out, rank]``), float32."""
+
+    pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    rank: int
+    alpha: float
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / self.rank
+
+    @property
+    def modules(self) -> list[str]:
+        """The adapted modules' names, as PEFT's ``target_modules`` (q_proj …)."""
+        return sorted({name.split(".")[-2] for name in self.pairs})
+
+
+def full(state: dict[str, np.ndarray], plan: ModelPlan, config: Any) -> Iterator[tuple[str, np.ndarray]]:  # noqa: ANN401
+    """Of a fully tuned checkpoint's ``state``, which is emptied on the way to keep memory down."""
+    shapes = plan.tensors()
+    for parameter in mapping.parameters(plan, config):
+        if parameter.key not in state:
+            raise _incomplete(parameter.key)
+        array = state.pop(parameter.key)
+        layers = parameter.decode(array, shapes[parameter.names[0]], config.param_scan_axis)
+        yield from zip(parameter.names, layers, strict=True)
+
+
+def adapter(state: Mapping[str, np.ndarray], plan: ModelPlan, config: Any, *, rank: int, alpha: float) -> Adapter:  # noqa: ANN401
+    """Of a LoRA checkpoint's ``state``. The checkpoint holds neither alpha nor the names: both come from the job."""
+    shapes = plan.tensors()
+    pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for parameter in mapping.parameters(plan, config):
+        low, high = state.get(parameter.key + _LOW), state.get(parameter.key + _HIGH)
+        if low is None or high is None:
+            continue
+        shape = shapes[parameter.names[0]]
+        found = parameter.decode_pair(low, high, shape, plan.head_dim, config.param_scan_axis)
+        pairs |= dict(zip(parameter.names, found, strict=True))
+    left = len([key for key in state if key.endswith(_LOW)])
+    if not pairs or any(a.shape[0] != rank for a, _ in pairs.values()):
+        saw = f"{left} adapted parameters" + (f" of rank {next(iter(pairs.values()))[0].shape[0]}" if pairs else "")
+        raise StageError(
+            ExitCode.BAD_REQUEST, "CheckpointMismatch", "the checkpoint is not of this LoRA training", saw=saw,
+            expected=f"adapters of rank {rank}", fix="Export with the settings that the training had.",
+        )  # fmt: skip
+    return Adapter(pairs=pairs, rank=rank, alpha=alpha)
+
+
+def merged(weights: Weights, lora: Adapter) -> Iterator[tuple[str, np.ndarray]]:
+    """The base model with ``alpha / rank * B @ A`` added; what LoRA left alone stays as it was, bit for bit."""
+    for name in weights.text:
+        array = weights.read(name).astype(np.float32)
+        if name in lora.pairs:
+            a, b = lora.pairs[name]
+            array += np.float32(lora.scaling) * (b @ a)
+        yield name, array
+
+
+def _incomplete(key: str) -> StageError:
+    return StageError(
+        ExitCode.BAD_REQUEST, "CheckpointMismatch", "the checkpoint lacks a parameter of this model", saw=f"no {key}",
+        expected="a fully tuned checkpoint of the same model", fix="Export the checkpoint with the model it came from.",
+    )  # fmt: skip
