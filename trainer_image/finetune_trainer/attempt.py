@@ -1,0 +1,210 @@
+"""The records of one attempt, and how the end of a stage becomes them: result, failure, log tail, exit code.
+
+``request.json`` is written first of all, ``result.json`` at the end in every case that the process lives to see. Only
+process 0 writes; the others just end with the code.
+"""
+
+import logging
+import os
+import re
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import IO, TextIO
+
+from finetune_contract import (
+    ConvertOutcome,
+    EvaluateOutcome,
+    ExitCode,
+    ExportOutcome,
+    Failure,
+    Outcome,
+    PreflightOutcome,
+    RunFolder,
+    StageRequest,
+    StageResult,
+    TrainOutcome,
+)
+from finetune_trainer.errors import StageError
+from finetune_trainer.redaction import Redactor
+from finetune_trainer.storage import Store
+
+type Details = PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome
+
+#: Kubernetes keeps 4,096 bytes of a termination message.
+_TERMINATION_BYTES = 4096
+_TAIL_LINES = 200
+_EVIDENCE_LINES = 20
+#: A line that no program writes; its passing shows that all before it has passed.
+_SETTLE = b"\0\0settle\0\0\n"
+
+
+class LogTail:
+    """The last lines that went to standard error and output. Also ends a copy on the real stream, unchanged."""
+
+    def __init__(self, redact: Redactor) -> None:
+        self._redact = redact
+        self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._lock = threading.Lock()
+        self._followed: list[tuple[TextIO, threading.Event]] = []
+
+    def text(self, lines: int = _TAIL_LINES) -> str:
+        with self._lock:
+            return "".join(f"{line}\n" for line in list(self._lines)[-lines:])
+
+    def follow(self, stream: TextIO) -> None:
+        """From now on what is written to the stream's descriptor (by Python and native code alike) passes through
+        here, with secrets blotted out, on its way to where it went before."""
+        stream.flush()
+        descriptor = stream.fileno()
+        original = os.dup(descriptor)
+        reader, writer = os.pipe()
+        os.dup2(writer, descriptor)
+        os.close(writer)
+        self._followed.append((stream, threading.Event()))
+        arguments = (os.fdopen(reader, "rb"), original, self._followed[-1][1])
+        threading.Thread(target=self._pump, args=arguments, name="log-tail", daemon=True).start()
+
+    def settle(self) -> None:
+        """Waits until all that was written so far has passed through."""
+        for stream, passed in self._followed:
+            passed.clear()
+            stream.flush()
+            os.write(stream.fileno(), _SETTLE)
+            passed.wait(timeout=5)
+
+    def _pump(self, source: IO[bytes], target: int, passed: threading.Event) -> None:
+        for raw in source:
+            line = self._redact(raw.removesuffix(_SETTLE).decode("utf-8", "replace"))
+            if line:
+                with self._lock:
+                    self._lines.append(line.rstrip("\n"))
+                os.write(target, line.encode())
+            if raw.endswith(_SETTLE):
+                passed.set()
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One attempt at a stage."""
+
+    request: StageRequest
+    store: Store
+    first: bool
+    """Whether this is process 0."""
+    host: int
+    tail: LogTail
+    redact: Redactor
+    termination: Path
+    now: Callable[[], datetime]
+    started: datetime = field(init=False)
+    _ended: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.now()
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.request.run_folder)
+
+    @property
+    def _place(self) -> tuple[str, int]:
+        return self.request.stage.short, self.request.attempt
+
+    def begin(self) -> None:
+        if self.first:
+            self.store.write(self.folder.request(*self._place), self.redact(self.request.to_json()))
+
+    def succeeded(self, details: Details) -> ExitCode:
+        return self._end(Outcome.SUCCEEDED, ExitCode.OK, details, None)
+
+    def stopped(self, details: Details | None = None) -> ExitCode:
+        return self._end(Outcome.STOPPED, ExitCode.STOPPED, details, None)
+
+    def failed(self, error: BaseException) -> int:
+        """Records the failure and returns the exit code that tells its class."""
+        failure = self.failure_of(error)
+        self._terminate(failure)
+        return self._end(Outcome.FAILED, failure.code, None, failure)
+
+    def failure_of(self, error: BaseException) -> Failure:
+        stage_error = as_stage_error(error)
+        evidence = self.redact(
+            self.tail.text(_EVIDENCE_LINES)
+            + "".join(traceback.format_exception(error) if stage_error is None or stage_error is not error else [])
+        )
+        if stage_error is not None:
+            failure = stage_error.failure(host=self.host, evidence=evidence)
+            return failure.model_copy(update={"message": self.redact(failure.message), "saw": self.redact(failure.saw)})
+        name = type(error).__name__
+        text = self.redact(f"{self.request.stage} stopped on an unexpected {name}: {error}")
+        return Failure(
+            code=1,
+            reason="UnexpectedError",
+            message=text[:1024],
+            where=f"stage {self.request.stage}, host {self.host}",
+            evidence=evidence[-4096:],
+            host=self.host,
+        )
+
+    def _terminate(self, failure: Failure) -> None:
+        """The kubelet shows this file's content as the container's message."""
+        text = f"{failure.reason}: {failure.message}"
+        try:
+            self.termination.write_bytes(text.encode()[:_TERMINATION_BYTES])
+        except OSError as error:
+            logging.getLogger(__name__).warning("no termination message at %s: %s", self.termination, error)
+
+    def _end[Code: int](self, outcome: Outcome, code: Code, details: Details | None, failure: Failure | None) -> Code:
+        # The stopper's thread and the main thread may both come here; the first one's word counts.
+        if not self._ended.acquire(blocking=False) or not self.first:
+            return code
+        result = StageResult(
+            stage=self.request.stage,
+            attempt=self.request.attempt,
+            outcome=outcome,
+            exit_code=int(code),
+            started=self.started,
+            finished=self.now(),
+            details=details,
+            failure=failure,
+        )
+        self.tail.settle()
+        self.store.write(self.folder.log_tail(*self._place), self.tail.text(), content_type="text/plain")
+        if failure is not None:
+            self.store.write(self.folder.failure(*self._place), failure.to_json())
+        self.store.write(self.folder.result(*self._place), self.redact(result.to_json()))
+        return code
+
+
+_OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|out of memory|OOM when allocating", re.IGNORECASE)
+_PERMISSION = re.compile(r"PERMISSION_DENIED|\b403\b.*(?:Forbidden|does not have)", re.IGNORECASE)
+_UNAVAILABLE = re.compile(r"\bUNAVAILABLE\b|\bDEADLINE_EXCEEDED\b|Connection (?:refused|reset)|timed out", re.IGNORECASE)
+
+
+def as_stage_error(error: BaseException) -> StageError | None:
+    """The error as one that somebody can act on, by what it or its cause says; None for one nobody knows."""
+    if isinstance(error, StageError):
+        return error
+    text = f"{type(error).__name__}: {error}"
+    saw = " ".join(text.split())[:400]
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+        return StageError(
+            ExitCode.OUT_OF_MEMORY, "OutOfMemory", "the memory of the device or host did not suffice", saw=saw,
+            fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, use LoRA, or ask for more chips.",
+        )
+    if isinstance(error, PermissionError) or _PERMISSION.search(text):
+        return StageError(
+            ExitCode.PERMISSION_DENIED, "PermissionDenied", "access was denied", saw=saw,
+            fix="Grant the stage's service account roles/storage.objectUser on the bucket.",
+        )
+    if isinstance(error, (ConnectionError, TimeoutError)) or _UNAVAILABLE.search(text):
+        return StageError(
+            ExitCode.UNAVAILABLE, "DependencyUnavailable", "a service did not answer", saw=saw,
+            fix="Nothing to change: the operator tries again.",
+        )
+    return as_stage_error(error.__cause__) if error.__cause__ is not None else None

@@ -1,0 +1,1 @@
+"""Measuring a model: loss over a whole dataset, and answers to prompts."""

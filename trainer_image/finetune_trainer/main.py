@@ -1,0 +1,118 @@
+"""``finetune-stage``: one stage in one process.
+
+Without arguments the request comes from the environment variable ``FINETUNE_REQUEST``; ``finetune-stage evaluate
+--model URI --data URI`` measures any folder in Hugging Face format by hand.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from finetune_contract import ExitCode, Stage, StageRequest
+from finetune_contract.request import REQUEST_VARIABLE
+from finetune_trainer.attempt import Attempt, Details, LogTail
+from finetune_trainer.processes import Processes
+from finetune_trainer.redaction import Redactor
+from finetune_trainer.stopping import Stopper, exit_now
+from finetune_trainer.storage import open_store
+
+_MODULES: Mapping[Stage, str] = {stage: f"finetune_trainer.stages.{stage.lower()}" for stage in Stage}
+#: Stages that run on the job's slice, in as many processes as it has hosts.
+_ON_SLICE = frozenset({Stage.TRAIN, Stage.EVALUATE})
+
+
+def run() -> None:
+    """Console entry. Ends the process with the contract's exit code."""
+    arguments = sys.argv[1:]
+    if arguments:
+        from finetune_trainer import by_hand
+
+        sys.exit(by_hand.main(arguments))
+    exit_now(main(os.environ))
+
+
+def main(environment: Mapping[str, str]) -> int:
+    """Runs the stage that ``environment`` asks for and returns its exit code; every outcome is recorded by then.
+
+    To be called once per process, on its main thread. Afterwards the process is of no further use.
+    """
+    redact = Redactor(environment)
+    termination = Path(environment.get("TERMINATION_MESSAGE_PATH", "/dev/termination-log"))
+    try:
+        request = StageRequest.model_validate_json(environment[REQUEST_VARIABLE])
+    except (KeyError, ValidationError) as error:
+        return _no_request(error, redact, termination)
+    tail = LogTail(redact)
+    for stream in (sys.stdout, sys.stderr):
+        tail.follow(stream)
+    processes = Processes.of(environment) if request.stage in _ON_SLICE else Processes(count=1, index=0)
+    attempt = Attempt(
+        request=request,
+        store=open_store(),
+        first=processes.first,
+        host=processes.index,
+        tail=tail,
+        redact=redact,
+        termination=termination,
+        now=lambda: datetime.now(UTC),
+    )
+    stopper = Stopper(lambda: exit_now(attempt.stopped()))
+    try:
+        attempt.begin()
+        code = _run(request.stage, attempt, processes, stopper, environment)
+    except BaseException as error:  # noqa: BLE001 - the boundary: whatever it is becomes a record and an exit code
+        code = attempt.failed(error)
+    tail.settle()
+    return int(code)
+
+
+def _run(
+    stage: Stage, attempt: Attempt, processes: Processes, stopper: Stopper, environment: Mapping[str, str]
+) -> int:
+    from finetune_trainer.stages.context import Context, late_environment
+
+    late_environment(environment)
+    context = Context(
+        request=attempt.request, store=attempt.store, processes=processes, stopper=stopper
+    )
+    module: Any = importlib.import_module(_MODULES[stage])
+    function: Callable[[Context], Details] = module.run
+    from finetune_trainer.stages.train import TrainingStopped
+
+    processes.join(environment.get("JAX_PLATFORMS", ""))
+    try:
+        code: int = attempt.succeeded(function(context))
+    except TrainingStopped as stop:
+        code = attempt.stopped(stop.outcome)
+    processes.leave()
+    return code
+
+
+def _no_request(error: Exception, redact: Redactor, termination: Path) -> int:
+    what = f"{REQUEST_VARIABLE} is not set" if isinstance(error, KeyError) else f"{REQUEST_VARIABLE} is not a request: {error}"
+    text = redact(f"BadRequest: {what}. The operator sets it; by hand, use finetune-stage evaluate --help.")
+    print(text, file=sys.stderr)
+    try:
+        termination.write_text(text[:4096], encoding="utf-8")
+    except OSError:
+        pass  # by hand there is no such file, and standard error has said it
+    return ExitCode.BAD_REQUEST
+
+
+def preload() -> None:
+    """Imports what stages need and sets the objects aside from garbage collection, without touching a JAX device: for
+    a server that forks a process per stage."""
+    import gc
+
+    for name in (*_MODULES.values(), "finetune_trainer.training.session", "finetune_trainer.evaluation.models",
+                 "finetune_trainer.evaluation.generate", "transformers", "datasets"):  # fmt: skip
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+

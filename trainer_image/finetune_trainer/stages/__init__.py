@@ -1,0 +1,1 @@
+"""The stages of a job, one module each: ``run(context) -> its outcome``."""

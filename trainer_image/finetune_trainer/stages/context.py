@@ -1,0 +1,99 @@
+"""What every stage works with, and the steps that several share."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from finetune_contract import DatasetSource, ExitCode, RunFolder, StageRequest
+from finetune_trainer import models
+from finetune_trainer.data.prepare import Dataset, prepare
+from finetune_trainer.data.template import Renderer
+from finetune_trainer.errors import StageError
+from finetune_trainer.models import LocalModel
+from finetune_trainer.processes import Processes
+from finetune_trainer.stopping import Stopper
+from finetune_trainer.storage import Store
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One stage of one request in this process."""
+
+    request: StageRequest
+    store: Store
+    processes: Processes
+    stopper: Stopper
+    scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finetune-")))
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.request.run_folder)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def model(self, *, weights: bool) -> LocalModel:
+        """The user's model on this machine: configuration and tokenizer, and its weights where asked for."""
+        return models.fetch_model(self.request.model, self.scratch / "model", self.store, weights=weights)
+
+    @cached_property
+    def tokenizer(self) -> Any:  # noqa: ANN401 - transformers has no type for it
+        return load_tokenizer(self.model(weights=False))
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        return Renderer(self.tokenizer, train_on_prompt=self.request.method.train_on_prompt)
+
+    def training_data(self) -> Dataset:
+        return self._prepared(self.request.data.train)
+
+    def validation_data(self) -> Dataset | None:
+        return self._prepared(self.request.data.validation) if self.request.data.validation else None
+
+    def _prepared(self, sources: list[DatasetSource]) -> Dataset:
+        return prepare(
+            sources,
+            self.renderer,
+            self.store,
+            self.scratch,
+            max_length=self.request.data.max_seq_length,
+            packing=self.request.data.packing,
+        )
+
+
+def load_tokenizer(model: LocalModel) -> Any:  # noqa: ANN401
+    """The model's tokenizer, a fast one (it knows which characters each token stands for)."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(model.tokenizer_path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StageError(
+            ExitCode.INPUT_MISSING, "TokenizerMissing", "the tokenizer cannot be loaded", where=model.source,
+            saw=" ".join(str(error).split())[:300], expected="tokenizer.json and tokenizer_config.json",
+            fix="Put the tokenizer's files beside the model, or name model.tokenizer.",
+        ) from error
+    if not tokenizer.is_fast:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "TokenizerNotFast", "the tokenizer has no tokenizer.json", where=model.source,
+            saw=type(tokenizer).__name__, expected="a fast tokenizer", fix="Convert it with transformers and save it again.",
+        )
+    return tokenizer
+
+
+def late_environment(environment: Mapping[str, str]) -> None:
+    """Applies variables that JAX and tempfile read only when they are imported: a forked process gets its own later."""
+    import jax
+
+    if platforms := environment.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", platforms)
+    if cache := environment.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    tempfile.tempdir = None
+    os.environ.setdefault("HF_DATASETS_DISABLE_DILL", "1")

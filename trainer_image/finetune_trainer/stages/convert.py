@@ -1,0 +1,60 @@
+"""Convert: the user's model as a MaxText checkpoint in the cache, proven to come back unchanged."""
+
+import time
+
+from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome
+from finetune_trainer import conversion, engine, families, fingerprint, proof
+from finetune_trainer.data.prepare import preview
+from finetune_trainer.stages.context import Context
+from finetune_trainer.weights import open_weights
+
+#: Rows whose loss the proof compares, and their length at most.
+_PROOF_ROWS, _PROOF_TOKENS = 4, 128
+
+
+def run(context: Context) -> ConvertOutcome:
+    """The manifest that stands in the cache in the end: ours, or that of the job that was first."""
+    request = context.request
+    started = time.monotonic()
+    model = context.model(weights=True)
+    plan = families.read(model.path, where=model.source)
+    engine.prepare(plan)
+    weights = open_weights(model.path, plan, where=model.source)
+    prints = fingerprint.of_model(model, plan)
+    cache = CacheLayout(request.cache)
+    converted = conversion.convert(
+        weights, plan, cache.convert_output(prints.value, request.job.uid, request.attempt), store=context.store
+    )
+    sentence = ""
+    if request.export_proof:
+        sentence = proof.round_trip(
+            weights, converted.items, plan, scratch=context.scratch, rows=_rows(context)
+        ).sentence
+    manifest = ConvertManifest(
+        fingerprint=prints.value,
+        inputs=prints.inputs,
+        items=converted.items,
+        size_bytes=converted.size_bytes,
+        seconds=round(time.monotonic() - started, 3),
+        export_proven=request.export_proof,
+        proof=sentence,
+        created=context.now(),
+    )
+    return ConvertOutcome(manifest=_publish(context, cache.convert_manifest(prints.value), manifest))
+
+
+def _publish(context: Context, address: str, manifest: ConvertManifest) -> ConvertManifest:
+    if context.request.use_cache == "Off":
+        return manifest
+    if context.request.use_cache == "Refresh":
+        context.store.write(address, manifest.to_json())
+        return manifest
+    if context.store.create(address, manifest.to_json()):
+        return manifest
+    return ConvertManifest.model_validate_json(context.store.read(address))
+
+
+def _rows(context: Context) -> list[list[int]]:
+    """A few examples of the user's own data."""
+    examples = preview(context.request.data.train, context.store, context.scratch, rows=_PROOF_ROWS)
+    return [context.renderer.tokens(example).ids[:_PROOF_TOKENS].tolist() for example in examples]

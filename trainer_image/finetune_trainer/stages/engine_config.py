@@ -1,0 +1,23 @@
+"""MaxText's configuration for a request: base file, the model's settings, the request's, then the user's overrides."""
+
+from typing import Any
+
+from finetune_trainer import engine
+from finetune_trainer.conversion import engine_path
+from finetune_trainer.families import ModelPlan
+from finetune_trainer.stages.context import Context
+from finetune_trainer.training import overrides
+from finetune_trainer.training.settings import settings
+
+
+def training_config(context: Context, plan: ModelPlan, *, steps: int, **more: Any) -> Any:  # noqa: ANN401
+    """For the train and evaluate stages. ``more`` (addresses of parameters and the like) is ours and wins."""
+    import jax
+    from maxtext.configs.types import MaxTextConfig
+
+    request = context.request
+    made = settings(
+        request, plan, steps=steps, platform=jax.default_backend(), output=engine_path(context.folder.uri)
+    )
+    chosen = overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
+    return engine.configure(plan, engine.SFT, **{**made, **chosen, **more})

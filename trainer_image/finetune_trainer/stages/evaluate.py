@@ -1,0 +1,107 @@
+"""Evaluate: loss on the validation set and answers to the prompts, of the tuned model and of the base model."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finetune_contract import EvaluateOutcome, EvaluationResult, Sample
+from finetune_trainer import engine, families
+from finetune_trainer.conversion import engine_path
+from finetune_trainer.data.batches import EvaluationBatches
+from finetune_trainer.data.prepare import Dataset, preview
+from finetune_trainer.data.schema import Conversation
+from finetune_trainer.evaluation.numbers import perplexity
+from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.engine_config import training_config
+from finetune_trainer.stages.inputs import converted_model, trained_parameters
+
+if TYPE_CHECKING:
+    from finetune_trainer.evaluation.models import LoadedModel
+
+_SHOWN_SAMPLES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one model came to."""
+
+    result: EvaluationResult | None
+    answers: list[str]
+
+
+def run(context: Context) -> EvaluateOutcome:
+    """Raises ``StageError`` 66 when training's checkpoint is not there."""
+    from finetune_trainer.evaluation.models import load, with_adapter
+
+    request = context.request
+    plan = families.read(context.model(weights=False).path)
+    engine.prepare(plan)
+    data = context.validation_data()
+    base, trained = engine_path(converted_model(context)), engine_path(trained_parameters(context))
+    lora = request.method.lora is not None
+
+    baseline: Measured | None = None
+    model = None
+    if request.evaluation.baseline or lora:
+        model = load(training_config(context, plan, steps=1, load_parameters_path=base))
+        if request.evaluation.baseline:
+            baseline = measure(context, model, data)
+    if lora:
+        assert model is not None
+        config = training_config(context, plan, steps=1, load_parameters_path=base, **{"lora.lora_restore_path": trained})
+        model = with_adapter(model, config)
+    else:
+        model = None  # gives the base model's memory back first
+        model = load(training_config(context, plan, steps=1, load_parameters_path=trained))
+    tuned = measure(context, model, data)
+
+    prompts = request.evaluation.prompts
+    samples = [
+        Sample(prompt=prompt, baseline=baseline.answers[i] if baseline else None, tuned=tuned.answers[i])
+        for i, prompt in enumerate(prompts)
+    ]
+    outcome = EvaluateOutcome(
+        dataset=None if data is None else data.report.name,
+        dataset_hash=None if data is None else data.digest,
+        baseline=baseline.result if baseline else None,
+        tuned=tuned.result,
+        samples=samples[:_SHOWN_SAMPLES],
+        samples_uri=context.folder.evaluation_samples,
+    )
+    if context.processes.first:
+        lines = "".join(sample.to_json() + "\n" for sample in samples)
+        context.store.write(context.folder.evaluation_samples, lines)
+        context.store.write(context.folder.evaluation_results, outcome.to_json())
+    return outcome
+
+
+def measure(context: Context, model: "LoadedModel", data: Dataset | None) -> Measured:
+    """Loss over ``data`` and answers to the request's prompts."""
+    from finetune_trainer.evaluation.generate import greedy
+    from finetune_trainer.evaluation.loss import LossMeter
+
+    request = context.request
+    result = None
+    if data is not None:
+        batches = EvaluationBatches(rows=data.rows, batch_size=request.hyperparameters.global_batch_size)
+        loss = LossMeter(model.model, model.config, model.mesh).measure(model.model, batches)
+        result = EvaluationResult(
+            loss=loss.mean, perplexity=perplexity(loss.mean), tokens=loss.tokens, rows=data.report.rows
+        )
+    chat = _asked_as_chat(context, data)
+    answers = greedy(
+        model.model,
+        model.config,
+        model.mesh,
+        [context.renderer.prompt(prompt, chat=chat) for prompt in request.evaluation.prompts],
+        max_new_tokens=request.evaluation.max_new_tokens,
+        end_ids=context.renderer.end_ids(chat=chat),
+    )
+    return Measured(result=result, answers=[context.tokenizer.decode(answer).strip() for answer in answers])
+
+
+def _asked_as_chat(context: Context, data: Dataset | None) -> bool:
+    """Prompts are put as the training data put them: through the chat template, or as they stand."""
+    if data is not None:
+        return data.chat
+    first = preview(context.request.data.train, context.store, context.scratch, rows=1)
+    return isinstance(first[0], Conversation)

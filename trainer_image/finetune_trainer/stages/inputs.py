@@ -1,0 +1,33 @@
+"""What earlier stages left for this one, or the error that says which is missing."""
+
+from finetune_contract import ExitCode
+from finetune_trainer.errors import StageError
+from finetune_trainer.stages.context import Context
+
+
+def converted_model(context: Context) -> str:
+    """Address of the converted model's ``items``."""
+    if context.request.converted is None:
+        raise _not_given("converted", "the address of the converted model", "Convert")
+    return context.request.converted
+
+
+def trained_parameters(context: Context) -> str:
+    """Address of the parameters of the checkpoint that training ended with (LoRA: of the adapter's)."""
+    step = context.request.train_step
+    if step is None:
+        raise _not_given("train_step", "the step of the checkpoint", "Train")
+    address = f"{context.folder.checkpoint(step)}/model_params"
+    if not any(True for _ in context.store.entries(address)):
+        raise StageError(
+            ExitCode.INPUT_MISSING, "CheckpointMissing", "there is no such checkpoint", where=address,
+            expected=f"the checkpoint of step {step}", fix="Run training again.",
+        )
+    return address
+
+
+def _not_given(field: str, what: str, stage: str) -> StageError:
+    return StageError(
+        ExitCode.BAD_REQUEST, "RequestIncomplete", f"the request lacks {what}", where=f"request.{field}", saw="nothing",
+        expected=f"what the {stage} stage found", fix="Give it in the request.",
+    )

@@ -1,0 +1,77 @@
+"""Preflight: everything that can be found out without an accelerator is found out here, and written down."""
+
+import json
+from typing import Any
+
+from finetune_contract import ExitCode, PreflightOutcome
+from finetune_trainer import families, fingerprint
+from finetune_trainer.data.batches import steps_for
+from finetune_trainer.data.prepare import Dataset, shown
+from finetune_trainer.errors import StageError
+from finetune_trainer.families import ModelPlan
+from finetune_trainer.stages.context import Context
+from finetune_trainer.training import overrides, settings
+
+_SAMPLES = 8
+
+
+def run(context: Context) -> PreflightOutcome:
+    """Touches no JAX device. Raises ``StageError`` 64, 65 or 66 with what to change."""
+    request = context.request
+    model = context.model(weights=False)
+    plan = families.read(model.path, where=model.source)
+    check_request(context, plan)
+    train = context.training_data()
+    validation = context.validation_data()
+    hyperparameters = request.hyperparameters
+    steps = hyperparameters.steps or steps_for(
+        len(train.rows), hyperparameters.epochs or 1.0, hyperparameters.global_batch_size
+    )
+    prints = fingerprint.of_model(model, plan)
+    outcome = PreflightOutcome(
+        model=model.identity(plan),
+        train=train.report,
+        validation=None if validation is None else validation.report,
+        steps=steps,
+        fingerprint=prints.value,
+        fingerprint_inputs=prints.inputs,
+        report=context.folder.preflight_report,
+    )
+    context.store.write(context.folder.preflight_samples, _samples(context, train, validation))
+    context.store.write(context.folder.preflight_report, outcome.to_json())
+    return outcome
+
+
+def check_request(context: Context, plan: ModelPlan) -> None:
+    """What later stages would refuse: overrides, batch and mesh, LoRA's modules, lengths, the tokenizer's size."""
+    from maxtext.configs.types import MaxTextConfig
+
+    request = context.request
+    settings.settings(request, plan, steps=1, platform="tpu", output="")
+    overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
+    length = request.data.max_seq_length
+    if length > plan.context_length:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "SequenceTooLong", "the model was not made for sequences of this length",
+            where="datasets.maxSeqLength", saw=str(length), expected=f"at most {plan.context_length}",
+            fix=f"Set maxSeqLength: {plan.context_length}.",
+        )  # fmt: skip
+    largest = len(context.tokenizer)
+    if largest > plan.vocab_size:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "TokenizerTooLarge", "the tokenizer knows more tokens than the model", where="model",
+            saw=f"{largest} tokens", expected=f"at most {plan.vocab_size}",
+            fix="Use the tokenizer that belongs to the model.",
+        )  # fmt: skip
+
+
+def _samples(context: Context, train: Dataset, validation: Dataset | None) -> str:
+    lines: list[dict[str, Any]] = []
+    for name, data in (("train", train), ("validation", validation)):
+        if data is not None:
+            tokens = data.rows.tokens
+            lines += [
+                {"dataset": name, "example": i, **shown(tokens.read(i), context.tokenizer)}
+                for i in range(min(_SAMPLES, len(tokens)))
+            ]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

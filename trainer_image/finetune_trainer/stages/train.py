@@ -1,0 +1,101 @@
+"""Train: from the converted model, or the newest checkpoint, to the last step; then the loss on the validation set."""
+
+import time
+
+from finetune_contract import CheckpointRecord, TrainOutcome
+from finetune_trainer import engine, families
+from finetune_trainer.conversion import engine_path
+from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
+from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.engine_config import training_config
+from finetune_trainer.stages.inputs import converted_model
+
+
+class TrainingStopped(Exception):  # noqa: N818 - not an error
+    """Asked to end, and saved. Carries what there is to tell."""
+
+    def __init__(self, outcome: TrainOutcome) -> None:
+        super().__init__(f"stopped at step {outcome.step} of {outcome.total_steps}")
+        self.outcome = outcome
+
+
+def run(context: Context) -> TrainOutcome:
+    """Raises ``TrainingStopped`` after saving, ``StageError`` 70 when the loss is no number."""
+    from finetune_trainer.training.report import Report
+    from finetune_trainer.training.session import open_session
+    from finetune_trainer.training.trainer import Control, Stopped
+
+    request, seconds = context.request, {}
+    started = time.perf_counter()
+    plan = families.read(context.model(weights=False).path, where=request.model.uri or "")
+    engine.prepare(plan)
+    data = context.training_data()
+    validation = context.validation_data()
+    h = request.hyperparameters
+    steps = h.steps or steps_for(len(data.rows), h.epochs or 1.0, h.global_batch_size)
+    seconds["data"] = time.perf_counter() - started
+
+    started = time.perf_counter()
+    config = training_config(
+        context, plan, steps=steps, load_parameters_path=engine_path(converted_model(context))
+    )
+    session = open_session(config, steps, request.checkpointing, request.evaluation.every_steps)
+    seconds["restore"] = time.perf_counter() - started
+    report = None
+    if context.processes.first:
+        report = Report(
+            context.folder, context.store, attempt=request.attempt, total_steps=steps,
+            start_step=session.start_step, now=context.now,
+        )  # fmt: skip
+    control = Control(
+        total_steps=steps,
+        checkpoint_every=request.checkpointing.every_steps,
+        evaluate_every=request.evaluation.every_steps,
+        stop_requested=lambda: context.stopper.requested,
+        learning_rates=session.learning_rates,
+        report=report,
+        evaluation=None
+        if validation is None
+        else EvaluationBatches(rows=validation.rows, batch_size=h.global_batch_size),
+        seconds=seconds,
+    )
+    batches = TrainBatches(
+        rows=data.rows, batch_size=h.global_batch_size, seed=h.seed, shuffle=request.data.shuffle
+    )
+    stopped = None
+    context.stopper.defer()
+    try:
+        session.run(batches, control)
+    except Stopped as stop:
+        stopped = stop
+    finally:
+        if report is not None:
+            report.checkpoints(session.trainer.saved_steps())
+            report.close()
+    outcome = _outcome(context, session, steps, seconds)
+    if stopped is not None:
+        raise TrainingStopped(outcome)
+    context.stopper.resume()
+    return outcome
+
+
+def _outcome(context: Context, session: object, steps: int, seconds: dict[str, float]) -> TrainOutcome:
+    from finetune_trainer.training.session import Session
+
+    assert isinstance(session, Session)
+    watch = session.trainer.training_hooks
+    evaluated = session.trainer.last_evaluation
+    done = session.trainer.train_steps
+    return TrainOutcome(
+        step=done,
+        total_steps=steps,
+        start_step=session.start_step,
+        first_loss=watch.first_loss,
+        last_loss=watch.last_loss,
+        evaluation_loss=evaluated.mean if evaluated is not None and done == steps else None,
+        checkpoints=[
+            CheckpointRecord(step=step, uri=context.folder.checkpoint(step)) for step in session.trainer.saved_steps()
+        ],
+        tokens=watch.tokens,
+        seconds={name: round(value, 3) for name, value in seconds.items()},
+    )

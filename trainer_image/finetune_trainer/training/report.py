@@ -1,0 +1,171 @@
+"""Progress and metrics of a training, as files in the run folder.
+
+``progress.json`` is replaced about once a second; ``metrics.jsonl`` holds one line a step and is written at
+checkpoints, evaluations and the end (an object in a bucket cannot be appended to). Writes happen on a thread of their
+own: a slow bucket never slows a step, and only the newest state is ever waiting to be written.
+"""
+
+import json
+import math
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from finetune_contract import EvaluationPoint, Metrics, Progress, RunFolder
+from finetune_trainer.storage import Store
+
+_CURVE_POINTS = 48
+_RECENT_STEPS = 50
+
+
+class LatestWriter:
+    """Writes files on a thread; a newer content for the same file replaces one that still waits.
+
+    An error of a write is raised by the next call of ``close``; those before only delay what people see.
+    """
+
+    def __init__(self, write: Callable[[str, bytes], None], *, pause: float) -> None:
+        """``pause``: seconds to rest after a round of writes."""
+        self._write = write
+        self._pause = pause
+        self._waiting: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="report", daemon=True)
+        self._thread.start()
+
+    def put(self, uri: str, content: bytes) -> None:
+        with self._changed:
+            self._waiting[uri] = content
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Writes what waits and ends the thread."""
+        with self._changed:
+            self._closed.set()
+            self._changed.notify()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed.is_set():
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                taken, self._waiting = self._waiting, {}
+            for uri, content in taken.items():
+                try:
+                    self._write(uri, content)
+                    self._error = None
+                except Exception as error:  # noqa: BLE001 - kept for close; reporting never ends a training
+                    self._error = error
+            self._closed.wait(self._pause)
+
+
+class Report:
+    """What a training tells about itself. Only process 0 has one that writes."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        store: Store,
+        *,
+        attempt: int,
+        total_steps: int,
+        start_step: int,
+        now: Callable[[], datetime],
+        pause: float = 1.0,
+    ) -> None:
+        self._folder = folder
+        self._now = now
+        self._attempt, self._total, self._start = attempt, total_steps, start_step
+        self._writer = LatestWriter(lambda uri, data: store.write(uri, data), pause=pause)
+        self._lines = _kept_lines(store.read_or_none(folder.metrics) if start_step else None, start_step)
+        self._curve = [(row["step"], row["loss"]) for row in self._lines if "loss" in row]
+        self._step = start_step
+        self._metrics = Metrics()
+        self._evaluation: EvaluationPoint | None = None
+        self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._tokens: deque[int] = deque(maxlen=_RECENT_STEPS)
+        self._checkpoints: list[int] = []
+
+    def step(self, step: int, metrics: Metrics, seconds: float | None) -> None:
+        """A step is done. ``seconds`` is None where the time holds more than the step (compilation, evaluation)."""
+        self._step, self._metrics = step, metrics
+        if seconds is not None:
+            self._seconds.append(seconds)
+            self._tokens.append(metrics.tokens or 0)
+        row = {"step": step, **metrics.model_dump(exclude_none=True)}
+        if seconds is not None:
+            row["seconds"] = round(seconds, 6)
+        self._lines.append(row)
+        if metrics.loss is not None:
+            self._curve.append((step, metrics.loss))
+        self._show()
+
+    def evaluation(self, point: EvaluationPoint) -> None:
+        self._evaluation = point
+        self._lines.append(
+            {"step": point.step, "evaluation_loss": point.loss, "evaluation_tokens": point.tokens}
+        )
+        self._show()
+        self.flush()
+
+    def checkpoints(self, steps: list[int]) -> None:
+        if steps != self._checkpoints:
+            self._checkpoints = steps
+            self._show()
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands the metrics of all steps to the writer."""
+        content = "".join(json.dumps(line) + "\n" for line in self._lines)
+        self._writer.put(self._folder.metrics, content.encode())
+
+    def close(self) -> None:
+        self._show()
+        self.flush()
+        self._writer.close()
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """(step, loss) of every step of the run so far, earlier attempts included."""
+        return self._curve
+
+    def _show(self) -> None:
+        seconds = sorted(self._seconds)
+        progress = Progress(
+            attempt=self._attempt,
+            step=self._step,
+            total_steps=self._total,
+            start_step=self._start,
+            metrics=self._metrics,
+            evaluation=self._evaluation,
+            step_time_p50=statistics.median(seconds) if seconds else None,
+            step_time_p95=seconds[min(len(seconds) - 1, math.ceil(0.95 * len(seconds)) - 1)] if seconds else None,
+            tokens_per_second=sum(self._tokens) / sum(seconds) if sum(seconds) > 0 else None,
+            curve=thinned(self._curve, _CURVE_POINTS),
+            checkpoints=self._checkpoints[-10:],
+            updated=self._now(),
+        )
+        self._writer.put(self._folder.progress, progress.to_json().encode())
+
+
+def thinned(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
+    """At most ``limit`` of the points, evenly spread, first and last among them."""
+    if len(points) <= limit:
+        return list(points)
+    return [points[round(i * (len(points) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def _kept_lines(content: bytes | None, start_step: int) -> list[dict[str, Any]]:
+    """The lines of earlier attempts up to the step that this one goes on from."""
+    lines: list[Mapping[str, Any]] = [json.loads(line) for line in (content or b"").splitlines()]
+    return [dict(line) for line in lines if line["step"] <= start_step]

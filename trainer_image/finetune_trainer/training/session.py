@@ -1,0 +1,100 @@
+"""One training from the converted model, or from the newest checkpoint, to the last step."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
+from jax.sharding import Mesh
+from maxtext.optimizers import optimizers
+from maxtext.trainers.post_train.sft.train_sft import use_maxtext_loss_function
+from maxtext.utils import lora_utils, maxtext_utils, model_creation_utils
+from orbax import checkpoint as ocp
+from tunix.sft import peft_trainer
+
+from finetune_contract import CheckpointPolicy
+from finetune_trainer.data.batches import TrainBatches
+from finetune_trainer.spread import ROW_AXES
+from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A model and its trainer, restored and ready. Build with ``open_session``."""
+
+    trainer: SftTrainer
+    config: Any
+    mesh: Mesh
+    learning_rates: npt.NDArray[np.float64]
+    """By steps done before."""
+
+    @property
+    def start_step(self) -> int:
+        """Steps done before this attempt."""
+        return int(self.trainer.start_step)
+
+    def run(self, batches: TrainBatches, control: Control) -> None:
+        """Trains up to ``control.total_steps``, saves, and evaluates. Raises ``Stopped`` after saving when asked to
+        stop, ``StageError`` 70 when the loss is no number, RuntimeError when the loop ended before its last step."""
+        trainer = self.trainer
+        trainer.with_data_hooks(ByStep(batches, self.mesh, control.total_steps))
+        trainer.with_training_hooks(Watch(self.config, self.mesh, control))
+        with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
+            trainer.prepare(control, self.config, self.mesh)
+            # Its truth says whether to evaluate while training; the rows come from ``control``.
+            wanted = bool(control.evaluate_every and control.evaluation)
+            try:
+                trainer.train([], [True] if wanted else None, cache_nnx_graph=self.config.num_experts <= 1)
+            except Stopped:
+                trainer.flush_metrics()
+                trainer.save_now()
+                trainer.close()
+                raise
+            if trainer.train_steps != control.total_steps:
+                raise RuntimeError(f"training ended after step {trainer.train_steps} of {control.total_steps}")
+            trainer.evaluate()
+
+
+def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Session:  # noqa: ANN401
+    """Loads the model and the newest whole checkpoint, if there is one.
+
+    ``config`` is MaxText's; it names the run folder, the converted model and the mesh.
+    """
+    model, mesh = model_creation_utils.from_pretrained(config)
+    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+        if config.lora.enable_lora:
+            model = lora_utils.apply_lora_to_model(model, mesh, config)
+        schedule = maxtext_utils.create_learning_rate_schedule(config)
+        optimizer = optimizers.get_optimizer(config, schedule, model)
+        if config.gradient_clipping_threshold > 0:
+            optimizer = optax.chain(optax.clip_by_global_norm(config.gradient_clipping_threshold), optimizer)
+        nnx.pop(model, nnx.Intermediate)
+        trainer = SftTrainer(model, optimizer, _tunix(config, steps, policy, evaluate_every))
+        trainer.start_step = trainer.train_steps
+        trainer = use_maxtext_loss_function(trainer, config)
+    return Session(trainer=trainer, config=config, mesh=mesh, learning_rates=np.asarray(schedule(jnp.arange(steps)), np.float64))
+
+
+def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Any:  # noqa: ANN401
+    return peft_trainer.TrainingConfig(
+        eval_every_n_steps=evaluate_every or steps + 1,
+        # None: the data ends at the last step. A number would start a progress bar that stacks all metrics at each step.
+        max_steps=None,
+        checkpoint_root_directory=config.checkpoint_dir,
+        checkpointing_options=ocp.CheckpointManagerOptions(
+            # Stated, because Orbax's default also saves the first step it sees and asks for preemption by itself.
+            save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(policy.every_steps),
+            max_to_keep=policy.keep_last,
+            enable_async_checkpointing=True,
+        ),
+        # MaxText's hooks write TensorBoard already.
+        metrics_logging_options=None,
+        data_sharding_axis=(ROW_AXES,),
+        pbar_description=None,
+    )

@@ -1,0 +1,126 @@
+"""From a stage request to MaxText's settings: parallelism, batch, optimizer, schedule, precision. Pure."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import ExitCode, Hyperparameters, MeshSpec, StageRequest
+from finetune_trainer.errors import StageError
+from finetune_trainer.families import ModelPlan
+
+_DTYPES = {"BF16": "bfloat16", "FP32": "float32"}
+#: The name of MaxText's run below the run folder: contract.RunFolder.train.
+RUN_NAME = "train"
+
+
+def settings(request: StageRequest, plan: ModelPlan, *, steps: int, platform: str, output: str) -> dict[str, Any]:
+    """Everything that the request decides, except ``engineOverrides``. ``output`` is the run folder as MaxText spells
+    it, ``platform`` JAX's name of the devices (tpu, cpu)."""
+    h = request.hyperparameters
+    on_cpu = platform == "cpu"
+    return {
+        "run_name": RUN_NAME,
+        "base_output_directory": output,
+        "steps": steps,
+        "max_target_length": request.data.max_seq_length,
+        "packing": request.data.packing,
+        "hardware": "cpu" if on_cpu else "tpu",
+        "attention": "dot_product" if on_cpu else "autoselected",
+        "dtype": _DTYPES[h.compute_precision],
+        "weight_dtype": _DTYPES[h.weight_precision],
+        "per_device_batch_size": per_device_batch_size(h.global_batch_size, request.mesh),
+        "init_weights_seed": h.seed,
+        "enable_dropout": False,
+        "log_config": False,  # 880 lines; the request stands in the attempt's record
+        # It ends a run whose parameters are spread less than it would like. The plan chose this mesh.
+        "sharding_tolerance": 1.0,
+        "gcs_metrics": False,
+        **parallelism(request.mesh, on_cpu=on_cpu),
+        **optimizer(h, steps),
+        **_lora(request, plan),
+    }
+
+
+def parallelism(mesh: MeshSpec, *, on_cpu: bool) -> dict[str, int]:
+    """Axes inside a slice (ICI) and across slices (DCN). Slices split the data axis; CPU devices know no slices."""
+    slices = 1 if on_cpu else mesh.slices
+    if mesh.data % slices:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "MeshNotDivisible", "data parallelism must be a multiple of the slices",
+            where="resources.parallelism.data", saw=str(mesh.data), expected=f"a multiple of {slices}",
+            fix=f"Set data: {slices}.",
+        )  # fmt: skip
+    return {
+        "dcn_data_parallelism": slices,
+        "ici_data_parallelism": mesh.data // slices,
+        "ici_fsdp_parallelism": mesh.fsdp,
+        "ici_tensor_parallelism": mesh.tensor,
+    }
+
+
+def per_device_batch_size(global_batch_size: int, mesh: MeshSpec) -> float:
+    """Rows per device and step; below 1 where tensor parallelism shares a row. Raises 64 when rows do not divide."""
+    shards = mesh.data * mesh.fsdp
+    if global_batch_size % shards:
+        lower = global_batch_size // shards * shards
+        nearest = f"{lower} or {lower + shards}" if lower else str(shards)
+        raise StageError(
+            ExitCode.BAD_REQUEST, "BatchNotDivisible", "the batch does not divide evenly among the devices",
+            where="hyperparameters.globalBatchSize", saw=str(global_batch_size),
+            expected=f"a multiple of {shards} (data {mesh.data} x fsdp {mesh.fsdp})", fix=f"Use {nearest}.",
+        )  # fmt: skip
+    return global_batch_size / (shards * mesh.tensor)
+
+
+def optimizer(h: Hyperparameters, steps: int) -> dict[str, Any]:
+    """Optimizer and learning rate. The schedule's length is stated, so that nothing later can stretch it."""
+    return {
+        "opt_type": h.optimizer.lower(),
+        "adam_weight_decay": h.weight_decay,
+        "adamw_mask": ["norm", "bias", "scale"],  # as everywhere else, decay is for matrices
+        "gradient_clipping_threshold": h.max_grad_norm,
+        "learning_rate": h.learning_rate,
+        "learning_rate_schedule_steps": steps,
+        "learning_rate_final_fraction": 0.0,
+        **_schedule(h, steps),
+    }
+
+
+def warmup_steps(h: Hyperparameters, steps: int) -> int:
+    """Steps of linear warm-up from 0."""
+    if h.warmup_steps is not None:
+        return min(h.warmup_steps, steps)
+    return math.ceil(round((h.warmup_ratio or 0.0) * steps, 9))
+
+
+def _schedule(h: Hyperparameters, steps: int) -> dict[str, Any]:
+    warmup = warmup_steps(h, steps)
+    shape: dict[str, Any] = {"warmup_steps_fraction": _fraction(warmup, steps)}
+    if h.schedule == "Cosine":
+        return shape | {"lr_schedule_type": "cosine"}
+    # MaxText's warmup-stable-decay is a line with all of it decay, and a constant with none.
+    decay = steps - warmup if h.schedule == "Linear" else 0
+    return shape | {
+        "lr_schedule_type": "wsd",
+        "wsd_decay_style": "linear",
+        "wsd_decay_steps_fraction": _fraction(decay, steps),
+    }
+
+
+def _fraction(part: int, whole: int) -> float:
+    """A fraction that MaxText's ``int(whole * fraction)`` turns back into ``part``, whatever the rounding."""
+    return part / whole if part in (0, whole) else (part + 0.5) / whole
+
+
+def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
+    lora = request.method.lora
+    if lora is None:
+        return {}
+    return {
+        "lora": {
+            "enable_lora": True,
+            "lora_rank": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_module_path": plan.lora_module_path(lora.target_modules),
+        }
+    }

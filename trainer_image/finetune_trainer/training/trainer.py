@@ -1,0 +1,251 @@
+"""Tunix's training loop on a MaxText model, with what a job needs around it.
+
+Beyond MaxText's own: data by step number, token-weighted evaluation over all rows, no checkpoint at step 1, a loss that
+is no number stops the run before it can reach a checkpoint, and a stop at an agreed step.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, override
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+from maxtext.trainers.post_train.sft import hooks
+from maxtext.trainers.post_train.sft.train_sft import MaxTextPeftTrainer
+from tunix.sft.hooks import DataHooks
+
+from finetune_contract import EvaluationPoint, ExitCode, Metrics
+from finetune_trainer.data.batches import EvaluationBatches, TrainBatches
+from finetune_trainer.errors import StageError
+from finetune_trainer.evaluation.loss import Loss, LossMeter
+from finetune_trainer.evaluation.numbers import perplexity
+from finetune_trainer.spread import to_devices
+from finetune_trainer.training.report import Report
+
+class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end, and has saved
+    """Training ended on request at ``step``; a checkpoint of that step exists, unless it is the one it began with."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped at step {step}")
+        self.step = step
+
+
+class ByStep(DataHooks):  # type: ignore[misc]  # Tunix ships no types
+    """Hands the trainer the batch of the step it is at."""
+
+    def __init__(self, batches: TrainBatches, mesh: Mesh, total_steps: int) -> None:
+        self._batches, self._mesh, self._total = batches, mesh, total_steps
+        self.trained_tokens: dict[int, int] = {}
+
+    @override
+    def load_next_train_batch(self, train_ctx: "SftTrainer") -> dict[str, jax.Array] | None:
+        step = train_ctx.train_steps
+        if step >= self._total:
+            return None
+        batch = self._batches.batch(step)
+        self.trained_tokens[step + 1] = int(np.count_nonzero(batch["targets_segmentation"]))
+        return to_devices(batch, self._mesh)
+
+    @override
+    def load_next_eval_batch(self, train_ctx: "SftTrainer") -> None:
+        raise NotImplementedError("the trainer evaluates by itself")
+
+
+@dataclass(slots=True, kw_only=True)
+class Control:
+    """What the trainer is told from outside."""
+
+    total_steps: int
+    checkpoint_every: int
+    evaluate_every: int | None
+    stop_requested: Callable[[], bool]
+    learning_rates: npt.NDArray[np.float64]
+    """By steps done before."""
+    report: Report | None = None
+    """Only on process 0."""
+    evaluation: EvaluationBatches | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time went; filled in."""
+
+
+class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no types
+    """MaxText's hooks (console line, TensorBoard), and ours: stop, record, notice a loss that is no number."""
+
+    def __init__(self, config: Any, mesh: Mesh, control: Control) -> None:  # noqa: ANN401
+        super().__init__(config, mesh, lambda step: control.learning_rates[min(step, len(control.learning_rates) - 1)], None)
+        self._control = control
+        self._last = 0.0
+        self._clean = False
+        self.first_loss: float | None = None
+        self.last_loss: float | None = None
+        self.tokens = 0
+
+    @override
+    def get_total_weights(self, batch: Any) -> Any:
+        raise NotImplementedError("counted on the host, in on_train_step_start")
+
+    @override
+    def on_train_start(self, train_ctx: "SftTrainer") -> None:
+        super().on_train_start(train_ctx)
+        self._last = time.perf_counter()
+
+    @override
+    def on_train_step_start(self, train_ctx: "SftTrainer") -> None:
+        if stop_agreed(train_ctx.train_steps, self._control.stop_requested):
+            raise Stopped(train_ctx.train_steps)
+        step = train_ctx.train_steps
+        self.train_metadata[step] = {"total_weights": train_ctx.data_hooks.trained_tokens[step + 1]}
+
+    @override
+    def on_train_step_end(self, train_ctx: "SftTrainer", train_step: int, train_loss: float, step_time: float = 0.0) -> None:
+        """Tunix calls this one step late, so that the transfer of the loss overlaps the next step."""
+        loss = float(train_loss)
+        check_finite(loss, train_step)
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        del self.train_metadata[train_step - 1]
+        metrics = Metrics(
+            loss=loss,
+            perplexity=perplexity(loss),
+            gradient_norm=train_ctx.gradient_norm(train_step),
+            learning_rate=float(self._control.learning_rates[train_step - 1]),
+            tokens=train_ctx.data_hooks.trained_tokens.pop(train_step),
+        )
+        self._log(metrics, train_step, seconds)
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        self.last_loss = loss
+        self.tokens += metrics.tokens or 0
+        kind = "productive" if self._clean else "compile"
+        self._control.seconds[kind] = self._control.seconds.get(kind, 0.0) + seconds
+        if self._control.report is not None:
+            self._control.report.step(train_step, metrics, seconds if self._clean else None)
+            if train_step % self._control.checkpoint_every == 1:
+                self._control.report.checkpoints(train_ctx.saved_steps())
+        self._clean = True
+
+    def _log(self, metrics: Metrics, step: int, seconds: float) -> None:
+        """MaxText's console line and TensorBoard. (Its own hook stacks Tunix's whole history at every step.)"""
+        values = {
+            "scalar": {
+                "learning/loss": metrics.loss,
+                "learning/perplexity": metrics.perplexity,
+                "learning/grad_norm": metrics.gradient_norm,
+                "learning/total_weights": metrics.tokens,
+            }
+        }
+        self.metric_logger.record_train_metrics(values, step, seconds)
+        self.metric_logger.write_metrics(values, step)
+
+    @override
+    def on_train_end(self, train_ctx: "SftTrainer") -> None:
+        train_ctx.flush_metrics()  # before the writers close: Tunix does it after
+        super().on_train_end(train_ctx)
+
+    def skip_timing(self) -> None:
+        """The next step's time holds something else (evaluation, a checkpoint's copy)."""
+        self._last = time.perf_counter()
+
+
+class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no types
+    """See the module's docstring. ``prepare`` comes before ``train``."""
+
+    control: Control
+    maxtext: Any
+    mesh: Mesh
+    start_step: int = 0
+    last_evaluation: Loss | None = None
+    _norms: dict[int, Any]
+    _meter: LossMeter | None = None
+
+    def prepare(self, control: Control, config: Any, mesh: Mesh) -> None:  # noqa: ANN401
+        self.control, self.maxtext, self.mesh = control, config, mesh
+        self.start_step = self.train_steps
+        self._norms = {}
+
+    @override
+    def create_train_step_fn(self) -> Any:
+        inner = super().create_train_step_fn()
+
+        def step(model: Any, optimizer: Any, inputs: Any) -> Any:  # noqa: ANN401
+            loss, aux, norm = inner(model, optimizer, None, inputs)
+            return loss, {"grad_norm": norm, "loss": loss, **{k: aux[k] for k in ("xent_sum", "total_weights")}}, norm
+
+        return step
+
+    @override
+    def _post_process_train_step(self, aux: Any) -> None:
+        """Runs before the step is counted and its checkpoint saved."""
+        done = self.train_steps + 1
+        self._norms[done] = aux["grad_norm"]
+        if done % self.control.checkpoint_every == 0 or done == self.control.total_steps:
+            check_finite(float(aux["loss"]), done)
+            check_finite(float(aux["grad_norm"]), done, what="gradient norm")
+
+    def gradient_norm(self, step: int) -> float | None:
+        norm = self._norms.pop(step, None)
+        return None if norm is None else float(norm)
+
+    @override
+    def _run_eval(self, eval_ds: Any, eval_step_fn: Any) -> None:  # noqa: ARG002
+        """Tunix asks before the first step and every ``evaluate_every``; the last evaluation is ours, at the end."""
+        step = self.train_steps
+        if step == self.control.total_steps or (step == self.start_step and step > 0):
+            return
+        self.evaluate()
+
+    def evaluate(self) -> Loss | None:
+        """Loss over the whole validation set with the parameters as they are."""
+        if self.control.evaluation is None:
+            return None
+        started = time.perf_counter()
+        if self._meter is None:
+            self._meter = LossMeter(self.model, self.maxtext, self.mesh)
+        loss = self._meter.measure(self.model, self.control.evaluation)
+        self.last_evaluation = loss
+        self.control.seconds["evaluate"] = self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
+        if self.control.report is not None:
+            self.control.report.evaluation(
+                EvaluationPoint(
+                    step=self.train_steps, loss=loss.mean, perplexity=perplexity(loss.mean), tokens=loss.tokens
+                )
+            )
+        self.training_hooks.skip_timing()
+        return loss
+
+    def flush_metrics(self) -> None:
+        """Hands out the metrics of the last step, which Tunix holds back for one step."""
+        self._throttler.wait_for_all()
+        self._write_train_metrics()
+
+    def saved_steps(self) -> list[int]:
+        """Steps with a finished checkpoint, rising."""
+        manager = self.checkpoint_manager._checkpoint_manager  # noqa: SLF001 - Tunix wraps Orbax's, and shows no list
+        steps = sorted(int(step) for step in manager.all_steps())
+        return steps[:-1] if manager.is_saving_in_progress() else steps
+
+    def save_now(self) -> None:
+        """Saves the state at the present step, unless it is saved already, and waits until it is whole."""
+        self._save_last_checkpoint()
+        self.checkpoint_manager._checkpoint_manager.wait_until_finished()  # noqa: SLF001
+
+
+def stop_agreed(step: int, requested: Callable[[], bool]) -> bool:
+    """Whether to stop before ``step + 1``; all processes get the same answer for the same step."""
+    if jax.distributed.is_initialized():
+        return bool(multihost_utils.reached_preemption_sync_point(step))
+    return requested()
+
+
+def check_finite(value: float, step: int, *, what: str = "loss") -> None:
+    """Raises ``StageError`` 70 for NaN or an infinity."""
+    if not math.isfinite(value):
+        raise StageError(
+            ExitCode.DIVERGED, "Diverged", f"training diverged: the {what} is no number any more", where=f"step {step}",
+            saw=str(value), expected="a finite number",
+            fix="Lower hyperparameters.learningRate or raise warmupRatio; checkpoints before this step are sound.",
+        )
