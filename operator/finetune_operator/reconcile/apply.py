@@ -1,0 +1,173 @@
+"""Carries a decision out. Every write is harmless when repeated, so a crash between any two is too.
+
+Names are deterministic and objects are created, never applied: a JobSet is immutable for our purposes, and a
+server-side apply onto one that is being deleted would succeed. A name that is taken means that the observation
+was stale: Conflict, and the job is looked at again.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from finetune_contract import RunFolder
+from finetune_operator.artifacts.port import Store
+from finetune_operator.cluster.port import (
+    CONFIG_MAPS,
+    EVENTS,
+    JOBS,
+    JOBSETS,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Object,
+)
+from finetune_operator.lifecycle.decision import Decision, Notice
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.reconcile.observe import owned_by
+from finetune_operator.reconcile.run_folder import Folders
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "finetune-operator"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSetCreated:
+    """Told to the listener, for metrics."""
+
+    namespace: str
+    job: str
+    name: str
+
+
+def _ignore(_created: JobSetCreated) -> None:
+    """The listener of those who do not measure."""
+
+
+class Applier:
+    """Carries decisions out, in the order that :class:`Decision` states.
+
+    Args:
+        cluster: where objects are written.
+        store: where records of attempts are written.
+        locate: the folders that a snapshot ConfigMap names.
+        created: hears of each JobSet that was created.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        *,
+        locate: Callable[[Object], Folders],
+        created: Callable[[JobSetCreated], None] = _ignore,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._locate = locate
+        self._created = created
+
+    async def apply(self, observed: Observed, decision: Decision) -> None:
+        """Raises ClusterError or StorageError at the first write that fails; nothing after it was tried."""
+        job = observed.job
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        if decision.records:
+            await self._write_records(observed, decision)
+        if decision.snapshot is not None:
+            await self._create_snapshot(job, decision.snapshot)
+        for deletion in decision.deletions:
+            await self._cluster.delete(JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True)
+        if decision.jobset is not None:
+            await self._cluster.create(JOBSETS, decision.jobset)
+            created = decision.jobset["metadata"]["name"]
+            log.info("created JobSet %s", created)
+            self._created(JobSetCreated(namespace, name, created))
+        await self.write_status(job, decision.status)
+        for notice in decision.notices:
+            await self._tell(job, notice, observed.now)
+
+    async def write_status(self, job: Object, status: Object) -> None:
+        """Only where it differs. Conflict where the job has moved on since it was observed."""
+        if job.get("status") == status:
+            return
+        metadata = job["metadata"]
+        await self._cluster.patch_status(
+            JOBS,
+            metadata["namespace"],
+            metadata["name"],
+            status,
+            resource_version=metadata["resourceVersion"],
+        )
+
+    async def _write_records(self, observed: Observed, decision: Decision) -> None:
+        run = self._run_folder(observed, decision)
+        for key, failure in decision.records:
+            uri = run.failure(key.stage.short, key.number)
+            await self._store.write(uri, failure.to_json().encode())
+
+    def _run_folder(self, observed: Observed, decision: Decision) -> RunFolder:
+        snapshot = observed.snapshot or decision.snapshot
+        assert snapshot is not None, "an attempt has failed, so the job was admitted"
+        return self._locate(snapshot).run
+
+    async def _create_snapshot(self, job: Object, snapshot: Object) -> None:
+        """Once: a second decision of the same job may have been taken from a stale look."""
+        try:
+            await self._cluster.create(CONFIG_MAPS, snapshot)
+        except Conflict as error:
+            metadata = snapshot["metadata"]
+            found = await self._cluster.get(CONFIG_MAPS, metadata["namespace"], metadata["name"])
+            if owned_by(found, job["metadata"]["uid"]):
+                # What it says has been decided already; this decision rests on something else.
+                raise Conflict("the job was admitted meanwhile; looking again", status=409) from error
+            raise Conflict(
+                f"ConfigMap {metadata['name']} belongs to another owner: delete or rename it. "
+                "(That of an earlier job of this name goes by itself.)",
+                status=409,
+            ) from error
+
+    async def _tell(self, job: Object, notice: Notice, now: datetime) -> None:
+        """One Event, best effort: the status has said it already."""
+        try:
+            await self._cluster.create(EVENTS, event_of(job, notice, now))
+        except Conflict:
+            # Its name is its content: this has been told.
+            return
+        except ClusterError as error:
+            log.warning("the Event %s was not written: %s", notice.reason, error)
+
+
+def event_of(job: Object, notice: Notice, now: datetime) -> Object:
+    """A core/v1 Event, which is what ``kubectl describe`` shows. The name holds a digest of what it says."""
+    metadata = job["metadata"]
+    told = "\n".join((metadata["uid"], notice.type, notice.reason, notice.message))
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    event: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "namespace": metadata["namespace"],
+            "name": f"{metadata['name']}.{sha256(told.encode()).hexdigest()[:16]}",
+        },
+        "involvedObject": {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "resourceVersion": metadata["resourceVersion"],
+        },
+        "type": str(notice.type),
+        "reason": notice.reason,
+        # The API server's limit for an Event's message.
+        "message": notice.message[:1024],
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+    return event

@@ -1,0 +1,76 @@
+"""What a reconcile that failed shows in the job's status."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from finetune_operator.artifacts.port import StorageDenied, StorageError
+from finetune_operator.cluster.port import Conflict, Object, Rejected, Unavailable
+
+#: What to change, by reason.
+_FIX = {
+    "RefusedByAPIServer": "Mend what the message names, or the operator's role.",
+    "StoragePermissionDenied": "Give the operator's service account the role that the message names.",
+}
+#: A status condition's message may hold 32,768 characters; a person reads fewer.
+_MESSAGE_LIMIT = 1024
+
+
+def reason_of(error: Exception) -> str:
+    """CamelCase, stable: for conditions and metrics."""
+    match error:
+        case Conflict():
+            return "ChangedMeanwhile"
+        case Rejected():
+            return "RefusedByAPIServer"
+        case Unavailable():
+            return "APIServerUnavailable"
+        case StorageDenied():
+            return "StoragePermissionDenied"
+        case StorageError():
+            return "StorageUnavailable"
+    return "InternalError"
+
+
+def status_with_error(job: Object, error: Exception, *, now: datetime, retry_in: float) -> Object:
+    """The job's status as it is, with the condition Reconciling saying what went wrong and when it is tried again.
+
+    The next reconcile that goes through writes the status whole and so takes it away.
+    """
+    reason = reason_of(error)
+    text = str(error) or type(error).__name__
+    if reason == "InternalError":
+        text = f"a fault of the operator ({type(error).__name__}); its log has the details"
+    parts = [text[: _MESSAGE_LIMIT - 200].rstrip("."), _FIX.get(reason, "").rstrip(".")]
+    message = ". ".join(part for part in parts if part) + f". Tried again every {_spoken(retry_in)}."
+    condition = {
+        "type": "Reconciling",
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "observedGeneration": job["metadata"]["generation"],
+    }
+    status = dict(job.get("status") or {})
+    status["conditions"] = _with_condition(status.get("conditions", ()), condition, now)
+    status["summary"] = message
+    return status
+
+
+def _with_condition(
+    conditions: "Any", condition: Mapping[str, Any], now: datetime
+) -> list[Mapping[str, Any]]:
+    """The list with that condition in its place; the time of transition moves only with the status."""
+    before = {each["type"]: each for each in conditions}
+    old = before.get(condition["type"], {})
+    same = old.get("status") == condition["status"] and "lastTransitionTime" in old
+    since = old["lastTransitionTime"] if same else now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    before[condition["type"]] = {**condition, "lastTransitionTime": since}
+    return list(before.values())
+
+
+def _spoken(seconds: float) -> str:
+    """Rounded up to what a person would say, so that the text does not change with every try."""
+    for limit, text in ((10, "few seconds"), (60, "minute"), (300, "5 minutes")):
+        if seconds <= limit:
+            return text
+    return f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,109 @@
+"""One live look at a job and all that belongs to it. No cache of the cluster is ever asked."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_operator.cluster.port import (
+    CONFIG_MAPS,
+    JOBS,
+    JOBSETS,
+    PODS,
+    PROFILES,
+    Cluster,
+    Kind,
+    NotFound,
+    Object,
+)
+from finetune_operator.lifecycle.observed import Observed, RunFolderView
+from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+
+#: On every child; its value is the uid of the job, so a recreated job never sees its predecessor's children.
+UID_LABEL = "tpu-finetune.dev/job-uid"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JobKey:
+    """Which job."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Observer:
+    """Looks at jobs.
+
+    Args:
+        cluster: live reads.
+        folder: the run folder's reader.
+        locate: the folders that a snapshot ConfigMap names.
+        utc_now: the wall clock.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: RunFolderReader,
+        *,
+        locate: Callable[[Object], Folders],
+        utc_now: Callable[[], datetime],
+    ) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._locate = locate
+        self._utc_now = utc_now
+
+    async def observe(self, key: JobKey) -> Observed | None:
+        """Everything about one job; None when there is no such job. Raises ClusterError.
+
+        The order matters: the run folder is read after the JobSets and pods. A stage that is seen to have ended
+        has written its record before, so its record is seen too.
+        """
+        job, snapshot = await asyncio.gather(
+            self.job(key),
+            self._find(CONFIG_MAPS, key.namespace, f"{key.name}-plan"),
+        )
+        if job is None:
+            return None
+        uid = job["metadata"]["uid"]
+        if snapshot is not None and not owned_by(snapshot, uid):
+            # Left by an earlier job of that name; garbage collection is about to take it.
+            snapshot = None
+        jobsets, pods, profiles = await asyncio.gather(
+            self._cluster.list(JOBSETS, key.namespace, labels={UID_LABEL: uid}),
+            self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
+            self._profiles(snapshot),
+        )
+        view = RunFolderView() if snapshot is None else await self._folder.view(self._locate(snapshot))
+        return Observed(
+            now=self._utc_now(),
+            job=job,
+            profiles=tuple(profiles),
+            snapshot=snapshot,
+            jobsets=tuple(jobsets),
+            pods=tuple(pods),
+            folder=view,
+        )
+
+    async def job(self, key: JobKey) -> Object | None:
+        """The FineTuneJob alone; None when there is none. Raises ClusterError."""
+        return await self._find(JOBS, key.namespace, key.name)
+
+    async def _find(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        try:
+            return await self._cluster.get(kind, namespace, name)
+        except NotFound:
+            return None
+
+    async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
+        """All profiles before admission; afterwards the snapshot holds the job's copy."""
+        return await self._cluster.list(PROFILES, None) if snapshot is None else ()
+
+
+def owned_by(child: Object, uid: str) -> bool:
+    """Whether the owner references name the job of that uid."""
+    return any(owner.get("uid") == uid for owner in child["metadata"].get("ownerReferences", ()))

@@ -1,0 +1,96 @@
+"""One job, one look, one decision, carried out."""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Protocol
+
+from finetune_operator.artifacts.port import StorageError
+from finetune_operator.cluster.port import ClusterError, Conflict
+from finetune_operator.lifecycle.decision import Decision
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.errors import reason_of, status_with_error
+from finetune_operator.reconcile.observe import JobKey, Observer
+
+log = logging.getLogger(__name__)
+
+
+#: A conflict that still happens when the backoff has grown to this is shown to the user.
+_PERSISTENT_SECONDS = 4
+
+
+class ReconcileError(Exception):
+    """A reconcile failed and the status says so where it could; the key is to be tried again with backoff."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Decide(Protocol):
+    """The pure core: :func:`finetune_operator.lifecycle.decide.decide`."""
+
+    def __call__(self, observed: Observed, /) -> Decision: ...
+
+
+class Reconciler:
+    """Brings jobs forward. Safe to call for any key at any time, but for one key never twice at once.
+
+    Args:
+        observer: looks.
+        decide: decides.
+        applier: writes.
+        utc_now: the wall clock, for errors that are met.
+    """
+
+    def __init__(
+        self, observer: Observer, decide: Decide, applier: Applier, *, utc_now: Callable[[], datetime]
+    ) -> None:
+        self._observer = observer
+        self._decide = decide
+        self._applier = applier
+        self._utc_now = utc_now
+
+    async def reconcile(self, key: JobKey, *, retry_in: float) -> float | None:
+        """Seconds until the job is to be looked at again; None when only a change can matter, or it is gone.
+
+        Args:
+            key: the job.
+            retry_in: when a failure will be tried again, seconds; told to the user.
+
+        Raises:
+            ReconcileError: for whatever went wrong.
+        """
+        observed: Observed | None = None
+        try:
+            observed = await self._observer.observe(key)
+            if observed is None:
+                return None
+            decision = self._decide(observed)
+            await self._applier.apply(observed, decision)
+        except Conflict as error:
+            # The world moved between look and write: no news for a user, unless it happens again and again.
+            if retry_in >= _PERSISTENT_SECONDS:
+                await self._report(key, observed, error, retry_in)
+            raise ReconcileError(reason_of(error), str(error)) from error
+        except (ClusterError, StorageError) as error:
+            await self._report(key, observed, error, retry_in)
+            raise ReconcileError(reason_of(error), str(error)) from error
+        except Exception as error:
+            log.exception("a fault of the operator")
+            await self._report(key, observed, error, retry_in)
+            raise ReconcileError(reason_of(error), repr(error)) from error
+        return decision.look_again_after
+
+    async def _report(
+        self, key: JobKey, observed: Observed | None, error: Exception, retry_in: float
+    ) -> None:
+        """Into the status, best effort: the API server may be what failed."""
+        try:
+            job = observed.job if observed else await self._observer.job(key)
+            if job is not None:
+                status = status_with_error(job, error, now=self._utc_now(), retry_in=retry_in)
+                await self._applier.write_status(job, status)
+        except ClusterError as second:
+            log.info("the status does not show the error: %s", second)

@@ -1,0 +1,146 @@
+"""Reads a job's run folder into what decisions see. Never takes a fault of the store for absence."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ValidationError
+
+from finetune_contract import (
+    CacheLayout,
+    ConvertManifest,
+    Failure,
+    Outcome,
+    PreflightOutcome,
+    Progress,
+    RunFolder,
+    Stage,
+    StageResult,
+)
+from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Where a job's files lie, as its snapshot says."""
+
+    run: RunFolder
+    cache: CacheLayout
+
+
+class _NotUnderstoodError(Exception):
+    """A file of the contract that this operator cannot read."""
+
+
+class RunFolderReader:
+    """Remembers what cannot change any more, so that a long job's look costs one listing and one read.
+
+    Args:
+        store: where run folders lie.
+        remembered: how many immutable files are kept, of a few KiB each.
+    """
+
+    def __init__(self, store: Store, *, remembered: int = 2000) -> None:
+        self._store = store
+        self._remembered = remembered
+        self._known: OrderedDict[str, BaseModel] = OrderedDict()
+
+    async def view(self, folders: Folders) -> RunFolderView:
+        """One look. ``unreadable`` is set where the store or a file in it could not be read."""
+        try:
+            attempts = await self._attempts(folders.run)
+            return RunFolderView(
+                attempts=attempts,
+                progress=await self._progress(folders.run, attempts),
+                convert_manifest=await self._convert_manifest(folders.cache, attempts),
+            )
+        except (StorageError, _NotUnderstoodError) as error:
+            return RunFolderView(unreadable=str(error))
+
+    async def _attempts(self, run: RunFolder) -> dict[AttemptKey, AttemptFiles]:
+        files: dict[AttemptKey, set[str]] = {}
+        for path in await self._store.list(run.attempts):
+            folder, _, name = path.partition("/")
+            key = attempt_of(folder)
+            if key is not None:
+                files.setdefault(key, set()).add(name)
+        found: dict[AttemptKey, AttemptFiles] = {}
+        for key, names in sorted(files.items()):
+            short, number = key.stage.short, key.number
+            found[key] = AttemptFiles(
+                result=await self._immutable(run.result(short, number), StageResult)
+                if "result.json" in names
+                else None,
+                failure=await self._immutable(run.failure(short, number), Failure)
+                if "failure.json" in names
+                else None,
+            )
+        return found
+
+    async def _progress(self, run: RunFolder, attempts: dict[AttemptKey, AttemptFiles]) -> Progress | None:
+        trained = [files for key, files in attempts.items() if key.stage is Stage.TRAIN]
+        if not trained:
+            return None
+        # The trainer writes its last progress before its result: after a success, the file stands still.
+        if any(files.result and files.result.outcome is Outcome.SUCCEEDED for files in trained):
+            return await self._immutable(run.progress, Progress)
+        content = await self._store.read(run.progress)
+        return None if content is None else _parsed(run.progress, content, Progress)
+
+    async def _convert_manifest(
+        self, cache: CacheLayout, attempts: dict[AttemptKey, AttemptFiles]
+    ) -> ConvertManifest | None:
+        fingerprint = fingerprint_of(attempts)
+        if fingerprint is None:
+            return None
+        # Not remembered: people may empty the cache, and a hit must not outlive its files.
+        uri = cache.convert_manifest(fingerprint)
+        content = await self._store.read(uri)
+        return None if content is None else _parsed(uri, content, ConvertManifest)
+
+    async def _immutable[T: BaseModel](self, uri: str, model: type[T]) -> T | None:
+        """A file that is written once. None where it is not there (yet)."""
+        known = self._known.get(uri)
+        if isinstance(known, model):
+            self._known.move_to_end(uri)
+            return known
+        content = await self._store.read(uri)
+        if content is None:
+            return None
+        record = _parsed(uri, content, model)
+        self._known[uri] = record
+        while len(self._known) > self._remembered:
+            self._known.popitem(last=False)
+        return record
+
+
+def attempt_of(folder: str) -> AttemptKey | None:
+    """``train-2`` -> (Train, 2); None for a name that is no attempt's."""
+    short, _, number = folder.rpartition("-")
+    if short not in _STAGES or not number.isdecimal():
+        return None
+    return AttemptKey(_STAGES[short], int(number))
+
+
+_STAGES = {stage.short: stage for stage in Stage}
+
+
+def fingerprint_of(attempts: dict[AttemptKey, AttemptFiles]) -> str | None:
+    """Of the converted model, as the latest preflight that succeeded found it."""
+    for key in sorted(attempts, reverse=True):
+        result = attempts[key].result
+        if key.stage is Stage.PREFLIGHT and result and isinstance(result.details, PreflightOutcome):
+            return result.details.fingerprint
+    return None
+
+
+def _parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise _NotUnderstoodError(
+            f"{uri} is not a {model.__name__} that this operator understands: {where}: {first['msg']}. "
+            "Was it written by a trainer image of another version?"
+        ) from error

@@ -1,0 +1,160 @@
+"""Which events put which job on the queue. Knows objects as plain dicts; no kopf, no I/O."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from finetune_operator.cluster.port import Object
+from finetune_operator.reconcile.observe import JobKey
+
+JOB_LABEL = "tpu-finetune.dev/job"
+#: Finished jobs that turn up at a start wait this long, so that live ones go first.
+FINISHED_LATER_SECONDS = 5.0
+
+
+class Listener(Protocol):
+    """Hears what latencies are measured from."""
+
+    def jobset_finished(self, key: JobKey) -> None:
+        """The watch has told that a JobSet of a live job is finished."""
+
+    def forget(self, key: JobKey) -> None:
+        """The job is finished or gone."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the last event said of one job."""
+
+    input: object
+    """All of the object that a person or a tool may have changed: everything but its status."""
+    finished: bool
+    admitted: bool
+    finished_jobsets: set[str] = field(default_factory=set)
+
+
+class Intake:
+    """Turns watch events into keys. Event types are those of a watch; None: from a listing.
+
+    Args:
+        add: puts a key on the queue, due after so many seconds.
+        listener: hears of finished JobSets and jobs.
+    """
+
+    def __init__(self, add: Callable[[JobKey, float], None], listener: Listener) -> None:
+        self._add = add
+        self._listener = listener
+        self._seen: dict[JobKey, _Seen] = {}
+
+    @property
+    def live(self) -> int:
+        """Jobs that are not finished."""
+        return sum(not seen.finished for seen in self._seen.values())
+
+    @property
+    def known(self) -> int:
+        return len(self._seen)
+
+    def job(self, event_type: str | None, job: Object) -> None:
+        """A FineTuneJob. A change of its status alone is our own writing and queues nothing."""
+        key = _key(job)
+        if event_type == "DELETED":
+            self._forget(key)
+            return
+        seen = self._remember(key, job)
+        before = seen.input
+        seen.input = _input(job)
+        if event_type is None:
+            # After a gap in the watch anything may have been missed; finished jobs can miss little.
+            self._add(key, FINISHED_LATER_SECONDS if seen.finished else 0.0)
+        elif before != seen.input:
+            self._add(key, 0.0)
+
+    def jobset(self, event_type: str | None, jobset: Object) -> None:
+        key = _owner(jobset)
+        if key is None:
+            return
+        uid = jobset["metadata"]["uid"]
+        seen = self._seen.get(key)
+        if seen and uid not in seen.finished_jobsets and _has_ended(jobset):
+            seen.finished_jobsets.add(uid)
+            # Those of a listing ended at a time that we do not know.
+            if event_type is not None and not seen.finished:
+                self._listener.jobset_finished(key)
+        self._add_child(key, event_type)
+
+    def pod(self, event_type: str | None, pod: Object) -> None:
+        key = _owner(pod)
+        if key is not None:
+            self._add_child(key, event_type)
+
+    def profile(self, event_type: str | None) -> None:
+        """Some profile has changed. Jobs that were admitted have their copy; the others may become valid now."""
+        if event_type is None:
+            return
+        for key, seen in self._seen.items():
+            if not seen.finished and not seen.admitted:
+                self._add(key, 0.0)
+
+    def resync(self, jobs: Iterable[Object]) -> None:
+        """All jobs, from a live listing: queues the unfinished ones, forgets those whose deletion went unseen."""
+        listed = {_key(job): job for job in jobs}
+        for key in self._seen.keys() - listed.keys():
+            self._forget(key)
+            # One last look finds nothing; it is there for a job that was created again meanwhile.
+            self._add(key, 0.0)
+        for key, job in listed.items():
+            seen = self._remember(key, job)
+            seen.input = _input(job)
+            if not seen.finished:
+                self._add(key, 0.0)
+
+    def _add_child(self, key: JobKey, event_type: str | None) -> None:
+        # A listing of children comes with a listing of jobs, which queues them.
+        if event_type is not None:
+            self._add(key, 0.0)
+
+    def _remember(self, key: JobKey, job: Object) -> _Seen:
+        finished, admitted = _condition(job, "Finished"), _condition(job, "Valid")
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = _Seen(input=None, finished=finished, admitted=admitted)
+        seen.finished, seen.admitted = finished, admitted
+        if finished:
+            self._listener.forget(key)
+        return seen
+
+    def _forget(self, key: JobKey) -> None:
+        self._seen.pop(key, None)
+        self._listener.forget(key)
+
+
+def _key(job: Object) -> JobKey:
+    return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+
+
+def _owner(child: Object) -> JobKey | None:
+    metadata = child["metadata"]
+    job = metadata.get("labels", {}).get(JOB_LABEL)
+    return JobKey(metadata["namespace"], job) if job else None
+
+
+def _input(job: Object) -> object:
+    metadata = job["metadata"]
+    return (
+        metadata["uid"],
+        metadata.get("generation"),
+        metadata.get("deletionTimestamp"),
+        metadata.get("labels"),
+        metadata.get("annotations"),
+    )
+
+
+def _condition(job: Object, kind: str) -> bool:
+    conditions = (job.get("status") or {}).get("conditions", ())
+    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
+
+
+def _has_ended(jobset: Object) -> bool:
+    conditions = (jobset.get("status") or {}).get("conditions", ())
+    return any(each["type"] in ("Completed", "Failed") and each["status"] == "True" for each in conditions)

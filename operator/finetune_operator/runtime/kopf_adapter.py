@@ -1,0 +1,156 @@
+"""kopf as the host of our watches, and nothing more: events in, keys out.
+
+Handlers only pass events on, so kopf writes nothing: no finalizers, no annotations, no Events. All that is
+known of kopf is in this module.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import kopf
+
+from finetune_operator.cluster.connect import ServiceAccountFolder
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, Kind
+from finetune_operator.reconcile.observe import UID_LABEL
+from finetune_operator.runtime.intake import Intake
+from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, Watch, WatchAges
+
+#: What is watched. Profiles are cluster-scoped, the others live in namespaces.
+NAMESPACED = (JOBS, JOBSETS, PODS)
+CHILDREN = (JOBSETS, PODS)
+
+
+class WatchesEndedError(Exception):
+    """kopf has given up; the process should end, and be started again."""
+
+
+def watches(namespaces: Sequence[str]) -> tuple[Watch, ...]:
+    """The streams that there must be."""
+    scopes = namespaces or (None,)
+    return (*(Watch(kind, scope) for kind in NAMESPACED for scope in scopes), Watch(PROFILES, None))
+
+
+class KopfHost:
+    """Runs the watches.
+
+    Args:
+        account: identity and address of the API server.
+        namespaces: where to watch; empty: everywhere.
+        intake: hears of every event.
+        ages: hears of every sign of life.
+        environ: holds the API server's address.
+    """
+
+    def __init__(
+        self,
+        account: ServiceAccountFolder,
+        namespaces: Sequence[str],
+        intake: Intake,
+        ages: WatchAges,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._account = account
+        self._environ = environ
+        self._namespaces = namespaces
+        self._intake = intake
+        self._ages = ages
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Watch until cancelled. Raises what kopf fails with, or WatchesEndedError.
+
+        kopf's own ``operator()`` and ``run_tasks()`` are not used: when they end, they cancel every task of the
+        event loop that is younger than they are, and so would cut our reconciles short.
+
+        Args:
+            started: called once kopf has taken the process's signal handlers, which the caller may take back.
+        """
+        tasks = await kopf.spawn_tasks(
+            registry=self._registry(),
+            settings=self._settings(),
+            clusterwide=not self._namespaces,
+            namespaces=list(self._namespaces),
+        )
+        started()
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        for task in done:
+            task.result()
+        raise WatchesEndedError("kopf has ended without an error")
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(self._login)
+
+        def watch(kind: Kind, tell: Callable[[str | None, Any], None]) -> None:
+            async def handler(event: kopf.RawEvent, namespace: str | None, **_: Any) -> None:
+                self._ages.event(kind, namespace)
+                tell(event["type"], event["object"])
+
+            kopf.on.event(
+                group=kind.group, version=kind.version, plural=kind.plural, id=kind.plural, registry=registry
+            )(handler)
+
+        watch(JOBS, self._intake.job)
+        watch(JOBSETS, self._intake.jobset)
+        watch(PODS, self._intake.pod)
+        watch(PROFILES, lambda event_type, _profile: self._intake.profile(event_type))
+        return registry
+
+    @staticmethod
+    def _settings() -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        # No watching of CRDs and namespaces: a smaller role. What is needed is checked before kopf starts.
+        settings.scanning.disabled = True
+        # Leadership is a Lease of ours. Peering is no lock, and equal priorities would pause everyone.
+        settings.peering.standalone = True
+        # Events are written with the status, by decision, not from log lines.
+        settings.posting.enabled = False
+        settings.networking.connect_timeout = 5
+        settings.networking.request_timeout = 30
+        # About a minute of trying; then kopf gives up, and a fresh process says what is wrong.
+        settings.networking.error_backoffs = (0.5, 1, 2, 3, 5, 8, 13, 21)
+        settings.watching.connect_timeout = 5
+        settings.watching.server_timeout = SERVER_SECONDS
+        # The client must not be the first to end a watch: the server's last bookmark would be lost.
+        settings.watching.client_timeout = SERVER_SECONDS + 30
+        settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+        # Pages instead of one answer with every job; streaming lists need a newer server than this does.
+        settings.watching.chunk_size = 500
+        # Only our children, out of all JobSets and pods of the cluster: what lets this scale.
+        for kind in CHILDREN:
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = UID_LABEL
+        # kopf would kill the process this long after a cancellation, also when it went well.
+        settings.process.ultimate_exiting_timeout = None
+        # Handlers only add keys: an idle object needs no worker for longer than a burst of events.
+        settings.queueing.idle_timeout = 1
+        settings.queueing.exit_timeout = 1
+        return settings
+
+    async def _login(self, **_: Any) -> kopf.AiohttpSession:
+        """A session that reads the token anew for each request and notes every sign of life of a watch."""
+
+        async def authorize(
+            request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
+            request.headers["Authorization"] = f"Bearer {self._account.token()}"
+            response = await handler(request)
+            if response.status == 200:
+                self._ages.answered(request.url.path)
+            return response
+
+        context = ssl.create_default_context(cafile=self._account.ca)
+        return kopf.AiohttpSession(
+            server=self._account.server(self._environ),
+            aiohttp_session=aiohttp.ClientSession(
+                # One connection per stream: no limit, or watches would queue for one another.
+                connector=aiohttp.TCPConnector(limit=0, ssl=context),
+                middlewares=(authorize,),
+            ),
+        )

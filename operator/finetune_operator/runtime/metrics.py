@@ -1,0 +1,108 @@
+"""What Prometheus sees of the operator. One registry per process, made and handed around, never global."""
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from finetune_operator.reconcile.apply import JobSetCreated
+from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.runtime.intake import Intake
+from finetune_operator.runtime.queue import WorkQueue
+from finetune_operator.runtime.watches import WatchAges
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+#: From one fast read to a stage that waits for an API server that is coming back.
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Counters and gauges of one process, and the little memory that latencies need."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self.registry = CollectorRegistry()
+        self._reconcile = Histogram(
+            "finetune_reconcile_seconds",
+            "Duration of one reconcile",
+            ["result"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "finetune_reconcile_errors",
+            "Reconciles that failed, by reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._handover = Histogram(
+            "finetune_stage_handover_seconds",
+            "From the watch event of a finished JobSet to the creation of the job's next one",
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._requests = Counter(
+            "finetune_api_requests",
+            "Requests to the API server, by verb, resource and HTTP status (0: no answer)",
+            ["verb", "resource", "code"],
+            registry=self.registry,
+        )
+        self._request_seconds = Histogram(
+            "finetune_api_request_seconds",
+            "Duration of requests to the API server",
+            ["verb", "resource"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._leading = Gauge("finetune_leader", "1 while this process leads", registry=self.registry)
+        self._finished: dict[JobKey, float] = {}
+
+    def leads(self, *, queue: WorkQueue[JobKey], intake: Intake, ages: WatchAges) -> None:
+        """This process leads from now on; gauges ask these when they are scraped."""
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "finetune_queue_depth": ("Jobs that are due and wait for a worker", queue.depth),
+            "finetune_queue_oldest_seconds": ("How long the most overdue job has waited", queue.oldest),
+            "finetune_jobs_live": ("Jobs that are not finished", lambda: intake.live),
+            "finetune_jobs_known": ("All jobs", lambda: intake.known),
+        }
+        for name, (description, value) in gauges.items():
+            Gauge(name, description, registry=self.registry).set_function(value)
+        age = Gauge(
+            "finetune_watch_age_seconds",
+            "Since the last sign of life of a watch",
+            ["watch"],
+            registry=self.registry,
+        )
+        for watch in ages.ages():
+            age.labels(str(watch)).set_function(partial(ages.age, watch))
+        self._leading.set(1)
+
+    def reconciled(self, seconds: float, error: str | None) -> None:
+        """One reconcile has ended; ``error`` is its reason."""
+        self._reconcile.labels("error" if error else "ok").observe(seconds)
+        if error:
+            self._errors.labels(error).inc()
+
+    def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """One request to the API server has ended (a RequestObserver)."""
+        self._requests.labels(verb, resource, str(code)).inc()
+        self._request_seconds.labels(verb, resource).observe(seconds)
+
+    def jobset_finished(self, key: JobKey) -> None:
+        """The watch has told that a JobSet of this job is finished; counts from the first such event on."""
+        self._finished.setdefault(key, self._clock())
+
+    def jobset_created(self, created: JobSetCreated) -> None:
+        finished = self._finished.pop(JobKey(created.namespace, created.job), None)
+        if finished is not None:
+            self._handover.observe(self._clock() - finished)
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone or finished."""
+        self._finished.pop(key, None)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)

@@ -1,0 +1,164 @@
+"""The whole operator in one process: waits to lead, watches, works, and ends in good order."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+
+from finetune_operator.artifacts.stores import UniversalStore
+from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
+from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
+from finetune_operator.cluster.port import Cluster, Object
+from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.reconciler import Decide, Reconciler
+from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+from finetune_operator.runtime.intake import Intake
+from finetune_operator.runtime.kopf_adapter import KopfHost, watches
+from finetune_operator.runtime.metrics import Metrics
+from finetune_operator.runtime.prerequisites import wait_for_prerequisites
+from finetune_operator.runtime.probes import ProbeServer, Verdict
+from finetune_operator.runtime.queue import WorkQueue
+from finetune_operator.runtime.settings import Settings
+from finetune_operator.runtime.watches import WatchAges
+from finetune_operator.runtime.workers import Workers, resync
+
+log = logging.getLogger(__name__)
+
+#: A key that is due for so long means that the workers hang: each of their calls has a shorter deadline.
+STUCK_SECONDS = 300
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Operator:
+    """One process.
+
+    Args:
+        settings: see there.
+        decide: the pure core.
+        locate: the folders that a job's snapshot names.
+        environ: holds the API server's address.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        decide: Decide,
+        locate: Callable[[Object], Folders],
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._settings = settings
+        self._decide = decide
+        self._locate = locate
+        self._environ = environ
+        self._metrics = Metrics()
+        self._stop = asyncio.Event()
+        self._election: LeaderElection | None = None
+        self._ages: WatchAges | None = None
+        self._queue: WorkQueue[JobKey] | None = None
+        self._missing: tuple[str, ...] = ()
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT. Raises LeadershipLost, WatchesEndedError, NoCredentials or OSError."""
+        settings = self._settings
+        self._take_signals()
+        probes = ProbeServer(healthy=self._healthy, ready=self._ready, metrics=self._metrics)
+        account = settings.service_account
+        lease = LeaseSettings(
+            namespace=settings.lease_namespace or account.namespace(),
+            name=settings.lease_name,
+            identity=settings.identity,
+        )
+        configuration = account.configuration(self._environ)
+        async with KubernetesCluster(configuration, observer=self._metrics.requested) as cluster:
+            self._election = LeaderElection(cluster, lease)
+            try:
+                await probes.start(settings.health_host, settings.health_port, settings.metrics_port)
+                await self._until_stopped(self._election.run(lambda: self._lead(cluster)))
+            finally:
+                await probes.stop()
+        log.info("stopped")
+
+    async def _until_stopped(self, electing: Coroutine[object, object, None]) -> None:
+        """A candidate ends at once when told to stop; a leader ends by itself, in good order."""
+        campaign = asyncio.ensure_future(electing)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({campaign, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            assert self._election is not None
+            if not campaign.done() and not self._election.leading:
+                campaign.cancel()
+            await asyncio.wait({campaign})
+        finally:
+            stopping.cancel()
+            campaign.cancel()
+        if not campaign.cancelled():
+            campaign.result()
+
+    async def _lead(self, cluster: Cluster) -> None:
+        """Watch and work, until told to stop or until something fails."""
+        settings = self._settings
+        wanted = watches(settings.namespaces)
+        if not await wait_for_prerequisites(cluster, wanted, self._stop, self._tell_missing):
+            return
+        queue = self._queue = WorkQueue[JobKey]()
+        intake = Intake(queue.add, self._metrics)
+        ages = self._ages = WatchAges(wanted)
+        self._metrics.leads(queue=queue, intake=intake, ages=ages)
+        workers = Workers(
+            queue, self._reconciler(cluster).reconcile, live=lambda: intake.live, metrics=self._metrics
+        )
+        host = KopfHost(settings.service_account, settings.namespaces, intake, ages, self._environ)
+        working = asyncio.create_task(workers.run(settings.workers), name="workers")
+        others = {
+            asyncio.create_task(host.run(self._take_signals), name="watches"),
+            asyncio.create_task(
+                resync(cluster, settings.namespaces, intake, every=settings.resync_seconds), name="resync"
+            ),
+            asyncio.create_task(self._stop.wait(), name="stop"),
+        }
+        try:
+            done, _ = await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
+            queue.close()
+            # What is in hand is finished: the next leader then finds nothing half done.
+            await asyncio.wait({working}, timeout=settings.drain_seconds)
+        finally:
+            for task in (working, *others):
+                task.cancel()
+            await asyncio.gather(working, *others, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    def _reconciler(self, cluster: Cluster) -> Reconciler:
+        store = UniversalStore()
+        observer = Observer(cluster, RunFolderReader(store), locate=self._locate, utc_now=_utc_now)
+        applier = Applier(cluster, store, locate=self._locate, created=self._metrics.jobset_created)
+        return Reconciler(observer, self._decide, applier, utc_now=_utc_now)
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+
+    def _tell_missing(self, missing: tuple[str, ...]) -> None:
+        self._missing = missing
+
+    def _healthy(self) -> Verdict:
+        problems = self._ages.dead() if self._ages else ()
+        if self._queue and (overdue := self._queue.oldest()) > STUCK_SECONDS:
+            problems = (*problems, f"a job has waited {overdue:.0f} s for a worker")
+        return Verdict(problems)
+
+    def _ready(self) -> Verdict:
+        if self._missing:
+            return Verdict(self._missing)
+        if self._election is None or not self._election.leading:
+            holder = self._election.holder if self._election else None
+            return Verdict((f"not leading; the Lease is held by {holder or 'nobody'}",))
+        return Verdict(() if self._ages else ("leading, but not watching yet",))

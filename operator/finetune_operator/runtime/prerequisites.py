@@ -1,0 +1,62 @@
+"""What must be there before watching makes sense: the CRDs, and the rights to list them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from finetune_operator.cluster.port import JOBSETS, Cluster, ClusterError, Kind, NotFound, Rejected
+from finetune_operator.reconcile.observe import UID_LABEL
+from finetune_operator.runtime.watches import Watch
+
+log = logging.getLogger(__name__)
+
+#: No object has it: a listing with it proves right and existence, and carries nothing.
+_NOTHING = {UID_LABEL: "none"}
+RETRY_SECONDS = 5.0
+
+
+async def wait_for_prerequisites(
+    cluster: Cluster,
+    watches: Iterable[Watch],
+    stop: asyncio.Event,
+    tell: Callable[[tuple[str, ...]], None],
+) -> bool:
+    """True when all is there, False when told to stop first. ``tell`` hears what is missing, as sentences."""
+    watches = tuple(watches)
+    told: tuple[str, ...] = ()
+    while not stop.is_set():
+        missing = tuple([problem for watch in watches if (problem := await _problem(cluster, watch))])
+        tell(missing)
+        if not missing:
+            return True
+        for problem in missing if missing != told else ():
+            log.error("%s", problem)
+        told = missing
+        try:
+            async with asyncio.timeout(RETRY_SECONDS):
+                await stop.wait()
+        except TimeoutError:
+            continue
+    return False
+
+
+async def _problem(cluster: Cluster, watch: Watch) -> str | None:
+    try:
+        await cluster.list(watch.kind, watch.namespace, labels=_NOTHING)
+    except NotFound:
+        return f"the API server does not know {_full_name(watch.kind)}: {_source(watch.kind)}"
+    except Rejected as error:
+        return f"{watch} cannot be listed: {error}"
+    except ClusterError as error:
+        return f"the API server cannot be asked for {watch}: {error}"
+    return None
+
+
+def _full_name(kind: Kind) -> str:
+    return f"{kind.plural}.{kind.version}.{kind.group}" if kind.group else kind.plural
+
+
+def _source(kind: Kind) -> str:
+    if kind.group == JOBSETS.group:
+        return "install JobSet (https://jobset.sigs.k8s.io) 0.8 or newer"
+    return "install the CRDs of the finetune-operator chart"

@@ -1,0 +1,77 @@
+"""The HTTP endpoints of the operator's pod: /healthz and /readyz on one port, /metrics on another."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from finetune_operator.runtime.metrics import CONTENT_TYPE, Metrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a probe answers: the reasons for a no, none for a yes."""
+
+    problems: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        return not self.problems
+
+
+class ProbeServer:
+    """Serves until stopped.
+
+    Args:
+        healthy: whether the process is worth keeping; a no makes the kubelet restart it.
+        ready: whether it leads.
+        metrics: what /metrics shows.
+    """
+
+    def __init__(
+        self, *, healthy: Callable[[], Verdict], ready: Callable[[], Verdict], metrics: Metrics
+    ) -> None:
+        self._healthy = healthy
+        self._ready = ready
+        self._metrics = metrics
+        self._runners: list[web.AppRunner] = []
+
+    async def start(self, host: str, health_port: int, metrics_port: int) -> tuple[int, int]:
+        """Listen; returns the two ports (0 chose free ones). Raises OSError where one is taken."""
+        health = await self._serve(
+            host, health_port, {"/healthz": self._answer(self._healthy), "/readyz": self._answer(self._ready)}
+        )
+        metrics = await self._serve(host, metrics_port, {"/metrics": self._render})
+        log.info("health on port %d, metrics on port %d", health, metrics)
+        return health, metrics
+
+    async def stop(self) -> None:
+        for runner in self._runners:
+            await runner.cleanup()
+
+    async def _serve(self, host: str, port: int, routes: "dict[str, Handler]") -> int:
+        app = web.Application()
+        app.add_routes([web.get(path, handler) for path, handler in routes.items()])
+        # No access log: a probe every few seconds says nothing.
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        self._runners.append(runner)
+        await web.TCPSite(runner, host, port).start()
+        return int(runner.addresses[0][1])
+
+    def _answer(self, verdict: Callable[[], Verdict]) -> "Handler":
+        async def handler(_request: web.Request) -> web.Response:
+            answer = verdict()
+            text = "ok\n" if answer.good else "".join(f"{problem}\n" for problem in answer.problems)
+            return web.Response(status=200 if answer.good else 503, text=text)
+
+        return handler
+
+    async def _render(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -1,0 +1,162 @@
+"""A keyed work queue: each key at most once, never in two hands, as soon as it is due.
+
+:class:`Schedule` is the pure part, :class:`WorkQueue` lets coroutines wait on it.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from time import monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waiting time after the n-th failure in a row: ``base * 2**(n-1)``, at most ``longest``. Seconds."""
+
+    base: float = 0.25
+    longest: float = 120
+
+    def after(self, failures: int) -> float:
+        # 2**64 s is longer than any limit; larger exponents would overflow.
+        return min(self.longest, self.base * 2.0 ** min(failures - 1, 64))
+
+
+class Schedule[K: Hashable]:
+    """Which key is to be handled when. Times are seconds of any one clock."""
+
+    def __init__(self, backoff: Backoff | None = None) -> None:
+        self._backoff = backoff or Backoff()
+        self._due: dict[K, float] = {}
+        """Waiting keys."""
+        self._heap: list[tuple[float, int, K]] = []
+        """May hold entries that are out of date; ``_due`` decides."""
+        self._order = itertools.count()
+        self._taken: set[K] = set()
+        self._failures: dict[K, int] = {}
+
+    def add(self, key: K, at: float) -> None:
+        """Handle the key at that time or earlier. One that is being handled now is handled again after it."""
+        if key in self._due and self._due[key] <= at:
+            return
+        self._due[key] = at
+        if key not in self._taken:
+            self._push(key)
+
+    def take(self, now: float) -> K | None:
+        """The key that has been due longest, now in the caller's hand; None when nothing is due."""
+        at = self.next_due()
+        if at is None or at > now:
+            return None
+        _, _, key = heapq.heappop(self._heap)
+        del self._due[key]
+        self._taken.add(key)
+        return key
+
+    def done(self, key: K, now: float, again_after: float | None) -> None:
+        """The key was handled well."""
+        self._failures.pop(key, None)
+        self._give_back(key, None if again_after is None else now + again_after)
+
+    def failed(self, key: K, now: float) -> None:
+        """Handling failed; it is due again after :meth:`retry_in`, or earlier where it was added meanwhile."""
+        wait = self.retry_in(key)
+        self._failures[key] = self._failures.get(key, 0) + 1
+        self._give_back(key, now + wait)
+
+    def retry_in(self, key: K) -> float:
+        """How long the key would wait, did the present attempt fail."""
+        return self._backoff.after(self._failures.get(key, 0) + 1)
+
+    def next_due(self) -> float | None:
+        """When the next key is due; None when none waits."""
+        while self._heap:
+            at, _, key = self._heap[0]
+            if key not in self._taken and self._due.get(key) == at:
+                return at
+            heapq.heappop(self._heap)
+        return None
+
+    def depth(self, now: float) -> int:
+        """Keys that are due and in nobody's hand."""
+        return sum(1 for key, at in self._due.items() if at <= now and key not in self._taken)
+
+    def waiting(self) -> int:
+        """All keys, those in hand included."""
+        return len(self._due.keys() | self._taken)
+
+    def oldest(self, now: float) -> float:
+        """Seconds that the most overdue key has been due; 0 when none is."""
+        at = self.next_due()
+        return 0.0 if at is None else max(0.0, now - at)
+
+    def _give_back(self, key: K, at: float | None) -> None:
+        self._taken.remove(key)
+        if at is not None and (key not in self._due or at < self._due[key]):
+            self._due[key] = at
+        if key in self._due:
+            self._push(key)
+
+    def _push(self, key: K) -> None:
+        heapq.heappush(self._heap, (self._due[key], next(self._order), key))
+
+
+class WorkQueue[K: Hashable]:
+    """A schedule that coroutines of one event loop share."""
+
+    def __init__(self, *, backoff: Backoff | None = None, clock: Callable[[], float] = monotonic) -> None:
+        self._schedule = Schedule[K](backoff)
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def add(self, key: K, after: float = 0.0) -> None:
+        """Handle the key ``after`` seconds from now, or earlier where it is due earlier."""
+        self._schedule.add(key, self._clock() + after)
+        self._wake()
+
+    async def take(self) -> K | None:
+        """Waits for a due key. None: the queue is closed. Every key taken is given to ``done`` or ``failed``."""
+        while not self._closed:
+            now = self._clock()
+            key = self._schedule.take(now)
+            if key is not None:
+                return key
+            due = self._schedule.next_due()
+            # Nothing is awaited between the look above and the wait, so no change is missed.
+            self._changed.clear()
+            await self._wait(None if due is None else due - now)
+        return None
+
+    def done(self, key: K, again_after: float | None) -> None:
+        self._schedule.done(key, self._clock(), again_after)
+        self._wake()
+
+    def failed(self, key: K) -> None:
+        self._schedule.failed(key, self._clock())
+        self._wake()
+
+    def retry_in(self, key: K) -> float:
+        return self._schedule.retry_in(key)
+
+    def close(self) -> None:
+        """Whoever waits or comes to take gets None."""
+        self._closed = True
+        self._wake()
+
+    def depth(self) -> int:
+        return self._schedule.depth(self._clock())
+
+    def oldest(self) -> float:
+        return self._schedule.oldest(self._clock())
+
+    async def _wait(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _wake(self) -> None:
+        self._changed.set()

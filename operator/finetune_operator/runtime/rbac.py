@@ -1,0 +1,37 @@
+"""The rights that the operator uses, as data: a test compares the chart's roles with them.
+
+No Secret is ever read: pods get them by reference, and a missing one is seen at the pod.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of a Role."""
+
+    group: str
+    resource: str
+    verbs: frozenset[str]
+
+
+def _rule(group: str, resource: str, *verbs: str) -> Rule:
+    return Rule(group, resource, frozenset(verbs))
+
+
+#: In every namespace that is served (a ClusterRole when all are).
+JOB_RULES = (
+    _rule("tpu-finetune.dev", "finetunejobs", "get", "list", "watch"),
+    # The operator never writes spec or metadata.
+    _rule("tpu-finetune.dev", "finetunejobs/status", "patch"),
+    # Created and deleted, never changed: a JobSet is immutable for our purposes.
+    _rule("jobset.x-k8s.io", "jobsets", "list", "watch", "create", "delete"),
+    _rule("", "pods", "list", "watch"),
+    # <job>-plan, by name.
+    _rule("", "configmaps", "get", "create"),
+    _rule("", "events", "create"),
+)
+#: Cluster-wide: profiles are cluster-scoped.
+PROFILE_RULES = (_rule("tpu-finetune.dev", "finetuneprofiles", "list", "watch"),)
+#: In the operator's own namespace.
+LEASE_RULES = (_rule("coordination.k8s.io", "leases", "get", "create", "patch"),)

@@ -1,0 +1,180 @@
+"""An API server and a store in memory that can be made to fail or to die at any call."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from finetune_contract import CacheLayout, RunFolder
+from finetune_operator.cluster.port import Conflict, Kind, NotFound, Object
+from finetune_operator.reconcile.run_folder import Folders
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+FOLDERS = Folders(run=RunFolder("file:///runs/team/demo-0badcafe"), cache=CacheLayout("file:///cache"))
+
+
+class Crash(BaseException):
+    """The process is gone: nothing may catch this."""
+
+
+type Fault = Callable[[str, str], BaseException | None]
+"""Asked before (``before``) and after (``after``) each call with ``verb resource``: what to raise, if anything."""
+
+
+def no_fault(_moment: str, _call: str) -> BaseException | None:
+    return None
+
+
+class FakeCluster:
+    """Implements the port on dicts; optimistic locking, names and uids as the real one has them."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[Kind, str | None, str], dict[str, Any]] = {}
+        self.calls: list[str] = []
+        self.fault: Fault = no_fault
+        self._versions = itertools.count(1)
+
+    def put(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Stores an object as if someone else had written it."""
+        stored = {**manifest, "metadata": dict(manifest["metadata"])}
+        metadata = stored["metadata"]
+        number = next(self._versions)
+        metadata.setdefault("uid", f"uid-{number}")
+        metadata.setdefault("generation", 1)
+        metadata["resourceVersion"] = str(number)
+        self.objects[kind, metadata.get("namespace"), metadata["name"]] = stored
+        return stored
+
+    def of(self, kind: Kind) -> list[dict[str, Any]]:
+        return [each for (stored, _, _), each in self.objects.items() if stored == kind]
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        with self._call(f"get {kind.plural}"):
+            return self._find(kind, namespace, name)
+
+    async def list(
+        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str] | None = None
+    ) -> Sequence[Object]:
+        with self._call(f"list {kind.plural}"):
+            return [
+                each
+                for each in self.of(kind)
+                if namespace in (None, each["metadata"].get("namespace"))
+                and (labels or {}).items() <= each["metadata"].get("labels", {}).items()
+            ]
+
+    async def apply(self, kind: Kind, manifest: Object) -> Object:
+        with self._call(f"apply {kind.plural}"):
+            metadata = manifest["metadata"]
+            try:
+                found = self._find(kind, metadata.get("namespace"), metadata["name"])
+            except NotFound:
+                return self.put(kind, manifest)
+            wanted = metadata.get("resourceVersion")
+            if wanted not in (None, found["metadata"]["resourceVersion"]):
+                raise Conflict("the object has been modified", status=409)
+            return self.put(kind, {**manifest, "metadata": {**found["metadata"], **metadata}})
+
+    async def create(self, kind: Kind, manifest: Object) -> Object:
+        with self._call(f"create {kind.plural}"):
+            metadata = manifest["metadata"]
+            if (kind, metadata.get("namespace"), metadata["name"]) in self.objects:
+                raise Conflict(f"{kind.plural} {metadata['name']} already exists", status=409)
+            return self.put(kind, manifest)
+
+    async def patch_status(
+        self, kind: Kind, namespace: str | None, name: str, status: Object, *, resource_version: str | None
+    ) -> Object:
+        with self._call(f"patch {kind.plural}/status"):
+            found = self._find(kind, namespace, name)
+            if resource_version not in (None, found["metadata"]["resourceVersion"]):
+                raise Conflict("the object has been modified", status=409)
+            return self.put(kind, {**found, "status": status})
+
+    async def delete(
+        self, kind: Kind, namespace: str | None, name: str, *, uid: str, foreground: bool
+    ) -> None:
+        with self._call(f"delete {kind.plural}"):
+            found = self.objects.get((kind, namespace, name))
+            if found and found["metadata"]["uid"] == uid:
+                del self.objects[kind, namespace, name]
+
+    def writes(self) -> Sequence[str]:
+        return [call for call in self.calls if not call.startswith(("get ", "list "))]
+
+    def _find(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
+        try:
+            return self.objects[kind, namespace, name]
+        except KeyError:
+            raise NotFound(f"{kind.plural} {name} not found", status=404) from None
+
+    def _call(self, what: str) -> "_Call":
+        return _Call(self, what)
+
+
+class _Call:
+    """Records a call and lets faults strike before it has any effect and after it had all of it."""
+
+    def __init__(self, owner: "FakeCluster | FakeStore", what: str) -> None:
+        self._owner = owner
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._owner.calls.append(self._what)
+        self._strike("before")
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._strike("after")
+
+    def _strike(self, moment: str) -> None:
+        fault = self._owner.fault(moment, self._what)
+        if fault is not None:
+            raise fault
+
+
+class FakeStore:
+    """Implements the store port on a dict of URIs."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.calls: list[str] = []
+        self.fault: Fault = no_fault
+
+    async def read(self, uri: str) -> bytes | None:
+        with _Call(self, f"read {uri}"):
+            return self.files.get(uri)
+
+    async def list(self, uri: str) -> Sequence[str]:
+        with _Call(self, f"list {uri}"):
+            prefix = f"{uri}/"
+            return sorted(name.removeprefix(prefix) for name in self.files if name.startswith(prefix))
+
+    async def write(self, uri: str, content: bytes) -> None:
+        with _Call(self, f"write {uri}"):
+            self.files[uri] = content
+
+
+def job(name: str = "demo", **status: Any) -> dict[str, Any]:
+    """A FineTuneJob as a user applied it."""
+    return {
+        "apiVersion": "tpu-finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {"namespace": "team", "name": name, "uid": f"uid-of-{name}"},
+        "spec": {},
+        "status": status or {"observedGeneration": -1},
+    }
+
+
+def child(kind: str, name: str, owner: str = "demo") -> dict[str, Any]:
+    """A child of that job: a JobSet, a pod or its ConfigMap."""
+    return {
+        "apiVersion": "v1",
+        "kind": kind,
+        "metadata": {
+            "namespace": "team",
+            "name": name,
+            "labels": {"tpu-finetune.dev/job": owner, "tpu-finetune.dev/job-uid": f"uid-of-{owner}"},
+            "ownerReferences": [{"uid": f"uid-of-{owner}"}],
+        },
+    }

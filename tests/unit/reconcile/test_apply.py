@@ -1,0 +1,147 @@
+import pytest
+
+from finetune_contract import Failure, Stage
+from finetune_operator.cluster.port import (
+    CONFIG_MAPS,
+    EVENTS,
+    JOBS,
+    JOBSETS,
+    Conflict,
+    Rejected,
+    Unavailable,
+)
+from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
+from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
+from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
+from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeCluster, FakeStore, child, job
+
+NOTICE = Notice(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
+STATUS = {"observedGeneration": 1, "phase": "Running"}
+
+
+class Bench:
+    """One job on a fake cluster, and decisions about it."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.store = FakeStore()
+        self.created: list[JobSetCreated] = []
+        self.cluster.put(JOBS, job())
+        self.applier = Applier(
+            self.cluster, self.store, locate=lambda _snapshot: FOLDERS, created=self.created.append
+        )
+
+    def observed(self) -> Observed:
+        return Observed(
+            now=NOW,
+            job=self.cluster.objects[JOBS, "team", "demo"],
+            profiles=(),
+            snapshot=None,
+            jobsets=tuple(self.cluster.of(JOBSETS)),
+            pods=(),
+            folder=RunFolderView(),
+        )
+
+    async def apply(self, decision: Decision) -> None:
+        await self.applier.apply(self.observed(), decision)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
+    old = bench.cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
+    bench.store.calls = bench.cluster.calls
+    await bench.apply(
+        Decision(
+            status=STATUS,
+            snapshot=child("ConfigMap", "demo-plan"),
+            jobset=child("JobSet", "demo-prep-2"),
+            deletions=(Deletion(name="demo-prep-1", uid=old["metadata"]["uid"]),),
+            records=((AttemptKey(Stage.PREFLIGHT, 1), Failure(code=1, reason="PodLost", message="gone")),),
+            notices=(NOTICE,),
+        )
+    )
+    assert bench.cluster.calls == [
+        f"write {FOLDERS.run.failure('prep', 1)}",
+        "create configmaps",
+        "delete jobsets",
+        "create jobsets",
+        "patch finetunejobs/status",
+        "create events",
+    ]
+    assert bench.created == [JobSetCreated("team", "demo", "demo-prep-2")]
+
+
+async def test_a_status_that_does_not_differ_is_not_written(bench: Bench) -> None:
+    await bench.apply(Decision(status=STATUS))
+    bench.cluster.calls.clear()
+    await bench.apply(Decision(status=STATUS))
+    assert bench.cluster.calls == []
+
+
+async def test_keys_that_the_new_status_lacks_are_gone(bench: Bench) -> None:
+    await bench.apply(Decision(status={**STATUS, "waiting": {"reason": "WaitingForRetry"}}))
+    await bench.apply(Decision(status=STATUS))
+    assert bench.cluster.of(JOBS)[0]["status"] == STATUS
+
+
+async def test_a_job_that_moved_on_is_not_overwritten(bench: Bench) -> None:
+    observed = bench.observed()
+    bench.cluster.put(JOBS, {**job(), "spec": {"suspend": True}})
+    with pytest.raises(Conflict):
+        await bench.applier.apply(observed, Decision(status=STATUS))
+
+
+async def test_a_jobset_whose_name_is_taken_is_a_stale_look(bench: Bench) -> None:
+    decision = Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1"))
+    await bench.apply(decision)
+    with pytest.raises(Conflict):
+        await bench.apply(decision)
+    assert len(bench.created) == 1
+
+
+async def test_a_snapshot_of_ours_that_appeared_meanwhile_wins(bench: Bench) -> None:
+    bench.cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    with pytest.raises(Conflict, match="admitted meanwhile"):
+        await bench.apply(Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")))
+
+
+async def test_a_snapshot_name_that_a_stranger_holds_is_said(bench: Bench) -> None:
+    bench.cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan", owner="stranger"))
+    with pytest.raises(Conflict, match="demo-plan belongs to another owner: delete or rename"):
+        await bench.apply(Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")))
+
+
+async def test_nothing_is_tried_after_a_write_that_failed(bench: Bench) -> None:
+    bench.cluster.fault = lambda _moment, call: (
+        Rejected("denied", status=422) if call == "create jobsets" else None
+    )
+    with pytest.raises(Rejected):
+        await bench.apply(Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1"), notices=(NOTICE,)))
+    assert bench.cluster.calls == ["create jobsets"]
+
+
+async def test_an_event_is_told_once_however_often_it_is_decided(bench: Bench) -> None:
+    for _ in range(3):
+        await bench.apply(Decision(status=STATUS, notices=(NOTICE,)))
+    assert len(bench.cluster.of(EVENTS)) == 1
+
+
+async def test_an_event_that_cannot_be_written_stops_nothing(bench: Bench) -> None:
+    bench.cluster.fault = lambda _moment, call: (
+        Unavailable("down", status=503) if call == "create events" else None
+    )
+    await bench.apply(Decision(status=STATUS, notices=(NOTICE, NOTICE)))
+    assert bench.cluster.of(JOBS)[0]["status"] == STATUS
+
+
+def test_events_differ_in_name_where_they_differ_in_what_they_say() -> None:
+    bench = Bench()
+    subject = bench.cluster.of(JOBS)[0]
+    other = Notice(type=EventType.NORMAL, reason="StageStarted", message="Export has started")
+    names = {event_of(subject, notice, NOW)["metadata"]["name"] for notice in (NOTICE, other, NOTICE)}
+    assert len(names) == 2
+    assert all(len(name) < 64 for name in names)

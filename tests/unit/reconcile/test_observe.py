@@ -1,0 +1,74 @@
+from finetune_contract import Stage
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, JOBSETS, PODS, PROFILES
+from finetune_operator.lifecycle.observed import AttemptKey, Observed
+from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.run_folder import RunFolderReader
+from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeCluster, FakeStore, child, job
+from tests.unit.reconcile.records import result
+
+KEY = JobKey("team", "demo")
+
+
+def observer(cluster: FakeCluster, store: FakeStore) -> Observer:
+    return Observer(cluster, RunFolderReader(store), locate=lambda _snapshot: FOLDERS, utc_now=lambda: NOW)
+
+
+async def look(cluster: FakeCluster, store: FakeStore | None = None) -> Observed | None:
+    return await observer(cluster, store or FakeStore()).observe(KEY)
+
+
+async def test_a_job_that_is_gone_is_nothing() -> None:
+    assert await look(FakeCluster()) is None
+
+
+async def test_children_are_those_of_this_uid_alone() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    mine = cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
+    pod = cluster.put(PODS, child("Pod", "demo-prep-1-cpu-0-0-abcde"))
+    cluster.put(JOBSETS, child("JobSet", "other-prep-1", owner="other"))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.jobsets == (mine,)
+    assert observed.pods == (pod,)
+    assert observed.now == NOW
+
+
+async def test_profiles_are_read_only_until_admission() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    profile = cluster.put(PROFILES, {"metadata": {"name": "local"}})
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.profiles == (profile,)
+    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.profiles == ()
+
+
+async def test_the_snapshot_of_an_earlier_job_of_that_name_is_none_of_ours() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    cluster.put(CONFIG_MAPS, {**child("ConfigMap", "demo-plan", owner="earlier")})
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.snapshot is None
+
+
+async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> None:
+    cluster, store = FakeCluster(), FakeStore()
+    cluster.put(JOBS, job())
+    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+
+    def end_while_being_listed(moment: str, call: str) -> None:
+        # The trainer writes its record, then its JobSet ends: all between our reads.
+        if (moment, call) == ("before", "list jobsets"):
+            store.files[FOLDERS.run.result("prep", 1)] = result(Stage.PREFLIGHT).to_json().encode()
+            cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
+
+    cluster.fault = end_while_being_listed
+    observed = await look(cluster, store)
+    assert observed is not None
+    assert len(observed.jobsets) == 1
+    assert AttemptKey(Stage.PREFLIGHT, 1) in observed.folder.attempts

@@ -1,0 +1,186 @@
+"""Errors reach the user; and whatever dies at whatever call, a job ends with each stage made once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finetune_operator.artifacts.port import StorageDenied
+from finetune_operator.cluster.port import (
+    CONFIG_MAPS,
+    JOBS,
+    JOBSETS,
+    Conflict,
+    Object,
+    Rejected,
+    Unavailable,
+)
+from finetune_operator.lifecycle.decision import Decision, EventType, Notice
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
+from finetune_operator.reconcile.run_folder import RunFolderReader
+from tests.unit.reconcile.fakes import FOLDERS, NOW, Crash, FakeCluster, FakeStore, child, job
+
+KEY = JobKey("team", "demo")
+
+
+def make(
+    cluster: FakeCluster, decide: Callable[[Observed], Decision], store: FakeStore | None = None
+) -> Reconciler:
+    store = store or FakeStore()
+
+    def locate(_snapshot: Object) -> Any:
+        return FOLDERS
+
+    return Reconciler(
+        Observer(cluster, RunFolderReader(store), locate=locate, utc_now=lambda: NOW),
+        decide,
+        Applier(cluster, store, locate=locate),
+        utc_now=lambda: NOW,
+    )
+
+
+def condition(cluster: FakeCluster) -> dict[str, Any]:
+    conditions = cluster.of(JOBS)[0]["status"].get("conditions", [])
+    return next(iter(conditions), {})
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    made = FakeCluster()
+    made.put(JOBS, job())
+    return made
+
+
+async def test_a_job_that_is_gone_needs_no_further_look() -> None:
+    assert await make(FakeCluster(), lambda _: pytest.fail("decided")).reconcile(KEY, retry_in=1) is None
+
+
+async def test_the_decision_says_when_to_look_again(cluster: FakeCluster) -> None:
+    reconciler = make(cluster, lambda _: Decision(status={"phase": "Running"}, look_again_after=15))
+    assert await reconciler.reconcile(KEY, retry_in=1) == 15
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "says"),
+    [
+        (Rejected("webhook denied it", status=422), "RefusedByAPIServer", "webhook denied it. Mend"),
+        (Unavailable("503 etcd is away", status=503), "APIServerUnavailable", "503 etcd is away"),
+        (StorageDenied("gs://b/x", "no role"), "StoragePermissionDenied", "gs://b/x: no role"),
+        (ValueError("secret detail"), "InternalError", "a fault of the operator (ValueError)"),
+    ],
+)
+async def test_an_error_is_in_the_status_with_what_to_do_and_when(
+    cluster: FakeCluster, error: Exception, reason: str, says: str
+) -> None:
+    cluster.fault = lambda moment, call: error if (moment, call) == ("before", "create jobsets") else None
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    with pytest.raises(ReconcileError) as caught:
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=30)
+    assert caught.value.reason == reason
+    shown = condition(cluster)
+    assert (shown["type"], shown["status"], shown["reason"]) == ("Reconciling", "True", reason)
+    assert says in shown["message"]
+    assert shown["message"].endswith("Tried again every minute.")
+    assert "secret" not in shown["message"]
+    assert cluster.of(JOBS)[0]["status"]["summary"] == shown["message"]
+
+
+async def test_the_next_good_reconcile_takes_the_error_away(cluster: FakeCluster) -> None:
+    cluster.fault = lambda _, call: Rejected("no", status=403) if call == "create jobsets" else None
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    cluster.fault = lambda *_: None
+    await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert cluster.of(JOBS)[0]["status"] == {"phase": "Running"}
+
+
+async def test_the_same_error_again_writes_nothing(cluster: FakeCluster) -> None:
+    cluster.fault = lambda _, call: Rejected("no", status=403) if call == "create jobsets" else None
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    for _ in range(3):
+        with pytest.raises(ReconcileError):
+            await make(cluster, lambda _: decision).reconcile(KEY, retry_in=20)
+    assert cluster.writes().count("patch finetunejobs/status") == 1
+
+
+async def test_an_error_before_the_look_was_complete_is_shown_too(cluster: FakeCluster) -> None:
+    cluster.fault = lambda _, call: Rejected("pods is forbidden", status=403) if call == "list pods" else None
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: pytest.fail("decided")).reconcile(KEY, retry_in=1)
+    assert "pods is forbidden" in condition(cluster)["message"]
+
+
+async def test_a_conflict_is_shown_only_when_it_stays(cluster: FakeCluster) -> None:
+    cluster.fault = lambda _, call: Conflict("taken", status=409) if call == "create jobsets" else None
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=0.5)
+    assert condition(cluster) == {}
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=8)
+    assert "taken" in condition(cluster)["message"]
+
+
+# --- crash anywhere -----------------------------------------------------------------------------------------
+
+STAGES = ("prep", "conv", "train", "eval", "export")
+
+
+def chain(observed: Observed) -> Decision:
+    """A small stand-in for the core: one JobSet after another, each seen as finished once it exists."""
+    have = {jobset["metadata"]["name"] for jobset in observed.jobsets}
+    wanted = next((f"demo-{stage}-1" for stage in STAGES if f"demo-{stage}-1" not in have), None)
+    return Decision(
+        status={"phase": "Running" if wanted else "Succeeded", "stages": len(have)},
+        snapshot=None if observed.snapshot else child("ConfigMap", "demo-plan"),
+        jobset=child("JobSet", wanted) if wanted and observed.snapshot else None,
+        notices=(Notice(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
+        look_again_after=0 if wanted else None,
+    )
+
+
+FAULTS: dict[str, Callable[[], BaseException | None]] = {
+    "none": lambda: None,
+    "crash": Crash,
+    "unavailable": lambda: Unavailable("down", status=503),
+    "conflict": lambda: Conflict("stale", status=409),
+    "rejected": lambda: Rejected("no", status=422),
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    script=st.lists(
+        st.tuples(st.sampled_from(["before", "after"]), st.sampled_from(sorted(FAULTS))), max_size=60
+    )
+)
+async def test_whatever_fails_at_whatever_call_each_stage_is_made_once(script: list[tuple[str, str]]) -> None:
+    cluster, store = FakeCluster(), FakeStore()
+    cluster.put(JOBS, job())
+    remaining = iter(script)
+
+    def fault(moment: str, _call: str) -> BaseException | None:
+        if moment == "before":
+            fault.next = next(remaining, ("before", "none"))  # type: ignore[attr-defined]
+        when, what = fault.next  # type: ignore[attr-defined]
+        return FAULTS[what]() if when == moment else None
+
+    cluster.fault = fault
+    for _ in range(len(script) + 20):
+        try:
+            # A new reconciler each time: nothing may rest on memory.
+            if await make(cluster, chain, store).reconcile(KEY, retry_in=1) is None:
+                break
+        except (Crash, ReconcileError):
+            continue
+    assert cluster.of(JOBS)[0]["status"] == {"phase": "Succeeded", "stages": len(STAGES)}
+    assert [each["metadata"]["name"] for each in cluster.of(JOBSETS)] == [
+        f"demo-{stage}-1" for stage in STAGES
+    ]
+    assert len(cluster.of(CONFIG_MAPS)) == 1

@@ -1,0 +1,127 @@
+import pytest
+
+from finetune_contract import Failure, Outcome, Stage
+from finetune_operator.artifacts.port import StorageUnavailable
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView
+from finetune_operator.reconcile.run_folder import RunFolderReader, attempt_of
+from tests.unit.reconcile.fakes import FOLDERS, FakeStore
+from tests.unit.reconcile.records import FINGERPRINT, manifest, progress, result
+
+RUN = FOLDERS.run
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+def put(store: FakeStore, uri: str, record: object = None) -> None:
+    store.files[uri] = record.to_json().encode() if record is not None else b"{}"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("folder", "key"),
+    [
+        ("train-2", AttemptKey(Stage.TRAIN, 2)),
+        ("prep-999", AttemptKey(Stage.PREFLIGHT, 999)),
+        ("train", None),
+        ("train-x", None),
+        ("training-1", None),
+        ("", None),
+    ],
+)
+def test_attempt_folders_are_told_from_other_names(folder: str, key: AttemptKey | None) -> None:
+    assert attempt_of(folder) == key
+
+
+async def test_an_empty_folder_is_an_empty_view(store: FakeStore) -> None:
+    assert await RunFolderReader(store).view(FOLDERS) == RunFolderView()
+
+
+async def test_a_started_attempt_is_an_entry_without_records(store: FakeStore) -> None:
+    put(store, RUN.request("prep", 1))
+    view = await RunFolderReader(store).view(FOLDERS)
+    assert view.attempts == {AttemptKey(Stage.PREFLIGHT, 1): AttemptFiles()}
+
+
+async def test_results_and_failures_are_read_per_attempt(store: FakeStore) -> None:
+    failed = Failure(code=69, reason="HubUnavailable", message="no answer")
+    put(store, RUN.failure("prep", 1), failed)
+    put(store, RUN.result("prep", 2), result(Stage.PREFLIGHT, 2))
+    view = await RunFolderReader(store).view(FOLDERS)
+    assert view.attempts[AttemptKey(Stage.PREFLIGHT, 1)].failure == failed
+    assert view.attempts[AttemptKey(Stage.PREFLIGHT, 2)].result == result(Stage.PREFLIGHT, 2)
+
+
+async def test_written_once_is_read_once(store: FakeStore) -> None:
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
+    reader = RunFolderReader(store)
+    first = await reader.view(FOLDERS)
+    assert await reader.view(FOLDERS) == first
+    assert store.calls.count(f"read {RUN.result('prep', 1)}") == 1
+
+
+async def test_memory_is_bounded(store: FakeStore) -> None:
+    for number in range(1, 6):
+        put(store, RUN.result("prep", number), result(Stage.PREFLIGHT, number))
+    reader = RunFolderReader(store, remembered=2)
+    await reader.view(FOLDERS)
+    view = await reader.view(FOLDERS)
+    assert len(view.attempts) == 5
+    assert len(reader._known) == 2
+
+
+async def test_the_conversion_is_looked_up_by_the_latest_preflight(store: FakeStore) -> None:
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT, 1, fingerprint="0" * 64))
+    put(store, RUN.result("prep", 2), result(Stage.PREFLIGHT, 2))
+    put(store, FOLDERS.cache.convert_manifest(FINGERPRINT), manifest())
+    assert (await RunFolderReader(store).view(FOLDERS)).convert_manifest == manifest()
+
+
+async def test_a_conversion_that_was_deleted_is_not_remembered(store: FakeStore) -> None:
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
+    put(store, FOLDERS.cache.convert_manifest(FINGERPRINT), manifest())
+    reader = RunFolderReader(store)
+    await reader.view(FOLDERS)
+    del store.files[FOLDERS.cache.convert_manifest(FINGERPRINT)]
+    assert (await reader.view(FOLDERS)).convert_manifest is None
+
+
+async def test_progress_is_read_anew_while_training_and_once_after_it(store: FakeStore) -> None:
+    put(store, RUN.request("train", 1))
+    put(store, RUN.progress, progress(3))
+    reader = RunFolderReader(store)
+    assert (await reader.view(FOLDERS)).progress == progress(3)
+    put(store, RUN.progress, progress(10))
+    put(store, RUN.result("train", 1), result(Stage.TRAIN))
+    assert (await reader.view(FOLDERS)).progress == progress(10)
+    store.calls.clear()
+    await reader.view(FOLDERS)
+    assert f"read {RUN.progress}" not in store.calls
+
+
+async def test_progress_of_a_stopped_attempt_goes_on_in_the_next(store: FakeStore) -> None:
+    put(store, RUN.result("train", 1), result(Stage.TRAIN, outcome=Outcome.STOPPED))
+    put(store, RUN.progress, progress(3))
+    reader = RunFolderReader(store)
+    await reader.view(FOLDERS)
+    put(store, RUN.progress, progress(4))
+    assert (await reader.view(FOLDERS)).progress == progress(4)
+
+
+@pytest.mark.parametrize("failing", ["list ", "result.json", "manifest.json", "progress.json"])
+async def test_a_store_that_cannot_be_asked_is_never_absence(store: FakeStore, failing: str) -> None:
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
+    put(store, RUN.request("train", 1))
+    store.fault = lambda moment, call: (
+        StorageUnavailable("gs://b", "no answer in 20 s") if moment == "before" and failing in call else None
+    )
+    assert await RunFolderReader(store).view(FOLDERS) == RunFolderView(unreadable="gs://b: no answer in 20 s")
+
+
+async def test_a_record_of_another_version_is_named_and_not_half_understood(store: FakeStore) -> None:
+    store.files[RUN.result("prep", 1)] = b'{"version": 2}'
+    unreadable = (await RunFolderReader(store).view(FOLDERS)).unreadable
+    assert unreadable is not None
+    assert unreadable.startswith(f"{RUN.result('prep', 1)} is not a StageResult")
+    assert "trainer image of another version" in unreadable

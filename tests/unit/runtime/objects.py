@@ -1,0 +1,40 @@
+"""Objects as watches tell them."""
+
+from typing import Any
+
+from finetune_operator.reconcile.observe import JobKey
+
+
+def conditions(**status: str) -> list[dict[str, str]]:
+    return [{"type": kind, "status": value} for kind, value in status.items()]
+
+
+def job(
+    name: str = "demo", *, generation: int = 1, annotations: dict[str, str] | None = None, **status: str
+) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "namespace": "team",
+            "name": name,
+            "uid": f"uid-{name}",
+            "generation": generation,
+            "annotations": annotations or {},
+        },
+        "status": {"conditions": conditions(**status)},
+    }
+
+
+def jobset(name: str = "demo-prep-1", owner: str = "demo", **status: str) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "namespace": "team",
+            "name": name,
+            "uid": f"uid-{name}",
+            "labels": {"tpu-finetune.dev/job": owner, "tpu-finetune.dev/job-uid": f"uid-{owner}"},
+        },
+        "status": {"conditions": conditions(**status)},
+    }
+
+
+def key(name: str = "demo") -> JobKey:
+    return JobKey("team", name)

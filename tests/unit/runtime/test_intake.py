@@ -1,0 +1,129 @@
+import pytest
+
+from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.runtime.intake import FINISHED_LATER_SECONDS, Intake
+from tests.unit.runtime.objects import job, jobset, key
+
+
+class Ears:
+    """Hears what intake says."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[JobKey, float]] = []
+        self.finished: list[JobKey] = []
+        self.forgotten: list[JobKey] = []
+        self.intake = Intake(lambda key, after: self.added.append((key, after)), self)
+
+    def jobset_finished(self, key: JobKey) -> None:
+        self.finished.append(key)
+
+    def forget(self, key: JobKey) -> None:
+        self.forgotten.append(key)
+
+    def take(self) -> list[JobKey]:
+        keys = [key for key, _ in self.added]
+        self.added.clear()
+        return keys
+
+
+@pytest.fixture
+def ears() -> Ears:
+    return Ears()
+
+
+def test_a_new_job_is_queued(ears: Ears) -> None:
+    ears.intake.job("ADDED", job())
+    assert ears.added == [(key(), 0.0)]
+    assert ears.intake.live == 1
+
+
+def test_our_own_status_write_queues_nothing(ears: Ears) -> None:
+    ears.intake.job("ADDED", job())
+    ears.take()
+    ears.intake.job("MODIFIED", job(Valid="True"))
+    assert ears.take() == []
+
+
+@pytest.mark.parametrize("change", [{"generation": 2}, {"annotations": {"reconcile": "now"}}])
+def test_what_a_person_changed_is_queued(ears: Ears, change: dict[str, object]) -> None:
+    ears.intake.job("ADDED", job())
+    ears.take()
+    ears.intake.job("MODIFIED", job(**change))  # type: ignore[arg-type]
+    assert ears.take() == [key()]
+
+
+def test_live_jobs_of_a_listing_go_before_finished_ones(ears: Ears) -> None:
+    ears.intake.job(None, job("old", Finished="True"))
+    ears.intake.job(None, job("new"))
+    assert ears.added == [(key("old"), FINISHED_LATER_SECONDS), (key("new"), 0.0)]
+    assert ears.intake.live == 1
+
+
+def test_a_listing_after_a_gap_queues_also_jobs_that_did_not_change(ears: Ears) -> None:
+    ears.intake.job("ADDED", job())
+    ears.take()
+    ears.intake.job(None, job())
+    assert ears.take() == [key()]
+
+
+@pytest.mark.parametrize("event", ["ADDED", "MODIFIED", "DELETED"])
+def test_any_event_of_a_child_queues_its_job(ears: Ears, event: str) -> None:
+    ears.intake.jobset(event, jobset())
+    ears.intake.pod(event, jobset("demo-prep-1-cpu-0-0-abcde"))
+    assert ears.take() == [key(), key()]
+
+
+def test_children_of_a_listing_come_with_their_jobs(ears: Ears) -> None:
+    ears.intake.jobset(None, jobset())
+    ears.intake.pod(None, jobset())
+    assert ears.take() == []
+
+
+def test_a_child_without_our_label_is_nobodys(ears: Ears) -> None:
+    stranger = jobset()
+    del stranger["metadata"]["labels"]
+    ears.intake.jobset("ADDED", stranger)
+    assert ears.take() == []
+
+
+@pytest.mark.parametrize("terminal", ["Completed", "Failed"])
+def test_the_end_of_a_jobset_is_told_once(ears: Ears, terminal: str) -> None:
+    ears.intake.job("ADDED", job())
+    ears.intake.jobset("MODIFIED", jobset())
+    assert ears.finished == []
+    for _ in range(2):
+        ears.intake.jobset("MODIFIED", jobset(**{terminal: "True"}))
+    assert ears.finished == [key()]
+
+
+def test_a_jobset_that_had_ended_before_we_looked_is_no_handover(ears: Ears) -> None:
+    ears.intake.job(None, job())
+    ears.intake.jobset(None, jobset(Completed="True"))
+    ears.intake.jobset("MODIFIED", jobset(Completed="True"))
+    assert ears.finished == []
+
+
+def test_a_profile_wakes_the_jobs_that_wait_for_one(ears: Ears) -> None:
+    ears.intake.job("ADDED", job("waiting", Valid="False"))
+    ears.intake.job("ADDED", job("admitted", Valid="True"))
+    ears.intake.job("ADDED", job("finished", Valid="False", Finished="True"))
+    ears.take()
+    ears.intake.profile("ADDED")
+    assert ears.take() == [key("waiting")]
+
+
+def test_a_deleted_job_is_forgotten(ears: Ears) -> None:
+    ears.intake.job("ADDED", job())
+    ears.intake.job("DELETED", job())
+    assert ears.intake.known == 0
+    assert ears.forgotten == [key()]
+
+
+def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
+    for name in ("live", "finished", "vanished"):
+        ears.intake.job("ADDED", job(name))
+    ears.take()
+    ears.intake.resync([job("live"), job("finished", Finished="True"), job("unseen")])
+    assert sorted(ears.take()) == [key("live"), key("unseen"), key("vanished")]
+    assert ears.intake.known == 3
+    assert ears.forgotten == [key("vanished"), key("finished")]

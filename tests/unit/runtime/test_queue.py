@@ -1,0 +1,149 @@
+"""The schedule against a model that is too simple to be wrong; the queue's coroutines by hand."""
+
+import asyncio
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from finetune_operator.runtime.queue import Backoff, Schedule, WorkQueue
+
+KEYS = st.sampled_from("abcd")
+WAITS = st.floats(min_value=0, max_value=100)
+
+
+class ScheduleMachine(RuleBasedStateMachine):
+    """The model: for each key when it is due, who is in hand, how often it failed in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backoff = Backoff(base=1, longest=8)
+        self.schedule = Schedule[str](self.backoff)
+        self.now = 0.0
+        self.due: dict[str, float] = {}
+        self.taken: set[str] = set()
+        self.failures: dict[str, int] = {}
+
+    def ready(self) -> dict[str, float]:
+        return {key: at for key, at in self.due.items() if at <= self.now and key not in self.taken}
+
+    def earliest(self, key: str, at: float) -> None:
+        self.due[key] = min(at, self.due.get(key, at))
+
+    @rule(seconds=WAITS)
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(key=KEYS, after=WAITS)
+    def add(self, key: str, after: float) -> None:
+        self.schedule.add(key, self.now + after)
+        self.earliest(key, self.now + after)
+
+    @rule()
+    def take(self) -> None:
+        ready = self.ready()
+        key = self.schedule.take(self.now)
+        if not ready:
+            assert key is None
+            return
+        assert key is not None
+        assert key not in self.taken, "one key in two hands"
+        assert ready[key] == min(ready.values()), "the longest due goes first"
+        del self.due[key]
+        self.taken.add(key)
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data(), again=st.none() | WAITS)
+    def done(self, data: st.DataObject, again: float | None) -> None:
+        key = data.draw(st.sampled_from(sorted(self.taken)))
+        self.schedule.done(key, self.now, again)
+        self.taken.remove(key)
+        self.failures.pop(key, None)
+        if again is not None:
+            self.earliest(key, self.now + again)
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def failed(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.taken)))
+        self.failures[key] = self.failures.get(key, 0) + 1
+        wait = min(8.0, 2.0 ** (self.failures[key] - 1))
+        assert self.schedule.retry_in(key) == wait
+        self.schedule.failed(key, self.now)
+        self.taken.remove(key)
+        self.earliest(key, self.now + wait)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        waiting = {key: at for key, at in self.due.items() if key not in self.taken}
+        assert self.schedule.next_due() == min(waiting.values(), default=None)
+        assert self.schedule.depth(self.now) == len(self.ready())
+        assert self.schedule.oldest(self.now) == max(
+            (self.now - at for at in self.ready().values()), default=0.0
+        )
+
+
+TestSchedule = ScheduleMachine.TestCase
+TestSchedule.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 0.25), (2, 0.5), (5, 4), (10, 120), (100_000, 120)])
+def test_backoff_doubles_to_its_limit(failures: int, seconds: float) -> None:
+    assert Backoff().after(failures) == seconds
+
+
+async def test_a_waiting_worker_is_woken_by_a_new_key() -> None:
+    queue = WorkQueue[str]()
+    waiting = asyncio.ensure_future(queue.take())
+    await asyncio.sleep(0)
+    queue.add("a")
+    assert await waiting == "a"
+
+
+async def test_a_later_key_does_not_keep_a_worker_from_an_earlier_one() -> None:
+    queue = WorkQueue[str]()
+    queue.add("later", after=3600)
+    waiting = asyncio.ensure_future(queue.take())
+    await asyncio.sleep(0)
+    queue.add("now")
+    assert await waiting == "now"
+
+
+async def test_a_key_becomes_due_by_time_alone() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a", after=0.001)
+    assert await queue.take() == "a"
+
+
+async def test_every_waiting_worker_ends_when_the_queue_is_closed() -> None:
+    queue = WorkQueue[str]()
+    workers = [asyncio.ensure_future(queue.take()) for _ in range(3)]
+    await asyncio.sleep(0)
+    queue.close()
+    assert await asyncio.gather(*workers) == [None, None, None]
+    queue.add("a")
+    assert await queue.take() is None
+
+
+async def test_many_workers_share_many_keys_without_handling_one_twice_at_once() -> None:
+    queue = WorkQueue[int]()
+    hands: set[int] = set()
+    handled: list[int] = []
+
+    async def work() -> None:
+        while (key := await queue.take()) is not None:
+            assert key not in hands
+            hands.add(key)
+            await asyncio.sleep(0)
+            hands.remove(key)
+            handled.append(key)
+            queue.done(key, None)
+            if len(handled) >= 100:
+                queue.close()
+
+    for key in range(100):
+        queue.add(key)
+        queue.add(key)
+    await asyncio.gather(*(work() for _ in range(8)))
+    assert sorted(handled) == list(range(100))

@@ -1,0 +1,53 @@
+from finetune_operator.cluster.port import JOBS, PODS, PROFILES
+from finetune_operator.runtime.kopf_adapter import watches
+from finetune_operator.runtime.watches import DEAD_SECONDS, Watch, WatchAges
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_paths_are_those_of_the_requests() -> None:
+    assert Watch(JOBS, None).path == "/apis/tpu-finetune.dev/v1alpha1/finetunejobs"
+    assert Watch(PODS, "team").path == "/api/v1/namespaces/team/pods"
+
+
+def test_every_namespace_has_its_own_watches_and_profiles_one_for_all() -> None:
+    assert len(watches([])) == 4
+    several = watches(["a", "b"])
+    assert len(several) == 7
+    assert several.count(Watch(PROFILES, None)) == 1
+
+
+def test_a_watch_that_never_came_up_is_dead_after_a_while() -> None:
+    clock = Clock()
+    ages = WatchAges([Watch(JOBS, None), Watch(PODS, None)], clock)
+    clock.now = DEAD_SECONDS + 1
+    ages.event(PODS, "team")
+    assert ages.dead() == (f"the watch of finetunejobs has shown no life for {DEAD_SECONDS + 1} s",)
+
+
+def test_events_and_accepted_requests_are_signs_of_life() -> None:
+    clock = Clock()
+    watch = Watch(JOBS, None)
+    ages = WatchAges([watch], clock)
+    clock.now = DEAD_SECONDS
+    ages.answered(watch.path)
+    clock.now += DEAD_SECONDS
+    ages.event(JOBS, "team")
+    clock.now += DEAD_SECONDS
+    ages.answered("/version")
+    assert ages.dead() == ()
+    assert ages.age(watch) == DEAD_SECONDS
+
+
+def test_the_life_of_one_namespace_does_not_hide_the_death_of_another() -> None:
+    clock = Clock()
+    ages = WatchAges([Watch(JOBS, "a"), Watch(JOBS, "b")], clock)
+    clock.now = DEAD_SECONDS + 1
+    ages.event(JOBS, "a")
+    assert len(ages.dead()) == 1
