@@ -1,0 +1,143 @@
+"""A second opinion on the model: the published formulas in numpy, straight from config.json and the weights.
+
+It shares nothing with the engine or with ``families``: transformers' own configuration classes read config.json. So
+where the engine's numbers agree with these, dimensions, rotary embeddings, scales, caps and windows are all right. One
+layer's weights are in memory at a time; rows are short, speed does not matter. Sources: transformers' modeling files
+for Llama, Qwen3, Gemma 2 and Gemma 3.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig
+
+Read = Callable[[str], np.ndarray]
+Array = np.ndarray
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "swish": lambda x: x / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu_pytorch_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+}
+
+
+def logits(folder: Path, read: Read, rows: Sequence[Sequence[int]]) -> list[Array]:
+    """For each row of token ids, float32 ``[len(row), vocabulary]``. ``read`` gives a weight by its plain name."""
+    config = AutoConfig.from_pretrained(folder)
+    model = _Model(getattr(config, "text_config", None) or config, lambda name: read(name).astype(np.float32))
+    return model.logits([np.asarray(row) for row in rows])
+
+
+class _Model:
+    def __init__(self, config: Any, read: Read) -> None:  # noqa: ANN401
+        self._config = config
+        self._read = read
+        self._gemma = config.model_type.startswith("gemma")
+        self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._scale = (getattr(config, "query_pre_attn_scalar", None) or self._head_dim) ** -0.5
+        name = getattr(config, "hidden_activation", None) or config.hidden_act
+        self._activation = _ACTIVATIONS[name]
+
+    def logits(self, rows: list[Array]) -> list[Array]:
+        table = self._read("model.embed_tokens.weight")
+        states = [table[row] for row in rows]
+        if self._gemma:
+            states = [state * np.float32(self._config.hidden_size**0.5) for state in states]
+        for i in range(self._config.num_hidden_layers):
+            states = self._layer(i, states)
+        states = [self._norm(state, "model.norm.weight") for state in states]
+        head = table if self._config.tie_word_embeddings else self._read("lm_head.weight")
+        return [_capped(state @ head.T, getattr(self._config, "final_logit_softcapping", None)) for state in states]
+
+    def _layer(self, i: int, states: list[Array]) -> list[Array]:
+        layer = f"model.layers.{i}."
+        w = {
+            name: self._read(f"{layer}{part}.{name}.weight")
+            for part, names in (
+                ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
+                ("mlp", ("gate_proj", "up_proj", "down_proj")),
+            )
+            for name in names
+        }
+        after_attention = "post_attention_layernorm.weight"
+        before_mlp = "pre_feedforward_layernorm.weight" if self._gemma else after_attention
+        results = []
+        for state in states:
+            attended = self._attention(i, self._norm(state, f"{layer}input_layernorm.weight"), w)
+            if self._gemma:
+                attended = self._norm(attended, layer + after_attention)
+            middle = state + attended
+            inner = self._norm(middle, layer + before_mlp)
+            inner = (self._activation(inner @ w["gate_proj"].T) * (inner @ w["up_proj"].T)) @ w["down_proj"].T
+            if self._gemma:
+                inner = self._norm(inner, f"{layer}post_feedforward_layernorm.weight")
+            results.append(middle + inner)
+        return results
+
+    def _attention(self, i: int, x: Array, w: dict[str, Array]) -> Array:
+        length, config = len(x), self._config
+
+        def heads(name: str, norm: str | None) -> Array:
+            y = (x @ w[name].T).reshape(length, -1, self._head_dim)
+            if norm is not None and config.model_type in ("qwen3", "gemma3_text"):
+                y = self._norm(y, f"model.layers.{i}.self_attn.{norm}.weight")
+            return y.transpose(1, 0, 2)
+
+        kind = (getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)[i]
+        cos, sin = self._rotation(kind, length)
+        q, k, v = heads("q_proj", "q_norm"), heads("k_proj", "k_norm"), heads("v_proj", None)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        group = len(q) // len(k)
+        k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
+        scores = _capped(q @ k.transpose(0, 2, 1) * np.float32(self._scale), getattr(config, "attn_logit_softcapping", None))
+        ago = np.arange(length)[:, None] - np.arange(length)[None]
+        visible = ago >= 0
+        if kind == "sliding_attention":
+            visible &= ago < config.sliding_window
+        scores = np.where(visible, scores, -np.inf)
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ v
+        result: Array = mixed.transpose(1, 0, 2).reshape(length, -1) @ w["o_proj"].T
+        return result
+
+    def _rotation(self, kind: str, length: int) -> tuple[Array, Array]:
+        parameters = self._config.rope_parameters
+        parameters = parameters.get(kind, parameters)
+        frequency = parameters["rope_theta"] ** -(np.arange(0, self._head_dim, 2) / self._head_dim)
+        if parameters["rope_type"] == "linear":
+            frequency = frequency / parameters["factor"]
+        elif parameters["rope_type"] == "llama3":
+            frequency = _llama3(frequency, parameters)
+        elif parameters["rope_type"] != "default":
+            raise ValueError(f"rope type {parameters['rope_type']}")
+        angle = np.arange(length)[:, None] * np.concatenate([frequency, frequency])
+        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def _norm(self, x: Array, name: str) -> Array:
+        weight = self._read(name)
+        normal = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(self._config.rms_norm_eps))
+        return normal * (weight + 1 if self._gemma else weight)
+
+
+def _llama3(frequency: Array, parameters: dict[str, Any]) -> Array:
+    context, low, high = (
+        parameters["original_max_position_embeddings"], parameters["low_freq_factor"], parameters["high_freq_factor"]
+    )  # fmt: skip
+    wave = 2 * np.pi / frequency
+    smooth = (context / wave - low) / (high - low)
+    blended = (1 - smooth) * frequency / parameters["factor"] + smooth * frequency
+    result: Array = np.where(wave < context / high, frequency, blended)
+    result = np.where(wave > context / low, frequency / parameters["factor"], result)
+    return result
+
+
+def _rotate(x: Array, cos: Array, sin: Array) -> Array:
+    half = x.shape[-1] // 2
+    return x * cos + np.concatenate([-x[..., half:], x[..., :half]], axis=-1) * sin
+
+
+def _capped(x: Array, cap: float | None) -> Array:
+    result: Array = np.tanh(x / cap) * cap if cap else x
+    return result
