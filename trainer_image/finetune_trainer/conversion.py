@@ -17,10 +17,10 @@ from maxtext.checkpoint_conversion.utils.utils import save_weights_to_checkpoint
 
 from finetune_trainer import engine, mapping
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.fingerprint import LAYOUT
 from finetune_trainer.storage import Store, join, local_path
 from finetune_trainer.weights import Weights
 
-LAYOUT = "scanned/float32"
 #: Models above this are stored in pieces of as many devices, so that no host of a slice reads a whole stacked tensor.
 _SHARDED_FROM_PARAMETERS = 1_000_000_000
 _SHARDS = 16

@@ -52,15 +52,15 @@ class Proof:
 
 
 def prove(
-    folder: Path, weights: Weights, items: str, plan: ModelPlan, rows: Sequence[Sequence[int]], *, scratch: Path
+    weights: Weights, items: str, plan: ModelPlan, rows: Sequence[Sequence[int]], *, scratch: Path
 ) -> Proof:
-    """``folder`` and ``weights``: the source; ``items``: what ``conversion.convert`` wrote; ``rows``: token ids, cut to
+    """``weights``: the source; ``items``: what ``conversion.convert`` wrote; ``rows``: token ids, cut to
     ``ROWS`` x ``LENGTH``. Raises ``StageError`` 64, ExportProofFailed. ``engine.prepare(plan)`` comes first."""
     judged = [list(row[:LENGTH]) for row in rows if len(row) > 1][:ROWS]
     if not judged:
         raise ValueError("the proof needs at least one row of two tokens")
     tensors, rounded = round_trip(weights, items, plan, scratch=scratch)
-    expected = judge.logits(folder, weights.read, judged)
+    expected = judge.logits(weights.folder, weights.read, judged)
     forward = Forward(items, plan, rows=len(judged), length=max(map(len, judged)), scratch=scratch)
     found = forward.logits(judged)
     spread = float(np.concatenate([e.ravel() for e in expected]).std()) or 1.0

@@ -41,6 +41,7 @@ class Weights:
     """``text``: every tensor the plan asks for, by plain name. ``foreign``: parts of an image-and-text model that
     training leaves alone, by their own names."""
 
+    folder: Path
     text: Mapping[str, Tensor]
     foreign: Mapping[str, Tensor]
 
@@ -78,7 +79,7 @@ def open_weights(folder: Path, plan: ModelPlan, *, where: str = "") -> Weights:
     if plan.tied_embeddings:
         text.pop("lm_head.weight", None)  # a copy of the embeddings, which transformers does not read either
     _compare(text, plan, shown)
-    return Weights(text=text, foreign=foreign)
+    return Weights(folder=folder, text=text, foreign=foreign)
 
 
 def _plain(name: str) -> str:

@@ -27,9 +27,7 @@ def run(context: Context) -> ConvertOutcome:
     )
     sentence = ""
     if request.export_proof:
-        sentence = proof.round_trip(
-            weights, converted.items, plan, scratch=context.scratch, rows=_rows(context)
-        ).sentence
+        sentence = proof.prove(weights, converted.items, plan, _rows(context), scratch=context.scratch).sentence
     manifest = ConvertManifest(
         fingerprint=prints.value,
         inputs=prints.inputs,

@@ -1,0 +1,41 @@
+"""The identity of a converted model: what went into it, never where it was made or where it lies."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Protocol
+
+from finetune_trainer.families import ModelPlan
+
+#: How converted checkpoints are laid out.
+LAYOUT = "scanned/float32"
+#: Raised when our conversion writes other values for the same model.
+CONVERTER = "1"
+
+
+class Pinned(Protocol):
+    @property
+    def revision(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    value: str
+    inputs: Mapping[str, str]
+    """By name, so that a miss can say which one differed."""
+
+
+def of_model(model: Pinned, plan: ModelPlan) -> Fingerprint:
+    """Of the model's revision, the settings derived from its config.json, layout and versions."""
+    settings = json.dumps(plan.settings(), sort_keys=True)
+    inputs = {
+        "model": model.revision,
+        "settings": hashlib.sha256(settings.encode()).hexdigest()[:16],
+        "layout": LAYOUT,
+        "engine": f"maxtext {version('maxtext')}",
+        "converter": CONVERTER,
+    }
+    value = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:32]
+    return Fingerprint(value=value, inputs=inputs)
