@@ -45,7 +45,13 @@ def _parser() -> argparse.ArgumentParser:
         help="run the operator as its own ServiceAccount (default: yes)",
     )
     start = command.add_mutually_exclusive_group()
-    start.add_argument("--warm", dest="warm", action="store_true", default=True, help="fork stages from a process that has imported everything (default)")
+    start.add_argument(
+        "--warm",
+        dest="warm",
+        action="store_true",
+        default=True,
+        help="fork stages from a process that has imported everything (default)",
+    )
     start.add_argument("--cold", dest="warm", action="store_false", help="start each stage afresh")
     command.set_defaults(run=_up)
 
@@ -58,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     _state(command)
     command.set_defaults(run=_status)
 
-    command = commands.add_parser("env", help="print what a shell needs to use the cluster: eval \"$(…)\"")
+    command = commands.add_parser("env", help='print what a shell needs to use the cluster: eval "$(…)"')
     _state(command)
     command.set_defaults(run=_env)
 
@@ -70,7 +76,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _state(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--state", type=Path, default=None, metavar="DIR", help=f"state folder (default: {default_state_dir()})"
+        "--state",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help=f"state folder (default: {default_state_dir()})",
     )
 
 
@@ -93,7 +103,9 @@ def _up(chosen: argparse.Namespace) -> None:
     if control.alive(state):
         _refuse_other_options(state, options)
     if options.trainer is None:
-        _say("the trainer's environment is not installed (`make trainer`): stage pods would stay in ErrImagePull")
+        _say(
+            "the trainer's environment is not installed (`make trainer`): stage pods would stay in ErrImagePull"
+        )
     control.ensure_supervisor(state, options)
     control.call(state, {"do": "up", "operator": chosen.operator}, say=_say)
     _say(f"cluster is up, {time.monotonic() - started:.1f} s; `python -m devcluster down` ends it")
@@ -104,7 +116,9 @@ def _refuse_other_options(state: State, options: Options) -> None:
     running = Options.load(state.options)
     if running == options:
         return
-    names = [name for name in Options.__dataclass_fields__ if getattr(running, name) != getattr(options, name)]
+    names = [
+        name for name in Options.__dataclass_fields__ if getattr(running, name) != getattr(options, name)
+    ]
     raise ClusterError(
         f"the running cluster was started with other options ({', '.join(names)}); end it with `down` first, "
         "so that no running pod is lost unasked"

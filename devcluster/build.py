@@ -69,7 +69,9 @@ def _find(program: Program, target: Path) -> Path | None:
     if not program.version_arguments:
         return None
     folders = [assets] if (assets := os.environ.get("KUBEBUILDER_ASSETS")) else []
-    for candidate in (shutil.which(program.name, path=folder) for folder in [*folders, os.environ.get("PATH", "")]):
+    for candidate in (
+        shutil.which(program.name, path=folder) for folder in [*folders, os.environ.get("PATH", "")]
+    ):
         if candidate and _reports(candidate, program):
             return Path(candidate).absolute()
     return None
@@ -89,7 +91,10 @@ def _reports(candidate: str, program: Program) -> bool:
 def _build_all(programs: Sequence[Program], target: Path) -> None:
     go = _go()
     total = sum(program.seconds for program in programs)
-    print(f"building {len(programs)} programs into {target}: about {_clock(total)} on two cores, once", flush=True)
+    print(
+        f"building {len(programs)} programs into {target}: about {_clock(total)} on two cores, once",
+        flush=True,
+    )
     for number, program in enumerate(programs, start=1):
         _build(go, program, target, f"[{number}/{len(programs)}] {program.name} {program.version}")
 
@@ -99,7 +104,12 @@ def _build(go: Path, program: Program, target: Path, title: str) -> None:
     command = [str(go), "build", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", str(partial), program.package]
     started = time.monotonic()
     with subprocess.Popen(
-        command, cwd=GO_MODULE, env=_go_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=GO_MODULE,
+        env=_go_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             errors = _wait_showing(process, title, program.seconds)
@@ -175,7 +185,9 @@ def _go() -> Path:
     home = cache_dir() / "go" / f"toolchain-{digest}"
     go = home / "go" / "bin" / "go"
     if not go.exists():
-        print(f"no Go {GO_VERSION[0]}.{GO_VERSION[1]} on this machine: installing one into {home}", flush=True)
+        print(
+            f"no Go {GO_VERSION[0]}.{GO_VERSION[1]} on this machine: installing one into {home}", flush=True
+        )
         partial = home.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         _install(partial)
@@ -200,7 +212,12 @@ def _install(target: Path) -> None:
 def _go_fits(go: Path) -> bool:
     try:
         shown = subprocess.run(
-            [str(go), "env", "GOVERSION"], capture_output=True, text=True, timeout=20, check=True, env=_go_environment()
+            [str(go), "env", "GOVERSION"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            env=_go_environment(),
         ).stdout
         major, minor = shown.strip().removeprefix("go").split(".")[:2]
         return (int(major), int(minor)) >= GO_VERSION
@@ -218,5 +235,3 @@ def _exclusive(lock: Path) -> Iterator[None]:
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,6 @@ from devcluster.bringup import Bringup
 from devcluster.build import BuildError
 from devcluster.errors import ClusterError
 from devcluster.identity import end
-from devcluster.kube import KubeError
 from devcluster.layout import ROOT, State
 from devcluster.options import Options
 from devcluster.pki import PkiError
@@ -59,8 +59,11 @@ class Service:
             request = json.loads(await reader.readline())
             send({"done": await self._answer(request, lambda text: send({"say": text}))})
             await writer.drain()
-        except (ClusterError, BuildError, PkiError, KubeError, OSError, ValueError) as error:
-            send({"error": str(error) or type(error).__name__})
+        except (ClusterError, BuildError, PkiError) as error:
+            send({"error": str(error)})
+        except Exception as error:  # noqa: BLE001 - the boundary: the asker is told, the log has the rest
+            traceback.print_exc()
+            send({"error": f"{error!r}; more in {self.state.log('supervisor')}"})
         finally:
             writer.close()
 

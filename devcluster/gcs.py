@@ -46,7 +46,9 @@ def client_environment(ports: Mapping[str, int]) -> dict[str, str]:
     }
 
 
-async def create_buckets(session: aiohttp.ClientSession, ports: Mapping[str, int], names: Sequence[str] = BUCKETS) -> None:
+async def create_buckets(
+    session: aiohttp.ClientSession, ports: Mapping[str, int], names: Sequence[str] = BUCKETS
+) -> None:
     """Makes the buckets that are missing. Raises aiohttp.ClientError when the server refuses."""
     for name in names:
         url = f"{endpoint(ports)}/storage/v1/b"

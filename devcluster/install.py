@@ -52,7 +52,9 @@ async def profile(kube: Kube) -> None:
 
 async def namespace(kube: Kube, name: str, *, stages: bool = False) -> None:
     """A namespace, restricted; with ``stages`` also the service accounts of stage pods."""
-    await kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
+    await kube.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
+    )
     for account in STAGE_ACCOUNTS if stages else ():
         await kube.apply(
             {
@@ -80,7 +82,7 @@ async def established(kube: Kube, crds: Iterable[Object]) -> None:
     for crd in crds:
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
         for _ in range(200):
-            conditions = (await kube.get(path)).get("status", {}).get("conditions", [])
+            conditions = (await kube.get(path)).get("status", {}).get("conditions") or []
             states = {condition["type"]: condition for condition in conditions}
             if states.get("Established", {}).get("status") == "True":
                 break

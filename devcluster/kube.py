@@ -97,7 +97,10 @@ class Kube:
             connector = aiohttp.TCPConnector(ssl=self.context, limit=64)
             # trust_env stays off: a proxy must never come between us and loopback
             self._session = aiohttp.ClientSession(
-                self.server, connector=connector, headers=self._headers, timeout=aiohttp.ClientTimeout(total=30)
+                self.server,
+                connector=connector,
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=30),
             )
         return self._session
 
@@ -192,7 +195,12 @@ class Kube:
                 await asyncio.sleep(0.5)
 
     async def _stream(self, path: str, selectors: Mapping[str, str], version: str) -> AsyncIterator[Event]:
-        params = {**selectors, "watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)}
+        params = {
+            **selectors,
+            "watch": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
         timeout = aiohttp.ClientTimeout(total=None, sock_read=WATCH_SECONDS + 30)
         async with self.session().get(path, params=params, timeout=timeout) as answer:
             if answer.status >= 400:
@@ -205,7 +213,9 @@ class Kube:
                     change = json.loads(line)
                     if change["type"] == "ERROR":
                         status = change["object"]
-                        raise KubeError(status.get("code", 500), status.get("reason", ""), status.get("message", ""))
+                        raise KubeError(
+                            status.get("code", 500), status.get("reason", ""), status.get("message", "")
+                        )
                     yield Event(change["type"], (change["object"],))
 
 
@@ -220,5 +230,3 @@ def _refusal(status: int, text: str) -> KubeError:
 def _decoded(text: str) -> Object:
     decoded: Object = json.loads(text) if text else {}
     return decoded
-
-

@@ -69,5 +69,3 @@ def agent(state: State, options: Options, ports: Mapping[str, int]) -> Component
 def images(options: Options) -> dict[str, str]:
     """Image references that nodes have from the start."""
     return {TRAINER_IMAGE: options.trainer} if options.trainer else {}
-
-

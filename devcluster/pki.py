@@ -27,7 +27,9 @@ class PkiError(Exception):
 
 def ensure(folder: Path) -> None:
     """Everything in ``folder``: ca, tls (serving) and one pair per identity, plus the service account key pair."""
-    if (folder / "sa.pub").exists() and all(_valid(folder / f"{name}.crt") for name in ("ca", "tls", *IDENTITIES)):
+    if (folder / "sa.pub").exists() and all(
+        _valid(folder / f"{name}.crt") for name in ("ca", "tls", *IDENTITIES)
+    ):
         return
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)

@@ -120,7 +120,9 @@ class Supervisor:
         elif pid is None:
             condition = f"restarting (exit {slot.last_exit})"
         else:
-            condition = "ready" if await is_ready(self.session, slot.component, self._context()) else "not ready"
+            condition = (
+                "ready" if await is_ready(self.session, slot.component, self._context()) else "not ready"
+            )
         return {
             "name": name,
             "state": condition,
@@ -143,7 +145,10 @@ class Supervisor:
             lived = time.monotonic() - slot.started
             slot.failures = 1 if lived > STABLE_SECONDS else slot.failures + 1
             pause = min(FIRST_RESTART_SECONDS * 2 ** (slot.failures - 1), LONGEST_RESTART_SECONDS)
-            print(f"{slot.component.name} exited with {slot.last_exit} after {lived:.0f} s; again in {pause} s", flush=True)
+            print(
+                f"{slot.component.name} exited with {slot.last_exit} after {lived:.0f} s; again in {pause} s",
+                flush=True,
+            )
             await asyncio.sleep(pause)
             slot.restarts += 1
 
@@ -173,7 +178,9 @@ class Supervisor:
             if slot.running.is_set() and await is_ready(self.session, component, self._context()):
                 return
             if slot.failures >= 3:
-                raise ClusterError(f"{component.name} dies at once (exit {slot.last_exit}){self._tail(component.name)}")
+                raise ClusterError(
+                    f"{component.name} dies at once (exit {slot.last_exit}){self._tail(component.name)}"
+                )
             await asyncio.sleep(0.05)
         raise ClusterError(
             f"{component.name} is not ready after {component.ready_seconds:.0f} s{self._tail(component.name)}"

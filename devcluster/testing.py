@@ -216,7 +216,9 @@ class Cluster:
                 async for last in self._states(path):
                     if until(last):
                         return last
-        raise Stalled(f"{path}: not seen in {seconds:.0f} s; last: {json.dumps(last.get('status', last), indent=1)}")
+        raise Stalled(
+            f"{path}: not seen in {seconds:.0f} s; last: {json.dumps(last.get('status', last), indent=1)}"
+        )
 
     async def _wait_gone(self, path: str, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -224,7 +226,9 @@ class Cluster:
                 async for event in self._kube.watch(_collection(path), fieldSelector=_selector(path)):
                     if event.type == "DELETED" or (event.type == "SYNCED" and not event.objects):
                         return
-        raise Stalled(f"{path} is still there after {seconds:.0f} s: {json.dumps(await self._found(path), indent=1)}")
+        raise Stalled(
+            f"{path} is still there after {seconds:.0f} s: {json.dumps(await self._found(path), indent=1)}"
+        )
 
     async def _found(self, path: str) -> Object | None:
         with contextlib.suppress(KubeError):

@@ -146,7 +146,9 @@ def _value(
         return _key("secret", origin["secretKeyRef"], sources.secrets, pod)
     if "configMapKeyRef" in origin:
         return _key("configmap", origin["configMapKeyRef"], sources.config_maps, pod)
-    raise ConfigError(f"environment {entry['name']}: {', '.join(origin)} is not supported by the local node agent")
+    raise ConfigError(
+        f"environment {entry['name']}: {', '.join(origin)} is not supported by the local node agent"
+    )
 
 
 def _key(

@@ -1,0 +1,115 @@
+"""Starting a container's process: as a program of its own, or forked from the warm server."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from devcluster.identity import Identity, end
+
+
+class StartError(Exception):
+    """The program can't be started at all; the message is what a container runtime would say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to start: a program with its whole environment; output of both kinds goes to the end of ``log``."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    log: Path
+    image: str
+
+
+class Process(Protocol):
+    """A started container process, leader of a process group of its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def wait(self) -> int:
+        """The exit code, 128 + n after signal n."""
+
+    def signal(self, number: int) -> None:
+        """To the leader alone, as a kubelet signals a container's first process. Nothing happens when it is gone."""
+
+
+class ColdProcess:
+    """A program started by the agent itself."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, launch: Launch) -> "ColdProcess":
+        """Raises StartError."""
+        name = launch.argv[0]
+        program = shutil.which(name, path=launch.env.get("PATH", os.defpath))
+        if program is None:
+            raise StartError(f'exec: "{name}": executable file not found in $PATH')
+        try:
+            with launch.log.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *launch.argv,
+                    executable=program,
+                    env=launch.env,
+                    cwd=launch.cwd,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise StartError(f'exec: "{name}": {error.strerror}') from error
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        return shell_code(await self._process.wait())
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+def shell_code(returncode: int) -> int:
+    """Python's -n for signal n as 128 + n, which is what pod statuses show."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def end_group(leader: int) -> None:
+    """Kills what a container's first process left behind, as the end of a container's pid namespace would."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def remember(folder: Path, name: str, pid: int) -> None:
+    """Keeps the process's identity on disk, for an agent that comes after this one."""
+    if identity := Identity.of(pid):
+        (folder / f"{name}.process").write_text(json.dumps(asdict(identity)))
+
+
+def forget(folder: Path, name: str) -> None:
+    (folder / f"{name}.process").unlink(missing_ok=True)
+
+
+def end_leftovers(pods: Path) -> int:
+    """Ends the processes that an earlier agent started and could not end; their number."""
+    files = list(pods.glob("*/*.process"))
+    found = [Identity(**json.loads(file.read_text())) for file in files]
+    alive = [identity for identity in found if identity.lives()]
+    end(alive, grace=0)
+    for file in files:
+        file.unlink()
+    return len(alive)

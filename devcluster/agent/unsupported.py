@@ -1,0 +1,26 @@
+"""What a pod may not ask of the local nodes. Refused in the pod's status rather than ignored. Pure."""
+
+from devcluster.kube import Object
+
+#: The API server adds this volume to pods that automount their account's token; local pods have no mounts, and
+#: stage pods don't want one.
+TOKEN_VOLUME = "kube-api-access-"  # noqa: S105
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
+
+
+def unsupported(pod: Object) -> str | None:
+    """The first thing in the pod's spec that local processes can't honour; None when there is none."""
+    spec = pod["spec"]
+    for volume in spec.get("volumes", ()):
+        if "emptyDir" not in volume and not volume["name"].startswith(TOKEN_VOLUME):
+            kinds = ", ".join(key for key in volume if key != "name")
+            return f"volume {volume['name']} ({kinds}): the local node agent has emptyDir only"
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        for name in _PROBES:
+            if name in container:
+                return f"container {container['name']}: {name} is not run by the local node agent"
+        if container.get("restartPolicy"):
+            return f"container {container['name']}: sidecar containers are not run by the local node agent"
+    if "activeDeadlineSeconds" in spec:
+        return "activeDeadlineSeconds of a pod is not kept by the local node agent; set it on the Job"
+    return None

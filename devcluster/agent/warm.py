@@ -1,0 +1,139 @@
+"""The agent's side of the warm server: a trainer that has imported everything, from which stages are forked."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from devcluster.agent.process import Launch, StartError, shell_code
+
+PROGRAM = "finetune-stage"
+SERVER = Path(__file__).with_name("warm_server.py")
+#: Libraries read these when they are imported, so that a fork can't have its own.
+READ_AT_IMPORT = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "PYTHON", "LD_")
+RESTART_SECONDS = 10.0
+
+
+class WarmProcess:
+    """A stage forked from the server."""
+
+    def __init__(self, server: "WarmServer", pid: int) -> None:
+        self._server = server
+        self.pid = pid
+        self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self.exit)
+
+    def signal(self, number: int) -> None:
+        # through the server, which knows whether the child is still its child
+        self._server.send({"signal": self.pid, "number": number})
+
+
+class WarmServer:
+    """Keeps one server running; when it is not ready, or can't stand in for a fresh process, says so."""
+
+    def __init__(self, *, image: str, environment: Mapping[str, str], log: Path) -> None:
+        self.image = image
+        self._environment = environment
+        self._log = log
+        self._writer: asyncio.StreamWriter | None = None
+        self._ready = False
+        self._ids = itertools.count(1)
+        self._starting: dict[int, asyncio.Future[WarmProcess]] = {}
+        self._children: dict[int, WarmProcess] = {}
+
+    def fits(self, launch: Launch) -> str | None:
+        """None when a fork would be like a fresh process, else why not."""
+        if launch.image != self.image or launch.argv[0] != PROGRAM:
+            return "another program"
+        if not self._ready:
+            return "the warm server is not ready"
+        for name in {*launch.env, *self._environment}:
+            if name.startswith(READ_AT_IMPORT) and launch.env.get(name) != self._environment.get(name):
+                return f"{name} is read at import"
+        return None
+
+    async def start(self, launch: Launch) -> WarmProcess:
+        """Forks the stage. Raises StartError when the server dies meanwhile."""
+        number = next(self._ids)
+        started: asyncio.Future[WarmProcess] = asyncio.get_running_loop().create_future()
+        self._starting[number] = started
+        self.send(
+            {
+                "start": number,
+                "argv": list(launch.argv),
+                "env": dict(launch.env),
+                "cwd": str(launch.cwd),
+                "log": str(launch.log),
+            }
+        )
+        return await started
+
+    def send(self, message: Mapping[str, object]) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def run(self, programs: Path) -> None:
+        """Keeps the server running until cancelled; its Python is the one beside the image's programs."""
+        while True:
+            try:
+                await self._serve(programs / "python")
+            except OSError as error:
+                print(f"warm server: {error}", flush=True)
+            await asyncio.sleep(RESTART_SECONDS)
+
+    async def _serve(self, python: Path) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, self._log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                str(python),
+                "-P",
+                str(SERVER),
+                str(theirs.fileno()),
+                env=self._environment,
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        # a stage's request may be long, and so is the line that carries it
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        try:
+            async for line in reader:
+                self._hear(json.loads(line))
+            print(f"warm server ended with {await process.wait()}; see {self._log}", flush=True)
+        finally:
+            self._ready = False
+            self._writer.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            self._lost()
+
+    def _hear(self, message: Mapping[str, object]) -> None:
+        match message:
+            case {"ready": seconds}:
+                self._ready = True
+                print(f"warm server ready after {seconds} s", flush=True)
+            case {"started": int(number), "pid": int(pid)}:
+                child = self._children[pid] = WarmProcess(self, pid)
+                self._starting.pop(number).set_result(child)
+            case {"exited": int(pid), "code": int(code)}:
+                self._children.pop(pid).exit.set_result(shell_code(code))
+
+    def _lost(self) -> None:
+        """The server is gone and took its children with it."""
+        for child in self._children.values():
+            child.exit.set_result(128 + signal.SIGKILL)
+        for started in self._starting.values():
+            if not started.done():
+                started.set_exception(StartError("the warm server ended while it started this stage"))
+        self._children.clear()
+        self._starting.clear()
