@@ -53,7 +53,6 @@ class Applier:
     Args:
         cluster: where objects are written.
         store: where records of attempts are written.
-        locate: the folders that a snapshot ConfigMap names.
         created: hears of each JobSet that was created.
     """
 
@@ -62,12 +61,10 @@ class Applier:
         cluster: Cluster,
         store: Store,
         *,
-        locate: Callable[[Object], Folders],
         created: Callable[[JobSetCreated], None] = _ignore,
     ) -> None:
         self._cluster = cluster
         self._store = store
-        self._locate = locate
         self._created = created
 
     async def apply(self, observed: Observed, decision: Decision) -> None:
@@ -111,7 +108,7 @@ class Applier:
     def _run_folder(self, observed: Observed, decision: Decision) -> RunFolder:
         snapshot = observed.snapshot or decision.snapshot
         assert snapshot is not None, "an attempt has failed, so the job was admitted"
-        return self._locate(snapshot).run
+        return Folders.of(snapshot).run
 
     async def _create_snapshot(self, job: Object, snapshot: Object) -> None:
         """Once: a second decision of the same job may have been taken from a stale look."""

@@ -6,7 +6,15 @@ from typing import Any
 
 from finetune_operator.artifacts.port import StorageDenied, StorageError
 from finetune_operator.cluster.port import Conflict, Object, Rejected, Unavailable
+from finetune_operator.planning.errors import Refused
 
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (Conflict, "ChangedMeanwhile"),
+    (Rejected, "RefusedByAPIServer"),
+    (Unavailable, "APIServerUnavailable"),
+    (StorageDenied, "StoragePermissionDenied"),
+    (StorageError, "StorageUnavailable"),
+)
 #: What to change, by reason.
 _FIX = {
     "RefusedByAPIServer": "Mend what the message names, or the operator's role.",
@@ -18,18 +26,9 @@ _MESSAGE_LIMIT = 1024
 
 def reason_of(error: Exception) -> str:
     """CamelCase, stable: for conditions and metrics."""
-    match error:
-        case Conflict():
-            return "ChangedMeanwhile"
-        case Rejected():
-            return "RefusedByAPIServer"
-        case Unavailable():
-            return "APIServerUnavailable"
-        case StorageDenied():
-            return "StoragePermissionDenied"
-        case StorageError():
-            return "StorageUnavailable"
-    return "InternalError"
+    if isinstance(error, Refused):
+        return str(error.reason)
+    return next((name for kind, name in _REASONS if isinstance(error, kind)), "InternalError")
 
 
 def status_with_error(job: Object, error: Exception, *, now: datetime, retry_in: float) -> Object:

@@ -17,10 +17,9 @@ from finetune_operator.cluster.port import (
     Object,
 )
 from finetune_operator.lifecycle.observed import Observed, RunFolderView
+from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
-
-#: On every child; its value is the uid of the job, so a recreated job never sees its predecessor's children.
-UID_LABEL = "tpu-finetune.dev/job-uid"
+from finetune_operator.rendering.labels import UID_LABEL
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,8 +39,8 @@ class Observer:
     Args:
         cluster: live reads.
         folder: the run folder's reader.
-        locate: the folders that a snapshot ConfigMap names.
         utc_now: the wall clock.
+        live_jobs: how many jobs have not finished, as far as is known.
     """
 
     def __init__(
@@ -49,13 +48,13 @@ class Observer:
         cluster: Cluster,
         folder: RunFolderReader,
         *,
-        locate: Callable[[Object], Folders],
         utc_now: Callable[[], datetime],
+        live_jobs: Callable[[], int],
     ) -> None:
         self._cluster = cluster
         self._folder = folder
-        self._locate = locate
         self._utc_now = utc_now
+        self._live_jobs = live_jobs
 
     async def observe(self, key: JobKey) -> Observed | None:
         """Everything about one job; None when there is no such job. Raises ClusterError.
@@ -65,7 +64,7 @@ class Observer:
         """
         job, snapshot = await asyncio.gather(
             self.job(key),
-            self._find(CONFIG_MAPS, key.namespace, f"{key.name}-plan"),
+            self._find(CONFIG_MAPS, key.namespace, f"{key.name}{SNAPSHOT_SUFFIX}"),
         )
         if job is None:
             return None
@@ -78,7 +77,7 @@ class Observer:
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
             self._profiles(snapshot),
         )
-        view = RunFolderView() if snapshot is None else await self._folder.view(self._locate(snapshot))
+        view = RunFolderView() if snapshot is None else await self._folder.view(Folders.of(snapshot))
         return Observed(
             now=self._utc_now(),
             job=job,
@@ -87,6 +86,8 @@ class Observer:
             jobsets=tuple(jobsets),
             pods=tuple(pods),
             folder=view,
+            # At least this one, which the watch may not have told of yet.
+            live_jobs=max(1, self._live_jobs()),
         )
 
     async def job(self, key: JobKey) -> Object | None:

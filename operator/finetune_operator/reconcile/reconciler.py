@@ -9,6 +9,7 @@ from finetune_operator.artifacts.port import StorageError
 from finetune_operator.cluster.port import ClusterError, Conflict
 from finetune_operator.lifecycle.decision import Decision
 from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.errors import reason_of, status_with_error
 from finetune_operator.reconcile.observe import JobKey, Observer
@@ -74,7 +75,7 @@ class Reconciler:
             if retry_in >= _PERSISTENT_SECONDS:
                 await self._report(key, observed, error, retry_in)
             raise ReconcileError(reason_of(error), str(error)) from error
-        except (ClusterError, StorageError) as error:
+        except (ClusterError, StorageError, Refused) as error:
             await self._report(key, observed, error, retry_in)
             raise ReconcileError(reason_of(error), str(error)) from error
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Self
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,15 +18,23 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView
+from finetune_operator.planning.snapshot import read_snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Where a job's files lie, as its snapshot says."""
+    """Where a job's files lie."""
 
     run: RunFolder
     cache: CacheLayout
+
+    @classmethod
+    def of(cls, snapshot: Object) -> Self:
+        """What the ConfigMap ``<job>-plan`` says. Raises Refused when it is not one of ours."""
+        read = read_snapshot(snapshot)
+        return cls(run=read.run_folder, cache=read.cache)
 
 
 class _NotUnderstoodError(Exception):

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from finetune_operator.cluster.port import Object
 from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.rendering.labels import JOB_LABEL
 
-JOB_LABEL = "tpu-finetune.dev/job"
 #: Finished jobs that turn up at a start wait this long, so that live ones go first.
 FINISHED_LATER_SECONDS = 5.0
 

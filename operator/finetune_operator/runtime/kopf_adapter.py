@@ -14,7 +14,7 @@ import kopf
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, Kind
-from finetune_operator.reconcile.observe import UID_LABEL
+from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, Watch, WatchAges
 

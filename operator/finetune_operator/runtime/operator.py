@@ -4,17 +4,17 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 
 from finetune_operator.artifacts.stores import UniversalStore
 from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
-from finetune_operator.cluster.port import Cluster, Object
+from finetune_operator.cluster.port import Cluster
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.reconciler import Decide, Reconciler
-from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.kopf_adapter import KopfHost, watches
 from finetune_operator.runtime.metrics import Metrics
@@ -41,7 +41,6 @@ class Operator:
     Args:
         settings: see there.
         decide: the pure core.
-        locate: the folders that a job's snapshot names.
         environ: holds the API server's address.
     """
 
@@ -50,12 +49,10 @@ class Operator:
         settings: Settings,
         *,
         decide: Decide,
-        locate: Callable[[Object], Folders],
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._settings = settings
         self._decide = decide
-        self._locate = locate
         self._environ = environ
         self._metrics = Metrics()
         self._stop = asyncio.Event()
@@ -111,9 +108,7 @@ class Operator:
         intake = Intake(queue.add, self._metrics)
         ages = self._ages = WatchAges(wanted)
         self._metrics.leads(queue=queue, intake=intake, ages=ages)
-        workers = Workers(
-            queue, self._reconciler(cluster).reconcile, live=lambda: intake.live, metrics=self._metrics
-        )
+        workers = Workers(queue, self._reconciler(cluster, intake).reconcile, metrics=self._metrics)
         host = KopfHost(settings.service_account, settings.namespaces, intake, ages, self._environ)
         working = asyncio.create_task(workers.run(settings.workers), name="workers")
         others = {
@@ -135,10 +130,10 @@ class Operator:
         for task in done:
             task.result()
 
-    def _reconciler(self, cluster: Cluster) -> Reconciler:
+    def _reconciler(self, cluster: Cluster, intake: Intake) -> Reconciler:
         store = UniversalStore()
-        observer = Observer(cluster, RunFolderReader(store), locate=self._locate, utc_now=_utc_now)
-        applier = Applier(cluster, store, locate=self._locate, created=self._metrics.jobset_created)
+        observer = Observer(cluster, RunFolderReader(store), utc_now=_utc_now, live_jobs=lambda: intake.live)
+        applier = Applier(cluster, store, created=self._metrics.jobset_created)
         return Reconciler(observer, self._decide, applier, utc_now=_utc_now)
 
     def _take_signals(self) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from finetune_operator.cluster.port import JOBSETS, Cluster, ClusterError, Kind, NotFound, Rejected
-from finetune_operator.reconcile.observe import UID_LABEL
+from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.watches import Watch
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,6 @@ from finetune_operator.runtime.queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-#: Looks at least this far apart only follow progress; these are the ones that many live jobs stretch.
-PACED_SECONDS = 10.0
-#: With more live jobs than 20 a second's worth, looks come further apart (API documentation: status, pacing).
-JOBS_PER_SECOND = 20
-
 
 class Reconcile(Protocol):
     """:meth:`finetune_operator.reconcile.reconciler.Reconciler.reconcile`."""
@@ -34,7 +29,6 @@ class Workers:
     Args:
         queue: where keys come from.
         reconcile: handles one key.
-        live: how many jobs are not finished.
         metrics: hears of each reconcile.
     """
 
@@ -43,13 +37,11 @@ class Workers:
         queue: WorkQueue[JobKey],
         reconcile: Reconcile,
         *,
-        live: Callable[[], int],
         metrics: Metrics,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._queue = queue
         self._reconcile = reconcile
-        self._live = live
         self._metrics = metrics
         self._clock = clock
 
@@ -75,17 +67,10 @@ class Workers:
             log.warning("%s: %s (again in %.1f s)", error.reason, error, retry_in)
             self._queue.failed(key)
         else:
-            self._queue.done(key, paced(again_after, self._live()))
+            self._queue.done(key, again_after)
         finally:
             self._metrics.reconciled(self._clock() - begun, reason)
             current_job.reset(token)
-
-
-def paced(again_after: float | None, live: int) -> float | None:
-    """Looks that only follow progress, stretched so that many jobs do not mean many writes."""
-    if again_after is None or again_after < PACED_SECONDS:
-        return again_after
-    return max(again_after, live / JOBS_PER_SECOND)
 
 
 async def resync(cluster: Cluster, namespaces: Sequence[str], intake: Intake, *, every: float) -> None:

@@ -13,6 +13,17 @@ NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 FOLDERS = Folders(run=RunFolder("file:///runs/team/demo-0badcafe"), cache=CacheLayout("file:///cache"))
 
 
+SNAPSHOT = {
+    "format": "1",
+    "profile-name": "local",
+    "profile-hash": "0",
+    "profile.json": "{}",
+    "spec.json": "{}",
+    "run-folder": FOLDERS.run.uri,
+    "cache": FOLDERS.cache.uri,
+}
+
+
 class Crash(BaseException):
     """The process is gone: nothing may catch this."""
 
@@ -177,4 +188,5 @@ def child(kind: str, name: str, owner: str = "demo") -> dict[str, Any]:
             "labels": {"tpu-finetune.dev/job": owner, "tpu-finetune.dev/job-uid": f"uid-of-{owner}"},
             "ownerReferences": [{"uid": f"uid-of-{owner}"}],
         },
+        **({"data": SNAPSHOT} if kind == "ConfigMap" else {}),
     }

@@ -27,9 +27,7 @@ class Bench:
         self.store = FakeStore()
         self.created: list[JobSetCreated] = []
         self.cluster.put(JOBS, job())
-        self.applier = Applier(
-            self.cluster, self.store, locate=lambda _snapshot: FOLDERS, created=self.created.append
-        )
+        self.applier = Applier(self.cluster, self.store, created=self.created.append)
 
     def observed(self) -> Observed:
         return Observed(

@@ -10,7 +10,7 @@ KEY = JobKey("team", "demo")
 
 
 def observer(cluster: FakeCluster, store: FakeStore) -> Observer:
-    return Observer(cluster, RunFolderReader(store), locate=lambda _snapshot: FOLDERS, utc_now=lambda: NOW)
+    return Observer(cluster, RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3)
 
 
 async def look(cluster: FakeCluster, store: FakeStore | None = None) -> Observed | None:

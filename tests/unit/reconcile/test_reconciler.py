@@ -13,7 +13,6 @@ from finetune_operator.cluster.port import (
     JOBS,
     JOBSETS,
     Conflict,
-    Object,
     Rejected,
     Unavailable,
 )
@@ -23,7 +22,7 @@ from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from tests.unit.reconcile.fakes import FOLDERS, NOW, Crash, FakeCluster, FakeStore, child, job
+from tests.unit.reconcile.fakes import NOW, Crash, FakeCluster, FakeStore, child, job
 
 KEY = JobKey("team", "demo")
 
@@ -33,13 +32,10 @@ def make(
 ) -> Reconciler:
     store = store or FakeStore()
 
-    def locate(_snapshot: Object) -> Any:
-        return FOLDERS
-
     return Reconciler(
-        Observer(cluster, RunFolderReader(store), locate=locate, utc_now=lambda: NOW),
+        Observer(cluster, RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3),
         decide,
-        Applier(cluster, store, locate=locate),
+        Applier(cluster, store),
         utc_now=lambda: NOW,
     )
 
