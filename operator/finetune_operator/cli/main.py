@@ -1,6 +1,7 @@
 """The command line. Commands import what they need when they run, so that ``--help`` answers at once."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
@@ -89,7 +90,7 @@ def plan(
     """Show what a job would do, without a cluster: stages, TPU and why, batch, names, run folder."""
     from finetune_operator.cli.plan import show_plan
 
-    typer.echo(show_plan(file, profile, output))
+    typer.echo(show_plan(file, profile, output.value))
 
 
 @app.command()
@@ -103,10 +104,15 @@ def validate(
     more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More manifests.")] = None,
 ) -> None:
     """Check manifests without a cluster, by the rules of API server and operator; exit code 1 with the errors."""
-    from finetune_operator.cli.manifests import check_files
+    from finetune_operator.cli.validate import validate_files
 
-    for line in check_files([*files, *(more or [])]):
-        typer.echo(line)
+    given = [*files, *(more or [])]
+    problems = validate_files(given)
+    for problem in problems:
+        typer.echo(str(problem), err=True)
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"{len(given)} file{'s' if len(given) > 1 else ''} in order.")
 
 
 @app.command()
@@ -190,4 +196,6 @@ def _with_connection[T](
 
 def main() -> None:
     """Entry point of the ``finetune`` program."""
+    # What libraries have to say reaches people through the errors above, in our words.
+    logging.getLogger().addHandler(logging.NullHandler())
     app(prog_name="finetune")

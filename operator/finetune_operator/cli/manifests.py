@@ -1,0 +1,39 @@
+"""Manifests from files for the commands that work on whole objects."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from finetune_operator.api import GROUP
+from finetune_operator.cli.documents import YamlError, read_documents
+from finetune_operator.cli.errors import CliError
+
+type Object = Mapping[str, Any]
+
+
+def load(path: Path) -> list[Object]:
+    """The objects of a YAML or JSON file; ``-`` is stdin. Raises CliError that names file and line."""
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CliError(f"{path}: is not UTF-8 text") from error
+    try:
+        documents = list(read_documents(text))
+    except YamlError as error:
+        raise CliError(f"{path}:{error.line}: is no YAML: {error.message}") from error
+    for document in documents:
+        if not isinstance(document.content, Mapping) or not isinstance(document.content.get("kind"), str):
+            raise CliError(f"{path}:{document.line(())}: is no Kubernetes object: it has no kind.")
+    return [document.content for document in documents]
+
+
+def of_kind(objects: Sequence[Object], kind: str) -> list[Object]:
+    """Those of one kind of ours."""
+    return [
+        item
+        for item in objects
+        if item["kind"] == kind and str(item.get("apiVersion", "")).startswith(f"{GROUP}/")
+    ]

@@ -1,0 +1,170 @@
+"""``finetune plan``: what a job would do, found out without a cluster."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from finetune_contract import DatasetSource, ModelSource, Stage
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.manifests import Object, load, of_kind
+from finetune_operator.planning import Plan, Refused
+from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, plan_offline
+from finetune_operator.rendering.offline import offline_plan
+
+_DOES = {
+    Stage.PREFLIGHT: "reads model and data, counts rows and steps",
+    Stage.CONVERT: "to MaxText's format, and back as a proof that export will work",
+    Stage.TRAIN: "the fine-tuning",
+    Stage.EVALUATE: "loss and answers, before and after",
+    Stage.EXPORT: "to Hugging Face format, checked",
+}
+
+
+def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "json", "yaml"]) -> str:
+    """The plan of the one job in ``file``. Raises CliError with the operator's own words where it would refuse."""
+    job, profile = _inputs(file, profile_file)
+    try:
+        plan = offline_plan(job, profile)
+        jobsets = [jobset for _, jobset in plan_offline(job, profile)]
+    except Refused as error:
+        raise CliError(f"{file}: {error.reason}: {error.message}") from error
+    if output == "yaml":
+        return yaml.safe_dump_all(jobsets, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
+    if output == "json":
+        return json.dumps(_facts(plan) | {"jobSets": jobsets}, indent=2)
+    return "\n".join(_page(plan, jobsets))
+
+
+def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object]:
+    documents = load(file)
+    jobs = of_kind(documents, "FineTuneJob")
+    if len(jobs) != 1:
+        raise CliError(f"{file}: holds {len(jobs)} FineTuneJobs; plan looks at one.")
+    job = jobs[0]
+    if not isinstance(job.get("metadata"), Mapping) or not isinstance(job.get("spec"), Mapping):
+        raise CliError(f"{file}: the FineTuneJob has no metadata or no spec.")
+    profiles = of_kind(load(profile_file) if profile_file else documents, "FineTuneProfile")
+    if not profiles:
+        raise CliError(
+            f"{profile_file or file}: holds no FineTuneProfile, which says where the job may run.",
+            fix="Give --profile FILE; `kubectl get finetuneprofile NAME -o yaml` prints that of a cluster.",
+        )
+    return job, _chosen(job, profiles)
+
+
+def _chosen(job: Object, profiles: Sequence[Object]) -> Object:
+    wanted = (job["spec"].get("profileRef") or {}).get("name")
+    named = [profile for profile in profiles if profile.get("metadata", {}).get("name") == wanted]
+    if wanted is None and len(profiles) > 1:
+        raise CliError(
+            f"The job names no profile and there are {len(profiles)} to choose from.",
+            fix="Set spec.profileRef.",
+        )
+    return (
+        named[0] if named else profiles[0]
+    )  # another one is refused with its reason by the operator's own code
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    """The plan in the words of status.resolved, for programs."""
+    shape, numbers = plan.placement.shape, plan.hyperparameters
+    facts: dict[str, Any] = {
+        "job": plan.job.name,
+        "namespace": plan.job.namespace,
+        "profile": {"name": plan.profile_name, "hash": plan.profile_hash},
+        "stages": [stage.value for stage in plan.stages],
+        "resources": {
+            "tpu": shape.name,
+            "accelerator": shape.accelerator,
+            "topology": shape.topology,
+            "machineType": shape.machine_type,
+            "chips": plan.chips,
+            "hosts": shape.hosts * plan.mesh.slices,
+            "slices": plan.mesh.slices,
+            "capacity": plan.placement.capacity,
+            "why": plan.placement.why,
+        },
+        "parallelism": {"data": plan.mesh.data, "fsdp": plan.mesh.fsdp, "tensor": plan.mesh.tensor},
+        "hyperparameters": json.loads(numbers.to_json()),
+        "runFolder": plan.run_folder.uri,
+        "cache": plan.cache.uri,
+        "image": plan.image,
+        "fallbacks": dict(plan.fallbacks),
+    }
+    return facts
+
+
+def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
+    shape, mesh, numbers = plan.placement.shape, plan.mesh, plan.hyperparameters
+    devices = mesh.data * mesh.fsdp * mesh.tensor
+    yield f"{plan.job.name}, with profile {plan.profile_name}"
+    yield ""
+    for stage, jobset in zip(plan.stages, jobsets, strict=True):
+        (group,) = jobset["spec"]["replicatedJobs"]
+        where = f"{shape.name} {shape.topology}" if group["name"] == "slice" else "CPU"
+        yield f"  {stage.value:<10} {where:<12} {jobset['metadata']['name']:<36} {_DOES[stage]}"
+    yield ""
+    yield _row(
+        "TPU",
+        f"{plan.chips} chips of {shape.accelerator} {shape.topology}, {_hosts(plan)}, {plan.placement.capacity}",
+    )
+    yield _row("", plan.placement.why)
+    yield _row("Mesh", f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}")
+    yield _row(
+        "Batch",
+        f"{numbers.global_batch_size} rows a step over {devices} devices, up to {plan.data.max_seq_length} tokens each",
+    )
+    yield _row(
+        "Length",
+        f"{numbers.steps} steps"
+        if numbers.steps
+        else f"{numbers.epochs:g} epochs; Preflight counts the steps",
+    )
+    yield _row("Method", _method(plan))
+    yield _row("Model", _source(plan.model))
+    for label, sources in (("Train on", plan.data.train), ("Validate on", plan.data.validation)):
+        for source in sources:
+            yield _row(label, _dataset(source))
+    yield _row("Run folder", plan.run_folder.uri.replace("-00000000", "-<uid>"))
+    yield _row("Cache", f"{plan.cache.uri} ({plan.use_cache})")
+    yield _row("Image", plan.image)
+    for path, words in plan.fallbacks.items():
+        yield _row("Note", f"{path} is {words}")
+    later = sorted({note for jobset in jobsets for note in _later(jobset)})
+    if later:
+        yield _row("Known later", "; ".join(later))
+
+
+def _row(label: str, value: str) -> str:
+    return f"{label:<12} {value}"
+
+
+def _hosts(plan: Plan) -> str:
+    hosts = plan.placement.shape.hosts
+    return f"{hosts} host{'s' if hosts > 1 else ''}"
+
+
+def _method(plan: Plan) -> str:
+    lora, numbers = plan.method.lora, plan.hyperparameters
+    kind = f"LoRA, rank {lora.rank}, alpha {lora.alpha:g}" if lora else "all weights"
+    rate = f"learning rate {numbers.learning_rate:g}, {numbers.schedule}"
+    return f"{plan.method.type}, {kind}; {numbers.optimizer}, {rate}"
+
+
+def _source(source: ModelSource) -> str:
+    if source.hugging_face:
+        return f"{source.hugging_face.repo} at {source.hugging_face.revision}"
+    return str(source.uri)
+
+
+def _dataset(source: DatasetSource) -> str:
+    where = f"{source.hugging_face.repo}, split {source.split}" if source.hugging_face else str(source.uri)
+    return f"{where} ({source.format})"
+
+
+def _later(jobset: Object) -> list[str]:
+    annotation = jobset["metadata"].get("annotations", {}).get(KNOWN_LATER_ANNOTATION, "")
+    return [note for note in annotation.split("; ") if note]

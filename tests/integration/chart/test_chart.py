@@ -1,0 +1,140 @@
+"""The chart, rendered by the real helm."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_operator.runtime import rbac
+from tests import snapshots
+from tests.integration.chart.conftest import CHART, Helm, Render
+
+HERE = Path(__file__).parent
+CRDS = Path(__file__).parents[3] / "crds"
+
+#: Name of the snapshot -> values.
+VARIANTS = {
+    "default": ("crds.install=false",),
+    "namespaced": ("crds.install=false", "namespaces={team-a,team-b}"),
+    "everything": (
+        "crds.install=false",
+        "image.repository=registry.example/finetune-operator",
+        f"image.digest=sha256:{'0' * 64}",
+        "imagePullSecrets[0].name=pull",
+        "serviceAccount.annotations.iam\\.gke\\.io/gcp-service-account=operator@example.iam.gserviceaccount.com",
+        "operator.logLevel=debug",
+        "operator.env[0].name=HTTPS_PROXY",
+        "operator.env[0].value=http://proxy.example:3128",
+        "podLabels.team=ml",
+        "podAnnotations.note=here",
+        "nodeSelector.pool=system",
+        "tolerations[0].operator=Exists",
+        "priorityClassName=system-cluster-critical",
+        "metrics.serviceMonitor.enabled=true",
+        "metrics.serviceMonitor.labels.release=prometheus",
+        "networkPolicy.enabled=true",
+    ),
+}
+
+
+def rules(role: dict[str, Any]) -> set[rbac.Rule]:
+    return {
+        rbac.Rule(group, resource, frozenset(rule["verbs"]))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def roles(objects: list[dict[str, Any]], kind: str) -> dict[tuple[str, str], set[rbac.Rule]]:
+    """Namespace and name -> rules."""
+    return {
+        (found["metadata"].get("namespace", ""), found["metadata"]["name"]): rules(found)
+        for found in objects
+        if found["kind"] == kind
+    }
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rendered_objects(render: Render, variant: str) -> None:
+    text = yaml.safe_dump_all(render(*VARIANTS[variant]), sort_keys=False, width=110)
+    snapshots.check(HERE / "snapshots" / f"{variant}.yaml", text)
+
+
+def test_lint_finds_nothing(helm: Helm) -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_rights_are_those_that_the_operator_uses(render: Render) -> None:
+    objects = render()
+    assert roles(objects, "ClusterRole") == {
+        ("", "finetune-operator"): {*rbac.JOB_RULES, *rbac.PROFILE_RULES},
+    }
+    assert roles(objects, "Role") == {("finetune-system", "finetune-operator-leader"): {*rbac.LEASE_RULES}}
+
+
+def test_with_namespaces_only_profiles_are_read_cluster_wide(render: Render) -> None:
+    objects = render("namespaces={team-a,team-b}")
+    assert roles(objects, "ClusterRole") == {("", "finetune-operator"): {*rbac.PROFILE_RULES}}
+    assert roles(objects, "Role") == {
+        ("finetune-system", "finetune-operator-leader"): {*rbac.LEASE_RULES},
+        ("team-a", "finetune-operator"): {*rbac.JOB_RULES},
+        ("team-b", "finetune-operator"): {*rbac.JOB_RULES},
+    }
+
+
+@pytest.mark.parametrize("settings", [(), ("namespaces={team-a}",)])
+def test_every_role_is_bound_to_the_operators_account_alone(
+    render: Render, settings: tuple[str, ...]
+) -> None:
+    objects = render(*settings)
+    for kind in ("Role", "ClusterRole"):
+        bindings = [found for found in objects if found["kind"] == f"{kind}Binding"]
+        bound = {(b["metadata"].get("namespace", ""), b["roleRef"]["name"]) for b in bindings}
+        assert bound == set(roles(objects, kind))
+        account = {"kind": "ServiceAccount", "name": "finetune-operator", "namespace": "finetune-system"}
+        assert all(binding["subjects"] == [account] for binding in bindings)
+
+
+def test_no_right_touches_secrets_or_uses_wildcards(render: Render) -> None:
+    for found in render("namespaces={team-a}") + render():
+        for rule in found.get("rules", []):
+            assert "secrets" not in rule["resources"]
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+
+
+def test_crds_are_those_of_the_repository_and_are_kept(render: Render) -> None:
+    rendered = {
+        found["metadata"]["name"]: found for found in render() if found["kind"] == "CustomResourceDefinition"
+    }
+    written = {
+        crd["metadata"]["name"]: crd
+        for crd in map(yaml.safe_load, (p.read_text() for p in CRDS.glob("*.yaml")))
+    }
+    assert {name: crd["spec"] for name, crd in rendered.items()} == {
+        n: crd["spec"] for n, crd in written.items()
+    }
+    assert all(
+        crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for crd in rendered.values()
+    )
+
+
+def test_crds_can_be_left_to_others_or_to_uninstall(render: Render) -> None:
+    kinds = [found["kind"] for found in render("crds.install=false")]
+    assert "CustomResourceDefinition" not in kinds
+    for crd in render("crds.keep=false"):
+        assert "helm.sh/resource-policy" not in crd["metadata"].get("annotations", {})
+
+
+def test_a_value_that_nobody_knows_is_refused(helm: Helm) -> None:
+    done = helm("template", "x", str(CHART), "--set", "image.digets=sha256:0")
+    assert done.returncode != 0
+    assert "digets" in done.stderr
+
+
+def test_an_account_that_is_not_created_must_be_named(helm: Helm) -> None:
+    done = helm("template", "x", str(CHART), "--set", "serviceAccount.create=false")
+    assert done.returncode != 0
+    assert "serviceAccount.name: name the ServiceAccount to use" in done.stderr

@@ -1,0 +1,86 @@
+"""The chart's values, its schema and what the operator reads belong together."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from finetune_operator.runtime.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "finetune-operator"
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
+DEPLOYMENT = (CHART / "templates" / "deployment.yaml").read_text()
+CHECK = jsonschema.Draft7Validator(SCHEMA)
+
+
+def objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if "properties" in schema:
+        yield path, schema
+        for name, inner in schema["properties"].items():
+            yield from objects(inner, f"{path}.{name}")
+
+
+def test_the_defaults_follow_the_schema() -> None:
+    CHECK.validate(VALUES)
+
+
+def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
+    for path, schema in objects(SCHEMA):
+        value: Any = VALUES
+        for name in path.split(".")[1:]:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, dict):
+            assert set(value) - {"global"} == set(schema["properties"]) - {"global"}, path
+
+
+def test_every_object_of_the_schema_is_closed() -> None:
+    assert [path for path, schema in objects(SCHEMA) if schema.get("additionalProperties") is not False] == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"image": {"repository": "r", "digets": "x"}},
+        {"image": {"repository": ""}},
+        {"image": {"repository": "r", "digest": "sha256:12"}},
+        {"namespaces": "team-a"},
+        {"namespaces": ["Team"]},
+        {"operator": {"logLevel": "loud"}},
+        {"operator": {"env": [{"name": "A", "valueFrom": {}}]}},
+        {"replicas": 2},
+        {"podLabels": {"a": 1}},
+    ],
+)
+def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
+    assert not CHECK.is_valid({**VALUES, **wrong})
+
+
+def test_chart_operator_and_contract_have_one_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    versions = {
+        tomllib.loads(path.read_text())["project"]["version"]
+        for path in (ROOT / "pyproject.toml", ROOT / "contract" / "pyproject.toml")
+    }
+    assert versions == {chart["version"]} == {chart["appVersion"]}
+
+
+def test_the_pod_sets_only_what_the_operator_reads() -> None:
+    set_by_pod = set(re.findall(r"name: FINETUNE_(\w+)", DEPLOYMENT))
+    assert set_by_pod
+    assert set_by_pod <= {name.upper() for name in Settings.model_fields}
+
+
+def test_ports_and_grace_period_fit_the_operators_defaults() -> None:
+    settings = Settings()
+    assert f"name: health, containerPort: {settings.health_port}" in DEPLOYMENT
+    assert f"name: metrics, containerPort: {settings.metrics_port}" in DEPLOYMENT
+    grace = re.search(r"terminationGracePeriodSeconds: (\d+)", DEPLOYMENT)
+    assert grace
+    assert int(grace[1]) > settings.drain_seconds
