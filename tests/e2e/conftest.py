@@ -1,0 +1,124 @@
+"""The cluster of the end-to-end cases, with the operator, the tiny model and its data."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from devcluster import samples
+from devcluster.testing import Cluster
+from finetune_contract import Stage
+from tests.e2e.workbench import Workbench
+
+
+def _bench(cluster: Cluster) -> Workbench:
+    for item in (samples.TINY_MODEL, samples.CAPITALS):
+        samples.put(item, cluster.gcs)
+    return Workbench(
+        kubectl_binary=cluster.kubectl_program,
+        kubeconfig=cluster.kubeconfig,
+        namespace=cluster.namespace("e2e"),
+        gcs_endpoint=cluster.gcs,
+    )
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster.started(tmp_path_factory.mktemp("cluster"), operator=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def bench(cluster: Cluster) -> Workbench:
+    """A namespace of the module's own; job names are unique within it."""
+    return _bench(cluster)
+
+
+@pytest.fixture
+def cold_bench(tmp_path: Path) -> Iterator[Workbench]:
+    """A cluster whose stages are fresh processes, as on a real node."""
+    with Cluster.started(tmp_path / "cluster", operator=True, warm=False) as running:
+        yield _bench(running)
+
+
+@pytest.fixture(scope="session")
+def capitals() -> dict[str, str]:
+    """Question -> the word that a right answer holds."""
+    return samples.answers()
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """The tiny model's folder."""
+    return samples.folder_of(samples.TINY_MODEL)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder that holds models and data in the places that they have in the object store."""
+    for item in (samples.TINY_MODEL, samples.CAPITALS):
+        target = tmp_path / item.uri.removeprefix("gs://")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(samples.folder_of(item), target_is_directory=True)
+    return tmp_path
+
+
+@pytest.fixture
+def files_profile(bench: Workbench, files: Path) -> Iterator[str]:
+    """The profile `local`, with its artefacts and cache on plain files."""
+    local = bench.get("finetuneprofile", "local")
+    storage = {"artifacts": f"file://{files}/ft-artifacts", "cache": f"file://{files}/ft-cache"}
+    bench.apply(
+        {
+            "apiVersion": local["apiVersion"],
+            "kind": local["kind"],
+            "metadata": {"name": "files"},
+            "spec": {**local["spec"], "storage": storage},
+        }
+    )
+    yield "files"
+    bench.delete("finetuneprofile", "files")
+
+
+@pytest.fixture(scope="session")
+def stage_program() -> Path:
+    """``finetune-stage`` as installed in the trainer's environment."""
+    return Path(samples.trainer_python()).with_name("finetune-stage")
+
+
+@pytest.fixture
+def trainer_pids(cluster: Cluster, bench: Workbench) -> Callable[[str, Stage], list[int]]:
+    """Process ids of a job's trainer in one stage, as the node agent started them."""
+
+    def find(job: str, stage: Stage) -> list[int]:
+        uids = [pod["metadata"]["uid"] for pod in bench.list("pods", job=job, stage=stage)]
+        records = [file for uid in uids for file in cluster.state.pods.glob(f"*{uid}*/*.process")]
+        return [json.loads(file.read_text())["pid"] for file in records]
+
+    return find
+
+
+@pytest.fixture
+def kill_operator(cluster: Cluster) -> Callable[[], None]:
+    """SIGKILL; returns once the operator's successor is ready."""
+
+    def kill() -> None:
+        cluster.kill("operator")
+        cluster.await_ready("operator")
+
+    return kill
+
+
+@pytest.fixture
+def store_outage(cluster: Cluster) -> Iterator[Callable[[float], None]]:
+    """Takes the object store away for so many seconds."""
+
+    def outage(seconds: float) -> None:
+        cluster.stop("gcs")
+        timer = threading.Timer(seconds, cluster.start, ["gcs"])
+        timer.start()
+
+    yield outage
+    cluster.start("gcs")
