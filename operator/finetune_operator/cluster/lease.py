@@ -181,11 +181,11 @@ class LeaderElection:
         if previous:
             metadata["resourceVersion"] = previous["metadata"]["resourceVersion"]
         wanted: dict[str, Any] = {
+            # Empty, as client-go leaves it: the field cannot be taken away by apply, since create owns it too.
+            "holderIdentity": "" if release else settings.identity,
             "leaseDurationSeconds": settings.duration,
             "renewTime": now,
             "acquireTime": spec.get("acquireTime", now) if ours else now,
             "leaseTransitions": spec.get("leaseTransitions", 0) + (0 if ours or not previous else 1),
         }
-        if not release:
-            wanted["holderIdentity"] = settings.identity
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": wanted}
