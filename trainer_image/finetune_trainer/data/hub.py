@@ -11,6 +11,7 @@ from typing import Any
 
 from finetune_contract import DatasetSource, ExitCode
 from finetune_trainer.errors import StageError
+from finetune_trainer.hub import snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +29,9 @@ def load(spec: DatasetSource, scratch: Path) -> HubRows:
 
     assert spec.hugging_face is not None
     repo = spec.hugging_face.repo
-    folder = _snapshot(spec)
-    commit = folder.name
     where = f"{spec.path}.huggingFace"
+    found = snapshot(spec.hugging_face, "dataset", where)
+    folder, commit = found.path, found.commit
     cache = str(scratch / "datasets")
     datasets.disable_progress_bars()
     try:
@@ -55,38 +56,3 @@ def _no_such(where: str, saw: str, known: list[str]) -> StageError:
         ExitCode.INPUT_MISSING, "DatasetMissing", "the repository has none of this name", where=where, saw=saw,
         expected=f"one of {', '.join(known[:20])}", fix="Correct the name.",
     )
-
-
-def _snapshot(spec: DatasetSource) -> Path:
-    from huggingface_hub import errors, snapshot_download
-
-    assert spec.hugging_face is not None
-    repo, revision = spec.hugging_face.repo, spec.hugging_face.revision
-    where, saw = f"{spec.path}.huggingFace", f"{repo}@{revision}"
-    try:
-        return Path(snapshot_download(repo, repo_type="dataset", revision=revision))
-    except errors.GatedRepoError as error:
-        raise StageError(
-            ExitCode.PERMISSION_DENIED, "HubAccessDenied", "the repository asks for its terms to be accepted",
-            where=where, saw=saw, fix="Accept the terms on the hub and name a token in huggingFaceTokenSecretRef.",
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        raise StageError(
-            ExitCode.INPUT_MISSING, "DatasetMissing",
-            "the hub has no such dataset or revision, or the token may not see it", where=where, saw=saw,
-            expected="a dataset repository", fix="Correct the name, or name a token in huggingFaceTokenSecretRef.",
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise StageError(
-            ExitCode.UNAVAILABLE, "HubUnavailable", "the hub did not answer and the local cache does not hold it",
-            where=where, saw=saw, fix="Nothing to change: the operator tries again.",
-        ) from error
-    except errors.HfHubHTTPError as error:
-        denied = error.response is not None and error.response.status_code in (401, 403)
-        raise StageError(
-            ExitCode.PERMISSION_DENIED if denied else ExitCode.UNAVAILABLE,
-            "HubAccessDenied" if denied else "HubUnavailable",
-            "the hub refused the request" if denied else "the hub did not answer as it should",
-            where=where, saw=saw,
-            fix="Check the token in huggingFaceTokenSecretRef." if denied else "Nothing to change: the operator tries again.",
-        ) from error

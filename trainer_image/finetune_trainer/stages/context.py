@@ -39,7 +39,7 @@ class Context:
 
     def model(self, *, weights: bool) -> LocalModel:
         """The user's model on this machine: configuration and tokenizer, and its weights where asked for."""
-        return models.fetch_model(self.request.model, self.scratch / "model", self.store, weights=weights)
+        return models.fetch_model(self.request.model, self.scratch, self.store, weights=weights)
 
     @cached_property
     def tokenizer(self) -> Any:  # noqa: ANN401 - transformers has no type for it

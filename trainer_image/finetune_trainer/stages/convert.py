@@ -30,7 +30,7 @@ def run(context: Context) -> ConvertOutcome:
         sentence = proof.prove(weights, converted.items, plan, _rows(context), scratch=context.scratch).sentence
     manifest = ConvertManifest(
         fingerprint=prints.value,
-        inputs=prints.inputs,
+        inputs=dict(prints.inputs),
         items=converted.items,
         size_bytes=converted.size_bytes,
         seconds=round(time.monotonic() - started, 3),

@@ -10,8 +10,10 @@ from finetune_trainer.training import overrides
 from finetune_trainer.training.settings import settings
 
 
-def training_config(context: Context, plan: ModelPlan, *, steps: int, **more: Any) -> Any:  # noqa: ANN401
-    """For the train and evaluate stages. ``more`` (addresses of parameters and the like) is ours and wins."""
+def training_config(
+    context: Context, plan: ModelPlan, *, steps: int, parameters: str, adapter: str | None = None
+) -> Any:  # noqa: ANN401
+    """For the train and evaluate stages. ``parameters`` and ``adapter`` are addresses as MaxText spells them."""
     import jax
     from maxtext.configs.types import MaxTextConfig
 
@@ -20,4 +22,6 @@ def training_config(context: Context, plan: ModelPlan, *, steps: int, **more: An
         request, plan, steps=steps, platform=jax.default_backend(), output=engine_path(context.folder.uri)
     )
     chosen = overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
-    return engine.configure(plan, engine.SFT, **{**made, **chosen, **more})
+    if adapter is not None:
+        made["lora"] = {**made["lora"], "lora_restore_path": adapter}
+    return engine.configure(plan, engine.SFT, **{**made, **chosen, "load_parameters_path": parameters})

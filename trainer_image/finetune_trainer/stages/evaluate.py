@@ -42,16 +42,16 @@ def run(context: Context) -> EvaluateOutcome:
     baseline: Measured | None = None
     model = None
     if request.evaluation.baseline or lora:
-        model = load(training_config(context, plan, steps=1, load_parameters_path=base))
+        model = load(training_config(context, plan, steps=1, parameters=base))
         if request.evaluation.baseline:
             baseline = measure(context, model, data)
     if lora:
         assert model is not None
-        config = training_config(context, plan, steps=1, load_parameters_path=base, **{"lora.lora_restore_path": trained})
+        config = training_config(context, plan, steps=1, parameters=base, adapter=trained)
         model = with_adapter(model, config)
     else:
         model = None  # gives the base model's memory back first
-        model = load(training_config(context, plan, steps=1, load_parameters_path=trained))
+        model = load(training_config(context, plan, steps=1, parameters=trained))
     tuned = measure(context, model, data)
 
     prompts = request.evaluation.prompts

@@ -34,7 +34,7 @@ def run(context: Context) -> PreflightOutcome:
         validation=None if validation is None else validation.report,
         steps=steps,
         fingerprint=prints.value,
-        fingerprint_inputs=prints.inputs,
+        fingerprint_inputs=dict(prints.inputs),
         report=context.folder.preflight_report,
     )
     context.store.write(context.folder.preflight_samples, _samples(context, train, validation))

@@ -37,7 +37,7 @@ def run(context: Context) -> TrainOutcome:
 
     started = time.perf_counter()
     config = training_config(
-        context, plan, steps=steps, load_parameters_path=engine_path(converted_model(context))
+        context, plan, steps=steps, parameters=engine_path(converted_model(context))
     )
     session = open_session(config, steps, request.checkpointing, request.evaluation.every_steps)
     seconds["restore"] = time.perf_counter() - started
