@@ -12,4 +12,7 @@ compile pyproject.toml --group dev --no-emit-package finetune-contract -o requir
 compile trainer_image/requirements.in -o trainer_image/requirements.txt
 # maxtext and tunix declare dependencies that conflict with each other and are not imported by what we use.
 compile --no-deps trainer_image/requirements-nodeps.in -o trainer_image/requirements-nodeps.txt
+# On top of the trainer's lock: its tests, and the TPU runtime that only the image holds.
+compile trainer_image/requirements-test.in -o trainer_image/requirements-test.txt
+compile trainer_image/requirements-tpu.in -o trainer_image/requirements-tpu.txt
 compile trainer_image/reference/requirements.in -o trainer_image/reference/requirements.txt

@@ -47,7 +47,9 @@ def convert(weights: Weights, plan: ModelPlan, out: str, *, store: Store) -> Con
     Needs about 4 bytes of host memory per parameter. ``engine.prepare(plan)`` comes first.
     """
     started = time.monotonic()
-    config = engine.configure(plan, weight_dtype="float32", run_name="convert", base_output_directory=engine_path(out))
+    config = engine.configure(
+        plan, weight_dtype="float32", run_name="convert", base_output_directory=engine_path(out)
+    )
     shapes, tree = get_maxtext_model_info(config)
     arrays: list[np.ndarray | None] = [None] * len(shapes)
     for parameter in mapping.parameters(plan, config):

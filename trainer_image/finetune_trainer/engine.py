@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import maxtext
-from finetune_contract.exit_codes import ExitCode
 from maxtext.configs import pyconfig
 from maxtext.input_pipeline import multihost_dataloading
 from maxtext.layers import embeddings, nnx_decoders
 
+from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import Llama3Scaling, ModelPlan
 
@@ -47,7 +47,7 @@ def prepare(plan: ModelPlan) -> None:
     gc.freeze()
 
 
-def configure(plan: ModelPlan, file: Path = BASE, **settings: Any) -> pyconfig.HyperParameters:  # noqa: ANN401
+def configure(plan: ModelPlan, file: Path = BASE, **settings: Any) -> pyconfig.HyperParameters:
     """MaxText's configuration: ``file``, then the plan's settings, then ``settings``.
 
     Raises ``StageError`` 64 for what MaxText refuses. (``pyconfig.initialize`` would end the process instead.)
@@ -69,7 +69,11 @@ def refused(error: Exception) -> StageError:
 
 
 def _attend_on_embedding(
-    query: jax.Array, embedding_table: jax.Array, attend_dtype: Any, config: Any, out_sharding: Any = None  # noqa: ANN401
+    query: jax.Array,
+    embedding_table: jax.Array,
+    attend_dtype: Any,
+    config: Any,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """MaxText's own, but for the table's dtype: that one casts it to bfloat16 always, also where the user asked for
     FP32 (logits then off by up to 0.01, and Gemma's by the rounding of its scaled table)."""
@@ -79,11 +83,14 @@ def _attend_on_embedding(
         out_sharding = embeddings.truncate_out_sharding(out_sharding, query.ndim)
     table = embeddings._maybe_move_embedding_to_device(embedding_table, config)  # noqa: SLF001
     return jnp.dot(
-        query, jnp.asarray(table, query.dtype).T, preferred_element_type=attend_dtype, out_sharding=out_sharding
+        query,
+        jnp.asarray(table, query.dtype).T,
+        preferred_element_type=attend_dtype,
+        out_sharding=out_sharding,
     )
 
 
-def _frequency_scaling(plan: ModelPlan) -> Any:  # noqa: ANN401
+def _frequency_scaling(plan: ModelPlan) -> Any:
     """Replaces MaxText's Llama 3.1 scaling, whose four factors are constants (8, 1, 4, 8192)."""
 
     def scale(_: embeddings.LLaMARotaryEmbedding, frequency: jax.Array) -> jax.Array:

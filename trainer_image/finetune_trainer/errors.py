@@ -1,4 +1,4 @@
-"""The one exception that ends a stage on purpose. ``main`` turns it into the contract's failure record and exit code."""
+"""The one exception that ends a stage on purpose; ``main`` makes the failure record and the exit code of it."""
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_contract.failure import Failure

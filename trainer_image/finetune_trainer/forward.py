@@ -41,7 +41,7 @@ class Forward:
         graph, self._state = nnx.split(model)
 
         @jax.jit
-        def run(state: Any, tokens: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:  # noqa: ANN401
+        def run(state: Any, tokens: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:
             output = nnx.merge(graph, state)(
                 decoder_input_tokens=tokens,
                 decoder_positions=positions,
@@ -62,7 +62,9 @@ class Forward:
             segments[i, : len(row)] = 1
         positions = np.broadcast_to(np.arange(self._shape[1], dtype=np.int32), self._shape)
         with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):
-            output = self._run(self._state, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(segments))
+            output = self._run(
+                self._state, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(segments)
+            )
         values = np.asarray(output, np.float32)
         return [values[i, : len(row)] for i, row in enumerate(rows)]
 

@@ -32,7 +32,10 @@ def snapshot(
     try:
         path = Path(
             snapshot_download(
-                ref.repo, repo_type=kind, revision=ref.revision, allow_patterns=list(include) if include else None
+                ref.repo,
+                repo_type=kind,
+                revision=ref.revision,
+                allow_patterns=list(include) if include else None,
             )
         )
     except errors.GatedRepoError as error:

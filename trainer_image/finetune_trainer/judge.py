@@ -31,7 +31,7 @@ def logits(folder: Path, read: Read, rows: Sequence[Sequence[int]]) -> list[Arra
 
 
 class _Model:
-    def __init__(self, config: Any, read: Read) -> None:  # noqa: ANN401
+    def __init__(self, config: Any, read: Read) -> None:
         self._config = config
         self._read = read
         self._gemma = config.model_type.startswith("gemma")
@@ -41,15 +41,18 @@ class _Model:
         self._activation = _ACTIVATIONS[name]
 
     def logits(self, rows: list[Array]) -> list[Array]:
-        table = self._read("model.embed_tokens.weight")
-        states = [table[row] for row in rows]
+        table: Array = self._read("model.embed_tokens.weight")
+        states: list[Array] = [table[row] for row in rows]
         if self._gemma:
             states = [state * np.float32(self._config.hidden_size**0.5) for state in states]
         for i in range(self._config.num_hidden_layers):
             states = self._layer(i, states)
         states = [self._norm(state, "model.norm.weight") for state in states]
         head = table if self._config.tie_word_embeddings else self._read("lm_head.weight")
-        return [_capped(state @ head.T, getattr(self._config, "final_logit_softcapping", None)) for state in states]
+        return [
+            _capped(state @ head.T, getattr(self._config, "final_logit_softcapping", None))
+            for state in states
+        ]
 
     def _layer(self, i: int, states: list[Array]) -> list[Array]:
         layer = f"model.layers.{i}."
@@ -70,7 +73,8 @@ class _Model:
                 attended = self._norm(attended, layer + after_attention)
             middle = state + attended
             inner = self._norm(middle, layer + before_mlp)
-            inner = (self._activation(inner @ w["gate_proj"].T) * (inner @ w["up_proj"].T)) @ w["down_proj"].T
+            gate = self._activation(inner @ w["gate_proj"].T)
+            inner = (gate * (inner @ w["up_proj"].T)) @ w["down_proj"].T
             if self._gemma:
                 inner = self._norm(inner, f"{layer}post_feedforward_layernorm.weight")
             results.append(middle + inner)
@@ -80,7 +84,7 @@ class _Model:
         length, config = len(x), self._config
 
         def heads(name: str, norm: str | None) -> Array:
-            y = (x @ w[name].T).reshape(length, -1, self._head_dim)
+            y: Array = (x @ w[name].T).reshape(length, -1, self._head_dim)
             if norm is not None and config.model_type in ("qwen3", "gemma3_text"):
                 y = self._norm(y, f"model.layers.{i}.self_attn.{norm}.weight")
             return y.transpose(1, 0, 2)
@@ -91,7 +95,10 @@ class _Model:
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         group = len(q) // len(k)
         k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
-        scores = _capped(q @ k.transpose(0, 2, 1) * np.float32(self._scale), getattr(config, "attn_logit_softcapping", None))
+        scores = _capped(
+            q @ k.transpose(0, 2, 1) * np.float32(self._scale),
+            getattr(config, "attn_logit_softcapping", None),
+        )
         ago = np.arange(length)[:, None] - np.arange(length)[None]
         visible = ago >= 0
         if kind == "sliding_attention":
@@ -117,8 +124,11 @@ class _Model:
 
     def _norm(self, x: Array, name: str) -> Array:
         weight = self._read(name)
-        normal = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(self._config.rms_norm_eps))
-        return normal * (weight + 1 if self._gemma else weight)
+        normal: Array = x / np.sqrt(
+            (x * x).mean(axis=-1, keepdims=True) + np.float32(self._config.rms_norm_eps)
+        )
+        normal *= weight + 1 if self._gemma else weight
+        return normal
 
 
 def _llama3(frequency: Array, parameters: dict[str, Any]) -> Array:
@@ -128,14 +138,14 @@ def _llama3(frequency: Array, parameters: dict[str, Any]) -> Array:
     wave = 2 * np.pi / frequency
     smooth = (context / wave - low) / (high - low)
     blended = (1 - smooth) * frequency / parameters["factor"] + smooth * frequency
-    result: Array = np.where(wave < context / high, frequency, blended)
-    result = np.where(wave > context / low, frequency / parameters["factor"], result)
-    return result
+    kept: Array = np.where(wave < context / high, frequency, blended)
+    return np.where(wave > context / low, frequency / parameters["factor"], kept)
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:
     half = x.shape[-1] // 2
-    return x * cos + np.concatenate([-x[..., half:], x[..., :half]], axis=-1) * sin
+    turned: Array = x * cos + np.concatenate([-x[..., half:], x[..., :half]], axis=-1) * sin
+    return turned
 
 
 def _capped(x: Array, cap: float | None) -> Array:

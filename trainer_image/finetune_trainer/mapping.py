@@ -71,7 +71,7 @@ def stack_axis(dimensions: int, axis: int) -> int:
     return axis if dimensions > axis else 0
 
 
-def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:  # noqa: ANN401
+def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
     """Every parameter that the text model has, in MaxText's order of names."""
     view = _view(plan)
     names = PARAM_MAPPING[plan.model_name](view, config, config.scan_layers)
@@ -116,7 +116,7 @@ def _plain(name: str) -> str:
     return name.replace("model.language_model.", "model.", 1)
 
 
-def _hooks(value: Any) -> tuple[Hook, ...]:  # noqa: ANN401
+def _hooks(value: Any) -> tuple[Hook, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)

@@ -44,7 +44,9 @@ def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bo
     path, revision = _fetch(source, scratch / "model", store, include, "model", whole=True)
     tokenizer = path
     if source.tokenizer is not None:
-        tokenizer, _ = _fetch(source.tokenizer, scratch / "tokenizer", store, _SMALL, "model.tokenizer", whole=False)
+        tokenizer, _ = _fetch(
+            source.tokenizer, scratch / "tokenizer", store, _SMALL, "model.tokenizer", whole=False
+        )
     return LocalModel(path=path, tokenizer_path=tokenizer, source=_name(source), revision=revision)
 
 
@@ -86,6 +88,7 @@ def _digest(entries: Iterable[Entry], uri: str) -> str:
     lines = [
         f"{name} {entry.size} {entry.crc32c}"
         for entry in entries
-        if (name := entry.uri.removeprefix(prefix)) == "config.json" or name.endswith(("safetensors", "safetensors.index.json"))
+        if (name := entry.uri.removeprefix(prefix)) == "config.json"
+        or name.endswith(("safetensors", "safetensors.index.json"))
     ]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:32]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from finetune_contract.exit_codes import ExitCode
 
+from finetune_contract.exit_codes import ExitCode
 from finetune_trainer import conversion, engine, judge, mapping
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
@@ -77,7 +77,7 @@ def prove(
         raise _failed(
             "the engine computes another function than the model's",
             f"loss {proof.loss:.6f}, logits off by {difference:.1e} standard deviations",
-            f"loss {proof.judge_loss:.6f} as an independent implementation computes, logits within {_LOGIT_TOLERANCE:g}",
+            f"loss {proof.judge_loss:.6f} by an independent implementation, logits within {_LOGIT_TOLERANCE:g}",
         )
     return proof
 
@@ -86,11 +86,15 @@ def round_trip(weights: Weights, items: str, plan: ModelPlan, *, scratch: Path) 
     """Compares the converted model, turned back, with the source. Returns how many tensors, and how many of them
     with roundings that ``_allowed`` explains."""
     state = conversion.restore(items, plan, scratch)
-    config = engine.configure(plan, weight_dtype="float32", run_name="proof", base_output_directory=str(scratch))
+    config = engine.configure(
+        plan, weight_dtype="float32", run_name="proof", base_output_directory=str(scratch)
+    )
     shapes = plan.tensors()
     seen = rounded = 0
     for parameter in mapping.parameters(plan, config):
-        layers = parameter.decode(state.pop(parameter.key), shapes[parameter.names[0]], config.param_scan_axis)
+        layers = parameter.decode(
+            state.pop(parameter.key), shapes[parameter.names[0]], config.param_scan_axis
+        )
         for name, back in zip(parameter.names, layers, strict=True):
             source = weights.read(name)
             seen += 1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import ml_dtypes  # noqa: F401  safetensors needs it to hand out bfloat16 as numpy arrays
 import numpy as np
-from finetune_contract.exit_codes import ExitCode
 from safetensors import SafetensorError, safe_open
 
+from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 
@@ -93,9 +93,13 @@ def _files(folder: Path, shown: str) -> dict[Path, list[str] | None]:
     """Files with the names that the index lists for each; None where there is no index."""
     if (folder / INDEX).is_file():
         try:
-            weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))[
+                "weight_map"
+            ]
         except (ValueError, KeyError, TypeError) as error:
-            raise _mismatch(f"{shown}/{INDEX}", "the index is not readable", str(error), "weight_map") from None
+            raise _mismatch(
+                f"{shown}/{INDEX}", "the index is not readable", str(error), "weight_map"
+            ) from None
         files: dict[Path, list[str] | None] = {}
         for name, file in weight_map.items():
             names = files.setdefault(folder / file, [])
@@ -104,7 +108,9 @@ def _files(folder: Path, shown: str) -> dict[Path, list[str] | None]:
         return files
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: None}
-    others = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.gguf"))
+    others = sorted(path.name for path in folder.glob("*.bin")) + sorted(
+        path.name for path in folder.glob("*.gguf")
+    )
     raise StageError(
         ExitCode.INPUT_MISSING, "WeightsMissing", "the folder has no safetensors weights", where=shown,
         saw=", ".join(others[:4]) or "no weights at all", expected=f"{SINGLE} or {INDEX}",
@@ -124,7 +130,9 @@ def _headers(file: Path, names: list[str] | None, shown: str) -> Iterator[Tensor
             where=f"{shown}/{file.name}", fix="Upload the missing file.",
         ) from None  # fmt: skip
     except SafetensorError as error:
-        raise _mismatch(f"{shown}/{file.name}", "the file is not whole", str(error), "a safetensors file") from None
+        raise _mismatch(
+            f"{shown}/{file.name}", "the file is not whole", str(error), "a safetensors file"
+        ) from None
 
 
 def _compare(text: Mapping[str, Tensor], plan: ModelPlan, shown: str) -> None:
@@ -132,13 +140,20 @@ def _compare(text: Mapping[str, Tensor], plan: ModelPlan, shown: str) -> None:
     for name, shape in expected.items():
         if name not in text:
             missing = sum(1 for n in expected if n not in text)
-            raise _mismatch(shown, f"{missing} of {len(expected)} tensors are missing", f"no {name}", str(shape))
+            raise _mismatch(
+                shown, f"{missing} of {len(expected)} tensors are missing", f"no {name}", str(shape)
+            )
         if text[name].shape != shape:
             raise _mismatch(
-                f"{shown}: {name}", "the shape is not what config.json says", str(text[name].shape), str(shape)
+                f"{shown}: {name}",
+                "the shape is not what config.json says",
+                str(text[name].shape),
+                str(shape),
             )
         if text[name].dtype not in DTYPES:
-            raise _mismatch(f"{shown}: {name}", "this dtype is not supported", text[name].dtype, ", ".join(DTYPES))
+            raise _mismatch(
+                f"{shown}: {name}", "this dtype is not supported", text[name].dtype, ", ".join(DTYPES)
+            )
     extra = sorted(set(text) - set(expected))
     if extra:
         raise _mismatch(

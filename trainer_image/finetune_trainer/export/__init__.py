@@ -65,7 +65,11 @@ def build(inputs: ExportInputs, out: Path, scratch: Path) -> dict[str, Path]:
     for name, path in folders.items():
         path.mkdir(parents=True)
         if name == "model":
-            found = tensors.full(state, inputs.plan, config) if lora is None else tensors.merged(inputs.weights, lora)
+            found = (
+                tensors.full(state, inputs.plan, config)
+                if lora is None
+                else tensors.merged(inputs.weights, lora)
+            )
             folder.write_weights(path, found, inputs.weights, inputs.plan, inputs.dtype)
             folder.write_config(path, inputs.source, inputs.dtype)
             folder.copy_files(path, inputs.source, inputs.tokenizer)

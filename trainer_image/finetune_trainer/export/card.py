@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Table = Mapping[str, str]
+_FILES = """## Files
+
+`manifest.json` lists every file with its size and SHA-256. It is written last: a folder without it is an unfinished
+upload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,11 @@ def licence_of(source: Path) -> str | None:
     if not readme.is_file():
         return None
     front = re.match(r"---\n(.*?)\n---", readme.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
-    line = re.search(r"^license:\s*['\"]?([A-Za-z0-9._-]+)['\"]?\s*$", front.group(1), re.MULTILINE) if front else None
+    line = (
+        re.search(r"^license:\s*['\"]?([A-Za-z0-9._-]+)['\"]?\s*$", front.group(1), re.MULTILINE)
+        if front
+        else None
+    )
     return line.group(1) if line else None
 
 
@@ -38,7 +46,10 @@ def render(facts: CardFacts, *, licence: str | None, adapter: bool, dtype: str) 
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", facts.base_model) is not None
     front = ["library_name: " + ("peft" if adapter else "transformers"), "pipeline_tag: text-generation"]
     if on_hub:
-        front += [f"base_model: {facts.base_model}", f"base_model_relation: {'adapter' if adapter else 'finetune'}"]
+        front += [
+            f"base_model: {facts.base_model}",
+            f"base_model_relation: {'adapter' if adapter else 'finetune'}",
+        ]
     if licence:
         front.append(f"license: {licence}")
     front += ["tags:", "- tpu", "- maxtext"]
@@ -53,8 +64,7 @@ def render(facts: CardFacts, *, licence: str | None, adapter: bool, dtype: str) 
         _table("Evaluation", facts.evaluation),
         _samples(facts.samples),
         _usage(facts, adapter=adapter),
-        "## Files\n\n`manifest.json` lists every file with its size and SHA-256. It is written last: a folder without "
-        "it is an unfinished upload.",
+        _FILES,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -95,6 +105,7 @@ def _usage(facts: CardFacts, *, adapter: bool) -> str:
         f"{load}\n"
         'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")\n'
         'chat = [{"role": "user", "content": "Hello"}]\n'
-        'inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")\n'
+        "inputs = tokenizer.apply_chat_template(\n"
+        '    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")\n'
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0]))\n```"
     )

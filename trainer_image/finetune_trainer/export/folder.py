@@ -83,7 +83,9 @@ def _name_shards(out: Path, shards: list[tuple[Path, list[str], int]]) -> None:
         path.rename(out / file)
         weight_map |= dict.fromkeys(names, file)
     total = sum(size for _, _, size in shards)
-    write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+    write_json(
+        out / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    )
 
 
 def write_config(out: Path, source: Path, dtype: str) -> None:
@@ -97,7 +99,11 @@ def write_config(out: Path, source: Path, dtype: str) -> None:
     write_json(out / "config.json", config)
     if not (source / "generation_config.json").is_file():
         text = config.get("text_config", config)
-        ids = {key: text[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if text.get(key) is not None}
+        ids = {
+            key: text[key]
+            for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+            if text.get(key) is not None
+        }
         write_json(out / "generation_config.json", ids)
 
 

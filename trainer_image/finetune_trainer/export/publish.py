@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from finetune_contract.exit_codes import ExitCode
-
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.folder import write_json
 from finetune_trainer.storage import Store, join

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from finetune_contract.exit_codes import ExitCode
 
+from finetune_contract.exit_codes import ExitCode
 from finetune_trainer import mapping
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
@@ -33,7 +33,7 @@ class Adapter:
         return sorted({name.split(".")[-2] for name in self.pairs})
 
 
-def full(state: dict[str, np.ndarray], plan: ModelPlan, config: Any) -> Iterator[tuple[str, np.ndarray]]:  # noqa: ANN401
+def full(state: dict[str, np.ndarray], plan: ModelPlan, config: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Of a fully tuned checkpoint's ``state``, which is emptied on the way to keep memory down."""
     shapes = plan.tensors()
     for parameter in mapping.parameters(plan, config):
@@ -44,7 +44,9 @@ def full(state: dict[str, np.ndarray], plan: ModelPlan, config: Any) -> Iterator
         yield from zip(parameter.names, layers, strict=True)
 
 
-def adapter(state: Mapping[str, np.ndarray], plan: ModelPlan, config: Any, *, rank: int, alpha: float) -> Adapter:  # noqa: ANN401
+def adapter(
+    state: Mapping[str, np.ndarray], plan: ModelPlan, config: Any, *, rank: int, alpha: float
+) -> Adapter:
     """Of a LoRA checkpoint's ``state``. The checkpoint holds neither alpha nor the names: both come from the job."""
     shapes = plan.tensors()
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -57,7 +59,9 @@ def adapter(state: Mapping[str, np.ndarray], plan: ModelPlan, config: Any, *, ra
         pairs |= dict(zip(parameter.names, found, strict=True))
     left = len([key for key in state if key.endswith(_LOW)])
     if not pairs or any(a.shape[0] != rank for a, _ in pairs.values()):
-        saw = f"{left} adapted parameters" + (f" of rank {next(iter(pairs.values()))[0].shape[0]}" if pairs else "")
+        saw = f"{left} adapted parameters" + (
+            f" of rank {next(iter(pairs.values()))[0].shape[0]}" if pairs else ""
+        )
         raise StageError(
             ExitCode.BAD_REQUEST, "CheckpointMismatch", "the checkpoint is not of this LoRA training", saw=saw,
             expected=f"adapters of rank {rank}", fix="Export with the settings that the training had.",

@@ -62,13 +62,23 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
         ) from None
     except ValueError as error:
         raise StageError(
-            ExitCode.BAD_REQUEST, "InvalidModelConfig", "the file is not JSON", where=shown, saw=str(error),
-            expected="a JSON object", fix="Copy the model's config.json again.",
+            ExitCode.BAD_REQUEST,
+            "InvalidModelConfig",
+            "the file is not JSON",
+            where=shown,
+            saw=str(error),
+            expected="a JSON object",
+            fix="Copy the model's config.json again.",
         ) from None
     if not isinstance(config, dict):
         raise StageError(
-            ExitCode.BAD_REQUEST, "InvalidModelConfig", "the file holds no object", where=shown,
-            saw=type(config).__name__, expected="a JSON object", fix="Copy the model's config.json again.",
+            ExitCode.BAD_REQUEST,
+            "InvalidModelConfig",
+            "the file holds no object",
+            where=shown,
+            saw=type(config).__name__,
+            expected="a JSON object",
+            fix="Copy the model's config.json again.",
         )
     return config
 

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from finetune_trainer.families.fields import Fields
 
 #: transformers' activation name -> MaxText's (jax.nn's gelu is the tanh approximation).
-_ACTIVATIONS: Mapping[str, str] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+_ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +72,14 @@ def dimensions(config: Fields, default: Defaults) -> Dimensions:
     heads = config.integer("num_attention_heads", default.heads)
     kv_heads = config.integer("num_key_value_heads", default.kv_heads or heads)
     if default.head_dim is None and not config.has("head_dim") and hidden % heads:
-        config.refuse("hidden_size", f"a multiple of num_attention_heads ({heads}), or head_dim given", "Add head_dim.")
+        config.refuse(
+            "hidden_size", f"a multiple of num_attention_heads ({heads}), or head_dim given", "Add head_dim."
+        )
     head_dim = config.integer("head_dim", default.head_dim or max(1, hidden // heads))
     if heads % kv_heads:
-        config.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", "Correct config.json.")
+        config.refuse(
+            "num_key_value_heads", f"a divisor of num_attention_heads ({heads})", "Correct config.json."
+        )
     if head_dim % 2:
         config.refuse("head_dim", "an even number", "Rotary embeddings turn pairs of dimensions.")
     return Dimensions(
@@ -100,7 +109,9 @@ def refuse_foreign_parts(config: Fields) -> None:
     config.must_be_off("quantization_config", "Start from the unquantized weights.")
     config.must_be_off("auto_map", "The folder brings its own modelling code, which MaxText does not run.")
     if config.has("pretraining_tp") and config.integer("pretraining_tp") != 1:
-        config.refuse("pretraining_tp", "1 or absent", "Set it to 1: it only reproduces another order of summation.")
+        config.refuse(
+            "pretraining_tp", "1 or absent", "Set it to 1: it only reproduces another order of summation."
+        )
 
 
 def required_epsilon(config: Fields, expected: float) -> None:
@@ -114,4 +125,6 @@ def layer_pattern(config: Fields, expected: list[str]) -> None:
     given = config.get("layer_types")
     if given is not None and given != expected:
         shown = ", ".join(expected[:7]) + (", …" if len(expected) > 7 else "")
-        config.refuse("layer_types", f"{len(expected)} entries: {shown}", "MaxText has this pattern built in.")
+        config.refuse(
+            "layer_types", f"{len(expected)} entries: {shown}", "MaxText has this pattern built in."
+        )

@@ -36,8 +36,15 @@ class Fields:
         value = self._values.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < minimum:
-            self.refuse(name, f"an integer of at least {minimum}", "Correct config.json.", what="is not usable")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value != int(value)
+            or value < minimum
+        ):
+            self.refuse(
+                name, f"an integer of at least {minimum}", "Correct config.json.", what="is not usable"
+            )
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:

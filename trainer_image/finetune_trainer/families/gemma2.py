@@ -1,4 +1,9 @@
-"""Gemma2ForCausalLM. Sources: transformers' Gemma2Config, MaxText's gemma2 block (one local and one global layer each)."""
+"""Gemma2ForCausalLM.
+
+Sources: transformers' Gemma2Config; MaxText's gemma2 block, which holds one local and one global layer.
+"""
+
+from dataclasses import asdict
 
 from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
@@ -30,7 +35,9 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     if rotary.llama3 is not None:
         config.refuse("rope_scaling", "default or linear", "Only Llama models take the llama3 scaling.")
     if not config.flag("tie_word_embeddings", True):
-        config.refuse("tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings.")
+        config.refuse(
+            "tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings."
+        )
     return ModelPlan(
         architecture=architecture,
         family=Family.GEMMA2,
@@ -53,14 +60,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             # undoes the sqrt(width) that conversion puts into the shared table
             "normalize_embedding_logits": True,
         },
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        layers=size.layers,
-        heads=size.heads,
-        kv_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        vocab_size=size.vocab_size,
-        context_length=size.context_length,
+        **asdict(size),
         tied_embeddings=True,
         folded_query_scalar=config.number("query_pre_attn_scalar", 256.0),
         embedding_scale=size.hidden_size**0.5,

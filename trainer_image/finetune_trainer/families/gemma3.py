@@ -1,4 +1,9 @@
-"""Gemma3ForCausalLM, and the text part of Gemma3ForConditionalGeneration. Sources: transformers' Gemma3TextConfig, MaxText's gemma3 block (five local layers, one global)."""
+"""Gemma3ForCausalLM, and the text part of Gemma3ForConditionalGeneration.
+
+Sources: transformers' Gemma3TextConfig; MaxText's gemma3 block of five local layers and one global.
+"""
+
+from dataclasses import asdict
 
 from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
@@ -24,7 +29,9 @@ def text_config(config: Fields) -> Fields:
     if table is None:
         config.refuse("text_config", "an object", "Use the config.json that the model was published with.")
     if config.has("tie_word_embeddings") and not config.flag("tie_word_embeddings", True):
-        config.refuse("tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings.")
+        config.refuse(
+            "tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings."
+        )
     common.refuse_foreign_parts(config)
     return table
 
@@ -42,9 +49,13 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     )
     globally, locally = rope.by_attention(config, default_global=1_000_000.0, default_local=10_000.0)
     if globally.llama3 is not None or locally.llama3 is not None or locally.linear != 1.0:
-        config.refuse("rope_parameters", "linear scaling of global attention only", "MaxText's Gemma 3 has no other.")
+        config.refuse(
+            "rope_parameters", "linear scaling of global attention only", "MaxText's Gemma 3 has no other."
+        )
     if not config.flag("tie_word_embeddings", True):
-        config.refuse("tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings.")
+        config.refuse(
+            "tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings."
+        )
     return ModelPlan(
         architecture=architecture,
         family=Family.GEMMA3,
@@ -69,14 +80,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             # undoes the sqrt(width) that conversion puts into the shared table
             "normalize_embedding_logits": True,
         },
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        layers=size.layers,
-        heads=size.heads,
-        kv_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        vocab_size=size.vocab_size,
-        context_length=size.context_length,
+        **asdict(size),
         tied_embeddings=True,
         embedding_scale=size.hidden_size**0.5,
         norm_offset=1.0,
@@ -92,7 +96,7 @@ def _name_by_query_scale(config: Fields, size: common.Dimensions) -> str:
         return "gemma3-4b"
     if scalar == size.hidden_size // size.heads:
         return "gemma3-27b"
-    config.refuse(
+    return config.refuse(
         "query_pre_attn_scalar",
         f"head_dim ({size.head_dim}) or hidden_size // num_attention_heads ({size.hidden_size // size.heads})",
         "MaxText's Gemma 3 knows these two query scales.",

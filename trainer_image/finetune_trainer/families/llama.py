@@ -1,4 +1,9 @@
-"""LlamaForCausalLM: Llama 1 to 3, SmolLM2 and others of that shape. Sources: transformers' LlamaConfig, MaxText's llama2 block."""
+"""LlamaForCausalLM: Llama 1 to 3, SmolLM2 and others of that shape.
+
+Sources: transformers' LlamaConfig; MaxText's llama2 block.
+"""
+
+from dataclasses import asdict
 
 from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
@@ -39,14 +44,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             "rope_use_scale": rotary.llama3 is not None or rotary.linear != 1.0,
             "logits_via_embedding": tied,
         },
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        layers=size.layers,
-        heads=size.heads,
-        kv_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        vocab_size=size.vocab_size,
-        context_length=size.context_length,
+        **asdict(size),
         tied_embeddings=tied,
         folded_query_scalar=size.head_dim,
         llama3_scaling=rotary.llama3,

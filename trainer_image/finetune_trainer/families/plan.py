@@ -47,8 +47,8 @@ class ModelPlan:
     """Everything that config.json decides, resolved.
 
     ``model_name`` only selects MaxText's code path and tensor names: every number of that catalogue entry is replaced
-    by ``overrides``. What MaxText has no setting for stands in fields of its own (``folded_query_scalar``, ``llama3_scaling``,
-    ``linear_scaling``) and is put right by ``engine`` and ``conversion``.
+    by ``overrides``. What MaxText has no setting for stands in fields of its own (``folded_query_scalar``,
+    ``llama3_scaling``, ``linear_scaling``) and is put right by ``engine`` and ``conversion``.
     """
 
     architecture: str
@@ -93,11 +93,19 @@ class ModelPlan:
             "post_attention_layernorm.weight": (hidden,),
         }
         if self.qk_norm:
-            layer |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
+            layer |= {
+                "self_attn.q_norm.weight": (self.head_dim,),
+                "self_attn.k_norm.weight": (self.head_dim,),
+            }
         if self.post_norms:
-            layer |= {"pre_feedforward_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
+            layer |= {
+                "pre_feedforward_layernorm.weight": (hidden,),
+                "post_feedforward_layernorm.weight": (hidden,),
+            }
         named = {"model.embed_tokens.weight": (self.vocab_size, hidden), "model.norm.weight": (hidden,)}
-        named |= {f"model.layers.{i}.{name}": shape for i in range(self.layers) for name, shape in layer.items()}
+        named |= {
+            f"model.layers.{i}.{name}": shape for i in range(self.layers) for name, shape in layer.items()
+        }
         if not self.tied_embeddings:
             named["lm_head.weight"] = (self.vocab_size, hidden)
         return named

@@ -1,5 +1,7 @@
 """Qwen3ForCausalLM (dense). Sources: transformers' Qwen3Config, MaxText's qwen3 block."""
 
+from dataclasses import asdict
+
 from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
@@ -43,14 +45,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             "use_qk_norm": True,
             "logits_via_embedding": tied,
         },
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        layers=size.layers,
-        heads=size.heads,
-        kv_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        vocab_size=size.vocab_size,
-        context_length=size.context_length,
+        **asdict(size),
         tied_embeddings=tied,
         qk_norm=True,
     )

@@ -24,7 +24,9 @@ def single(config: Fields, *, default_theta: float) -> Rope:
     table = config.table("rope_scaling") or config.table("rope_parameters")
     for kind in ("full_attention", "sliding_attention"):
         if table is not None and table.has(kind):
-            table.refuse(kind, "one set of parameters for all layers", "Flatten rope_parameters in config.json.")
+            table.refuse(
+                kind, "one set of parameters for all layers", "Flatten rope_parameters in config.json."
+            )
     return _read(config, table, theta_key="rope_theta", default_theta=default_theta)
 
 
@@ -47,7 +49,12 @@ def by_attention(config: Fields, *, default_global: float, default_local: float)
 
 
 def _read(
-    config: Fields, table: Fields | None, *, theta_key: str, default_theta: float, table_theta: Fields | None = None
+    config: Fields,
+    table: Fields | None,
+    *,
+    theta_key: str,
+    default_theta: float,
+    table_theta: Fields | None = None,
 ) -> Rope:
     source = next((t for t in (table, table_theta) if t is not None and t.has("rope_theta")), None)
     theta_fields, key = (source, "rope_theta") if source is not None else (config, theta_key)
@@ -77,7 +84,7 @@ def _read(
                 table.refuse("high_freq_factor", "a number above low_freq_factor", "Correct config.json.")
             return Rope(theta=int(theta), llama3=scaling)
         case _:
-            table.refuse(
+            return table.refuse(
                 kind_key,
                 "default, linear or llama3",
                 "A model that was only extended by such a scaling can be tuned within its original context: remove the "

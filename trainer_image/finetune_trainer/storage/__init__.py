@@ -7,8 +7,9 @@ that the folder is complete.
 
 import fnmatch
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from finetune_trainer.storage.base import Backend, Entry, missing
@@ -88,7 +89,9 @@ class Store:
             entry = self.stat(pattern)
             return [] if entry is None else [entry]
         wanted = pattern.split("/")
-        return [entry for entry in self.entries(fixed_prefix(pattern)) if _matches(entry.uri.split("/"), wanted)]
+        return [
+            entry for entry in self.entries(fixed_prefix(pattern)) if _matches(entry.uri.split("/"), wanted)
+        ]
 
     def fetch_folder(self, uri: str, scratch: Path, *, include: Sequence[str] = ("*",)) -> Path:
         """A local folder with the files (whose names below ``uri`` match ``include``): a ``file://`` folder itself,
@@ -104,14 +107,16 @@ class Store:
         if not wanted:
             raise missing(uri)
         scratch.mkdir(parents=True, exist_ok=True)
-        _in_parallel([(self.fetch_file, (prefix + name, scratch / name)) for name in wanted])
+        _in_parallel(partial(self.fetch_file, prefix + name, scratch / name) for name in wanted)
         return scratch
 
     def upload_folder(self, source: Path, uri: str, *, last: Sequence[str] = ()) -> None:
         """Uploads every file below ``source``; those in ``last`` after all others, in that order."""
         names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
         _in_parallel(
-            [(self.upload_file, (source / name, join(uri, name))) for name in names if name not in set(last)]
+            partial(self.upload_file, source / name, join(uri, name))
+            for name in names
+            if name not in set(last)
         )
         for name in last:
             if (source / name).is_file():
@@ -122,7 +127,7 @@ class Store:
         for a whole folder."""
         for name in first:
             self._of(uri).delete(join(uri, name))
-        _in_parallel([(self._of(uri).delete, (entry.uri,)) for entry in self.entries(uri)])
+        _in_parallel([partial(self.delete, entry.uri) for entry in self.entries(uri)])
         local = local_path(uri)
         if local is not None:
             shutil.rmtree(local, ignore_errors=True)  # only empty folders are left
@@ -132,9 +137,8 @@ def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
-def _in_parallel(calls: Iterable[tuple[object, tuple[object, ...]]]) -> None:
-    """Runs the calls on a few threads; the first error ends it."""
+def _in_parallel(calls: Iterable[Callable[[], object]]) -> None:
+    """Runs the calls on a few threads; raises the first error."""
     with ThreadPoolExecutor(max_workers=_PARALLEL) as pool:
-        futures = [pool.submit(function, *arguments) for function, arguments in calls]  # type: ignore[arg-type]
-        for future in futures:
+        for future in [pool.submit(call) for call in calls]:
             future.result()

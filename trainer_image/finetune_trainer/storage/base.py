@@ -21,7 +21,7 @@ class Entry:
 
 
 class Backend(Protocol):
-    """One kind of storage. All raise ``StageError`` with 66 (missing), 77 (denied) or 69 (unreachable after retries)."""
+    """One kind of storage. All raise ``StageError``: 66 (missing), 77 (denied), 69 (unreachable after retries)."""
 
     def read(self, uri: str) -> bytes: ...
 
@@ -50,20 +50,31 @@ class Backend(Protocol):
 
 def missing(uri: str) -> StageError:
     return StageError(
-        ExitCode.INPUT_MISSING, "InputMissing", "there is no such file or folder", where=uri,
+        ExitCode.INPUT_MISSING,
+        "InputMissing",
+        "there is no such file or folder",
+        where=uri,
         fix="Check the address, or put the file there.",
     )
 
 
 def denied(uri: str, detail: str) -> StageError:
     return StageError(
-        ExitCode.PERMISSION_DENIED, "StoragePermissionDenied", "access is denied", where=uri, saw=detail[:300],
+        ExitCode.PERMISSION_DENIED,
+        "StoragePermissionDenied",
+        "access is denied",
+        where=uri,
+        saw=detail[:300],
         fix="Grant the stage's service account roles/storage.objectUser on the bucket.",
     )
 
 
 def unavailable(uri: str, detail: str) -> StageError:
     return StageError(
-        ExitCode.UNAVAILABLE, "StorageUnavailable", "storage did not answer, retries included", where=uri,
-        saw=detail[:300], fix="Nothing to change: the operator tries again.",
+        ExitCode.UNAVAILABLE,
+        "StorageUnavailable",
+        "storage did not answer, retries included",
+        where=uri,
+        saw=detail[:300],
+        fix="Nothing to change: the operator tries again.",
     )

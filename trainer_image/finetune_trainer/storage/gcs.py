@@ -5,7 +5,7 @@ Against an emulator (``STORAGE_EMULATOR_HOST``) the client needs no credentials.
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from google.api_core import exceptions, retry
 from google.auth import exceptions as auth_exceptions
 from google.cloud import storage
 
-from finetune_trainer.storage import base, uri as addresses
+from finetune_trainer.storage import base
+from finetune_trainer.storage import uri as addresses
 from finetune_trainer.storage.base import Entry
 from finetune_trainer.storage.uri import GcsAddress
 
@@ -74,7 +75,11 @@ class GcsBackend:
         with _mapped(uri):
             try:
                 self._blob(uri).upload_from_string(
-                    data, content_type=content_type, if_generation_match=0, timeout=_ATTEMPT_SECONDS, retry=_RETRY
+                    data,
+                    content_type=content_type,
+                    if_generation_match=0,
+                    timeout=_ATTEMPT_SECONDS,
+                    retry=_RETRY,
                 )
             except exceptions.PreconditionFailed:
                 # Either another writer was first, or our own first attempt arrived and its answer did not.
@@ -85,7 +90,9 @@ class GcsBackend:
         address = _address(uri)
         prefix = f"{address.key}/" if address.key else ""
         with _mapped(uri):
-            blobs = self.client.list_blobs(address.bucket, prefix=prefix, timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+            blobs = self.client.list_blobs(
+                address.bucket, prefix=prefix, timeout=_ATTEMPT_SECONDS, retry=_RETRY
+            )
             for blob in blobs:
                 if not blob.name.endswith("/"):  # a console's marker of an empty folder
                     yield _entry(blob)
@@ -93,7 +100,9 @@ class GcsBackend:
     def stat(self, uri: str) -> Entry | None:
         address = _address(uri)
         with _mapped(uri):
-            blob = self.client.bucket(address.bucket).get_blob(address.key, timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+            blob = self.client.bucket(address.bucket).get_blob(
+                address.key, timeout=_ATTEMPT_SECONDS, retry=_RETRY
+            )
             return None if blob is None else _entry(blob)
 
     def download(self, uri: str, target: Path) -> None:
@@ -108,11 +117,8 @@ class GcsBackend:
             )
 
     def delete(self, uri: str) -> None:
-        with _mapped(uri):
-            try:
-                self._blob(uri).delete(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
-            except exceptions.NotFound:
-                pass
+        with _mapped(uri), suppress(exceptions.NotFound):
+            self._blob(uri).delete(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
 
     @property
     def client(self) -> storage.Client:

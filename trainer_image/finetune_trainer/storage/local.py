@@ -11,7 +11,8 @@ from pathlib import Path
 
 import google_crc32c
 
-from finetune_trainer.storage import base, uri as addresses
+from finetune_trainer.storage import base
+from finetune_trainer.storage import uri as addresses
 from finetune_trainer.storage.base import Entry
 
 #: Unfinished writes; never listed.
@@ -24,12 +25,12 @@ class LocalBackend:
         with _mapped(uri):
             return _path(uri).read_bytes()
 
-    def write(self, uri: str, data: bytes, content_type: str) -> None:
+    def write(self, uri: str, data: bytes, content_type: str) -> None:  # noqa: ARG002 - files have none
         with _mapped(uri), _partial(_path(uri)) as partial:
             partial.write_bytes(data)
-            os.replace(partial, _path(uri))
+            partial.replace(_path(uri))
 
-    def create(self, uri: str, data: bytes, content_type: str) -> bool:
+    def create(self, uri: str, data: bytes, content_type: str) -> bool:  # noqa: ARG002 - files have none
         with _mapped(uri), _partial(_path(uri)) as partial:
             partial.write_bytes(data)
             try:
@@ -67,7 +68,7 @@ class LocalBackend:
     def upload(self, source: Path, uri: str) -> None:
         with _mapped(uri), _partial(_path(uri)) as partial:
             shutil.copyfile(source, partial)
-            os.replace(partial, _path(uri))
+            partial.replace(_path(uri))
 
     def delete(self, uri: str) -> None:
         with _mapped(uri):
@@ -98,7 +99,7 @@ def _partial(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)
     os.close(handle)
-    os.chmod(name, _READABLE)
+    Path(name).chmod(_READABLE)
     try:
         yield Path(name)
     finally:

@@ -25,8 +25,12 @@ def parse(uri: str) -> GcsAddress | Path:
     elif uri.startswith("file:///"):
         return Path(uri.removeprefix("file://"))
     raise StageError(
-        ExitCode.BAD_REQUEST, "InvalidUri", "this is no address the trainer can reach", saw=repr(uri),
-        expected="gs://bucket/path or file:///path", fix="Correct the URI.",
+        ExitCode.BAD_REQUEST,
+        "InvalidUri",
+        "this is no address the trainer can reach",
+        saw=repr(uri),
+        expected="gs://bucket/path or file:///path",
+        fix="Correct the URI.",
     )
 
 
