@@ -1,1 +1,18 @@
 """What is observed of a job, and what is decided from it. Pure: no I/O, no clock."""
+
+from finetune_operator.lifecycle.decide import decide, finished
+from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, RunFolderView
+
+__all__ = [
+    "AttemptFiles",
+    "AttemptKey",
+    "Decision",
+    "Deletion",
+    "EventType",
+    "Notice",
+    "Observed",
+    "RunFolderView",
+    "decide",
+    "finished",
+]

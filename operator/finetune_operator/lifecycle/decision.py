@@ -45,7 +45,8 @@ class Decision:
     """At most one new JobSet."""
     deletions: tuple[Deletion, ...] = ()
     records: tuple[tuple[AttemptKey, Failure], ...] = ()
-    """Failure records to write where the trainer could not."""
+    """Failure records (``failure.json``) to write where the trainer could not say it: the process was killed, or
+    its end was asked for. What is written must be seen by the next observation."""
     notices: tuple[Notice, ...] = ()
     look_again_after: float | None = None
     """Seconds; None: only when something changes."""

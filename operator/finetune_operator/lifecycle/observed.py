@@ -28,7 +28,10 @@ class AttemptFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolderView:
-    """What object storage says. ``unreadable`` is set when it could not be asked: then nothing here is evidence of absence."""
+    """What object storage says.
+
+    ``unreadable`` is set when it could not be asked: then nothing here is evidence of absence.
+    """
 
     attempts: Mapping[AttemptKey, AttemptFiles] = field(default_factory=dict)
     progress: Progress | None = None
@@ -40,7 +43,11 @@ class RunFolderView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One live look at a job and all that belongs to it."""
+    """One live look at a job and all that belongs to it.
+
+    The run folder was read after the JobSets and pods: a stage that is seen to have ended has written its record
+    before, so a record that is missing here was never written.
+    """
 
     now: datetime
     job: Object
@@ -54,3 +61,5 @@ class Observed:
     pods: tuple[Object, ...]
     """Live pods of this job's uid."""
     folder: RunFolderView
+    live_jobs: int = 1
+    """Jobs that have not finished, this one included: progress is written the less often the more there are."""

@@ -7,7 +7,9 @@ Profile locks need no layer of their own: a job that sets a locked path to anoth
 from collections.abc import Mapping
 from typing import Any
 
-#: What stands where neither job nor profile says anything. The descriptions in the CRD repeat these.
+#: What stands where neither job nor profile says anything. The descriptions in the CRD repeat these, but for two
+#: whose behaviour comes later: preflight.memory will be Compile and export.checkpoint Best. The status says which
+#: stand (``resolved.memory``, ``resolved.checkpoint``).
 BUILT_IN: Mapping[str, Any] = {
     "cache": "Use",
     "resources": {"controller": "McJAX", "slices": 1},
@@ -27,12 +29,6 @@ BUILT_IN: Mapping[str, Any] = {
         "seed": 42,
         "computePrecision": "BF16",
     },
-}
-
-#: Defaults of the API whose behaviour comes later, and what stands for them until then.
-FALLBACKS: Mapping[str, str] = {
-    "preflight.memory": "Off: compiling the train step ahead of time comes later, so memory is not checked",
-    "export.checkpoint": "Last: choosing the best checkpoint comes later",
 }
 
 #: Members that exclude each other, by section. Each inner tuple is one way to say the same thing.

@@ -23,7 +23,7 @@ from finetune_contract import (
 )
 from finetune_operator.planning import resolve
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
-from finetune_operator.planning.merge import BUILT_IN, FALLBACKS, lookup, merge
+from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
 from finetune_operator.planning.topology import Placement, place
 
@@ -106,8 +106,6 @@ class Plan:
     pod: PodAdditions
     currency: str | None
     plan_only: bool
-    fallbacks: Mapping[str, str]
-    """Defaults whose behaviour comes later -> what stands for them."""
 
     @property
     def chips(self) -> int:
@@ -178,5 +176,4 @@ def make_plan(job: Object, snapshot: Snapshot) -> Plan:
         ),
         currency=profile.get("currency"),
         plan_only=bool(spec.get("planOnly", False)),
-        fallbacks={path: text for path, text in FALLBACKS.items() if lookup(job["spec"], path) is None},
     )

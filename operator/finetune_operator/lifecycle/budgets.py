@@ -1,0 +1,102 @@
+"""How many bad ends there were, how many may be, and how long to wait before the next try."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from finetune_contract import ExitCode, FailureClass, Stage, TrainOutcome
+from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.classify import Ending, Verdict
+from finetune_operator.planning.plan import Recovery
+
+#: Seconds before the first and at most before any further try.
+_RETRY = (5.0, 300.0)
+_INPUT = (15.0, 300.0)
+
+type Judged = tuple[Attempt, Verdict]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Bad ends over all stages, by who is charged."""
+
+    preemption: int = 0
+    infrastructure: int = 0
+    user: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhausted:
+    """One budget is used up."""
+
+    field: str
+    """``spec.recovery.maxPreemptions``"""
+    used: int
+    allowed: int
+
+
+def waits_for_input(stage: Stage, verdict: Verdict) -> bool:
+    """Preflight found an input missing: nobody is charged, and it is looked for again."""
+    return (
+        stage is Stage.PREFLIGHT
+        and verdict.failure is not None
+        and verdict.failure.code == ExitCode.INPUT_MISSING
+    )
+
+
+def count(judged: Iterable[Judged]) -> Counters:
+    """Charge every bad end to its class."""
+    charged = [
+        verdict.failure_class
+        for attempt, verdict in judged
+        if verdict.ending is Ending.FAILED and not waits_for_input(attempt.key.stage, verdict)
+    ]
+    return Counters(
+        preemption=charged.count(FailureClass.PREEMPTION),
+        infrastructure=charged.count(FailureClass.INFRASTRUCTURE),
+        user=charged.count(FailureClass.USER),
+    )
+
+
+def exhausted(verdict: Verdict, counters: Counters, recovery: Recovery) -> Exhausted | None:
+    """The budget that this bad end has used up, if any."""
+    field, used, allowed = {
+        FailureClass.PREEMPTION: ("maxPreemptions", counters.preemption, recovery.preemptions),
+        FailureClass.USER: ("maxUserRetries", counters.user, recovery.user),
+    }.get(
+        verdict.failure_class or FailureClass.INFRASTRUCTURE,
+        ("maxInfrastructureRetries", counters.infrastructure, recovery.infrastructure),
+    )
+    if used <= allowed:
+        return None
+    return Exhausted(field=f"spec.recovery.{field}", used=used, allowed=allowed)
+
+
+def retry_at(stage_attempts: Sequence[Judged]) -> datetime | None:
+    """When the stage may be tried again after its last attempt; None: at once.
+
+    The wait doubles with every bad end in a row. A preemption after progress is no reason to wait.
+    """
+    _, last = stage_attempts[-1]
+    if last.ending is not Ending.FAILED or last.finished is None:
+        return None
+    in_a_row = 0
+    for attempt, verdict in reversed(stage_attempts):
+        if verdict.ending is not Ending.FAILED or verdict.failure_class is not last.failure_class:
+            break
+        if verdict.failure_class is FailureClass.PREEMPTION and _moved_on(attempt):
+            break
+        in_a_row += 1
+    if last.failure_class is FailureClass.PREEMPTION:
+        # The first one waits for nobody: another node may be free.
+        in_a_row -= 1
+    if in_a_row <= 0:
+        return None
+    first, most = _INPUT if waits_for_input(stage_attempts[-1][0].key.stage, last) else _RETRY
+    return last.finished + timedelta(seconds=min(most, first * 2.0 ** min(in_a_row - 1, 16)))
+
+
+def _moved_on(attempt: Attempt) -> bool:
+    result = attempt.files.result if attempt.files else None
+    details = result.details if result else None
+    return isinstance(details, TrainOutcome) and details.step > details.start_step

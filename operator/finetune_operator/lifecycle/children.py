@@ -1,0 +1,116 @@
+"""What JobSets and pods say, read off their plain objects."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from finetune_operator.api import WaitingReason
+from finetune_operator.lifecycle.times import parse
+
+type Object = Mapping[str, Any]
+
+_TERMINAL = ("Completed", "Failed")
+_IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hindrance:
+    """Why a pod does not run yet."""
+
+    reason: WaitingReason
+    message: str
+    since: datetime | None
+    missing_reference: bool = False
+    """A Secret or ConfigMap that the pod refers to is not there; the kubelet tries again by itself."""
+
+
+def condition(child: Object, kind: str) -> Object | None:
+    """The condition of that type where its status is True."""
+    for each in child.get("status", {}).get("conditions", ()):
+        if each["type"] == kind and each["status"] == "True":
+            return dict(each)
+    return None
+
+
+def deleting(child: Object) -> bool:
+    return "deletionTimestamp" in child["metadata"]
+
+
+def jobset_ended(jobset: Object) -> bool:
+    """Completed or failed. One that is merely being deleted has not ended: its pods may still be saving."""
+    return any(condition(jobset, kind) for kind in _TERMINAL)
+
+
+def jobset_end_time(jobset: Object) -> datetime | None:
+    """When it ended, or None."""
+    for kind in _TERMINAL:
+        found = condition(jobset, kind)
+        if found and "lastTransitionTime" in found:
+            return parse(found["lastTransitionTime"])
+    return None
+
+
+def pod_live(pod: Object) -> bool:
+    """Its processes may still run."""
+    phase: str = pod.get("status", {}).get("phase", "Pending")
+    return phase not in ("Succeeded", "Failed")
+
+
+def pod_started(pod: Object) -> bool:
+    """Its container runs or has run."""
+    phase: str = pod.get("status", {}).get("phase", "Pending")
+    return phase != "Pending"
+
+
+def disrupted(pods: Iterable[Object]) -> Object | None:
+    """The condition that says Kubernetes took a pod away, where one has it.
+
+    ``ExclusivePlacementViolation`` is no disruption from outside: JobSet itself sorts out a race at start-up.
+    """
+    for pod in pods:
+        found = condition(pod, "DisruptionTarget")
+        if found and found.get("reason") != "ExclusivePlacementViolation":
+            return found
+    return None
+
+
+def hindrance(pods: Iterable[Object]) -> Hindrance | None:
+    """The first reason, in the order of what stands in the way longest, that a pod does not run."""
+    found = [each for pod in pods if pod_live(pod) if (each := _hindrance(pod))]
+    order = (WaitingReason.CAPACITY, WaitingReason.INPUT, WaitingReason.IMAGE)
+    return min(found, key=lambda each: order.index(each.reason), default=None)
+
+
+def _hindrance(pod: Object) -> Hindrance | None:
+    status = pod.get("status", {})
+    for each in status.get("conditions", ()):
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            since = each.get("lastTransitionTime")
+            return Hindrance(
+                reason=WaitingReason.CAPACITY,
+                message=f"no node has room for pod {pod['metadata']['name']}: {each.get('message', 'not said why')}",
+                since=parse(since) if since else None,
+            )
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting", {})
+        reason, message = waiting.get("reason"), waiting.get("message", "")
+        if reason == "CreateContainerConfigError":
+            return Hindrance(reason=WaitingReason.INPUT, message=message, since=None, missing_reference=True)
+        if reason in _IMAGE_REASONS:
+            return Hindrance(
+                reason=WaitingReason.IMAGE,
+                message=f"image {container.get('image', '')}: {reason}{f': {message}' if message else ''}",
+                since=None,
+            )
+    return None
+
+
+def terminated(pods: Iterable[Object]) -> list[tuple[Object, Object]]:
+    """(pod, state.terminated of its container) of every pod that tells how its process ended."""
+    return [
+        (pod, container["state"]["terminated"])
+        for pod in pods
+        for container in pod.get("status", {}).get("containerStatuses", ())
+        if "terminated" in container.get("state", {})
+    ]

@@ -1,0 +1,214 @@
+"""How an attempt ended: the trainer's record first, then pod status, then what is missing.
+
+Who is charged follows from the failure's code (contract). Where the trainer could not write a record, the verdict
+carries one to write, so that later looks judge the same when the evidence is gone.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from finetune_contract import (
+    ConvertOutcome,
+    ExitCode,
+    ExportOutcome,
+    Failure,
+    FailureClass,
+    Outcome,
+    PreflightOutcome,
+    Stage,
+    StageResult,
+    TrainOutcome,
+)
+from finetune_operator.lifecycle import children
+from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.rendering import jobset_name
+
+_SIGTERM = 128 + 15
+_SIGKILL = 128 + 9
+
+#: Reasons of records that the operator writes about ends that were not the trainer's doing.
+SUSPENDED = "Suspended"
+PREEMPTED = "Preempted"
+
+#: What a stage must have found out to have succeeded.
+_DETAILS = {
+    Stage.PREFLIGHT: PreflightOutcome,
+    Stage.CONVERT: ConvertOutcome,
+    Stage.TRAIN: TrainOutcome,
+    Stage.EXPORT: ExportOutcome,
+}
+
+
+class Ending(StrEnum):
+    SUCCEEDED = "Succeeded"
+    SUSPENDED = "Suspended"
+    """Stopped because the job is suspended: charged to nothing."""
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How one attempt ended."""
+
+    ending: Ending
+    failure: Failure | None = None
+    """There when the ending is FAILED."""
+    finished: datetime | None = None
+    """None when nobody can tell any more."""
+    record: Failure | None = None
+    """To be written to the run folder, because the evidence will not last."""
+
+    @property
+    def failure_class(self) -> FailureClass | None:
+        return self.failure.failure_class if self.failure else None
+
+
+def classify(attempt: Attempt, job: str, *, suspend: bool) -> Verdict | None:  # noqa: PLR0911  one per case
+    """The verdict, or None while the attempt may still run.
+
+    Args:
+        attempt: what is seen of it.
+        job: the job's name, for messages.
+        suspend: whether the job is suspended now: an attempt that vanished then was taken away on purpose.
+    """
+    if attempt.live:
+        return None
+    files = attempt.files
+    result = files.result if files else None
+    noted = files.failure if files else None
+    end_of_jobset = children.jobset_end_time(attempt.jobset) if attempt.jobset else None
+    finished = result.finished if result else end_of_jobset
+    if result and result.outcome is Outcome.SUCCEEDED:
+        wrong = _incomplete(attempt, result)
+        if wrong is None:
+            return Verdict(ending=Ending.SUCCEEDED, finished=finished)
+        return Verdict(ending=Ending.FAILED, failure=wrong, finished=finished)
+    if noted and noted.reason == SUSPENDED and (result is None or result.outcome is Outcome.STOPPED):
+        return Verdict(ending=Ending.SUSPENDED, finished=finished)
+    if result:
+        failure, record = _from_result(attempt, result, noted)
+        return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=record)
+    if noted:
+        return Verdict(ending=Ending.FAILED, failure=noted, finished=finished)
+    if attempt.jobset is None and suspend:
+        return Verdict(ending=Ending.SUSPENDED, record=suspension())
+    failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
+    return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
+
+
+def suspension() -> Failure:
+    """The record that an attempt is stopped because its job is suspended; written before it is stopped."""
+    return Failure(code=ExitCode.STOPPED, reason=SUSPENDED, message="Stopped because the job was suspended.")
+
+
+def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
+    expected = _DETAILS.get(attempt.key.stage)
+    if expected is None or isinstance(result.details, expected):
+        return None
+    return Failure(
+        code=ExitCode.BAD_REQUEST,
+        reason="ResultIncomplete",
+        message=f"{attempt.key.stage} reports success without its findings. The trainer image does not fit this "
+        "operator: use the image of the same release.",
+        fix="Use the trainer image of the operator's release.",
+    )
+
+
+def _from_result(
+    attempt: Attempt, result: StageResult, noted: Failure | None
+) -> tuple[Failure, Failure | None]:
+    """The failure that counts, and a record where it is the operator's own judgement."""
+    if noted and noted.reason == PREEMPTED:
+        return noted, None
+    if result.outcome is Outcome.STOPPED:
+        return (
+            Failure(
+                code=ExitCode.STOPPED,
+                reason=PREEMPTED,
+                message=f"{attempt.key.stage} was asked to stop (SIGTERM) and saved what it had.",
+            ),
+            None,
+        )
+    failure = result.failure or Failure(
+        code=result.exit_code,
+        reason="Unexplained",
+        message=f"{attempt.key.stage} ended with code {result.exit_code} and gave no reason.",
+    )
+    taken = children.disrupted(attempt.pods)
+    if failure.failure_class is FailureClass.INFRASTRUCTURE and taken:
+        # When one host is taken, the others crash of it, often first.
+        preempted = _preempted(attempt, taken, evidence=failure.message)
+        return preempted, preempted
+    return failure, None
+
+
+def _from_pods(attempt: Attempt, job: str) -> Failure:
+    """The JobSet has ended and the trainer left no record."""
+    stage = attempt.key.stage
+    taken = children.disrupted(attempt.pods)
+    if taken:
+        return _preempted(attempt, taken)
+    ended = [(pod, state) for pod, state in children.terminated(attempt.pods) if state.get("exitCode") != 0]
+    if not ended:
+        failed = children.condition(attempt.jobset, "Failed") if attempt.jobset else None
+        told = f" JobSet says: {failed['message']}." if failed and failed.get("message") else ""
+        return Failure(
+            code=_SIGKILL,
+            reason="PodLost",
+            message=f"{stage}: JobSet {jobset_name(job, stage, attempt.key.number)} ended without a record of the "
+            f"trainer, and its pods are gone or ended well.{told}",
+        )
+    # The known codes tell most: a host that was killed because another failed says nothing of its own.
+    pod, state = min(ended, key=lambda pair: (not _telling(pair[1]), pair[0]["metadata"]["name"]))
+    code, name = int(state["exitCode"]), pod["metadata"]["name"]
+    evidence = str(state.get("message", ""))[-4096:]
+    if state.get("reason") == "OOMKilled":
+        return Failure(
+            code=ExitCode.OUT_OF_MEMORY,
+            reason="HostOutOfMemory",
+            message=f"{stage}: pod {name} was killed because it used more memory than its limit.",
+            fix="Use a smaller batch or sequence length, or larger nodes.",
+            evidence=evidence,
+        )
+    if code in (ExitCode.STOPPED, _SIGTERM):
+        return Failure(
+            code=ExitCode.STOPPED,
+            reason=PREEMPTED,
+            message=f"{stage}: pod {name} was asked to stop before it had anything to save.",
+            evidence=evidence,
+        )
+    known = code in ExitCode._value2member_map_
+    return Failure(
+        code=code,
+        reason=ExitCode(code).name.title().replace("_", "") if known else "ProcessDied",
+        message=f"{stage}: the process of pod {name} ended with code {code}{_signal(code)} and left no record.",
+        evidence=evidence,
+    )
+
+
+def _telling(state: children.Object) -> bool:
+    return state.get("exitCode") in ExitCode._value2member_map_ or state.get("reason") == "OOMKilled"
+
+
+def _signal(code: int) -> str:
+    return f" (killed by signal {code - 128})" if 128 < code < 160 else ""
+
+
+def _preempted(attempt: Attempt, taken: children.Object, evidence: str = "") -> Failure:
+    why = taken.get("reason", "DisruptionTarget")
+    return Failure(
+        code=ExitCode.STOPPED,
+        reason=PREEMPTED,
+        message=f"{attempt.key.stage}: Kubernetes took a pod away ({why}): {taken.get('message', '')}"[:1024],
+        evidence=evidence,
+    )
+
+
+def _vanished(attempt: Attempt, job: str) -> Failure:
+    name = jobset_name(job, attempt.key.stage, attempt.key.number)
+    return Failure(
+        code=_SIGKILL,
+        reason="JobSetDeleted",
+        message=f"{attempt.key.stage}: JobSet {name} was deleted before its trainer had left a record.",
+    )

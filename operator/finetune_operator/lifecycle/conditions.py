@@ -1,0 +1,176 @@
+"""All conditions of a job, from the first look on."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from finetune_contract import Stage
+from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
+from finetune_operator.lifecycle.situation import Course, Situation
+from finetune_operator.lifecycle.stages import Survey, waiting_input
+from finetune_operator.lifecycle.times import stamp
+
+type Object = Mapping[str, Any]
+type Told = tuple[ConditionStatus, str, str]
+"""Status, reason, message."""
+
+TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+_MESSAGE_LIMIT = 1024
+
+
+def conditions(
+    situation: Situation, look: Survey | None, previous: Sequence[Object], *, generation: int, now: datetime
+) -> list[Object]:
+    """``status.conditions``; a transition time moves only when the status does."""
+    told = {
+        ConditionType.VALID: _valid(situation),
+        ConditionType.DATA_READY: _data_ready(look),
+        ConditionType.MEMORY_FITS: _memory_fits(situation),
+        ConditionType.EXPORT_PROVEN: _export_proven(look),
+        ConditionType.QUOTA_RESERVED: (TRUE, Reason.NOT_QUEUED, "The profile names no queue."),
+        ConditionType.RUNNING: _running(situation, look),
+        ConditionType.WITHIN_BUDGET: (TRUE, Reason.NOT_REQUESTED, "The job has no budget."),
+        ConditionType.GATE_PASSED: (UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates."),
+        ConditionType.SUSPENDED: _suspended(situation),
+        **_outcome(situation, look),
+    }
+    since = {(each["type"], each["status"]): each["lastTransitionTime"] for each in previous}
+    return [
+        {
+            "type": str(kind),
+            "status": str(status),
+            "reason": str(reason),
+            "message": message[:_MESSAGE_LIMIT],
+            "observedGeneration": generation,
+            "lastTransitionTime": since.get((kind, status), stamp(now)),
+        }
+        for kind, (status, reason, message) in ((kind, told[kind]) for kind in ConditionType)
+    ]
+
+
+def _valid(situation: Situation) -> Told:
+    if situation.refused:
+        return FALSE, situation.refused.reason, situation.refused.message
+    return TRUE, Reason.ACCEPTED, "The job follows the schema and the profile's rules."
+
+
+def _data_ready(look: Survey | None) -> Told:
+    if look is None:
+        return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
+    view = look[Stage.PREFLIGHT]
+    missing = waiting_input(view)
+    if missing:
+        return FALSE, missing.reason, missing.message
+    if view.done:
+        found = look.findings.preflight
+        assert found is not None, "a preflight that succeeded has findings"
+        return (
+            TRUE,
+            Reason.CHECKED,
+            f"{found.train.rows} training rows with {found.train.tokens} tokens were read and checked.",
+        )
+    if view.phase is StagePhase.FAILED and view.failure:
+        return FALSE, view.failure.reason, view.failure.message
+    if view.attempts:
+        return UNKNOWN, Reason.IN_PROGRESS, "Preflight reads the model and the data."
+    return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
+
+
+def _memory_fits(situation: Situation) -> Told:
+    if situation.failure and situation.failure.reason == "CpuPoolTooSmall":
+        return FALSE, situation.failure.reason, situation.failure.message
+    return (
+        UNKNOWN,
+        Reason.NOT_CHECKED,
+        "spec.preflight.memory is Off: device memory is not checked beforehand.",
+    )
+
+
+def _export_proven(look: Survey | None) -> Told:
+    if look is None:
+        return UNKNOWN, Reason.NOT_STARTED, "Nothing was converted yet."
+    if not look.plan.export_proof:
+        return UNKNOWN, Reason.NOT_REQUESTED, "spec.preflight.exportProof is false."
+    view, converted = look[Stage.CONVERT], look.findings.converted
+    if converted:
+        return TRUE, Reason.PROVEN, converted.proof or "The converted model exports to the original."
+    if view.phase is StagePhase.FAILED and view.failure:
+        return FALSE, view.failure.reason, view.failure.message
+    if view.live:
+        return UNKNOWN, Reason.IN_PROGRESS, "The model is converted and exported again."
+    return UNKNOWN, Reason.NOT_STARTED, "Nothing was converted yet."
+
+
+def _running(situation: Situation, look: Survey | None) -> Told:  # noqa: PLR0911  one per case
+    if look is not None and situation.running and look.live:
+        stage = look.live.key.stage
+        return TRUE, Reason.STAGE_RUNNING, f"All pods of {stage}, attempt {look.live.key.number}, run."
+    if situation.wait:
+        return FALSE, situation.wait.reason, situation.wait.message
+    match situation.course:
+        case Course.SUCCEEDED:
+            return FALSE, Reason.SUCCEEDED, "The job has ended."
+        case Course.FAILED:
+            return FALSE, Reason.FAILED, "The job has ended."
+        case Course.PLANNED:
+            return FALSE, Reason.PLANNED, "The job has ended."
+        case Course.SUSPENDED | Course.SUSPENDING:
+            return FALSE, Reason.SUSPENDED_BY_USER, "The job is suspended."
+        case Course.INVALID:
+            return FALSE, Reason.NOT_STARTED, "The job is not valid."
+        case Course.ACTIVE:
+            if situation.recovering:
+                return FALSE, Reason.RECOVERING, "The next attempt is being started."
+            return FALSE, Reason.NOT_STARTED, "Pods are being started."
+
+
+def _suspended(situation: Situation) -> Told:
+    if situation.course is Course.SUSPENDED:
+        return TRUE, Reason.SUSPENDED_BY_USER, "No pod runs. Set spec.suspend to false to go on."
+    if situation.course is Course.SUSPENDING:
+        return FALSE, Reason.SUSPENDING, "The stage saves and stops."
+    return FALSE, Reason.NOT_SUSPENDED, "spec.suspend is false."
+
+
+def _outcome(situation: Situation, look: Survey | None) -> dict[ConditionType, Told]:
+    """The four that tools judge by: Reconciling, Stalled, Succeeded, Finished."""
+    reconciling, stalled, succeeded, finished = {
+        Course.ACTIVE: (TRUE, FALSE, UNKNOWN, FALSE),
+        Course.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
+        Course.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
+        Course.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
+        Course.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
+        Course.SUCCEEDED: (FALSE, FALSE, TRUE, TRUE),
+        Course.FAILED: (FALSE, TRUE, FALSE, TRUE),
+    }[situation.course]
+    reason, message = _because(situation, look)
+    return {
+        ConditionType.RECONCILING: (reconciling, reason, message),
+        ConditionType.STALLED: (stalled, reason, message),
+        ConditionType.SUCCEEDED: (succeeded, reason, message),
+        ConditionType.FINISHED: (finished, reason, message),
+    }
+
+
+def _because(situation: Situation, look: Survey | None) -> tuple[str, str]:  # noqa: PLR0911  one per case
+    match situation.course:
+        case Course.SUCCEEDED:
+            return Reason.SUCCEEDED, "Every stage succeeded and its results are in the run folder."
+        case Course.PLANNED:
+            return Reason.PLANNED, "Preflight passed, and spec.planOnly asks for no more."
+        case Course.SUSPENDING:
+            return Reason.SUSPENDING, "The stage saves and stops."
+        case Course.SUSPENDED:
+            return Reason.SUSPENDED_BY_USER, "Waiting for spec.suspend to be false."
+    if situation.failure and situation.course is Course.FAILED:
+        return situation.failure.reason, situation.failure.message
+    if situation.refused and situation.course is Course.INVALID:
+        return situation.refused.reason, situation.refused.message
+    if situation.store_error:
+        return Reason.STORE_UNAVAILABLE, situation.store_error
+    if situation.wait:
+        return situation.wait.reason, situation.wait.message
+    if situation.recovering:
+        return Reason.RECOVERING, "The next attempt is being started."
+    stage = look.current.stage if look else Stage.PREFLIGHT
+    return Reason.IN_PROGRESS, f"Stage {stage}."

@@ -1,0 +1,329 @@
+"""The decision: what to create and delete, what to tell, when to look again. Pure."""
+
+from dataclasses import replace
+
+from finetune_contract import ExitCode, Failure, Stage
+from finetune_operator.api import Reason, WaitingReason
+from finetune_operator.lifecycle import children
+from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
+from finetune_operator.lifecycle.classify import SUSPENDED, suspension
+from finetune_operator.lifecycle.decision import Decision, Deletion, Object
+from finetune_operator.lifecycle.notices import attempts_ended, transitions
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.situation import Course, Situation, Wait
+from finetune_operator.lifecycle.stages import Survey, survey, waiting_input
+from finetune_operator.lifecycle.status import build_status, pace
+from finetune_operator.lifecycle.times import stamp
+from finetune_operator.planning import (
+    Plan,
+    Refused,
+    Snapshot,
+    admit,
+    make_plan,
+    read_snapshot,
+    render_snapshot,
+    replan,
+)
+from finetune_operator.rendering import CpuPoolTooSmall, render_jobset
+
+#: Seconds; nothing tells the job when a profile, a Secret or the store comes back.
+_PROFILE_LOOK = 15.0
+_STORE_LOOK = 5.0
+_STARTING_LOOK = 5.0
+
+
+def decide(observed: Observed) -> Decision:
+    """One decision from one look. It raises nothing but what is a fault of the operator itself."""
+    job = observed.job
+    if children.deleting(job):
+        return Decision(status=job.get("status") or {})
+    if finished(job):
+        return _keep(observed)
+    if observed.snapshot is None:
+        return _admit(observed)
+    try:
+        snapshot = read_snapshot(observed.snapshot)
+        plan, refused = _plan(job, snapshot)
+    except Refused as error:
+        return _refuse(observed, error)
+    return _advance(observed, plan, refused)
+
+
+def finished(job: Object) -> bool:
+    """Whether the status says that the job has ended. That is final: a finished job never starts again by itself."""
+    conditions = (job.get("status") or {}).get("conditions", ())
+    return any(each["type"] == "Finished" and each["status"] == "True" for each in conditions)
+
+
+def _keep(observed: Observed) -> Decision:
+    """A finished job: its status speaks of the newest spec, and nothing of it runs."""
+    status = observed.job["status"]
+    generation = observed.job["metadata"].get("generation", 1)
+    return Decision(
+        status={
+            **status,
+            "observedGeneration": generation,
+            "conditions": [{**each, "observedGeneration": generation} for each in status["conditions"]],
+        },
+        deletions=tuple(_deletion(each) for each in observed.jobsets if _stoppable(each)),
+    )
+
+
+def _admit(observed: Observed) -> Decision:
+    try:
+        admission = admit(observed.job, observed.profiles)
+    except Refused as error:
+        return _refuse(observed, error)
+    config_map = render_snapshot(observed.job, admission.snapshot)
+    status = observed.job.get("status") or {}
+    if observed.jobsets or observed.pods or "resolved" in status:
+        # It was admitted before and the ConfigMap has been deleted. Nobody has looked into the run folder.
+        return Decision(status=status, snapshot=config_map, look_again_after=0.0)
+    return replace(_advance(observed, admission.plan, None), snapshot=config_map)
+
+
+def _refuse(observed: Observed, refused: Refused) -> Decision:
+    """Nothing can be planned. What runs goes on; what the status knew stays."""
+    situation = Situation(course=Course.INVALID, refused=refused)
+    if refused.reason in (Reason.PROFILE_NOT_FOUND, Reason.NO_DEFAULT_PROFILE):
+        situation = replace(situation, wait=Wait(reason=WaitingReason.INPUT, message=refused.message))
+    return _decision(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
+
+
+def _plan(job: Object, snapshot: Snapshot) -> tuple[Plan, Refused | None]:
+    """The plan as the spec reads now; where that is refused, as it was admitted. Raises Refused."""
+    try:
+        return replan(job, snapshot), None
+    except Refused as refused:
+        return make_plan({**job, "spec": snapshot.spec}, snapshot), refused
+
+
+def _advance(observed: Observed, plan: Plan, refused: Refused | None) -> Decision:
+    suspend = bool(observed.job["spec"].get("suspend", False))
+    attempts = attempts_of(observed)
+    if observed.folder.unreadable:
+        return _blind(observed, plan, attempts, observed.folder.unreadable)
+    look = survey(observed, plan, attempts, suspend=suspend)
+    records = tuple((attempt.key, verdict.record) for attempt, verdict in look.judged if verdict.record)
+    decision = _next(observed, look, refused, suspend=suspend)
+    return replace(
+        decision,
+        records=(*records, *decision.records),
+        deletions=(*decision.deletions, *_outdated_checks(look)),
+    )
+
+
+def _next(  # noqa: PLR0911  one per case
+    observed: Observed, look: Survey, refused: Refused | None, *, suspend: bool
+) -> Decision:
+    if look.live and (look.failed or look.succeeded):
+        # A leftover: stopped before the job is called finished.
+        return _stop(observed, look, look.live, refused)
+    if look.live:
+        return _suspend(observed, look, look.live, refused) if suspend else _watch(observed, look, refused)
+    if look.succeeded:
+        return _decision(observed, Situation(course=Course.SUCCEEDED), look)
+    if look.failed:
+        return _decision(observed, Situation(course=Course.FAILED, failure=_final(look)), look)
+    if look.plan.plan_only and look[Stage.PREFLIGHT].done:
+        return _decision(observed, Situation(course=Course.PLANNED), look)
+    if suspend:
+        return _decision(observed, Situation(course=Course.SUSPENDED, refused=refused), look)
+    if refused:
+        return _decision(observed, Situation(course=Course.INVALID, refused=refused), look)
+    due = look.current.retry_at
+    if due is not None and due > observed.now:
+        left = (due - observed.now).total_seconds()
+        return _decision(
+            observed,
+            Situation(course=Course.ACTIVE, recovering=_recovering(look), wait=_retry(look)),
+            look,
+            left,
+        )
+    return _create(observed, look)
+
+
+def _create(observed: Observed, look: Survey) -> Decision:
+    """The next attempt of the current stage. Every stage before it is green."""
+    stage = look.current.stage
+    number = next_number(look.current.attempts, stage)
+    try:
+        jobset = render_jobset(look.plan, stage, number, look.findings)
+    except Refused as error:
+        return _decision(observed, Situation(course=Course.INVALID, refused=error), look)
+    except CpuPoolTooSmall as error:
+        failure = Failure(
+            code=ExitCode.OUT_OF_MEMORY,
+            reason="CpuPoolTooSmall",
+            message=str(error),
+            fix="Create the job under a profile with larger CPU nodes.",
+        )
+        return _decision(observed, Situation(course=Course.FAILED, failure=failure), look)
+    # What the status tells of this look is what the next look will see: the attempt exists.
+    created = survey(
+        replace(observed, jobsets=(*observed.jobsets, jobset)),
+        look.plan,
+        attempts_of(replace(observed, jobsets=(*observed.jobsets, jobset))),
+        suspend=False,
+    )
+    situation = Situation(
+        course=Course.ACTIVE, starting=True, recovering=_recovering(look), wait=_input_wait(look)
+    )
+    decision = _decision(observed, situation, created, _STARTING_LOOK)
+    return replace(decision, jobset=jobset)
+
+
+def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision:
+    """An attempt is alive: say how it goes."""
+    attempt = look.live
+    assert attempt is not None, "called for a live attempt"
+    running = attempt.running
+    wait = _input_wait(look)
+    obstacle = None if running else children.hindrance(attempt.pods)
+    if obstacle:
+        wait = Wait(reason=obstacle.reason, message=obstacle.message, since=obstacle.since)
+        if obstacle.missing_reference:
+            refused = _missing_secret(look.plan, obstacle.message)
+            wait = replace(wait, message=refused.message)
+    situation = Situation(
+        course=Course.ACTIVE,
+        refused=refused,
+        running=running,
+        starting=not running,
+        recovering=not running and _recovering(look),
+        wait=wait,
+    )
+    soon = pace(observed.live_jobs) if running else max(_STARTING_LOOK, observed.live_jobs / 20)
+    return _decision(observed, situation, look, soon)
+
+
+def _suspend(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
+    """The note comes before the signal, so that the attempt's end is charged to nobody."""
+    noted = attempt.files.failure if attempt.files else None
+    decision = _stop(observed, look, attempt, refused)
+    if noted and noted.reason == SUSPENDED:
+        return decision
+    return replace(decision, records=((attempt.key, suspension()),))
+
+
+def _stop(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
+    situation = Situation(course=Course.SUSPENDING, refused=refused, running=attempt.running)
+    decision = _decision(observed, situation, look, _STARTING_LOOK)
+    return replace(
+        decision, deletions=tuple(_deletion(each) for each in observed.jobsets if _stoppable(each))
+    )
+
+
+def _blind(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], why: str) -> Decision:
+    """The store could not be read: nothing is created, nothing is lost, the status says so."""
+    situation = Situation(
+        course=Course.ACTIVE,
+        store_error=why,
+        wait=Wait(reason=WaitingReason.RETRY, message=f"the artifact store could not be read: {why}"),
+    )
+    live = [attempt for attempt in attempts if attempt.live]
+    told = build_status(observed, situation, survey(observed, plan, live, suspend=False))
+    previous = observed.job.get("status") or {}
+    if "resolved" in previous:
+        # What was known from the store is still true; only what is told of now changes.
+        fresh = {each["type"]: each for each in told["conditions"]}
+        told = {
+            **previous,
+            "waiting": told["waiting"],
+            "summary": f"Waiting: {told['waiting']['message']}",
+            "conditions": [
+                fresh["Reconciling"] if each["type"] == "Reconciling" else each
+                for each in previous["conditions"]
+            ],
+        }
+    return Decision(status=told, look_again_after=_STORE_LOOK)
+
+
+def _decision(
+    observed: Observed, situation: Situation, look: Survey | None, look_again_after: float | None = None
+) -> Decision:
+    previous = observed.job.get("status") or {}
+    status = build_status(observed, situation, look)
+    return Decision(
+        status=status,
+        notices=(
+            *transitions(previous.get("conditions", ()), status["conditions"]),
+            *attempts_ended(
+                previous.get("attempts", {}).get("history", ()), status.get("attempts", {}).get("history", ())
+            ),
+        ),
+        look_again_after=look_again_after,
+    )
+
+
+def _final(look: Survey) -> Failure:
+    """Why the job failed, with the budget that it used up where there was one."""
+    view = look.failed
+    assert view is not None, "called for a job that failed"
+    assert view.failure is not None, "a stage that failed has a failure"
+    used_up = view.exhausted
+    if used_up is None or used_up.allowed == 0:
+        return view.failure
+    return view.failure.model_copy(
+        update={
+            "reason": Reason.RETRIES_EXHAUSTED.value,
+            "message": f"{view.failure.message} That was number {used_up.used}, and {used_up.field} is "
+            f"{used_up.allowed}."[:1024],
+        }
+    )
+
+
+def _recovering(look: Survey) -> bool:
+    verdict = look.current.last_verdict
+    return verdict is not None and verdict.failure is not None and waiting_input(look.current) is None
+
+
+def _retry(look: Survey) -> Wait:
+    view = look.current
+    verdict, due = view.last_verdict, view.retry_at
+    assert verdict is not None, "a stage that is tried again was tried"
+    assert verdict.failure is not None, "a stage that is tried again had a bad end"
+    assert due is not None, "called while the next try is not due"
+    missing = waiting_input(view) is not None
+    word = "Looked for again" if missing else "Tried again"
+    return Wait(
+        reason=WaitingReason.INPUT if missing else WaitingReason.RETRY,
+        message=f"{verdict.failure.message} {word} at {stamp(due)}.",
+        since=verdict.finished,
+    )
+
+
+def _input_wait(look: Survey) -> Wait | None:
+    missing = waiting_input(look[Stage.PREFLIGHT])
+    if missing is None:
+        return None
+    return Wait(reason=WaitingReason.INPUT, message=f"{missing.message} It is being looked for again.")
+
+
+def _missing_secret(plan: Plan, message: str) -> Refused:
+    named = ""
+    if plan.hub_token:
+        name, key = plan.hub_token
+        named = f'spec.huggingFaceTokenSecretRef: key "{key}" of Secret "{name}" in namespace {plan.job.namespace} '
+    return Refused(
+        Reason.SECRET_NOT_FOUND,
+        f"{named or 'a Secret or ConfigMap '}cannot be used: {message}. The job goes on by itself when it appears.",
+    )
+
+
+def _outdated_checks(look: Survey) -> tuple[Deletion, ...]:
+    """JobSets of preflights that looked in vain; the newest one stays for people to look at."""
+    view = look[Stage.PREFLIGHT]
+    return tuple(
+        _deletion(attempt.jobset)
+        for attempt in view.attempts[:-1]
+        if attempt.jobset is not None and not attempt.live and not children.deleting(attempt.jobset)
+    )
+
+
+def _stoppable(jobset: Object) -> bool:
+    return not children.jobset_ended(jobset) and not children.deleting(jobset)
+
+
+def _deletion(jobset: Object) -> Deletion:
+    return Deletion(name=jobset["metadata"]["name"], uid=jobset["metadata"]["uid"])

@@ -1,0 +1,53 @@
+"""One Kubernetes Event per transition that a person would want to be told of."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from finetune_operator.api import ConditionType
+from finetune_operator.lifecycle.decision import EventType, Notice
+
+type Object = Mapping[str, Any]
+
+#: Condition and status -> the Event's type. What is not here is told by the status alone.
+_TOLD: Mapping[tuple[str, str], EventType] = {
+    (ConditionType.VALID, "False"): EventType.WARNING,
+    (ConditionType.DATA_READY, "True"): EventType.NORMAL,
+    (ConditionType.DATA_READY, "False"): EventType.WARNING,
+    (ConditionType.MEMORY_FITS, "False"): EventType.WARNING,
+    (ConditionType.EXPORT_PROVEN, "True"): EventType.NORMAL,
+    (ConditionType.EXPORT_PROVEN, "False"): EventType.WARNING,
+    (ConditionType.SUSPENDED, "True"): EventType.NORMAL,
+    (ConditionType.SUCCEEDED, "True"): EventType.NORMAL,
+    (ConditionType.SUCCEEDED, "False"): EventType.WARNING,
+}
+
+
+def transitions(before: Sequence[Object], after: Sequence[Object]) -> tuple[Notice, ...]:
+    """Conditions whose status moved to one that is told; a further reason of the same False is told too."""
+    return tuple(_transitions(before, after))
+
+
+def _transitions(before: Sequence[Object], after: Sequence[Object]) -> Iterator[Notice]:
+    known = {each["type"]: each for each in before}
+    for each in after:
+        kind = _TOLD.get((each["type"], each["status"]))
+        old = known.get(each["type"], {})
+        same = old.get("status") == each["status"] and (
+            each["status"] == "True" or old.get("reason") == each["reason"]
+        )
+        if kind is not None and not same:
+            yield Notice(type=kind, reason=each["reason"], message=each["message"])
+
+
+def attempts_ended(before: Sequence[Object], after: Sequence[Object]) -> tuple[Notice, ...]:
+    """Bad ends that the history of attempts tells for the first time (``status.attempts.history``)."""
+    known = {(each["stage"], each["attempt"]) for each in before}
+    return tuple(
+        Notice(
+            type=EventType.WARNING,
+            reason=each["reason"],
+            message=f"{each['stage']}, attempt {each['attempt']}, ended: {each['reason']} ({each['class']}).",
+        )
+        for each in after
+        if "class" in each and (each["stage"], each["attempt"]) not in known
+    )

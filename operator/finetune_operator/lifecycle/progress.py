@@ -1,0 +1,109 @@
+"""The progress record, told in the status."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from finetune_contract import Progress, TrainOutcome
+from finetune_operator.lifecycle.times import parse, stamp
+
+type Object = Mapping[str, Any]
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def decimal(value: float) -> str:
+    """A number as the API holds it: ``1.234``, ``2e-05``."""
+    return f"{value:.6g}"
+
+
+def progress_status(
+    progress: Progress | None,
+    outcome: TrainOutcome | None,
+    previous: Object | None,
+    *,
+    pace: float,
+    moved: bool,
+) -> Object | None:
+    """``status.progress``.
+
+    Args:
+        progress: what the trainer wrote last.
+        outcome: of the finished training; then nothing is left to do.
+        previous: ``status.progress`` as it is.
+        pace: seconds between two reports while only steps move.
+        moved: whether stage, attempt or conditions moved, so that a write is due anyway.
+    """
+    if progress is None:
+        return previous if outcome is None else None
+    if (
+        previous
+        and not moved
+        and "lastUpdateTime" in previous
+        and progress.step != progress.total_steps
+        and 0 <= (progress.updated - parse(previous["lastUpdateTime"])).total_seconds() < pace
+    ):
+        return previous
+    status: dict[str, Any] = {
+        "step": progress.step,
+        "totalSteps": progress.total_steps,
+        "stepText": f"{progress.step}/{progress.total_steps}",
+        "percent": 100 * progress.step // max(1, progress.total_steps),
+        "metrics": _metrics(progress),
+        "lastUpdateTime": stamp(progress.updated),
+    }
+    if progress.step_time_p50 is not None and progress.step_time_p95 is not None:
+        status["stepTimeMilliseconds"] = {
+            "p50": round(1000 * progress.step_time_p50),
+            "p95": round(1000 * progress.step_time_p95),
+        }
+        left = progress.total_steps - progress.step
+        if left > 0 and outcome is None:
+            low, high = (math.ceil(left * time) for time in (progress.step_time_p50, progress.step_time_p95))
+            status["etaSeconds"] = {"low": low, "high": max(low, high)}
+            status["etaText"] = eta_text(low, max(low, high))
+    if progress.tokens_per_second is not None and math.isfinite(progress.tokens_per_second):
+        status["tokensPerSecond"] = decimal(progress.tokens_per_second)
+    points = [(step, loss) for step, loss in progress.curve if math.isfinite(loss)]
+    if points:
+        status["curve"] = {
+            "metric": "loss",
+            "sparkline": sparkline([loss for _, loss in points]),
+            "points": [{"step": step, "value": decimal(loss)} for step, loss in points],
+        }
+    return status
+
+
+def eta_text(low: int, high: int) -> str:
+    """``18-24m``, ``40-55s``, ``2-3h``; one number where both are equal."""
+    for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
+        if high >= 2 * size or size == 1:
+            first, last = low // size, math.ceil(high / size)
+            return f"{last}{unit}" if first == last else f"{first}-{last}{unit}"
+    raise AssertionError("seconds always fit")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The course of the values in one line, lowest to highest."""
+    low, high = min(values), max(values)
+    span = high - low
+    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in values)
+
+
+def _metrics(progress: Progress) -> list[Object]:
+    measured: list[tuple[str, float | None, int]] = [
+        ("loss", progress.metrics.loss, progress.step),
+        ("perplexity", progress.metrics.perplexity, progress.step),
+        ("gradient_norm", progress.metrics.gradient_norm, progress.step),
+        ("learning_rate", progress.metrics.learning_rate, progress.step),
+    ]
+    if evaluation := progress.evaluation:
+        measured += [
+            ("eval_loss", evaluation.loss, evaluation.step),
+            ("eval_perplexity", evaluation.perplexity, evaluation.step),
+        ]
+    return [
+        {"name": name, "value": decimal(value), "step": step}
+        for name, value, step in measured
+        if value is not None and math.isfinite(value)
+    ]

@@ -1,0 +1,80 @@
+"""``status.resolved``: what decides the result, once resolved."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import DatasetReport
+from finetune_operator.lifecycle.progress import decimal
+from finetune_operator.planning import Findings, Plan
+
+type Object = Mapping[str, Any]
+
+
+def resolved_status(plan: Plan, findings: Findings) -> Object:
+    """From the plan, completed by what preflight found out."""
+    shape, mesh = plan.placement.shape, plan.mesh
+    devices = mesh.hosts * mesh.chips_per_host * mesh.slices
+    steps = findings.preflight.steps if findings.preflight else plan.hyperparameters.steps
+    resolved: dict[str, Any] = {
+        "specHash": plan.spec_hash,
+        "profile": {"name": plan.profile_name, "hash": plan.profile_hash},
+        "model": _model(plan, findings),
+        "hyperparameters": {
+            "globalBatchSize": plan.hyperparameters.global_batch_size,
+            "perDeviceBatchSize": decimal(plan.hyperparameters.global_batch_size / devices),
+        },
+        "resources": {
+            "tpu": shape.name,
+            "accelerator": shape.accelerator,
+            "topology": shape.topology,
+            "machineType": shape.machine_type,
+            "chips": plan.chips,
+            "hosts": shape.hosts * mesh.slices,
+            "slices": mesh.slices,
+            "capacity": plan.placement.capacity,
+            "controller": "McJAX",
+            "why": plan.placement.why,
+        },
+        "memory": {"source": "Off"},
+        "checkpoint": "Last",
+        "images": {"trainer": plan.image},
+        "runFolder": plan.run_folder.uri,
+    }
+    if steps is not None:
+        resolved["hyperparameters"]["steps"] = steps
+    if findings.preflight:
+        resolved["datasets"] = [
+            _dataset(report, findings.preflight.report)
+            for report in (findings.preflight.train, findings.preflight.validation)
+            if report is not None
+        ]
+    return resolved
+
+
+def _model(plan: Plan, findings: Findings) -> Object:
+    found = findings.preflight.model if findings.preflight else None
+    if found is None:
+        hub = plan.model.hugging_face
+        return {"source": hub.repo if hub else plan.model.uri}
+    return {
+        "source": found.source,
+        "revision": found.revision[:128],
+        "architecture": found.architecture,
+        "parameters": found.parameters,
+        "maxtextModel": found.maxtext_model,
+        "layout": found.layout,
+    }
+
+
+def _dataset(report: DatasetReport, uri: str) -> Object:
+    truncated = 100 * report.truncated_rows / report.rows if report.rows else 0.0
+    return {
+        "name": report.name,
+        "revision": report.revision[:128],
+        "format": report.format,
+        "rows": report.rows,
+        "tokens": report.tokens,
+        "truncatedPercent": decimal(round(truncated, 2)),
+        "droppedRows": report.dropped_rows,
+        "reportURI": uri,
+    }

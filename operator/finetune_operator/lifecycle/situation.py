@@ -1,0 +1,53 @@
+"""What the job as a whole is about at this moment; everything in the status follows from it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum, auto
+
+from finetune_contract import Failure
+from finetune_operator.api import WaitingReason
+from finetune_operator.planning import Refused
+
+
+class Course(StrEnum):
+    """The job's course, of which the phase is one reading."""
+
+    INVALID = auto()
+    ACTIVE = auto()
+    SUSPENDING = auto()
+    SUSPENDED = auto()
+    PLANNED = auto()
+    SUCCEEDED = auto()
+    FAILED = auto()
+
+    @property
+    def finished(self) -> bool:
+        return self in (Course.PLANNED, Course.SUCCEEDED, Course.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """What stands in the way of a job that could go on."""
+
+    reason: WaitingReason
+    message: str
+    since: datetime | None = None
+    """None: since this look, or since the status says so already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Derived by ``decide`` from stages and children."""
+
+    course: Course
+    refused: Refused | None = None
+    """Why ``Valid`` is False: nothing new is started meanwhile."""
+    running: bool = False
+    """All pods of the live attempt run."""
+    starting: bool = False
+    """An attempt is being created or its pods do not run yet."""
+    recovering: bool = False
+    """The stage had a bad end, and its next attempt does not run yet."""
+    wait: Wait | None = None
+    failure: Failure | None = None
+    store_error: str | None = None

@@ -1,0 +1,264 @@
+"""Where every stage stands, derived from its attempts and from the cache of converted models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_contract import (
+    ConvertManifest,
+    ConvertOutcome,
+    EvaluateOutcome,
+    ExitCode,
+    ExportOutcome,
+    Failure,
+    PreflightOutcome,
+    Stage,
+    StageResult,
+    TrainOutcome,
+)
+from finetune_operator.api import StagePhase
+from finetune_operator.lifecycle import budgets
+from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.classify import Ending, Verdict, classify
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning.requests import MAX_ATTEMPT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    """One stage."""
+
+    stage: Stage
+    phase: StagePhase
+    attempts: tuple[Attempt, ...] = ()
+    judged: tuple[budgets.Judged, ...] = ()
+    """Those that have ended, with their verdicts."""
+    result: StageResult | None = None
+    """Of the attempt that succeeded."""
+    hit: ConvertManifest | None = None
+    """Convert: another job has done this conversion."""
+    failure: Failure | None = None
+    """There when the stage has failed for good."""
+    exhausted: budgets.Exhausted | None = None
+
+    @property
+    def live(self) -> Attempt | None:
+        """The attempt that may still run."""
+        return next((each for each in reversed(self.attempts) if each.live), None)
+
+    @property
+    def last_verdict(self) -> Verdict | None:
+        return self.judged[-1][1] if self.judged else None
+
+    @property
+    def done(self) -> bool:
+        return self.phase is StagePhase.SUCCEEDED
+
+    @property
+    def retry_at(self) -> datetime | None:
+        return budgets.retry_at(self.judged) if self.judged else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """All stages of a job."""
+
+    plan: Plan
+    stages: tuple[StageView, ...]
+    counters: budgets.Counters
+    findings: Findings
+    total_attempts: int
+
+    def __getitem__(self, stage: Stage) -> StageView:
+        return next(
+            (view for view in self.stages if view.stage is stage),
+            StageView(stage=stage, phase=StagePhase.SKIPPED),
+        )
+
+    @property
+    def live(self) -> Attempt | None:
+        """The attempt that blocks every new one."""
+        return next((view.live for view in reversed(self.stages) if view.live), None)
+
+    @property
+    def failed(self) -> StageView | None:
+        return next((view for view in self.stages if view.phase is StagePhase.FAILED), None)
+
+    @property
+    def current(self) -> StageView:
+        """The first stage that has not succeeded; the last one when all have."""
+        return next((view for view in self.stages if not view.done), self.stages[-1])
+
+    @property
+    def succeeded(self) -> bool:
+        return all(view.done for view in self.stages)
+
+    @property
+    def judged(self) -> tuple[budgets.Judged, ...]:
+        return tuple(pair for view in self.stages for pair in view.judged)
+
+    @property
+    def evaluation(self) -> EvaluateOutcome | None:
+        return _details(self[Stage.EVALUATE], EvaluateOutcome)
+
+    @property
+    def export(self) -> ExportOutcome | None:
+        return _details(self[Stage.EXPORT], ExportOutcome)
+
+
+def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspend: bool) -> Survey:
+    """Judge every attempt and every stage."""
+    verdicts = {attempt.key: classify(attempt, plan.job.name, suspend=suspend) for attempt in attempts}
+    judged = [(attempt, verdict) for attempt in attempts if (verdict := verdicts[attempt.key])]
+    counters = budgets.count(judged)
+    views: list[StageView] = []
+    findings = Findings()
+    # A stage that runs or has run belongs to the story even where an edit has made it needless since.
+    present = {attempt.key.stage for attempt in attempts}
+    for stage in Stage:
+        if stage not in plan.stages and stage not in present:
+            continue
+        own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
+        ended = tuple(pair for pair in judged if pair[0].key.stage is stage)
+        view = _view(stage, plan, own, ended, counters)
+        if stage is Stage.CONVERT:
+            view = _with_cache(view, observed.folder.convert_manifest, plan, findings.preflight)
+        if stage not in plan.stages and not view.done and view.live is None:
+            continue
+        views.append(view)
+        findings = _found(findings, view)
+    return Survey(
+        plan=plan,
+        stages=tuple(views),
+        counters=counters,
+        findings=findings,
+        total_attempts=len(attempts),
+    )
+
+
+def _view(
+    stage: Stage,
+    plan: Plan,
+    attempts: tuple[Attempt, ...],
+    judged: tuple[budgets.Judged, ...],
+    counters: budgets.Counters,
+) -> StageView:
+    done = next((a for a, verdict in reversed(judged) if verdict.ending is Ending.SUCCEEDED), None)
+    if done is not None:
+        assert done.files is not None, "a success is read from the trainer's record"
+        return StageView(
+            stage=stage,
+            phase=StagePhase.SUCCEEDED,
+            attempts=attempts,
+            judged=judged,
+            result=done.files.result,
+        )
+    if any(attempt.live for attempt in attempts):
+        return StageView(stage=stage, phase=StagePhase.RUNNING, attempts=attempts, judged=judged)
+    failure, used_up = _final(stage, plan, judged, counters)
+    if failure is not None:
+        return StageView(
+            stage=stage,
+            phase=StagePhase.FAILED,
+            attempts=attempts,
+            judged=judged,
+            failure=failure,
+            exhausted=used_up,
+        )
+    return StageView(stage=stage, phase=StagePhase.PENDING, attempts=attempts, judged=judged)
+
+
+def _final(
+    stage: Stage, plan: Plan, judged: tuple[budgets.Judged, ...], counters: budgets.Counters
+) -> tuple[Failure | None, budgets.Exhausted | None]:
+    if not judged:
+        return None, None
+    attempt, verdict = judged[-1]
+    if attempt.key.number >= MAX_ATTEMPT:
+        return (
+            verdict.failure
+            or Failure(code=ExitCode.BAD_REQUEST, reason="TooManyAttempts", message="Suspended too often."),
+            budgets.Exhausted(field="the number of attempts", used=MAX_ATTEMPT, allowed=MAX_ATTEMPT),
+        )
+    if verdict.failure is None or budgets.waits_for_input(stage, verdict):
+        return None, None
+    used_up = budgets.exhausted(verdict, counters, plan.recovery)
+    return (verdict.failure, used_up) if used_up else (None, None)
+
+
+def _with_cache(
+    view: StageView, manifest: ConvertManifest | None, plan: Plan, preflight: PreflightOutcome | None
+) -> StageView:
+    """Convert is also done when its result lies in the cache, and only when the export is proven."""
+    own = _details(view, ConvertOutcome)
+    if own is not None:
+        if own.manifest.export_proven or not plan.export_proof:
+            return view
+        return StageView(
+            stage=view.stage,
+            phase=StagePhase.FAILED,
+            attempts=view.attempts,
+            judged=view.judged,
+            failure=Failure(
+                code=ExitCode.BAD_REQUEST,
+                reason="ExportNotProven",
+                message="The model was converted without proving that it can be exported, and "
+                "spec.preflight.exportProof asks for the proof.",
+                fix="Leave spec.preflight.exportProof as it was when the model was converted, "
+                "or create a new job.",
+            ),
+        )
+    usable = (
+        manifest is not None
+        and preflight is not None
+        and manifest.fingerprint == preflight.fingerprint
+        and (manifest.export_proven or not plan.export_proof)
+        # An attempt of this job may have finished its work and died before it could say so.
+        and (plan.use_cache == "Use" or f"/{plan.job.uid[:8]}-" in manifest.items)
+    )
+    if not usable or view.live is not None:
+        return view
+    return StageView(
+        stage=view.stage,
+        phase=StagePhase.SUCCEEDED,
+        attempts=view.attempts,
+        judged=view.judged,
+        hit=manifest,
+    )
+
+
+def _found(findings: Findings, view: StageView) -> Findings:
+    if not view.done:
+        return findings
+    match view.stage:
+        case Stage.PREFLIGHT:
+            return Findings(preflight=_details(view, PreflightOutcome))
+        case Stage.CONVERT:
+            own = _details(view, ConvertOutcome)
+            return Findings(preflight=findings.preflight, converted=own.manifest if own else view.hit)
+        case Stage.TRAIN:
+            return Findings(
+                preflight=findings.preflight,
+                converted=findings.converted,
+                train=_details(view, TrainOutcome),
+            )
+    return findings
+
+
+def _details[T](view: StageView, kind: type[T]) -> T | None:
+    details = view.result.details if view.result else None
+    return details if isinstance(details, kind) else None
+
+
+def not_proven(view: StageView) -> bool:
+    """Convert failed because the model could not be exported again unchanged."""
+    return view.failure is not None and view.failure.reason.startswith(("Export", "RoundTrip", "Proof"))
+
+
+def waiting_input(view: StageView) -> Failure | None:
+    """What preflight looked for in vain, as long as it has not found it."""
+    verdict = view.last_verdict
+    if view.done or verdict is None or not budgets.waits_for_input(view.stage, verdict):
+        return None
+    return verdict.failure

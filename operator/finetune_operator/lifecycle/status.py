@@ -1,0 +1,306 @@
+"""The whole status, from the situation, the survey and the last status. Same look, same status."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from finetune_contract import EvaluationResult, Stage, TrainOutcome
+from finetune_operator.api import Phase, Reason, StagePhase
+from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.classify import Verdict
+from finetune_operator.lifecycle.conditions import conditions
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.progress import decimal, progress_status
+from finetune_operator.lifecycle.resolved import resolved_status
+from finetune_operator.lifecycle.situation import Course, Situation
+from finetune_operator.lifecycle.stages import StageView, Survey
+from finetune_operator.lifecycle.summary import summarize
+from finetune_operator.lifecycle.times import stamp
+from finetune_operator.rendering import jobset_name
+
+type Object = Mapping[str, Any]
+
+_HISTORY = 10
+_CHECKPOINTS = 10
+
+
+def pace(live_jobs: int) -> float:
+    """Seconds between two reports of one job while only its steps move."""
+    return max(10.0, live_jobs / 20)
+
+
+def build_status(observed: Observed, situation: Situation, look: Survey | None) -> dict[str, Any]:
+    """``status`` of the job."""
+    job, previous = observed.job, observed.job.get("status") or {}
+    generation = job["metadata"].get("generation", 1)
+    status: dict[str, Any] = {
+        "observedGeneration": generation,
+        "phase": str(_phase(situation, look)),
+        "conditions": conditions(
+            situation, look, previous.get("conditions", ()), generation=generation, now=observed.now
+        ),
+    }
+    if look is not None:
+        status |= _of_survey(observed, situation, look, previous)
+    progress = _progress(observed, status, look, previous)
+    if progress is not None:
+        status["progress"] = progress
+    if look is not None and (
+        saved := _checkpoints(look, observed, kept=progress is previous.get("progress"))
+    ):
+        status["checkpoints"] = saved
+    status["summary"] = summarize(situation, look, progress)
+    if situation.wait:
+        status["waiting"] = _waiting(situation, previous, observed.now)
+    if situation.course.finished:
+        status["completionTime"] = previous.get("completionTime") or stamp(observed.now)
+    return status
+
+
+def _phase(situation: Situation, look: Survey | None) -> Phase:
+    fixed = {
+        Course.INVALID: Phase.VALIDATING,
+        Course.SUSPENDED: Phase.SUSPENDED,
+        Course.PLANNED: Phase.PLANNED,
+        Course.SUCCEEDED: Phase.SUCCEEDED,
+        Course.FAILED: Phase.FAILED,
+    }.get(situation.course)
+    if fixed is not None:
+        return fixed
+    if look is None or look.current.stage is Stage.PREFLIGHT:
+        return Phase.VALIDATING
+    if situation.running:
+        return Phase.RUNNING
+    return Phase.RECOVERING if situation.recovering else Phase.PROVISIONING
+
+
+def _of_survey(observed: Observed, situation: Situation, look: Survey, previous: Object) -> dict[str, Any]:
+    status: dict[str, Any] = {
+        "stage": str(look.live.key.stage if look.live else look.current.stage),
+        "resolved": resolved_status(look.plan, look.findings),
+        "stages": _stages(observed, situation, look, previous),
+        "attempts": _attempts(look),
+        "startTime": previous.get("startTime") or stamp(observed.now),
+    }
+    if evaluation := _evaluation(look):
+        status["evaluation"] = evaluation
+    if artifacts := _artifacts(look):
+        status["artifacts"] = artifacts
+    if situation.course is Course.FAILED:
+        status["failure"] = _failure(situation, look)
+    return status
+
+
+def _stages(observed: Observed, situation: Situation, look: Survey, previous: Object) -> list[Object]:
+    before = {each["name"]: each for each in previous.get("stages", ())}
+    return [_stage(observed, situation, look, stage, before.get(stage, {})) for stage in Stage]
+
+
+def _stage(
+    observed: Observed, situation: Situation, look: Survey, stage: Stage, before: Object
+) -> dict[str, Any]:
+    view = look[stage]
+    if view.phase is StagePhase.SKIPPED:
+        return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": Reason.NOT_REQUESTED.value}
+    if situation.course.finished and view.phase is StagePhase.PENDING and not view.attempts:
+        return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": "NotReached"}
+    failed_now = situation.course is Course.FAILED and view is look.current
+    phase = StagePhase.FAILED if failed_now else view.phase
+    told: dict[str, Any] = {"name": str(stage), "phase": str(phase)}
+    if view.attempts:
+        newest = view.attempts[-1]
+        told["attempt"] = newest.key.number
+        told["jobSet"] = jobset_name(look.plan.job.name, stage, newest.key.number)
+        told["startTime"] = before.get("startTime") or stamp(_started(view.attempts) or observed.now)
+    if phase in (StagePhase.SUCCEEDED, StagePhase.FAILED):
+        finished = view.result.finished if view.result else None
+        if finished is None and view.last_verdict:
+            finished = view.last_verdict.finished
+        told["completionTime"] = before.get("completionTime") or stamp(finished or observed.now)
+    failure = view.failure or (situation.failure if failed_now else None)
+    if failure:
+        told["reason"], told["message"] = failure.reason, failure.message
+    if stage is Stage.CONVERT and (cache := _cache(view, look)):
+        told["cache"] = cache
+    if stage is Stage.TRAIN and (step := _resumed_from(view, observed)):
+        told["resumedFromStep"] = step
+    return told
+
+
+def _started(attempts: Sequence[Attempt]) -> datetime | None:
+    times = [each.files.result.started for each in attempts if each.files and each.files.result]
+    created = [
+        datetime.fromisoformat(each.jobset["metadata"]["creationTimestamp"])
+        for each in attempts
+        if each.jobset and "creationTimestamp" in each.jobset["metadata"]
+    ]
+    return min(created + times, default=None)
+
+
+def _cache(view: StageView, look: Survey) -> Object | None:
+    converted = look.findings.converted
+    if converted is None:
+        return None
+    told: dict[str, Any] = {
+        "result": "Miss" if view.attempts else "Hit",
+        "fingerprint": converted.fingerprint,
+        "sourceURI": converted.items,
+        "sizeBytes": converted.size_bytes,
+    }
+    if not view.attempts:
+        told["savedSeconds"] = decimal(round(converted.seconds, 1))
+    elif look.plan.use_cache != "Use":
+        told["missBecause"] = [f"spec.cache is {look.plan.use_cache}"]
+    return told
+
+
+def _resumed_from(view: StageView, observed: Observed) -> int | None:
+    details = view.result.details if view.result else None
+    if isinstance(details, TrainOutcome):
+        return details.start_step
+    progress = observed.folder.progress
+    if progress and view.attempts and progress.attempt == view.attempts[-1].key.number:
+        return progress.start_step
+    return None
+
+
+def _attempts(look: Survey) -> Object:
+    history = [_ended(attempt, verdict) for attempt, verdict in look.judged]
+    told: dict[str, Any] = {
+        "total": look.total_attempts,
+        "preemption": look.counters.preemption,
+        "infrastructure": look.counters.infrastructure,
+        "user": look.counters.user,
+    }
+    if history:
+        told["history"] = history[-_HISTORY:]
+    return told
+
+
+def _ended(attempt: Attempt, verdict: Verdict) -> Object:
+    told: dict[str, Any] = {
+        "stage": str(attempt.key.stage),
+        "attempt": attempt.key.number,
+        "reason": verdict.failure.reason if verdict.failure else str(verdict.ending),
+    }
+    if verdict.failure_class is not None:
+        told["class"] = str(verdict.failure_class)
+    details = attempt.files.result.details if attempt.files and attempt.files.result else None
+    if isinstance(details, TrainOutcome):
+        told["startStep"], told["endStep"] = details.start_step, details.step
+    return told
+
+
+def _progress(observed: Observed, status: Object, look: Survey | None, previous: Object) -> Object | None:
+    return progress_status(
+        observed.folder.progress,
+        look.findings.train if look else None,
+        previous.get("progress"),
+        pace=pace(observed.live_jobs),
+        moved=_moving_parts(status) != _moving_parts(previous),
+    )
+
+
+def _moving_parts(status: Object) -> Any:
+    """What makes a write due at once."""
+    return (
+        status.get("observedGeneration"),
+        status.get("phase"),
+        status.get("stage"),
+        [(each["type"], each["status"], each["reason"]) for each in status.get("conditions", ())],
+        [(each["name"], each["phase"], each.get("attempt")) for each in status.get("stages", ())],
+    )
+
+
+def _checkpoints(look: Survey, observed: Observed, *, kept: bool) -> list[Object]:
+    if look.findings.train:
+        return [
+            _checkpoint(
+                record.step, record.uri, record.metrics, last=record is look.findings.train.checkpoints[-1]
+            )
+            for record in look.findings.train.checkpoints[-_CHECKPOINTS:]
+        ]
+    if kept:
+        return list((observed.job.get("status") or {}).get("checkpoints", ()))
+    steps = observed.folder.progress.checkpoints if observed.folder.progress else []
+    return [
+        _checkpoint(step, look.plan.run_folder.checkpoint(step), {}, last=step == steps[-1])
+        for step in steps[-_CHECKPOINTS:]
+    ]
+
+
+def _checkpoint(step: int, uri: str, metrics: Mapping[str, float], *, last: bool) -> Object:
+    told: dict[str, Any] = {"step": step, "uri": uri}
+    if metrics:
+        told["metrics"] = {name: decimal(value) for name, value in metrics.items()}
+    if last:
+        told["tags"] = ["Last"]
+    return told
+
+
+def _evaluation(look: Survey) -> Object | None:
+    measured = look.evaluation
+    if measured is None:
+        train = look.findings.train
+        if train is None or train.evaluation_loss is None:
+            return None
+        return {"result": {"loss": decimal(train.evaluation_loss)}}
+    told: dict[str, Any] = {}
+    if measured.dataset_hash:
+        told["datasetHash"] = measured.dataset_hash[:128]
+    if measured.baseline:
+        told["baseline"] = _metrics(measured.baseline)
+    if measured.tuned:
+        told["result"] = _metrics(measured.tuned)
+    if measured.samples_uri:
+        told["samplesURI"] = measured.samples_uri
+    return told
+
+
+def _metrics(result: EvaluationResult) -> Object:
+    return {"loss": decimal(result.loss), "perplexity": decimal(result.perplexity)}
+
+
+def _artifacts(look: Survey) -> list[Object]:
+    told: list[Object] = [
+        {
+            "name": artifact.name,
+            "type": artifact.type,
+            "uri": artifact.uri,
+            "digest": artifact.digest[:128],
+            "sizeBytes": artifact.size_bytes,
+        }
+        for artifact in (look.export.artifacts if look.export else ())
+    ]
+    if look.findings.preflight:
+        told.append({"name": "data-report", "type": "Report", "uri": look.findings.preflight.report})
+    return told
+
+
+def _failure(situation: Situation, look: Survey) -> Object:
+    failure, view = situation.failure, look.current
+    assert failure is not None, "a job that failed has a failure"
+    told: dict[str, Any] = {
+        "class": str(failure.failure_class),
+        "reason": failure.reason,
+        "stage": str(view.stage),
+        "message": failure.message,
+    }
+    if view.attempts:
+        number = view.attempts[-1].key.number
+        told["attempt"] = number
+        told["host"] = str(failure.host)
+        told["logsURI"] = look.plan.run_folder.log_tail(view.stage.short, number)
+    if failure.fix:
+        told["suggestion"] = failure.fix
+    if failure.evidence:
+        told["evidence"] = failure.evidence
+    return told
+
+
+def _waiting(situation: Situation, previous: Object, now: datetime) -> Object:
+    wait = situation.wait
+    assert wait is not None, "told only while something is waited for"
+    before = previous.get("waiting") or {}
+    since = before["since"] if before.get("reason") == wait.reason else stamp(wait.since or now)
+    return {"reason": str(wait.reason), "since": since, "message": wait.message[:1024]}

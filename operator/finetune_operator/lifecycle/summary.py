@@ -1,0 +1,118 @@
+"""The job's state in one sentence or two."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import Stage
+from finetune_operator.lifecycle.progress import decimal
+from finetune_operator.lifecycle.situation import Course, Situation
+from finetune_operator.lifecycle.stages import Survey
+
+type Object = Mapping[str, Any]
+
+_LIMIT = 1024
+_DOING = {
+    Stage.PREFLIGHT: "Checking the model and the data on CPU",
+    Stage.CONVERT: "Converting the model and proving that it can be exported",
+    Stage.TRAIN: "Training",
+    Stage.EVALUATE: "Evaluating",
+    Stage.EXPORT: "Exporting the tuned model",
+}
+
+
+def summarize(situation: Situation, look: Survey | None, progress: Object | None) -> str:
+    """``status.summary``. It quotes the progress that the status shows, so both move together."""
+    return _text(situation, look, progress)[:_LIMIT]
+
+
+def _text(  # noqa: PLR0911  one per case
+    situation: Situation, look: Survey | None, progress: Object | None
+) -> str:
+    if situation.course is Course.INVALID and situation.refused:
+        return f"Not started: {situation.refused.message}"
+    if look is None:
+        return "Looking at the job."
+    match situation.course:
+        case Course.SUCCEEDED:
+            return _succeeded(look)
+        case Course.PLANNED:
+            return f"Planned: {_planned(look)} {_tpu_time(look)}".strip()
+        case Course.FAILED:
+            return _failed(situation, look)
+        case Course.SUSPENDED:
+            return f"Suspended{_at_step(progress)}. Set spec.suspend to false to go on."
+        case Course.SUSPENDING:
+            return f"Suspending: {look.current.stage} saves and stops."
+    if situation.refused:
+        return f"{look.current.stage} waits: {situation.refused.message}"
+    if situation.wait:
+        return f"{look.current.stage} waits: {situation.wait.message}"
+    doing = _DOING[look.current.stage]
+    if look.current.stage is Stage.TRAIN and situation.running and progress:
+        doing = f"{doing}: {_training(progress)}"
+    elif not situation.running:
+        doing = f"{doing}: pods are being started"
+    return f"{doing}.{_recovered(look)}"
+
+
+def _training(progress: Object) -> str:
+    loss = next((each["value"] for each in progress.get("metrics", ()) if each["name"] == "loss"), None)
+    parts = [f"step {progress['step']} of {progress['totalSteps']}"]
+    if loss is not None:
+        parts.append(f"loss {loss}")
+    if "etaText" in progress:
+        parts.append(f"{progress['etaText']} left")
+    return ", ".join(parts)
+
+
+def _at_step(progress: Object | None) -> str:
+    return f" at step {progress['step']} of {progress['totalSteps']}" if progress else ""
+
+
+def _recovered(look: Survey) -> str:
+    counters = look.counters
+    parts = [
+        f"{number} {one if number == 1 else many}"
+        for number, one, many in (
+            (counters.preemption, "preemption", "preemptions"),
+            (counters.infrastructure, "fault", "faults"),
+        )
+        if number
+    ]
+    return f" Recovered from {' and '.join(parts)}." if parts else ""
+
+
+def _planned(look: Survey) -> str:
+    found, shape = look.findings.preflight, look.plan.placement.shape
+    if found is None:
+        return ""
+    return (
+        f"{found.steps} steps of {look.plan.hyperparameters.global_batch_size} rows on "
+        f"{look.plan.chips} chips ({shape.accelerator} {shape.topology})."
+    )
+
+
+def _succeeded(look: Survey) -> str:
+    artifacts = look.export.artifacts if look.export else []
+    where = f" The tuned model lies in {artifacts[0].uri}." if artifacts else ""
+    measured = look.evaluation
+    if measured and measured.baseline and measured.tuned:
+        loss = f" Loss {decimal(measured.baseline.loss)} before, {decimal(measured.tuned.loss)} after."
+    elif look.findings.train and look.findings.train.evaluation_loss is not None:
+        loss = f" Loss {decimal(look.findings.train.evaluation_loss)} on the validation rows."
+    else:
+        loss = ""
+    return f"Succeeded.{where}{loss}{_recovered(look)}"
+
+
+def _failed(situation: Situation, look: Survey) -> str:
+    failure = situation.failure
+    assert failure is not None, "a job that failed has a failure"
+    return f"Failed in {look.current.stage}: {failure.message} {failure.fix} {_tpu_time(look)}".replace(
+        "  ", " "
+    ).strip()
+
+
+def _tpu_time(look: Survey) -> str:
+    used = look[Stage.TRAIN].attempts or look[Stage.EVALUATE].attempts
+    return "" if used else "No TPU time was used."
