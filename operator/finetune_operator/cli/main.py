@@ -104,12 +104,12 @@ def validate(
     more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More manifests.")] = None,
 ) -> None:
     """Check manifests without a cluster, by the rules of API server and operator; exit code 1 with the errors."""
-    from finetune_operator.cli.validate import validate_files
+    from finetune_operator.cli.checks import check_files
 
     given = [*files, *(more or [])]
-    problems = validate_files(given)
+    problems = check_files(given)
     for problem in problems:
-        typer.echo(str(problem), err=True)
+        typer.echo(problem, err=True)
     if problems:
         raise typer.Exit(1)
     typer.echo(f"{len(given)} file{'s' if len(given) > 1 else ''} in order.")

@@ -14,20 +14,32 @@ type Object = Mapping[str, Any]
 
 def load(path: Path) -> list[Object]:
     """The objects of a YAML or JSON file; ``-`` is stdin. Raises CliError that names file and line."""
+    return parse(read(path), "stdin" if str(path) == "-" else str(path))
+
+
+def read(path: Path) -> str:
+    """The text of a file or of stdin. Raises CliError."""
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except OSError as error:
         raise CliError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise CliError(f"{path}: is not UTF-8 text") from error
+
+
+def parse(text: str, name: str) -> list[Object]:
+    """The objects of one file's text, those of a ``kind: List`` taken out of it. Raises CliError."""
     try:
         documents = list(read_documents(text))
     except YamlError as error:
-        raise CliError(f"{path}:{error.line}: is no YAML: {error.message}") from error
+        raise CliError(f"{name}:{error.line}: is no YAML: {error.message}") from error
+    objects: list[Object] = []
     for document in documents:
         if not isinstance(document.content, Mapping) or not isinstance(document.content.get("kind"), str):
-            raise CliError(f"{path}:{document.line(())}: is no Kubernetes object: it has no kind.")
-    return [document.content for document in documents]
+            raise CliError(f"{name}:{document.line(())}: is no Kubernetes object: it has no kind.")
+        listed = document.content["kind"] == "List"
+        objects += document.content.get("items") or [] if listed else [document.content]
+    return objects
 
 
 def of_kind(objects: Sequence[Object], kind: str) -> list[Object]:

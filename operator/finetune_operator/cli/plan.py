@@ -1,6 +1,7 @@
 """``finetune plan``: what a job would do, found out without a cluster."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,17 @@ _DOES = {
 }
 
 
+class _Dumper(yaml.SafeDumper):
+    """Also quotes strings like ``2e-5``, which kubectl would read as numbers."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
 def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "json", "yaml"]) -> str:
     """The plan of the one job in ``file``. Raises CliError with the operator's own words where it would refuse."""
     job, profile = _inputs(file, profile_file)
@@ -32,7 +44,8 @@ def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "js
     except Refused as error:
         raise CliError(f"{file}: {error.reason}: {error.message}") from error
     if output == "yaml":
-        return yaml.safe_dump_all(jobsets, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
+        text = yaml.dump_all(jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+        return str(text).rstrip("\n")
     if output == "json":
         return json.dumps(_facts(plan) | {"jobSets": jobsets}, indent=2)
     return "\n".join(_page(plan, jobsets))

@@ -1,0 +1,39 @@
+"""Every example is one that the API server and the operator would take."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from finetune_operator.cli.plan import show_plan
+from finetune_operator.cli.validate import validate_files
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+JOBS = [path for path in EXAMPLES if path.parent.name != "profiles"]
+LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
+CLOUD = ROOT / "examples" / "profiles" / "gke-v6e.yaml"
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, LOCAL], ids=lambda path: path.name)
+def test_validates(path: Path) -> None:
+    assert [str(problem) for problem in validate_files([path])] == []
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
+def test_can_be_planned(path: Path, tmp_path: Path) -> None:
+    local = "profileRef" not in yaml.safe_load(path.read_text())["spec"]
+    job = yaml.safe_load(path.read_text())
+    job["metadata"]["namespace"] = "team-a"
+    manifest = tmp_path / path.name
+    manifest.write_text(json.dumps(job))
+    page = show_plan(manifest, LOCAL if local else CLOUD, "text")
+    assert "Train" in page
+
+
+def test_the_quickstart_fits_on_fifteen_lines_and_names_no_profile() -> None:
+    text = (ROOT / "examples" / "quickstart.yaml").read_text()
+    assert len(text.splitlines()) <= 15
+    assert "profileRef" not in text
+    assert "file://" not in text
