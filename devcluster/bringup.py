@@ -44,15 +44,22 @@ class Bringup:
             say(f"control plane: starting, state in {self.state.root}")
             store = asyncio.create_task(self._object_store())
             try:
-                await self._control_plane()
+                for name in ("etcd", "kube-apiserver"):
+                    await self.start(name)
                 say(f"API server ready after {time.monotonic() - started:.1f} s")
-                await self._jobset()
-                await self._nodes()
-                say("nodes ready")
-                await store
+                self._account = await self._installed()
+                say("CRDs, rights of the operator and profile `local` installed")
+                # after the CRDs: the garbage collector looks for new kinds only every 30 s
+                await asyncio.gather(
+                    self.start("kube-controller-manager"),
+                    self.start("kube-scheduler"),
+                    self._jobset(),
+                    self.start("node-agent"),
+                    store,
+                )
+                say("controllers, nodes and object store ready")
             finally:
                 store.cancel()
-            self._account = await self._installed(say)
             if operator:
                 await self.start_operator()
                 say("operator ready")
@@ -123,29 +130,20 @@ class Bringup:
         await self.supervisor.start(gcs.fake_gcs(self.state, self._programs, self._ports))
         await gcs.create_buckets(self.supervisor.session, self._ports)
 
-    async def _control_plane(self) -> None:
-        for name in ("etcd", "kube-apiserver"):
-            await self.start(name)
-        await asyncio.gather(self.start("kube-controller-manager"), self.start("kube-scheduler"))
-
     async def _jobset(self) -> None:
+        await self.start("jobset")
+        await install.apply_all(self._admin(), jobset.webhooks(self.state, self._ports))
+
+    async def _installed(self) -> str:
+        """All that an administrator applies; the name of the operator's account."""
         kube = self._admin()
         manifests = jobset.manifests()
         await install.apply_all(kube, manifests)
-        await install.established(kube, [m for m in manifests if m["kind"] == "CustomResourceDefinition"])
-        await self.start("jobset")
-        await install.apply_all(kube, jobset.webhooks(self.state, self._ports))
-
-    async def _nodes(self) -> None:
-        await install.node_agent_rights(self._admin())
-        await self.start("node-agent")
-
-    async def _installed(self, say: Say) -> str:
-        kube = self._admin()
         account = await install.chart(kube, self._programs)
+        await install.established(kube, [m for m in manifests if m["kind"] == "CustomResourceDefinition"])
+        await install.node_agent_rights(kube)
         await install.namespace(kube, "default", stages=True)
         await install.profile(kube)
-        say("CRDs, rights of the operator and profile `local` installed")
         return account
 
 

@@ -130,28 +130,29 @@ def ensure_supervisor(state: State, options: Options) -> None:
     state.logs.mkdir(parents=True, exist_ok=True)
     options.save(state.options)
     with state.log("supervisor").open("ab") as log:
-        process = subprocess.Popen(
+        # it detaches itself, so that it is nobody's child when this returns
+        subprocess.run(
             [sys.executable, "-P", "-m", "devcluster", "supervise", "--state", str(state.root)],
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=state.root,
-            start_new_session=True,
+            check=True,
         )
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         if alive(state):
             return
-        # exit 0: another one was quicker and answers soon
-        if process.poll() not in (None, 0):
-            break
         time.sleep(0.05)
     raise ClusterError(f"the supervisor does not start; see {state.log('supervisor')}")
 
 
 def supervise(state: State) -> None:
-    """The supervisor's process. Returns at once when another one holds the state folder."""
+    """The supervisor's process, in the background. It ends at once when another one holds the state folder."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
     with state.lock.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -72,7 +72,8 @@ def apiserver(state: State, programs: Mapping[str, Path], ports: Mapping[str, in
             # nobody serves the service "kubernetes" here; clients are given the address
             "--endpoint-reconciler-type=none",
             "--authorization-mode=Node,RBAC",
-            # no anonymous access but to the health endpoints that RBAC opens
+            # whether a pod may be privileged is for the namespaces to say, as on GKE
+            "--allow-privileged=true",
             "--max-requests-inflight=1500",
             "--max-mutating-requests-inflight=800",
             f"--cert-dir={state.root / 'certs'}",
