@@ -27,6 +27,7 @@ class FakeApi:
         """Status code that every request gets."""
         self._version = 100
         self._watches: list[tuple[str, asyncio.Queue[Object | None]]] = []
+        self._read: list[str] = []
         self._changed = asyncio.Event()
 
     async def put(self, plural: str, manifest: Object) -> None:
@@ -90,7 +91,16 @@ class FakeApi:
         return response
 
     async def log(self, request: web.Request) -> web.Response:
-        return web.Response(text=self.logs[request.match_info["name"]])
+        name = request.match_info["name"]
+        self._read.append(name)
+        self._changed.set()
+        return web.Response(text=self.logs[name])
+
+    async def logs_read(self, pod: str) -> None:
+        """Returns once the pod's log was asked for."""
+        while pod not in self._read:
+            self._changed.clear()
+            await self._changed.wait()
 
 
 @asynccontextmanager

@@ -1,0 +1,196 @@
+"""``finetune logs``: live pods, several hosts, following, and what was kept."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_contract import Stage
+from finetune_operator.artifacts.port import StorageUnavailable
+from finetune_operator.cli.connection import Connection
+from finetune_operator.cli.errors import CliError
+from finetune_operator.cli.logs import Selection, show_logs
+from tests.unit.cli.fake_api import FakeApi, serve
+
+JOBS = Path(__file__).parent / "jobs"
+FOLDER = "gs://ft-artifacts/team-a/quickstart-5b0f3f3c"
+
+
+class Kept:
+    """A store that holds kept logs."""
+
+    def __init__(self, logs: dict[str, bytes] | None = None, *, reachable: bool = True) -> None:
+        self._logs = logs or {}
+        self._reachable = reachable
+
+    async def read(self, uri: str) -> bytes | None:
+        if not self._reachable:
+            raise StorageUnavailable(uri, "no answer in time")
+        return self._logs.get(uri)
+
+    async def list(self, uri: str) -> Sequence[str]:
+        raise NotImplementedError
+
+    async def write(self, uri: str, content: bytes) -> None:
+        raise NotImplementedError
+
+
+def job(phase: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((JOBS / f"{phase}.yaml").read_text())
+    return loaded
+
+
+def pod(stage: Stage, attempt: int = 1, host: int = 0, state: str = "running") -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": f"quickstart-{stage.short}-{attempt}-slice-0-{host}-abcde",
+            "labels": {
+                "tpu-finetune.dev/job-uid": "5b0f3f3c-8f6c-4d0e-9d58-0c7d8a4f9a11",
+                "tpu-finetune.dev/stage": stage.value,
+                "tpu-finetune.dev/attempt": str(attempt),
+            },
+        },
+        "status": {"containerStatuses": [{"state": {state: {}}}]},
+    }
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+@pytest.fixture
+async def connection(api: FakeApi) -> AsyncIterator[Connection]:
+    async def at_once(_seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    async with serve(api) as configuration:
+        connection = Connection(configuration, "team-a", sleep=at_once)
+        yield connection
+        await connection.close()
+
+
+async def add(api: FakeApi, *pods: dict[str, Any]) -> None:
+    for added in pods:
+        name = added["metadata"]["name"]
+        api.logs[name] = f"hello from {name}\nbye\n"
+        await api.put("pods", added)
+
+
+async def logs(
+    connection: Connection,
+    selection: Selection | None = None,
+    *,
+    follow: bool = False,
+    store: Kept | None = None,
+) -> list[str]:
+    lines: list[str] = []
+    await show_logs(
+        connection,
+        "quickstart",
+        selection or Selection(),
+        follow=follow,
+        store=store or Kept(),
+        write=lines.append,
+    )
+    return lines
+
+
+async def test_the_last_attempt_of_the_last_stage_is_shown(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    await add(api, pod(Stage.PREFLIGHT, state="terminated"), pod(Stage.TRAIN, 1), pod(Stage.TRAIN, 2))
+    assert await logs(connection) == ["hello from quickstart-train-2-slice-0-0-abcde", "bye"]
+
+
+async def test_stage_and_attempt_can_be_chosen(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    await add(api, pod(Stage.PREFLIGHT, state="terminated"), pod(Stage.TRAIN, 1), pod(Stage.TRAIN, 2))
+    shown = await logs(connection, Selection(stage=Stage.TRAIN, attempt=1))
+    assert shown[0] == "hello from quickstart-train-1-slice-0-0-abcde"
+    assert (await logs(connection, Selection(stage=Stage.PREFLIGHT)))[0].startswith(
+        "hello from quickstart-prep-1"
+    )
+
+
+async def test_lines_of_several_hosts_say_whose_they_are(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    await add(api, pod(Stage.TRAIN, host=1), pod(Stage.TRAIN, host=0))
+    shown = await logs(connection)
+    assert [line.split(" | ")[0] for line in shown] == ["slice-0-0", "slice-0-0", "slice-0-1", "slice-0-1"]
+
+
+async def test_pods_that_have_not_started_have_no_log(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    await add(api, pod(Stage.TRAIN, state="waiting"))
+    kept = Kept({f"{FOLDER}/attempts/train-1/log-tail.txt": b"kept\n"})
+    assert await logs(connection, store=kept) == ["kept"]
+
+
+async def test_without_pods_the_kept_log_is_shown(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("succeeded"))
+    kept = Kept(
+        {
+            f"{FOLDER}/attempts/export-1/log-tail.txt": b"exported\n",
+            f"{FOLDER}/attempts/prep-1/log-tail.txt": b"checked\n",
+        }
+    )
+    assert await logs(connection, store=kept) == ["exported"]
+    assert await logs(connection, Selection(stage=Stage.PREFLIGHT), store=kept) == ["checked"]
+    assert await logs(connection, follow=True, store=kept) == ["exported"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "selection", "store", "told"),
+    [
+        ("succeeded", Selection(), Kept(), "no log was kept at gs://ft-artifacts"),
+        ("succeeded", Selection(), Kept(reachable=False), "the kept log cannot be read: .*no answer in time"),
+        ("pending", Selection(), Kept(), "has no pods and no run folder yet"),
+        (
+            "running",
+            Selection(stage=Stage.EXPORT),
+            Kept(),
+            "Export of quickstart has not run: Preflight, Train has",
+        ),
+    ],
+)
+async def test_what_cannot_be_shown_is_explained(
+    api: FakeApi, connection: Connection, phase: str, selection: Selection, store: Kept, told: str
+) -> None:
+    await api.put("finetunejobs", job(phase))
+    with pytest.raises(CliError, match=told):
+        await logs(connection, selection, store=store)
+
+
+async def test_following_shows_stage_after_stage_until_the_job_ends(
+    api: FakeApi, connection: Connection
+) -> None:
+    await api.put("finetunejobs", job("running"))
+    await add(api, pod(Stage.TRAIN))
+    following = asyncio.create_task(logs(connection, follow=True))
+    await api.watched("pods")
+    await api.watched("finetunejobs")
+    await add(api, pod(Stage.EVALUATE, state="waiting"))
+    await add(api, pod(Stage.EVALUATE))
+    await api.logs_read("quickstart-eval-1-slice-0-0-abcde")
+    await api.put("finetunejobs", job("succeeded"))
+    shown = await following
+    assert [line for line in shown if line.startswith("===")] == [
+        "=== Train attempt 1",
+        "=== Evaluate attempt 1",
+    ]
+    assert "hello from quickstart-eval-1-slice-0-0-abcde" in shown
+
+
+async def test_following_one_stage_ends_with_the_stage(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("running"))
+    await add(api, pod(Stage.TRAIN))
+    following = asyncio.create_task(logs(connection, Selection(stage=Stage.TRAIN), follow=True))
+    await api.logs_read("quickstart-train-1-slice-0-0-abcde")
+    done = job("running")
+    done["status"]["stages"][2]["phase"] = "Succeeded"
+    await api.watched("finetunejobs")
+    await api.put("finetunejobs", done)
+    assert (await following)[0] == "=== Train attempt 1"

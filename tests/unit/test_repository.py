@@ -1,0 +1,84 @@
+"""What must hold of the tree itself."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: Written in parts, so that this file does not hold what it looks for.
+PACKAGE_HOSTS = [
+    "pypi" + ".org",
+    "files.pythonhosted" + ".org",
+    "proxy.golang" + ".org",
+    "sum.golang" + ".org",
+    "registry.npmjs" + ".org",
+]
+#: Paths of one person's machine: absolute, so not .../work/... inside another path.
+MACHINE_PATHS = [r"(?<![\w.$}/-])/" + folder + r"/(?!\s)" for folder in ("root", "work", "home")]
+
+
+def tracked() -> Iterator[Path]:
+    """Files that git would take along."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    yield from (ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file())
+
+
+def findings(pattern: str) -> list[str]:
+    found = []
+    for path in tracked():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), start=1):
+            if re.search(pattern, line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}")
+    return found
+
+
+def test_no_package_called_operator_shadows_the_standard_library() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists(), "python -m anything from this folder would crash"
+
+
+@pytest.mark.parametrize("host", PACKAGE_HOSTS)
+def test_no_file_names_a_package_host(host: str) -> None:
+    assert findings(re.escape(host)) == [], "whichever index a machine is configured with serves"
+
+
+@pytest.mark.parametrize("path", MACHINE_PATHS)
+def test_no_file_names_a_path_of_one_machine(path: str) -> None:
+    assert findings(path) == []
+
+
+def test_locks_are_hashed_requirement_files() -> None:
+    assert not list(ROOT.rglob("uv.lock"))
+    for lock in [*(ROOT / "requirements").glob("*.txt"), *(ROOT / "trainer_image").glob("requirements*.txt")]:
+        pinned = [line for line in lock.read_text().splitlines() if re.match(r"[a-z0-9].*==", line)]
+        assert pinned, lock
+        assert all(line.endswith("\\") for line in pinned), f"{lock}: a pin without a hash"
+
+
+def test_generated_files_are_up_to_date() -> None:
+    from finetune_operator.api.generate import outdated
+
+    assert outdated(ROOT) == [], "run make generate"
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = [
+        f"{document.relative_to(ROOT)}: {target}"
+        for document in tracked()
+        if document.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+        if "://" not in target and not (document.parent / target).exists()
+    ]
+    assert broken == []
