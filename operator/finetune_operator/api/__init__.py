@@ -71,7 +71,15 @@ from finetune_operator.api.method import (
     SftOptions,
 )
 from finetune_operator.api.model import JobModel, Model, OrbaxModel, SourceCheckpoint
-from finetune_operator.api.parsing import Fault, InvalidObject, parse_job, parse_profile, parse_status
+from finetune_operator.api.parsing import (
+    Fault,
+    InvalidObject,
+    did_you_mean,
+    parse_job,
+    parse_profile,
+    parse_status,
+    render_path,
+)
 from finetune_operator.api.paths import field_paths, set_paths
 from finetune_operator.api.placement import Capacity, Controller, Parallelism, Resources
 from finetune_operator.api.policies import (
@@ -293,11 +301,13 @@ __all__ = [
     "ValidationDataset",
     "Waiting",
     "WaitingReason",
+    "did_you_mean",
     "field_paths",
     "find_condition",
     "merge_conditions",
     "parse_job",
     "parse_profile",
     "parse_status",
+    "render_path",
     "set_paths",
 ]

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from finetune_operator.api.rules import RULES_KEY, Rule, exactly_one, number
 
@@ -58,7 +59,9 @@ class ApiModel(BaseModel):
     def _obeys_its_rules(self) -> Self:
         for rule in self.rules:
             if rule.holds is not None and not rule.holds(self):
-                raise ValueError(rule.message)
+                raise PydanticCustomError(
+                    "rule", "{message}", {"message": rule.message, "at": ".".join(rule.at)}
+                )
         return self
 
     def to_document(self) -> dict[str, Any]:

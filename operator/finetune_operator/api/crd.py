@@ -92,7 +92,8 @@ def _root(model: type[ApiModel]) -> Schema:
         "properties": {
             "apiVersion": {"description": "Version of this object's schema.", "type": "string"},
             "kind": {"description": "Kind of this object.", "type": "string"},
-            "metadata": {"type": "object"},
+            # named only because the rules on it say where they stand; everything else of metadata stays open
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": spec,
             "status": status,
         },

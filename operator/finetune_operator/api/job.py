@@ -125,17 +125,19 @@ class FineTuneJob(ApiModel):
         Rule(
             cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
             message=(
-                f"metadata.name may have at most {MAX_NAME_LENGTH} characters: the names of pods are made from it "
+                f"may have at most {MAX_NAME_LENGTH} characters: the names of pods are made from it "
                 "and must fit 63"
             ),
+            at=("metadata", "name"),
             holds=lambda self: len(self.metadata.name) <= MAX_NAME_LENGTH,
         ),
         Rule(
             cel=f"self.metadata.name.matches('{NAME_PATTERN}')",
             message=(
-                "metadata.name must be lower-case letters, digits and '-', begin with a letter and end with a "
+                "must be lower-case letters, digits and '-', begin with a letter and end with a "
                 "letter or digit"
             ),
+            at=("metadata", "name"),
             holds=lambda self: _NAME.fullmatch(self.metadata.name) is not None,
         ),
     )

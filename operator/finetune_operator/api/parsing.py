@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.profile import FineTuneProfile
@@ -21,9 +22,14 @@ type Object = Mapping[str, Any]
 class Fault:
     """One thing that is wrong with an object."""
 
-    path: str
-    """``spec.datasets.train[0].weight``"""
+    location: tuple[str | int, ...]
+    """``("spec", "datasets", "train", 0, "weight")``"""
     message: str
+
+    @property
+    def path(self) -> str:
+        """``spec.datasets.train[0].weight``"""
+        return render_path(self.location)
 
 
 class InvalidObject(ValueError):
@@ -66,11 +72,11 @@ def parse_status(obj: Object) -> FineTuneJobStatus | None:
 
 def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
     if not isinstance(obj, Mapping):
-        raise InvalidObject([Fault(path="", message=f"must be an object, not {type(obj).__name__}")])
+        raise InvalidObject([Fault(location=(), message=f"must be an object, not {type(obj).__name__}")])
     document = {key: value for key, value in obj.items() if key != "status"}
     nulls = [
-        Fault(path=path, message="is null: leave the field out, or give it a value")
-        for path in _nulls(document)
+        Fault(location=location, message="is null: leave the field out, or give it a value")
+        for location in _nulls(document)
     ]
     if nulls:
         raise InvalidObject(nulls)
@@ -93,28 +99,34 @@ def _whole_numbers(value: Any) -> Any:
             return value
 
 
-def _nulls(value: Any, path: str = "") -> Iterator[str]:
-    """Paths of nulls outside metadata, which is not ours."""
+def _nulls(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where nulls stand outside metadata, which is not ours."""
     match value:
         case None:
-            yield path
+            yield location
         case Mapping():
             for key, item in value.items():
-                if path or key != "metadata":
-                    yield from _nulls(item, f"{path}.{key}" if path else str(key))
+                if location or key != "metadata":
+                    yield from _nulls(item, (*location, str(key)))
         case list() | tuple():
             for index, item in enumerate(value):
-                yield from _nulls(item, f"{path}[{index}]")
+                yield from _nulls(item, (*location, index))
 
 
 def _faults(model: type[BaseModel], error: ValidationError) -> list[Fault]:
     return [
         Fault(
-            path=render_path(detail["loc"]),
+            location=(*detail["loc"], *_place_of_rule(detail)),
             message=_message(model, detail["type"], detail["loc"], detail["msg"]),
         )
         for detail in error.errors(include_url=False)
     ]
+
+
+def _place_of_rule(detail: ErrorDetails) -> tuple[str, ...]:
+    """A rule stands on an object and may speak of a place below it (``Rule.at``)."""
+    at = detail.get("ctx", {}).get("at", "")
+    return tuple(at.split(".")) if at else ()
 
 
 def _message(model: type[BaseModel], kind: str, location: tuple[int | str, ...], message: str) -> str:

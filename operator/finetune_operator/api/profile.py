@@ -257,7 +257,7 @@ class Constraints(ApiModel):
     limits: Annotated[tuple[Limit, ...], Field(max_length=64), *list_map("path")] | None = None
     """Ranges for numbers."""
     locked: Annotated[tuple[FieldPath, ...], Field(max_length=64), *distinct()] | None = None
-    """Fields whose value is the profile's, whatever the job says."""
+    """Fields that only the profile sets: a job that sets one to another value is refused."""
     engine_overrides: AllowedOverrides | None = None
     """engineOverrides that jobs may set."""
     uris: AllowedUris | None = None

@@ -21,10 +21,13 @@ class Rule:
     message: str
     holds: Callable[[Any], bool] | None
     """None for a transition rule (it names ``oldSelf``): only the API server knows the old object."""
+    at: tuple[str, ...] = ()
+    """The place below the value that an error names; empty: the value itself."""
 
     def document(self) -> dict[str, str]:
         """The entry of ``x-kubernetes-validations``."""
-        return {"rule": self.cel, "message": self.message}
+        entry = {"rule": self.cel, "message": self.message}
+        return entry | {"fieldPath": "." + ".".join(self.at)} if self.at else entry
 
 
 def exactly_one(*names: str) -> Rule:

@@ -1,0 +1,162 @@
+"""One object against a CRD's schema and rules, each violation told with what was seen and what is expected."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import celpy
+import jsonschema
+from celpy.adapter import json_to_cel
+from celpy.evaluation import CELEvalError
+
+from finetune_operator.api import did_you_mean
+from finetune_operator.api.rules import RULES_KEY
+from finetune_operator.cli.documents import Place
+
+type Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One violation. ``fix`` is empty where the message says it already."""
+
+    place: Place
+    message: str
+    fix: str = ""
+
+
+def check_schema(content: Mapping[str, Any], schema: Schema) -> list[Finding]:
+    """Missing and unknown fields, then violated keywords, by their places."""
+    return [*_members(content, schema, ()), *_keywords(content, schema)]
+
+
+def check_rules(content: Mapping[str, Any], schema: Schema, *, sound: bool) -> list[Finding]:
+    """Violated CEL rules, those on transitions left out.
+
+    ``sound`` says that the schema holds; otherwise a rule that cannot be evaluated has been told of already.
+    """
+    return list(_violated(content, schema, (), sound=sound))
+
+
+def shown(value: Any) -> str:
+    """A value as a person would name it; long texts cut, objects and lists only by their type."""
+    match value:
+        case None:
+            return "empty"
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'"{value}"' if len(value) <= 64 else f'"{value[:61]}…"'
+        case Mapping():
+            return "an object"
+        case list():
+            return "a list"
+        case _:
+            return str(value)
+
+
+def _members(value: Any, schema: Schema, place: Place) -> Iterator[Finding]:
+    """Fields that are missing or unknown. A structural schema is closed by pruning, not by a keyword: what it does
+    not name is what kubectl refuses."""
+    if isinstance(value, Mapping):
+        missing = (name for name in schema.get("required", ()) if name not in value)
+        yield from (Finding((*place, name), "required, but not set") for name in missing)
+    if place == ("metadata",):  # open: it is Kubernetes' own
+        return
+    for key, item, below in _children(value, schema):
+        if below is None:
+            known = tuple(schema["properties"])
+            yield Finding((*place, key), "unknown field" + did_you_mean(str(key), known))
+        else:
+            yield from _members(item, below, (*place, key))
+
+
+def _children(value: Any, schema: Schema) -> Iterator[tuple[str | int, Any, Schema | None]]:
+    """What stands directly below a value: key, item, and its schema (None: the schema does not know it)."""
+    if isinstance(value, Mapping) and "properties" in schema:
+        yield from ((str(key), item, schema["properties"].get(key)) for key, item in value.items())
+    elif isinstance(value, Mapping) and "additionalProperties" in schema:
+        yield from ((str(key), item, schema["additionalProperties"]) for key, item in value.items())
+    elif isinstance(value, list) and "items" in schema:
+        yield from ((index, item, schema["items"]) for index, item in enumerate(value))
+
+
+def _keywords(content: Mapping[str, Any], schema: Schema) -> Iterator[Finding]:
+    validator = jsonschema.Draft202012Validator(dict(schema))
+    for error in sorted(
+        validator.iter_errors(content), key=lambda e: [str(part) for part in e.absolute_path]
+    ):
+        place: Place = tuple(error.absolute_path)
+        keyword, limit, within = str(error.validator), error.validator_value, error.schema
+        meaning = within.get("description", "") if isinstance(within, Mapping) else ""
+        if keyword != "required":  # told by _members, one by one
+            yield Finding(place, *_explained(keyword, limit, error.instance, meaning))
+
+
+def _explained(keyword: str, limit: Any, saw: Any, meaning: str) -> tuple[str, str]:
+    """Message and fix for one violated keyword. ``meaning`` is the field's description."""
+    message, fix = "", ""
+    match keyword:
+        case "type":
+            message, fix = f"must be {_article(limit)}, not {shown(saw)}", _type_fix(saw, limit)
+        case "enum":
+            message = f"unknown value {shown(saw)}{did_you_mean(str(saw), limit)}"
+        case "pattern":
+            message = f"{shown(saw)} does not have the form {limit}"
+            fix = f"Expected: {meaning}" if meaning else ""
+        case "minimum":
+            message = f"is {saw}, must be at least {limit}"
+        case "maximum":
+            message = f"is {saw}, may be at most {limit}"
+        case "minLength" | "minItems":
+            message, fix = "must not be empty", "Leave the field out instead."
+        case "maxLength":
+            message = f"has {len(saw)} characters, may have at most {limit}"
+        case _:  # maxItems, maxProperties: the last keywords that our schemas use
+            message = f"has {len(saw)} entries, may have at most {limit}"
+    return message, fix
+
+
+def _type_fix(saw: Any, wanted: str) -> str:
+    if wanted == "string" and isinstance(saw, int | float | bool):
+        return "Write it in quotes."
+    if wanted in ("integer", "boolean") and isinstance(saw, str):
+        return "Write it without quotes."
+    if saw is None:
+        return "Leave the field out, or give it a value."
+    return ""
+
+
+def _article(kind: str) -> str:
+    return {"array": "a list", "integer": "an integer", "object": "an object"}.get(kind, f"a {kind}")
+
+
+def _violated(value: Any, schema: Schema, place: Place, *, sound: bool) -> Iterator[Finding]:
+    for rule in schema.get(RULES_KEY, ()):
+        if "oldSelf" in rule["rule"]:
+            continue
+        try:
+            holds = bool(_program(rule["rule"]).evaluate({"self": json_to_cel(value)}))
+        except (CELEvalError, ValueError, OverflowError):
+            holds = not sound
+        if not holds:
+            yield Finding((*place, *rule.get("fieldPath", "").split(".")[1:]), rule["message"])
+    for key, item, below in _children(value, schema):
+        if below is not None:
+            yield from _violated(item, below, (*place, key), sound=sound)
+
+
+@cache
+def _program(rule: str) -> celpy.Runner:
+    environment = _environment()
+    return environment.program(environment.compile(rule))
+
+
+@cache
+def _environment() -> celpy.Environment:
+    limit = sys.getrecursionlimit()
+    environment = celpy.Environment()
+    sys.setrecursionlimit(limit)  # it raises the whole process's limit; our rules are shallow
+    return environment

@@ -1,0 +1,170 @@
+"""``finetune validate``: what the API server and the operator would refuse, told without a cluster.
+
+A manifest passes the CRD's own schema, the CRD's own CEL rules (those on transitions need the stored object and
+are left out) and the models, in this order.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from finetune_operator.api import (
+    API_VERSION,
+    GROUP,
+    InvalidObject,
+    did_you_mean,
+    parse_job,
+    parse_profile,
+    render_path,
+)
+from finetune_operator.api.crd import job_crd, profile_crd, root_schema
+from finetune_operator.cli.documents import Place, YamlError, read_documents
+from finetune_operator.cli.schema_check import Finding, Schema, check_rules, check_schema, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with a manifest."""
+
+    file: str
+    message: str
+    document: int = 1
+    """Number of the YAML document in the file, from 1."""
+    line: int | None = None
+    path: str = ""
+    """``spec.datasets.train[0].weight``; empty: the whole document."""
+    fix: str = ""
+    """What to do, where the message does not say it already."""
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        parts = [where, *([self.path] if self.path else []), self.message]
+        return ": ".join(parts) + (f". {self.fix}" if self.fix else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    schema: Schema
+    parse: Callable[[Mapping[str, Any]], object]
+
+
+def validate_files(paths: Iterable[Path]) -> list[Problem]:
+    """Everything that is wrong with our objects in these files (``-`` is stdin), in their order.
+
+    Objects of other API groups are left alone; a file without any object of ours is a problem.
+    """
+    problems: list[Problem] = []
+    for path in paths:
+        name = "stdin" if str(path) == "-" else str(path)
+        try:
+            text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        except OSError as error:
+            problems.append(Problem(file=name, message=error.strerror or str(error)))
+        except UnicodeDecodeError:
+            problems.append(Problem(file=name, message="is not UTF-8 text"))
+        else:
+            problems.extend(validate_text(text, file=name))
+    return problems
+
+
+def validate_text(text: str, *, file: str) -> list[Problem]:
+    """Everything that is wrong with our objects in one file's text."""
+    problems: list[Problem] = []
+    ours = 0
+    try:
+        for document in read_documents(text):
+            for place, content in _objects(document.content):
+                if not _is_ours(content):
+                    continue
+                ours += 1
+                found = [
+                    Problem(
+                        file=file,
+                        document=document.number,
+                        line=document.line((*place, *finding.place)),
+                        path=render_path((*place, *finding.place)),
+                        message=finding.message,
+                        fix=finding.fix,
+                    )
+                    for finding in _check(content)
+                ]
+                problems.extend(sorted(found, key=lambda problem: problem.line or 0))
+    except YamlError as error:
+        return [*problems, Problem(file=file, line=error.line, message=f"is no YAML: {error.message}")]
+    if not ours:
+        problems.append(
+            Problem(
+                file=file,
+                message="holds no FineTuneJob and no FineTuneProfile",
+                fix=f"Set apiVersion: {API_VERSION}.",
+            )
+        )
+    return problems
+
+
+def _objects(content: Any) -> Iterator[tuple[Place, Any]]:
+    """The document itself, or the items of a ``kind: List``."""
+    if (
+        isinstance(content, Mapping)
+        and content.get("kind") == "List"
+        and isinstance(content.get("items"), list)
+    ):
+        yield from ((("items", index), item) for index, item in enumerate(content["items"]))
+    else:
+        yield (), content
+
+
+def _is_ours(content: Any) -> bool:
+    """By group, or by a kind that is meant to be ours."""
+    if not isinstance(content, Mapping):
+        return True
+    group = str(content.get("apiVersion", "")).partition("/")[0]
+    return group == GROUP or str(content.get("kind", "")).lower() in ("finetunejob", "finetuneprofile")
+
+
+@cache
+def _kinds() -> Mapping[str, _Kind]:
+    return {
+        "FineTuneJob": _Kind(root_schema(job_crd()), parse_job),
+        "FineTuneProfile": _Kind(root_schema(profile_crd()), parse_profile),
+    }
+
+
+def _check(content: Any) -> list[Finding]:
+    if not isinstance(content, Mapping):
+        return [Finding((), f"must be an object, not {shown(content)}")]
+    head = [*_check_head(content), *_check_metadata(content.get("metadata"))]
+    kind = _kinds().get(str(content.get("kind")))
+    if kind is None:
+        return head
+    findings = [*head, *check_schema(content, kind.schema)]
+    findings += check_rules(content, kind.schema, sound=not findings)
+    if not findings:
+        try:
+            kind.parse(content)
+        except InvalidObject as error:
+            findings += [Finding(fault.location, fault.message) for fault in error.faults]
+    return findings
+
+
+def _check_head(content: Mapping[str, Any]) -> Iterator[Finding]:
+    if content.get("apiVersion") != API_VERSION:
+        yield Finding(
+            ("apiVersion",), f"is {shown(content.get('apiVersion'))}", f"Write apiVersion: {API_VERSION}."
+        )
+    kind = content.get("kind")
+    if kind not in _kinds():
+        yield Finding(("kind",), f"unknown kind {shown(kind)}{did_you_mean(str(kind), tuple(_kinds()))}")
+
+
+def _check_metadata(metadata: Any) -> Iterator[Finding]:
+    match metadata:
+        case {"name": str()}:
+            return
+        case Mapping():
+            yield Finding(("metadata", "name"), "required, but not set")
+        case _:
+            yield Finding(("metadata",), "required, but not set", "Write metadata: {name: …}.")

@@ -1,0 +1,200 @@
+"""Stored objects become models, or an error with the path of what is wrong; nothing else happens."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune_operator.api import (
+    CachePolicy,
+    Defaults,
+    FineTuneJobSpec,
+    InvalidObject,
+    MethodType,
+    field_paths,
+    parse_job,
+    parse_profile,
+    parse_status,
+    set_paths,
+)
+from tests.unit.api.documents import JOB, PROFILE, job, profile
+
+
+def test_a_minimal_job_is_read() -> None:
+    parsed = parse_job(JOB)
+    assert parsed.metadata.name == "support-bot"
+    assert parsed.spec.model.hugging_face is not None
+    assert parsed.spec.model.hugging_face.repo == "Qwen/Qwen3-0.6B"
+    assert parsed.spec.method.type is MethodType.SFT
+    assert parsed.spec.suspend is False
+
+
+def test_what_the_user_left_out_is_none_so_that_a_profile_can_say_it() -> None:
+    spec = parse_job(JOB).spec
+    assert spec.hyperparameters is None
+    assert spec.cache is None
+    assert spec.datasets.shuffle is None
+    assert spec.method.lora is not None
+    assert spec.method.lora.alpha is None
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    hyperparameters = parse_job(job(hyperparameters={"epochs": 2.0})).spec.hyperparameters
+    assert hyperparameters is not None
+    assert hyperparameters.epochs == 2
+
+
+def test_documents_survive_the_models_unchanged() -> None:
+    document = job(cache="Refresh", engineOverrides={"remat_policy": "full"}, suspend=True)
+    spec = parse_job(document).spec
+    assert spec.cache is CachePolicy.REFRESH
+    assert {**spec.to_document(), "planOnly": None} == {**document["spec"], "planOnly": None}
+
+
+def _train(**source: Any) -> dict[str, Any]:
+    return {"train": [{"uri": "gs://team-a/a.jsonl"} | source]}
+
+
+BAD_JOBS: list[tuple[dict[str, Any], str, str]] = [
+    (job(modell={}), "spec.modell", "did you mean model?"),
+    (job(plan_only=True), "spec.plan_only", "did you mean planOnly?"),
+    (job(hyperparameters={"learningrate": "1"}), "spec.hyperparameters.learningrate", "learningRate"),
+    (job(model=None), "spec.model", "required"),
+    (job(datasets={}), "spec.datasets.train", "required"),
+    (job(datasets={"train": []}), "spec.datasets.train", "at least 1"),
+    (job(datasets=_train(weight=1)), "spec.datasets.train[0].weight", "string"),
+    (job(datasets=_train(weight="0")), "spec.datasets.train[0].weight", "above 0"),
+    (job(datasets=_train(weight="heavy")), "spec.datasets.train[0].weight", "pattern"),
+    (job(datasets=_train(roleMap={"bot": "robot"})), "spec.datasets.train[0].roleMap.bot", "assistant"),
+    (job(datasets=_train(columns={"promt": "q"})), "spec.datasets.train[0].columns.promt", "prompt"),
+    (job(hyperparameters={"epochs": "2"}), "spec.hyperparameters.epochs", "integer"),
+    (job(hyperparameters={"epochs": True}), "spec.hyperparameters.epochs", "integer"),
+    (job(hyperparameters={"epochs": 1.5}), "spec.hyperparameters.epochs", "integer"),
+    (job(hyperparameters={"epochs": 0}), "spec.hyperparameters.epochs", "1"),
+    (job(hyperparameters={"epochs": 1, "steps": 1}), "spec.hyperparameters", "epochs or steps"),
+    (job(hyperparameters={"epochs": None}), "spec.hyperparameters.epochs", "null"),
+    (job(method={"type": "GRPO"}), "spec.method.type", "SFT"),
+    (job(method={"type": "SFT", "dpo": {}}), "spec.method", "type: DPO"),
+    (job(evaluation={"datasets": [{"name": "a", "uri": "gs://a/b"}] * 2}), "spec.evaluation.datasets", "'a'"),
+    (job(suspend="false"), "spec.suspend", "boolean"),
+    (JOB | {"kind": "Job"}, "kind", "FineTuneJob"),
+    (JOB | {"metadata": {"name": "a" * 29}}, "metadata.name", "28"),
+    (JOB | {"metadata": {"name": "1a"}}, "metadata.name", "begin with a letter"),
+    (JOB | {"metadata": None}, "metadata", ""),
+    ({}, "metadata", "required"),
+]
+
+
+@pytest.mark.parametrize(("document", "path", "said"), BAD_JOBS)
+def test_a_bad_job_is_refused_with_the_path(document: dict[str, Any], path: str, said: str) -> None:
+    with pytest.raises(InvalidObject) as caught:
+        parse_job(document)
+    faults = {fault.path: fault.message for fault in caught.value.faults}
+    assert path in faults
+    assert said in faults[path]
+
+
+def test_every_fault_is_told_at_once() -> None:
+    with pytest.raises(InvalidObject) as caught:
+        parse_job(job(modell={}, cache="Maybe", hyperparameters={"seed": -1}))
+    assert {fault.path for fault in caught.value.faults} == {
+        "spec.modell",
+        "spec.cache",
+        "spec.hyperparameters.seed",
+    }
+    assert caught.value.path == caught.value.faults[0].path
+
+
+def test_a_profile_is_read_and_a_bad_one_refused() -> None:
+    assert parse_profile(PROFILE).spec.flavors[0].name == "ondemand"
+    with pytest.raises(InvalidObject, match="flavors"):
+        parse_profile(profile(flavors=[]))
+    priced = PROFILE["spec"]["flavors"][0] | {"chipHourPrice": "1.20"}
+    with pytest.raises(InvalidObject, match="currency"):
+        parse_profile(profile(flavors=[priced]))
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=5), below, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("parse", [parse_job, parse_profile])
+@given(spec=_json, metadata=_json)
+def test_parsing_is_total(parse: Callable[[Any], object], spec: Any, metadata: Any) -> None:
+    for document in (
+        spec,
+        {"metadata": metadata, "spec": spec},
+        {**JOB, "spec": {**JOB["spec"], "model": spec}},
+    ):
+        with suppress(InvalidObject):
+            parse(document)
+
+
+def test_a_status_is_read_and_parts_of_another_version_are_dropped() -> None:
+    assert parse_status({}) is None
+    assert parse_status({"status": "broken"}) is None
+    status = parse_status(
+        {
+            "status": {
+                "observedGeneration": 2,
+                "phase": "Running",
+                "stages": [{"name": "Train", "phase": "Dancing"}],
+                "unknown": 1,
+                "stage": None,
+            }
+        }
+    )
+    assert status is not None
+    assert (status.observed_generation, status.phase, status.stages) == (2, "Running", None)
+
+
+@given(_json)
+def test_reading_a_status_is_total(status: Any) -> None:
+    parse_status({"status": status})
+
+
+def test_set_paths_names_the_leaves_that_the_user_set() -> None:
+    spec = parse_job(
+        job(
+            suspend=True,
+            preflight={"memory": "Off"},
+            datasets={"train": [{"uri": "gs://a/b", "weight": "2.0", "roleMap": {"bot": "assistant"}}]},
+            resources={"capacity": ["Spot", "OnDemand"]},
+            method={"type": "ORPO", "lora": {}, "orpo": {"lambda": "0.2"}},
+        )
+    ).spec
+    assert set_paths(spec) == (
+        "suspend",
+        "resources.capacity",
+        "preflight.memory",
+        "model.huggingFace.repo",
+        "datasets.train[0].uri",
+        "datasets.train[0].roleMap",
+        "datasets.train[0].weight",
+        "method.type",
+        "method.orpo.lambda",
+        "method.lora",
+    )
+
+
+def test_field_paths_are_what_a_profile_may_name() -> None:
+    assert {"hyperparameters.epochs", "resources.controller", "datasets.train.weight"} <= field_paths(
+        FineTuneJobSpec
+    )
+    assert "hyperparameters.epoch" not in field_paths(FineTuneJobSpec)
+    assert {path.partition(".")[0] for path in field_paths(Defaults)} == {
+        "hyperparameters",
+        "resources",
+        "checkpointing",
+        "recovery",
+        "hangPolicy",
+        "preflight",
+        "evaluation",
+        "export",
+    }

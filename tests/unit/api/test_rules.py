@@ -1,0 +1,132 @@
+"""Each rule says the same in CEL, as the API server evaluates it, and in Python."""
+
+from typing import Any
+
+import celpy
+import pytest
+from celpy.adapter import json_to_cel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune_operator.api import InvalidObject, Method, Model, parse_job
+from finetune_operator.api.common import ApiModel, distinct
+from finetune_operator.api.rules import Rule, all_or_none, at_most_one, exactly_one, immutable, number
+from finetune_operator.api.schema import structural_schema
+from finetune_operator.cli.schema_check import check_rules
+from tests.unit.api.documents import job
+
+ENVIRONMENT = celpy.Environment()
+
+
+class Abc(ApiModel):
+    """Three optional members."""
+
+    one_member: int | None = None
+    """First."""
+    two: int | None = None
+    """Second."""
+    three: int | None = None
+    """Third."""
+
+
+def cel(rule: Rule, value: Any, old: Any = None) -> bool:
+    program = ENVIRONMENT.program(ENVIRONMENT.compile(rule.cel))
+    return bool(program.evaluate({"self": json_to_cel(value), "oldSelf": json_to_cel(old)}))
+
+
+SUBSETS = [
+    {name: 1 for index, name in enumerate(("oneMember", "two", "three")) if bits >> index & 1}
+    for bits in range(8)
+]
+COUNTS = [
+    (exactly_one("oneMember", "two", "three"), lambda n: n == 1),
+    (at_most_one("oneMember", "two", "three"), lambda n: n <= 1),
+    (all_or_none("oneMember", "two", "three"), lambda n: n in (0, 3)),
+]
+
+
+@pytest.mark.parametrize("members", SUBSETS, ids=lambda members: "+".join(members) or "none")
+@pytest.mark.parametrize(("rule", "expected"), COUNTS, ids=["exactly one", "at most one", "all or none"])
+def test_unions_count_their_members(rule: Rule, expected: Any, members: dict[str, int]) -> None:
+    assert rule.holds is not None
+    assert cel(rule, members) is expected(len(members))
+    assert rule.holds(Abc.model_validate(members)) is expected(len(members))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "allowed"),
+    [
+        ({}, {}, True),
+        ({"model": {"a": 1}}, {"model": {"a": 1}}, True),
+        ({"model": {"a": 1}}, {"model": {"a": 2}}, False),
+        ({"model": {"a": 1}}, {}, False),
+        ({}, {"model": {"a": 1}}, False),
+    ],
+    ids=["absent", "same", "changed", "removed", "added"],
+)
+def test_an_identity_field_is_neither_changed_nor_added_nor_removed(
+    old: Any, new: Any, allowed: bool
+) -> None:
+    assert cel(immutable("model"), new, old) is allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "above", "least", "below"),
+    [
+        ("0", False, True, True),
+        ("0.0", False, True, True),
+        ("-1", False, False, True),
+        ("2e-5", True, True, True),
+        ("0.999", True, True, True),
+        ("1", True, True, False),
+        ("1e2", True, True, False),
+    ],
+)
+def test_ranges_of_decimals(text: str, above: bool, least: bool, below: bool) -> None:
+    for rule, expected in (
+        (number(above=0.0), above),
+        (number(least=0.0), least),
+        (number(below=1.0), below),
+        (number(least=0.0, below=1.0), least and below),
+    ):
+        assert rule.holds is not None
+        assert rule.holds(text) is expected
+        assert cel(rule, text) is expected
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=4))
+def test_distinct_refuses_repetition(items: list[str]) -> None:
+    _, field = distinct()
+    (entry,) = field.json_schema_extra["x-kubernetes-validations"]
+    rule = Rule(cel=entry["rule"], message="", holds=None)
+    assert cel(rule, items) is (len(set(items)) == len(items))
+
+
+MEMBER_CASES: list[tuple[type[ApiModel], dict[str, Any], bool]] = [
+    (Model, {"uri": "gs://ab/c"}, True),
+    (Model, {"uri": "gs://ab/c", "huggingFace": {"repo": "a/b"}}, False),
+    (Model, {}, False),
+    (Model, {"orbax": {"uri": "gs://ab/c"}}, False),
+    (
+        Model,
+        {"orbax": {"uri": "gs://ab/c"}, "maxtextModel": "gemma2-2b", "tokenizer": {"uri": "gs://ab/t"}},
+        True,
+    ),
+    (Model, {"fromJob": {"name": "a", "checkpoint": "Step", "step": 3}}, True),
+    (Model, {"fromJob": {"name": "a", "checkpoint": "Step"}}, False),
+    (Model, {"fromJob": {"name": "a", "step": 3}}, False),
+    (Method, {"type": "SFT", "sft": {}}, True),
+    (Method, {"type": "SFT", "dpo": {}}, False),
+    (Method, {"type": "ORPO", "orpo": {"lambda": "0.1"}}, True),
+]
+
+
+@pytest.mark.parametrize(("model", "value", "holds"), MEMBER_CASES)
+def test_rules_on_unions(model: type[ApiModel], value: dict[str, Any], holds: bool) -> None:
+    assert (not check_rules(value, structural_schema(model), sound=True)) is holds
+    field = "model" if model is Model else "method"
+    if holds:
+        parse_job(job(**{field: value}))
+    else:
+        with pytest.raises(InvalidObject, match=rf"spec\.{field}"):
+            parse_job(job(**{field: value}))

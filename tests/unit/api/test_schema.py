@@ -1,0 +1,142 @@
+"""The schemas are structural, closed, bounded and described, whatever is added to the models."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from finetune_operator.api.crd import job_crd, profile_crd, root_schema
+from finetune_operator.api.schema import UnsupportedSchema, structural_schema
+
+type Schema = dict[str, Any]
+
+CRDS = pytest.mark.parametrize("crd", [job_crd(), profile_crd()], ids=["FineTuneJob", "FineTuneProfile"])
+
+#: What apiextensions.k8s.io/v1 knows of JSON Schema, as far as we use it.
+KNOWN = {
+    "additionalProperties",
+    "default",
+    "description",
+    "enum",
+    "format",
+    "items",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minimum",
+    "pattern",
+    "properties",
+    "required",
+    "type",
+    "x-kubernetes-list-map-keys",
+    "x-kubernetes-list-type",
+    "x-kubernetes-validations",
+}
+
+
+def places(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from places(field, f"{path}.{name}")
+    for below in ("items", "additionalProperties"):
+        if below in schema:
+            yield from places(schema[below], f"{path}[]")
+
+
+@CRDS
+def test_schemas_are_structural(crd: dict[str, Any]) -> None:
+    for path, schema in places(root_schema(crd)):
+        assert schema.keys() <= KNOWN, path
+        assert isinstance(schema["type"], str), path
+        assert not ("properties" in schema and "additionalProperties" in schema), path
+        assert set(schema.get("required", ())) <= schema.get("properties", {}).keys(), path
+        assert "items" in schema or schema["type"] != "array", path
+        keys = schema.get("x-kubernetes-list-map-keys", ())
+        assert set(keys) <= set(schema.get("items", {}).get("required", ())), path
+
+
+@CRDS
+def test_every_string_list_map_and_number_has_a_bound(crd: dict[str, Any]) -> None:
+    for path, schema in places(root_schema(crd)):
+        match schema["type"]:
+            case "string" if "enum" not in schema and schema.get("format") != "date-time":
+                assert "maxLength" in schema or path in (".apiVersion", ".kind"), path
+            case "array":
+                assert "maxItems" in schema, path
+            case "object" if "additionalProperties" in schema:
+                assert "maxProperties" in schema, path
+            case "integer":
+                assert {"minimum", "maximum", "format"} <= schema.keys(), path
+
+
+@CRDS
+def test_every_field_is_described(crd: dict[str, Any]) -> None:
+    for path, schema in places(root_schema(crd)):
+        for name, field in schema.get("properties", {}).items():
+            if not path.startswith(".metadata") and name != "metadata":
+                text = field.get("description", "")
+                assert text.endswith((".", "…")), f"{path}.{name}: {text!r}"
+                assert "\n" not in text
+
+
+def test_defaults_stand_only_where_a_profile_has_no_say() -> None:
+    found = {
+        path: schema["default"]
+        for crd in (job_crd(), profile_crd())
+        for path, schema in places(root_schema(crd))
+        if "default" in schema
+    }
+    assert found == {".spec.suspend": False, ".spec.planOnly": False, ".status": {"observedGeneration": -1}}
+
+
+@CRDS
+def test_rules_say_what_to_do(crd: dict[str, Any]) -> None:
+    for path, schema in places(root_schema(crd)):
+        for rule in schema.get("x-kubernetes-validations", ()):
+            assert rule["message"], path
+            assert "\n" not in rule["message"] + rule["rule"], path
+
+
+def test_identity_fields_are_immutable() -> None:
+    spec = root_schema(job_crd())["properties"]["spec"]
+    rules = [rule["rule"] for rule in spec["x-kubernetes-validations"]]
+    for name in ("profileRef", "resumeFrom", "model", "datasets", "method", "hyperparameters"):
+        assert (
+            f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
+            in rules
+        )
+
+
+def test_columns_people_look_for() -> None:
+    columns = job_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+    narrow = [column["name"] for column in columns if not column.get("priority")]
+    wide = [column["name"] for column in columns if column.get("priority")]
+    assert narrow == ["Phase", "Stage", "Step", "Loss", "ETA", "Attempts", "Age"]
+    assert wide == ["Model", "TPU", "Cost", "Gate", "Curve"]
+
+
+class TwoTypes(BaseModel):
+    both: int | str
+
+
+class OpenMap(BaseModel):
+    labels: dict[str, str]
+
+
+class Anything(BaseModel):
+    value: Any
+
+
+class Fractions(BaseModel):
+    value: Annotated[int, Field(gt=0)]
+
+
+@pytest.mark.parametrize("model", [TwoTypes, OpenMap, Anything, Fractions])
+def test_what_a_structural_schema_cannot_say_is_refused_with_its_place(model: type[BaseModel]) -> None:
+    (name,) = model.model_fields
+    with pytest.raises(UnsupportedSchema, match=rf"{model.__name__}\.{name}"):
+        structural_schema(model)
