@@ -1,7 +1,6 @@
 """The supervisor's process and how to talk to it: JSON lines over a Unix socket in the state folder."""
 
 import asyncio
-import contextlib
 import fcntl
 import json
 import os
@@ -42,8 +41,6 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._done.set)
         with _socket_path(self.state) as path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
             server = await asyncio.start_unix_server(self._serve, path)
         async with server:
             await self._done.wait()

@@ -1,5 +1,6 @@
 """Which process is meant: a pid alone may belong to a stranger after a reboot or a wrap-around."""
 
+import contextlib
 import os
 import signal
 import time
@@ -48,10 +49,8 @@ def end(processes: Iterable[Identity], *, grace: float) -> None:
 
 
 def _kill_group(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def memory(pid: int) -> int:

@@ -33,7 +33,7 @@ from devcluster.layout import State
 from devcluster.options import Options, installed_trainer, passed_on
 
 
-class Stalled(AssertionError):
+class StalledError(AssertionError):
     """What was awaited did not happen; shows the last state seen."""
 
 
@@ -168,11 +168,11 @@ class Cluster:
         self._run(self._kube.delete(path, options=body))
 
     def wait(self, path: str, until: Callable[[Object], bool], *, seconds: float = 60) -> Object:
-        """The first state of the object that satisfies ``until``; it need not exist yet. Raises Stalled."""
+        """The first state of the object that satisfies ``until``; it need not exist yet. Raises StalledError."""
         return self._run(self._wait(path, until, seconds))
 
     def wait_gone(self, path: str, *, seconds: float = 60) -> None:
-        """Returns when there is no such object. Raises Stalled."""
+        """Returns when there is no such object. Raises StalledError."""
         self._run(self._wait_gone(path, seconds))
 
     # --- processes and faults -----------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Cluster:
                 async for last in self._states(path):
                     if until(last):
                         return last
-        raise Stalled(
+        raise StalledError(
             f"{path}: not seen in {seconds:.0f} s; last: {json.dumps(last.get('status', last), indent=1)}"
         )
 
@@ -226,7 +226,7 @@ class Cluster:
                 async for event in self._kube.watch(_collection(path), fieldSelector=_selector(path)):
                     if event.type == "DELETED" or (event.type == "SYNCED" and not event.objects):
                         return
-        raise Stalled(
+        raise StalledError(
             f"{path} is still there after {seconds:.0f} s: {json.dumps(await self._found(path), indent=1)}"
         )
 

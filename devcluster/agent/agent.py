@@ -65,9 +65,9 @@ class Agent:
         for runner in runners:
             wish = float(runner.pod["spec"].get("terminationGracePeriodSeconds", SHUTDOWN_GRACE_SECONDS))
             runner.stop(min(wish, SHUTDOWN_GRACE_SECONDS), ending)
-        deadline = asyncio.get_running_loop().time() + SHUTDOWN_GRACE_SECONDS + 5
-        while any(not r.told for r in runners) and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.05)
+        if runners:
+            told = [asyncio.create_task(runner.told.wait()) for runner in runners]
+            await asyncio.wait(told, timeout=SHUTDOWN_GRACE_SECONDS + 5)
 
     # --- what pods ask of it ----------------------------------------------------------------------------------
 

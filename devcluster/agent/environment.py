@@ -46,12 +46,12 @@ def specified(container: Object, pod: Object, sources: Sources) -> dict[str, str
     """What the container's ``envFrom`` and ``env`` give, in order, with references resolved. Raises ConfigError."""
     result: dict[str, str] = {}
     for entry in container.get("envFrom", ()):
-        for key, value in _all_of(entry, sources, pod).items():
+        for key, value in _all_of(entry, sources).items():
             result[entry.get("prefix", "") + key] = value
     for entry in container.get("env", ()):
-        value = _value(entry, pod, container, sources, result)
-        if value is not None:
-            result[entry["name"]] = value
+        given = _value(entry, pod, sources, result)
+        if given is not None:
+            result[entry["name"]] = given
     return result
 
 
@@ -71,18 +71,19 @@ def field_value(path: str, pod: Object) -> str:
     if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
         kind, key = match.groups()
         return str(pod["metadata"].get(kind, {}).get(key, ""))
+    meta, spec = pod["metadata"], pod["spec"]
     simple = {
-        "metadata.name": lambda: pod["metadata"]["name"],
-        "metadata.namespace": lambda: pod["metadata"]["namespace"],
-        "metadata.uid": lambda: pod["metadata"]["uid"],
-        "spec.nodeName": lambda: pod["spec"].get("nodeName", ""),
-        "spec.serviceAccountName": lambda: pod["spec"].get("serviceAccountName", ""),
-        "status.hostIP": lambda: "127.0.0.1",
-        "status.podIP": lambda: "127.0.0.1",
+        "metadata.name": meta["name"],
+        "metadata.namespace": meta["namespace"],
+        "metadata.uid": meta["uid"],
+        "spec.nodeName": spec.get("nodeName", ""),
+        "spec.serviceAccountName": spec.get("serviceAccountName", ""),
+        "status.hostIP": "127.0.0.1",
+        "status.podIP": "127.0.0.1",
     }
     if path not in simple:
         raise ConfigError(f"fieldRef {path!r} is not supported by the local node agent")
-    return str(simple[path]())
+    return str(simple[path])
 
 
 def tpu_count(container: Object) -> int:
@@ -124,19 +125,18 @@ def platform(container: Object, pod: Object, *, hosts: int, coordinator: str) ->
 
 def with_mounts(variables: Mapping[str, str], mounts: Mapping[str, Path]) -> dict[str, str]:
     """Values that name a path under a mount point name the local folder instead: there is no mount namespace."""
-    return {name: _moved(value, mounts) for name, value in variables.items()}
+    return {name: moved(value, mounts) for name, value in variables.items()}
 
 
-def _moved(value: str, mounts: Mapping[str, Path]) -> str:
+def moved(value: str, mounts: Mapping[str, Path]) -> str:
+    """One value, see with_mounts."""
     for point in sorted(mounts, key=len, reverse=True):
         if value == point or value.startswith(point.rstrip("/") + "/"):
             return str(mounts[point]) + value[len(point.rstrip("/")) :]
     return value
 
 
-def _value(
-    entry: Object, pod: Object, container: Object, sources: Sources, known: Mapping[str, str]
-) -> str | None:
+def _value(entry: Object, pod: Object, sources: Sources, known: Mapping[str, str]) -> str | None:
     origin = entry.get("valueFrom")
     if not origin:
         return expand(entry.get("value", ""), known)
@@ -167,7 +167,7 @@ def _key(
     raise ConfigError(f"couldn't find key {key} in {'Secret' if kind == 'secret' else 'ConfigMap'} {place}")
 
 
-def _all_of(entry: Object, sources: Sources, pod: Object) -> Mapping[str, str]:
+def _all_of(entry: Object, sources: Sources) -> Mapping[str, str]:
     kind, reference, objects = (
         ("secret", entry["secretRef"], sources.secrets)
         if "secretRef" in entry

@@ -12,12 +12,10 @@ from typing import Protocol
 
 import aiohttp
 
-from devcluster.agent import environment
+from devcluster.agent.container import build_launch, no_image, termination_message
 from devcluster.agent.environment import ConfigError, Sources
 from devcluster.agent.process import Launch, Process, StartError, end_group, forget, remember
 from devcluster.agent.status import (
-    FALLBACK_BYTES,
-    TERMINATION_MESSAGE_BYTES,
     ContainerRecord,
     Ending,
     Running,
@@ -26,7 +24,7 @@ from devcluster.agent.status import (
     ended,
     pod_status,
 )
-from devcluster.agent.unsupported import TOKEN_VOLUME, unsupported
+from devcluster.agent.unsupported import unsupported
 from devcluster.kube import STRATEGIC, Kube, KubeError, Object
 
 #: How often a container that can't start yet is tried again. A kubelet takes up to 10 s.
@@ -78,7 +76,7 @@ class PodRunner:
         self._deletion = asyncio.Event()
         self._gone = asyncio.Event()
         self._over = False
-        self.told = False
+        self.told = asyncio.Event()
         """Its end stands in the pod's status."""
         self._reporting = asyncio.Lock()
         self._ending: Ending | None = None
@@ -147,14 +145,15 @@ class PodRunner:
 
     async def await_deletion(self) -> None:
         """For a pod that had ended before this agent began: nothing but its deletion is left to do."""
-        self._over = self.told = True
+        self._over = True
+        self.told.set()
         await self._finish()
 
     async def _finish(self) -> None:
         self._over = True
-        if not self.told:
+        if not self.told.is_set():
             await self._report()
-            self.told = True
+            self.told.set()
         await self._deletion.wait()
         await self._delete()
         # the object may stay for a while, held by a finalizer
@@ -190,7 +189,7 @@ class PodRunner:
                 record.state = await self._process(record, container, launch)
             if self._stopping.is_set() or not isinstance(record.state, Terminated):
                 break
-            if policy == "Never" or record.succeeded and (init or policy == "OnFailure"):
+            if policy == "Never" or (record.succeeded and (init or policy == "OnFailure")):
                 return
             record.last, record.restarts = record.state, record.restarts + 1
             # the first restart comes at once, as on a kubelet
@@ -212,10 +211,20 @@ class PodRunner:
         while not self._stopping.is_set():
             programs = self._node.image(container["image"])
             if programs is None:
-                waiting = _no_image(container["image"], backing_off=failures > 0)
+                waiting = no_image(container["image"], backing_off=failures > 0)
             else:
                 try:
-                    return await self._launch(record, container, programs)
+                    sources = await self._node.sources(self.pod["metadata"]["namespace"], container)
+                    given = await self._node.platform(self.pod, container)
+                    return build_launch(
+                        self.pod,
+                        container,
+                        programs=programs,
+                        folder=self.folder,
+                        log=self._log(record, record.restarts),
+                        sources=sources,
+                        given=given,
+                    )
                 except ConfigError as error:
                     waiting = Waiting(reason="CreateContainerConfigError", message=str(error))
             failures += 1
@@ -225,40 +234,9 @@ class PodRunner:
             await self._pause(RETRY_SECONDS)
         return None
 
-    async def _launch(self, record: ContainerRecord, container: Object, programs: Path) -> Launch:
-        sources = await self._node.sources(self.pod["metadata"]["namespace"], container)
-        given = await self._node.platform(self.pod, container)
-        mounts = self._mounts(container)
-        own = environment.with_mounts(environment.specified(container, self.pod, sources), mounts)
-        base = {
-            "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin",
-            "HOME": str(self.folder / "home"),
-            "TMPDIR": str(self.folder / "tmp"),
-            "HOSTNAME": self.pod["spec"].get("hostname") or self.pod["metadata"]["name"],
-            "LANG": "C.UTF-8",
-            "TERMINATION_MESSAGE_PATH": str(self.folder / f"{record.name}.termination"),
-        }
-        words = [
-            environment.expand(w, own) for w in (*container.get("command", ()), *container.get("args", ()))
-        ]
-        if not container.get("command"):
-            raise ConfigError(f"container {record.name} has no command; local images have no entry point")
-        moved = environment.with_mounts({str(index): word for index, word in enumerate(words)}, mounts)
-        return Launch(
-            argv=list(moved.values()),
-            env={**base, **given, **own},
-            cwd=Path(
-                environment.with_mounts({"": container.get("workingDir", "")}, mounts)[""] or base["HOME"]
-            ),
-            log=self._log(record, record.restarts),
-            image=container["image"],
-        )
-
     async def _process(self, record: ContainerRecord, container: Object, launch: Launch) -> Terminated:
         """One run of the container's process, to its end."""
         started = datetime.now(UTC)
-        message = Path(launch.env["TERMINATION_MESSAGE_PATH"])
-        message.unlink(missing_ok=True)
         try:
             process = await self._node.launch(launch)
         except StartError as error:
@@ -278,7 +256,7 @@ class PodRunner:
             self._processes.pop(record.name, None)
         end_group(process.pid)
         forget(self.folder, record.name)
-        text = _termination_message(container, message, launch.log, failed=code != 0)
+        text = termination_message(container, launch, failed=code != 0)
         return ended(code, text, started=started, finished=datetime.now(UTC))
 
     async def _end_when_told(self, process: Process) -> None:
@@ -352,17 +330,6 @@ class PodRunner:
     def _log(self, record: ContainerRecord, number: int) -> Path:
         return self.folder / f"{record.name}.{max(number, 0)}.log"
 
-    def _mounts(self, container: Object) -> dict[str, Path]:
-        """Mount point -> local folder."""
-        mounts = {}
-        for mount in container.get("volumeMounts", ()):
-            if mount["name"].startswith(TOKEN_VOLUME):
-                continue
-            folder = self.folder / "volumes" / mount["name"] / mount.get("subPath", "")
-            folder.mkdir(parents=True, exist_ok=True)
-            mounts[mount["mountPath"]] = folder
-        return mounts
-
     def _clear(self) -> None:
         """Volumes go with the pod; its logs stay for a person who wonders."""
         for folder in ("volumes", "home", "tmp"):
@@ -371,26 +338,6 @@ class PodRunner:
 
 def _records(containers: Sequence[Object]) -> list[ContainerRecord]:
     return [ContainerRecord(name=container["name"], image=container["image"]) for container in containers]
-
-
-def _no_image(image: str, *, backing_off: bool) -> Waiting:
-    if backing_off:
-        return Waiting(reason="ImagePullBackOff", message=f'Back-off pulling image "{image}"')
-    return Waiting(
-        reason="ErrImagePull",
-        message=f'failed to resolve reference "{image}": not found among the images of the local nodes',
-    )
-
-
-def _termination_message(container: Object, file: Path, log: Path, *, failed: bool) -> str:
-    """What the container wrote there; else, where its policy says so, the end of its log."""
-    with contextlib.suppress(OSError):
-        if text := file.read_bytes()[-TERMINATION_MESSAGE_BYTES:].decode(errors="replace"):
-            return text
-    if failed and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
-        with contextlib.suppress(OSError):
-            return log.read_bytes()[-FALLBACK_BYTES:].decode(errors="replace")
-    return ""
 
 
 def pod_folder(root: Path, pod: Object) -> Path:

@@ -4,7 +4,7 @@ from devcluster.kube import Object
 
 #: The API server adds this volume to pods that automount their account's token; local pods have no mounts, and
 #: stage pods don't want one.
-TOKEN_VOLUME = "kube-api-access-"  # noqa: S105
+TOKEN_VOLUME = "kube-api-access-"
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 
 

@@ -20,19 +20,21 @@ import socket
 import sys
 import tempfile
 import time
+from typing import Any
 
 
-def serve(connection):
-    """Answers requests until the connection ends. Returns only in a child, with the arguments of its program."""
+def serve(connection: socket.socket) -> None:
+    """Answers requests until the connection ends. Returns only in a child, which then is the program."""
     wake_read, wake_write = os.pipe()
     for end in (wake_read, wake_write):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    children = set()
+    children: set[int] = set()
     buffered = b""
+    watched: list[Any] = [connection, wake_read]
     while True:
-        readable, _, _ = select.select([connection, wake_read], [], [])
+        readable, _, _ = select.select(watched, [], [])
         if wake_read in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
@@ -57,12 +59,12 @@ def serve(connection):
                     for descriptor in (wake_read, wake_write, connection.detach()):
                         os.close(descriptor)
                     become(request)
-                    return request["argv"]
+                    return
                 children.add(pid)
                 send(connection, {"started": request["start"], "pid": pid})
 
 
-def reap(connection, children):
+def reap(connection: socket.socket, children: set[int]) -> None:
     for pid in list(children):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -70,7 +72,7 @@ def reap(connection, children):
             send(connection, {"exited": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
-def become(request):
+def become(request: dict[str, Any]) -> None:
     """Makes this process look as if it had been started afresh."""
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
@@ -92,16 +94,16 @@ def become(request):
     sys.argv = [*request["argv"]]
 
 
-def send(connection, message):
+def send(connection: socket.socket, message: dict[str, object]) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def kill_group(pid):
+def kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def main():
+def main() -> None:
     started = time.monotonic()
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

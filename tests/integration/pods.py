@@ -28,7 +28,15 @@ def spec(*command: str, main: Object | None = None, **more: Any) -> Object:
     }
 
 
-def shell(namespace: str, name: str, script: str, *, main: Object | None = None, meta: Object | None = None, **more: Any) -> Object:
+def shell(
+    namespace: str,
+    name: str,
+    script: str,
+    *,
+    main: Object | None = None,
+    meta: Object | None = None,
+    **more: Any,
+) -> Object:
     """A pod that runs one shell script."""
     return {
         "apiVersion": "v1",
@@ -74,7 +82,11 @@ def jobset(namespace: str, name: str, *jobs: Object, exclusive: bool = False) ->
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": name, "namespace": namespace, **({"annotations": annotations} if exclusive else {})},
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            **({"annotations": annotations} if exclusive else {}),
+        },
         "spec": {"replicatedJobs": list(jobs)},
     }
 

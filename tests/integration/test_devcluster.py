@@ -97,9 +97,7 @@ def test_a_third_single_host_slice_waits_for_a_node(cluster: Cluster, namespace:
         )
     cluster.wait(f"{jobsets}/three", lambda found: "status" in found)
     pending = [
-        pod
-        for pod in cluster.list(f"/api/v1/namespaces/{namespace}/pods")
-        if not pod["spec"].get("nodeName")
+        pod for pod in cluster.list(f"/api/v1/namespaces/{namespace}/pods") if not pod["spec"].get("nodeName")
     ]
     assert len(pending) == 1, phases()
     waiting = pending[0]["metadata"]["name"]
@@ -159,7 +157,9 @@ def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_seen(cluster: Cluster
     cluster.wait_gone(path(namespace, "p"))
 
 
-def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(cluster: Cluster, namespace: str) -> None:
+def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(
+    cluster: Cluster, namespace: str
+) -> None:
     script = "trap '' TERM; while :; do sleep 0.05; done"
     meta = {"finalizers": ["test.dev/look"]}
     cluster.apply(shell(namespace, "p", script, meta=meta, terminationGracePeriodSeconds=1))
@@ -181,7 +181,9 @@ def test_a_pod_of_the_same_name_can_follow_at_once(cluster: Cluster, namespace: 
     assert exit_code(second) == 4
 
 
-def test_a_missing_secret_shows_as_a_config_error_and_the_pod_recovers(cluster: Cluster, namespace: str) -> None:
+def test_a_missing_secret_shows_as_a_config_error_and_the_pod_recovers(
+    cluster: Cluster, namespace: str
+) -> None:
     env = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}]
     cluster.apply(shell(namespace, "p", 'test "$TOKEN" = s3cret', main={"env": env}))
     pod = cluster.wait(path(namespace, "p"), lambda pod: waiting_reason(pod) == "CreateContainerConfigError")
@@ -232,7 +234,15 @@ def test_kubectl_reads_and_follows_logs(cluster: Cluster, namespace: str) -> Non
     )
     cluster.apply(pod)
     uid = cluster.wait(path(namespace, "p"), running)["metadata"]["uid"]
-    command = [str(cluster.kubectl_program), f"--kubeconfig={cluster.kubeconfig}", "-n", namespace, "logs", "-f", "p"]
+    command = [
+        str(cluster.kubectl_program),
+        f"--kubeconfig={cluster.kubeconfig}",
+        "-n",
+        namespace,
+        "logs",
+        "-f",
+        "p",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
         assert [following.stdout.readline() for _ in range(2)] == ["one\n", "two\n"]
@@ -303,7 +313,9 @@ def test_buckets_outlive_the_store(cluster: Cluster, namespace: str) -> None:
         client.close()
 
 
-def test_pods_of_a_killed_node_agent_are_lost_and_their_processes_end(cluster: Cluster, namespace: str) -> None:
+def test_pods_of_a_killed_node_agent_are_lost_and_their_processes_end(
+    cluster: Cluster, namespace: str
+) -> None:
     cluster.apply(shell(namespace, "p", "sleep 600"))
     uid = cluster.wait(path(namespace, "p"), running)["metadata"]["uid"]
     record = cluster.state.pods / f"{namespace}_p_{uid}" / "main.process"

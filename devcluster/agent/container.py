@@ -1,0 +1,89 @@
+"""One container of a pod: how its spec becomes a program to start, and what it leaves behind."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from devcluster.agent import environment
+from devcluster.agent.environment import ConfigError, Sources
+from devcluster.agent.process import Launch
+from devcluster.agent.status import FALLBACK_BYTES, TERMINATION_MESSAGE_BYTES, Waiting
+from devcluster.agent.unsupported import TOKEN_VOLUME
+from devcluster.kube import Object
+
+
+def build_launch(
+    pod: Object,
+    container: Object,
+    *,
+    programs: Path,
+    folder: Path,
+    log: Path,
+    sources: Sources,
+    given: Mapping[str, str],
+) -> Launch:
+    """The program to start. ``programs`` is the image, ``folder`` the pod's own, ``given`` what the platform adds.
+
+    Paths below a mount point become paths of the local folder that stands for the volume. What the spec says wins over
+    what the platform gives. A termination message of an earlier run is removed. Raises ConfigError.
+    """
+    name = container["name"]
+    if not container.get("command"):
+        raise ConfigError(f"container {name} has no command; local images have no entry point")
+    mounts = _mounts(container, folder)
+    said = environment.specified(container, pod, sources)
+    message = folder / f"{name}.termination"
+    message.unlink(missing_ok=True)
+    base = {
+        "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "HOSTNAME": pod["spec"].get("hostname") or pod["metadata"]["name"],
+        "LANG": "C.UTF-8",
+        "TERMINATION_MESSAGE_PATH": str(message),
+    }
+    words = (environment.expand(w, said) for w in (*container["command"], *container.get("args", ())))
+    return Launch(
+        argv=[environment.moved(word, mounts) for word in words],
+        env={**base, **given, **environment.with_mounts(said, mounts)},
+        cwd=Path(
+            environment.moved(folder_in, mounts)
+            if (folder_in := container.get("workingDir"))
+            else base["HOME"]
+        ),
+        log=log,
+        image=container["image"],
+    )
+
+
+def no_image(image: str, *, backing_off: bool) -> Waiting:
+    """The state of a container whose image the nodes don't have, in a kubelet's words."""
+    if backing_off:
+        return Waiting(reason="ImagePullBackOff", message=f'Back-off pulling image "{image}"')
+    return Waiting(
+        reason="ErrImagePull",
+        message=f'failed to resolve reference "{image}": not found among the images of the local nodes',
+    )
+
+
+def termination_message(container: Object, launch: Launch, *, failed: bool) -> str:
+    """What the container wrote for its status; else, where its policy says so, the end of its log."""
+    with contextlib.suppress(OSError):
+        file = Path(launch.env["TERMINATION_MESSAGE_PATH"])
+        if text := file.read_bytes()[-TERMINATION_MESSAGE_BYTES:].decode(errors="replace"):
+            return text
+    if failed and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+        with contextlib.suppress(OSError):
+            return launch.log.read_bytes()[-FALLBACK_BYTES:].decode(errors="replace")
+    return ""
+
+
+def _mounts(container: Object, folder: Path) -> dict[str, Path]:
+    """Mount point -> local folder, which is made."""
+    mounts = {}
+    for mount in container.get("volumeMounts", ()):
+        if not mount["name"].startswith(TOKEN_VOLUME):
+            local = folder / "volumes" / mount["name"] / mount.get("subPath", "")
+            local.mkdir(parents=True, exist_ok=True)
+            mounts[mount["mountPath"]] = local
+    return mounts
