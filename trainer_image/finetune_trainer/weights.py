@@ -93,15 +93,14 @@ def _files(folder: Path, shown: str) -> dict[Path, list[str] | None]:
     """Files with the names that the index lists for each; None where there is no index."""
     if (folder / INDEX).is_file():
         try:
-            weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))[
-                "weight_map"
-            ]
-        except (ValueError, KeyError, TypeError) as error:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            listed = [(str(name), str(file)) for name, file in index["weight_map"].items()]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _mismatch(
                 f"{shown}/{INDEX}", "the index is not readable", str(error), "weight_map"
             ) from None
         files: dict[Path, list[str] | None] = {}
-        for name, file in weight_map.items():
+        for name, file in listed:
             names = files.setdefault(folder / file, [])
             assert names is not None
             names.append(name)

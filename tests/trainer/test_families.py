@@ -1,0 +1,223 @@
+"""config.json to MaxText's settings: what is mapped, what is refused, and that no default differs from transformers'."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig
+
+from devcluster.fixtures.tiny_models import ARCHITECTURES, Spec, config_of, write_model
+from finetune_contract import ExitCode
+from finetune_trainer import families
+from finetune_trainer.errors import StageError
+from finetune_trainer.families import Llama3Scaling, ModelPlan
+from finetune_trainer.weights import open_weights
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def plan_of(**spec: Any) -> ModelPlan:
+    return families.resolve(config_of(Spec(**spec)))
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_names_and_shapes_of_every_family_are_those_of_its_weights(family: Any, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, Spec(family=family, layers=4, shards=2))
+    plan = families.read(folder)
+    weights = open_weights(folder, plan)
+    assert set(weights.text) == set(plan.tensors())
+    assert plan.parameters == sum(weights.read(name).size for name in weights.text)
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_both_spellings_of_config_json_give_the_same_plan(family: Any) -> None:
+    assert plan_of(family=family, spelling="v4") == plan_of(family=family, spelling="v5")
+
+
+@pytest.mark.parametrize("family", [name for name in ARCHITECTURES if name != "gemma3-multimodal"])
+def test_an_empty_config_means_what_transformers_takes_it_for(family: str) -> None:
+    architecture, model_type = ARCHITECTURES[family]
+    silent = families.resolve({"architectures": [architecture]})
+    told = AutoConfig.for_model(model_type).to_dict() | {"architectures": [architecture]}
+    told["rope_parameters"] = told["rope_parameters"] or None
+    spoken = families.resolve(json.loads(json.dumps(told)))
+    assert silent == spoken
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"family": "qwen3"}, {"logits_via_embedding": True, "normalize_embedding_logits": False, "use_qk_norm": True}),
+        ({"family": "qwen3", "tied": False}, {"logits_via_embedding": False}),
+        ({"family": "llama", "tied": True}, {"logits_via_embedding": True, "normalize_embedding_logits": False}),
+        ({"family": "llama"}, {"rope_use_scale": False, "rope_max_timescale": 500_000, "normalization_layer_epsilon": 1e-5}),
+        ({"family": "llama", "config": {"rope_parameters": LLAMA3}}, {"rope_use_scale": True}),
+        ({"family": "gemma2", "layers": 6}, {"base_num_decoder_layers": 3, "attn_logits_soft_cap": 50.0}),
+        ({"family": "gemma2", "config": {"attn_logit_softcapping": None}}, {"attn_logits_soft_cap": 50.0}),
+        ({"family": "gemma3", "layers": 7}, {"base_num_decoder_layers": 7, "local_rope_max_timescale": 10_000}),
+        ({"family": "gemma3", "spelling": "v4", "config": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}},
+         {"rope_linear_scaling_factor": 8.0, "rope_max_timescale": 1_000_000}),
+        ({"family": "qwen3", "vocab": 509, "head_dim": 24, "kv_heads": 1},
+         {"vocab_size": 509, "head_dim": 24, "base_num_kv_heads": 1}),
+    ],
+)  # fmt: skip
+def test_settings_come_from_the_file(spec: dict[str, Any], expected: dict[str, object]) -> None:
+    settings = plan_of(**spec).settings()
+    assert {key: settings[key] for key in expected} == expected
+
+
+def test_a_null_soft_cap_in_the_file_switches_it_off() -> None:
+    config = config_of(Spec(family="gemma2")) | {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    settings = families.resolve(config).settings()
+    assert (settings["attn_logits_soft_cap"], settings["final_logits_soft_cap"]) == (0.0, 0.0)
+
+
+def test_llama3_scaling_keeps_its_own_factors() -> None:
+    plan = plan_of(family="llama", config={"rope_parameters": {**LLAMA3, "rope_theta": 500_000.0}})
+    assert plan.llama3_scaling == Llama3Scaling(
+        factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192
+    )
+
+
+def test_head_dim_of_llama_follows_from_width_and_heads() -> None:
+    assert plan_of(family="llama", hidden=96, heads=4, config={"head_dim": None}).head_dim == 24
+
+
+@pytest.mark.parametrize(
+    ("scalar", "name"), [(16, "gemma3-4b"), (24, "gemma3-27b")], ids=["head_dim", "width over heads"]
+)
+def test_query_scale_of_gemma3_selects_the_catalogue_entry(scalar: int, name: str) -> None:
+    spec = Spec(family="gemma3", hidden=96, heads=4, head_dim=16, config={"query_pre_attn_scalar": scalar})
+    assert families.resolve(config_of(spec)).model_name == name
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "field"),
+    [
+        ("llama", {"attention_bias": True}, "attention_bias"),
+        ("llama", {"mlp_bias": True}, "mlp_bias"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("llama", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
+        ("llama", {"pretraining_tp": 2}, "pretraining_tp"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "type"),
+        ("llama", {"rope_parameters": {"rope_theta": 10_000.5}}, "rope_theta"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ("llama", {"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
+        ("llama", {"rope_parameters": {**LLAMA3, "factor": None}}, "factor"),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads"),
+        ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),
+        ("llama", {"vocab_size": "32000"}, "vocab_size"),
+        ("llama", {"head_dim": 15}, "head_dim"),
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window"),
+        ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
+        ("qwen3", {"rope_parameters": LLAMA3}, "rope_scaling"),
+        ("qwen3", {"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ("gemma2", {"num_hidden_layers": 3}, "num_hidden_layers"),
+        ("gemma2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ("gemma2", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ("gemma2", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3", {"sliding_window_pattern": 4}, "sliding_window_pattern"),
+        ("gemma3", {"query_pre_attn_scalar": 100}, "query_pre_attn_scalar"),
+        ("gemma3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
+        ("gemma3", {"final_logit_softcapping": -1}, "final_logit_softcapping"),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_function_is_refused_by_name(family: Any, change: dict[str, object], field: str) -> None:
+    config = config_of(Spec(family=family)) | change
+    with pytest.raises(StageError) as caught:
+        families.resolve(config, where="gs://b/m/config.json")
+    error = caught.value
+    assert error.code is ExitCode.BAD_REQUEST
+    assert error.where.startswith("gs://b/m/config.json: ")
+    assert error.where.endswith(field)
+    assert error.saw
+    assert error.expected
+    assert error.fix
+
+
+@pytest.mark.parametrize("architectures", [None, [], ["MistralForCausalLM"], "LlamaForCausalLM", ["A", "B"]])
+def test_another_architecture_is_refused_with_the_supported_ones(architectures: object) -> None:
+    with pytest.raises(StageError) as caught:
+        families.resolve({"architectures": architectures})
+    assert caught.value.reason == "UnsupportedArchitecture"
+    assert all(name in caught.value.expected for name in families.SUPPORTED)
+
+
+def test_keys_that_transformers_does_not_read_change_nothing() -> None:
+    config = config_of(Spec(family="llama"))
+    assert families.resolve(config | {"unsloth_version": "1", "is_llama_config": True}) == families.resolve(config)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "NotAModelFolder"), ("{", "InvalidModelConfig"), ("[]", "InvalidModelConfig")]
+)
+def test_a_folder_without_a_usable_config_is_named(tmp_path: Path, content: str | None, reason: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(StageError) as caught:
+        families.read(tmp_path, where="gs://models/mine")
+    assert caught.value.reason == reason
+    assert "gs://models/mine/config.json" in str(caught.value)
+
+
+def test_lora_modules_are_chosen_by_hugging_face_names() -> None:
+    plan = plan_of(family="gemma2")
+    assert plan.lora_module_path(["q_proj", "up_proj"]) == "decoder/.*(self_attention[a-z_]*/(query)|mlp[a-z_]*/(wi_1))"
+    assert plan.lora_module_path(None).count("|") == 6
+    with pytest.raises(StageError, match=r"saw lm_head, expected some of q_proj"):
+        plan.lora_module_path(["q_proj", "lm_head"])
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    family=st.sampled_from(["llama", "qwen3", "gemma2", "gemma3"]),
+    key=st.sampled_from(sorted({key for name in ARCHITECTURES for key in config_of(Spec(family=name))}  # type: ignore[arg-type]
+                               | {"rope_scaling", "layer_types", "sliding_window_pattern", "quantization_config"})),
+    value=_JSON,
+)  # fmt: skip
+def test_any_value_anywhere_gives_a_plan_or_a_named_refusal(family: Any, key: str, value: object) -> None:
+    try:
+        plan = families.resolve(config_of(Spec(family=family)) | {key: value})
+    except StageError as error:
+        assert error.code is ExitCode.BAD_REQUEST
+        assert error.where
+    else:
+        assert plan.parameters > 0
+        assert all("=" in argument for argument in plan.arguments())
+
+
+@given(
+    family=st.sampled_from(["llama", "qwen3", "gemma2", "gemma3"]),
+    layers=st.integers(1, 20).map(lambda n: 2 * n),
+    groups=st.integers(1, 4),
+    kv_heads=st.integers(1, 4),
+    half=st.integers(1, 64),
+    vocab=st.integers(300, 2000),
+)
+def test_any_size_is_carried_over(family: Any, layers: int, groups: int, kv_heads: int, half: int, vocab: int) -> None:
+    plan = plan_of(
+        family=family, layers=layers, heads=groups * kv_heads, kv_heads=kv_heads, head_dim=2 * half, vocab=vocab
+    )
+    settings = plan.settings()
+    assert settings["base_num_query_heads"] == groups * kv_heads
+    assert settings["head_dim"] == 2 * half
+    assert settings["vocab_size"] == vocab
+    assert settings["base_num_decoder_layers"] == (layers // 2 if family == "gemma2" else layers)

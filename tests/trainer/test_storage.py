@@ -1,0 +1,188 @@
+"""The same guarantees for ``file://`` and ``gs://``."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.api_core import exceptions
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage as gcs
+
+from finetune_contract import ExitCode
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage import Store, join, local_path, open_store
+from finetune_trainer.storage.gcs import GcsBackend
+from finetune_trainer.storage.local import LocalBackend
+from tests.trainer.stores import BUCKET, fake_gcs, program
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    built = program()
+    if built is None:
+        pytest.skip("fake-gcs-server is not built: make cluster-programs")
+    with fake_gcs(built) as address:
+        yield address
+
+
+@pytest.fixture(params=["file", "gs"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty folder's address."""
+    if request.param == "file":
+        return f"file://{tmp_path}/store"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("server"))
+    return f"gs://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture
+def store() -> Store:
+    return open_store()
+
+
+def names(store: Store, root: str) -> list[str]:
+    return [entry.uri.removeprefix(root + "/") for entry in store.entries(root)]
+
+
+def test_what_is_written_is_read_and_replaced_as_a_whole(store: Store, root: str) -> None:
+    store.write(f"{root}/a/b.json", "one")
+    store.write(f"{root}/a/b.json", b"two")
+    assert store.read(f"{root}/a/b.json") == b"two"
+    assert names(store, root) == ["a/b.json"]
+
+
+def test_only_the_first_creation_wins(store: Store, root: str) -> None:
+    assert store.create(f"{root}/manifest.json", "mine")
+    assert not store.create(f"{root}/manifest.json", "theirs")
+    assert store.read(f"{root}/manifest.json") == b"mine"
+
+
+def test_what_is_not_there_is_missing_not_empty(store: Store, root: str) -> None:
+    assert store.read_or_none(f"{root}/none") is None
+    assert not store.exists(f"{root}/none")
+    assert names(store, root) == []
+    store.delete(f"{root}/none")
+    for call in (lambda: store.read(f"{root}/none"), lambda: store.fetch_folder(root, Path("/nonexistent"))):
+        with pytest.raises(StageError) as caught:
+            call()
+        assert caught.value.code is ExitCode.INPUT_MISSING
+        assert root in caught.value.where
+
+
+def test_a_folder_goes_up_and_comes_back_the_same(store: Store, root: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    for name in ("b.bin", "deep/c.bin", "a.json"):
+        (source / name).write_bytes(name.encode() * 1000)
+    store.upload_folder(source, root, last=("a.json",))
+    back = store.fetch_folder(root, tmp_path / "back")
+    assert {p.relative_to(back).as_posix(): p.read_bytes() for p in back.rglob("*") if p.is_file()} == {
+        p.relative_to(source).as_posix(): p.read_bytes() for p in source.rglob("*") if p.is_file()
+    }
+    assert {e.crc32c for e in store.entries(root)} == {e.crc32c for e in store.entries(f"file://{source}")}
+
+
+def test_a_bucket_gives_only_what_is_asked_for(store: Store, root: str, tmp_path: Path) -> None:
+    store.write(f"{root}/config.json", "{}")
+    store.write(f"{root}/model.safetensors", "weights")
+    folder = store.fetch_folder(root, tmp_path / "scratch", include=("*.json",))
+    if local_path(root) is None:
+        assert [p.name for p in folder.iterdir()] == ["config.json"]
+    else:
+        assert folder == local_path(root)
+
+
+def test_globs_stop_at_slashes(store: Store, root: str) -> None:
+    for name in ("a/1.jsonl", "a/2.jsonl", "a/3.json", "a/deep/4.jsonl", "b/5.jsonl"):
+        store.write(f"{root}/{name}", name)
+
+    def matches(pattern: str) -> list[str]:
+        return [entry.uri.removeprefix(root + "/") for entry in store.glob(f"{root}/{pattern}")]
+
+    assert matches("a/*.jsonl") == ["a/1.jsonl", "a/2.jsonl"]
+    assert matches("*/?.jsonl") == ["a/1.jsonl", "a/2.jsonl", "b/5.jsonl"]
+    assert matches("a/3.json") == ["a/3.json"]
+    assert matches("a/none.json") == []
+
+
+def test_deleting_a_folder_takes_its_manifest_first(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted: list[str] = []
+    for backend in (LocalBackend, GcsBackend):
+        real = backend.delete
+        monkeypatch.setattr(backend, "delete", lambda self, uri, real=real: (deleted.append(uri), real(self, uri))[1])
+    store = open_store()
+    for name in ("a", "manifest.json", "z/b"):
+        store.write(f"{root}/{name}", name)
+    store.delete_folder(root, first=("manifest.json",))
+    assert deleted[0] == f"{root}/manifest.json"
+    assert names(store, root) == []
+
+
+@pytest.mark.parametrize("uri", ["s3://b/k", "/tmp/x", "file://relative/x", "gs:///k", ""])
+def test_an_address_of_another_kind_is_refused(store: Store, uri: str) -> None:
+    with pytest.raises(StageError) as caught:
+        store.read(uri)
+    assert caught.value.code is ExitCode.BAD_REQUEST
+    assert repr(uri) in str(caught.value)
+
+
+def test_files_being_written_are_not_listed(store: Store, tmp_path: Path) -> None:
+    (tmp_path / ".partial-x").write_text("half")
+    assert names(store, f"file://{tmp_path}") == []
+
+
+def test_local_files_are_readable_by_others(store: Store, tmp_path: Path) -> None:
+    store.write(f"file://{tmp_path}/x", "1")
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
+
+
+class Refusing:
+    """A client whose every request meets one answer."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def bucket(self, name: str) -> "Refusing":
+        return self
+
+    def blob(self, name: str) -> "Refusing":
+        return self
+
+    def download_as_bytes(self, **_: object) -> bytes:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (exceptions.Forbidden("no role"), ExitCode.PERMISSION_DENIED),
+        (exceptions.Unauthorized("no token"), ExitCode.PERMISSION_DENIED),
+        (exceptions.NotFound("no object"), ExitCode.INPUT_MISSING),
+        (exceptions.ServiceUnavailable("later"), ExitCode.UNAVAILABLE),
+        (exceptions.RetryError("gave up", None), ExitCode.UNAVAILABLE),
+        (ConnectionResetError("reset"), ExitCode.UNAVAILABLE),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_failures_of_a_bucket_become_the_contracts_codes(error: Exception, code: ExitCode) -> None:
+    store = Store(local=LocalBackend(), gcs=GcsBackend(connect=lambda: Refusing(error)))  # type: ignore[arg-type,return-value]
+    with pytest.raises(StageError) as caught:
+        store.read("gs://b/k")
+    assert caught.value.code is code
+    assert caught.value.where == "gs://b/k"
+
+
+def test_no_client_is_made_before_a_bucket_is_named(tmp_path: Path) -> None:
+    def connect() -> gcs.Client:
+        raise AssertionError("a client was made")
+
+    store = Store(local=LocalBackend(), gcs=GcsBackend(connect=connect))
+    store.write(f"file://{tmp_path}/x", "1")
+
+
+def test_an_answer_that_was_lost_does_not_lose_the_creation(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write arrived, its answer did not, and the repetition meets our own file."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
+    backend = GcsBackend(connect=lambda: gcs.Client(project="p", credentials=AnonymousCredentials()))
+    uri = join(f"gs://{BUCKET}", "lost", "manifest.json")
+    backend.write(uri, b"mine", "application/json")
+    assert backend.create(uri, b"mine", "application/json")
