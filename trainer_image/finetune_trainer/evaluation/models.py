@@ -7,7 +7,9 @@ import jax
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
-from maxtext.utils import lora_utils, model_creation_utils
+from maxtext.utils import model_creation_utils
+
+from finetune_trainer.lora import with_lora
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +31,5 @@ def load(config: Any) -> LoadedModel:  # noqa: ANN401
 def with_adapter(base: LoadedModel, config: Any) -> LoadedModel:  # noqa: ANN401
     """The same parameters with the adapter at ``config.lora.lora_restore_path`` applied. ``base`` is used up."""
     with jax.set_mesh(base.mesh), logical_axis_rules(config.logical_axis_rules):
-        model = lora_utils.apply_lora_to_model(base.model, base.mesh, config)
-        nnx.pop(model, nnx.Intermediate)
-        lora_utils.restore_lora_from_path(model, config)
+        model = with_lora(base.model, base.mesh, config)
     return LoadedModel(model=model, config=config, mesh=base.mesh)
