@@ -105,7 +105,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "runFolder": plan.run_folder.uri,
         "cache": plan.cache.uri,
         "image": plan.image,
-        "fallbacks": dict(plan.fallbacks),
+        "memory": {"source": "Off"},
+        "checkpoint": "Last",
     }
     return facts
 
@@ -141,11 +142,12 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
     for label, sources in (("Train on", plan.data.train), ("Validate on", plan.data.validation)):
         for source in sources:
             yield _row(label, _dataset(source))
+    every, keep = plan.checkpointing.every_steps, plan.checkpointing.keep_last
+    yield _row("Checkpoints", f"every {every} steps, the last {keep} are kept; the last is exported")
+    yield _row("Memory", "not checked beforehand in this version")
     yield _row("Run folder", plan.run_folder.uri.replace("-00000000", "-<uid>"))
     yield _row("Cache", f"{plan.cache.uri} ({plan.use_cache})")
     yield _row("Image", plan.image)
-    for path, words in plan.fallbacks.items():
-        yield _row("Note", f"{path} is {words}")
     later = sorted({note for jobset in jobsets for note in _later(jobset)})
     if later:
         yield _row("Known later", "; ".join(later))

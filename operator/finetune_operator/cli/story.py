@@ -1,6 +1,6 @@
 """The one-page story of a job, from its object alone. Pure: the clock comes in."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +25,7 @@ _PHASES = {
     "Suspended": "yellow",
     "Recovering": "yellow",
 }
+_SKIPPED = {"NotRequested": "not asked for", "NotReached": ""}
 _LABEL = 12
 
 
@@ -52,6 +53,7 @@ def tell(job: Object, now: datetime) -> list[Text]:
         *_waiting(status, now),
         *_problems(status),
         *_attempts(status),
+        *_curve(status),
         *_evaluation(status),
         *_resolved(status),
         *_artifacts(status),
@@ -112,10 +114,10 @@ def stage_notes(stage: Object, status: Object) -> Iterator[str]:
         yield f"resumed from step {stage['resumedFromStep']}"
     if stage.get("name") == "Train" and phase in ("Running", "Succeeded", "Failed"):
         yield from progress_notes(status, running=phase == "Running")
-    elif phase == "Skipped" and stage.get("reason"):
+    elif phase == "Skipped":
+        yield _SKIPPED.get(str(stage.get("reason")), str(stage.get("reason") or ""))
+    elif phase == "Failed" and stage.get("reason"):
         yield str(stage["reason"])
-    if phase in ("Running", "Failed") and stage.get("message"):
-        yield str(stage["message"])
 
 
 def progress_notes(status: Object, *, running: bool) -> Iterator[str]:
@@ -154,7 +156,15 @@ def waiting_text(status: Object, now: datetime) -> str:
 
 def _waiting(status: Object, now: datetime) -> Iterator[Text]:
     if told := waiting_text(status, now):
-        yield _row("Waiting", told, "yellow")
+        message = str((status.get("waiting") or {}).get("message", ""))
+        yield _row("Waiting", _once(told, message, status), "yellow")
+
+
+def _once(told: str, message: str, status: Object) -> str:
+    """``told`` without the message that the summary has told already."""
+    if message and message in str(status.get("summary", "")):
+        return told.replace(message, "").rstrip(": ")
+    return told
 
 
 def problem_text(status: Object) -> str:
@@ -169,8 +179,11 @@ def problem_text(status: Object) -> str:
 
 
 def _problems(status: Object) -> Iterator[Text]:
-    if told := problem_text(status):
-        yield _row("Problem", told, "yellow")
+    told = problem_text(status)
+    # Where the job waits, what it waits for is the problem.
+    if told and not status.get("waiting"):
+        reason, _, message = told.partition(": ")
+        yield _row("Problem", _once(f"{reason}: {message}", message, status), "yellow")
 
 
 def attempts_text(status: Object) -> str:
@@ -191,6 +204,12 @@ def attempts_text(status: Object) -> str:
 def _attempts(status: Object) -> Iterator[Text]:
     if told := attempts_text(status):
         yield _row("Attempts", told)
+
+
+def _curve(status: Object) -> Iterator[Text]:
+    curve = (status.get("progress") or {}).get("curve") or {}
+    if line := curve.get("sparkline"):
+        yield _row("Curve", f"{line}  {curve.get('metric', '')}")
 
 
 def _evaluation(status: Object) -> Iterator[Text]:
@@ -237,21 +256,19 @@ def _artifacts(status: Object) -> Iterator[Text]:
         yield _row(label, f"{artifact.get('uri', '')}  {', '.join(facts)}", "bold green" if model else "")
 
 
-def failure_lines(status: Object) -> Iterable[str]:
-    """What failed, where, what to change; nothing for a job that has not failed."""
+def _failure(status: Object) -> Iterator[Text]:
     failure = status.get("failure") or {}
     if not failure:
         return
-    where = failure.get("stage") or ""
-    if where and failure.get("attempt"):
-        where = f"{where}, attempt {failure['attempt']}"
-    yield f"{failure.get('reason', 'Failed')}{f' ({where})' if where else ''}: {failure.get('message', '')}".rstrip()
+    where = [str(failure["stage"])] if failure.get("stage") else []
+    if failure.get("attempt"):
+        where.append(f"attempt {failure['attempt']}")
+    message = str(failure.get("message", ""))
+    head = (
+        f"{failure.get('reason', 'Failed')} ({', '.join([*where, str(failure.get('class', ''))])}): {message}"
+    )
+    yield _row("Failure", _once(head, message, status), "red")
     if failure.get("suggestion"):
-        yield f"Fix: {failure['suggestion']}"
+        yield _row("Fix", str(failure["suggestion"]), "green")
     if failure.get("logsURI"):
-        yield f"Log: {failure['logsURI']}"
-
-
-def _failure(status: Object) -> Iterator[Text]:
-    for index, line in enumerate(failure_lines(status)):
-        yield _row("Failure" if index == 0 else "", line, "red" if index == 0 else "")
+        yield _row("Log", str(failure["logsURI"]))

@@ -111,7 +111,8 @@ class Chronicle:
         if self._new("waiting", str(waiting.get("reason") or "")) and waiting.get("reason"):
             yield f"… {story.waiting_text(status, at)}"
         problem = story.problem_text(status)
-        if self._new("problem", problem) and problem:
+        # Where the job waits, what it waits for is the problem.
+        if self._new("problem", problem) and problem and not waiting:
             yield f"! {problem}"
 
     def _stage(self, stage: Object, status: Object, at: datetime) -> Iterator[str]:
@@ -125,6 +126,8 @@ class Chronicle:
             return
         spent = text.elapsed(stage.get("startTime"), stage.get("completionTime"), at)
         notes = "  ".join(story.stage_notes(stage, status))
+        if phase == "Skipped" and not notes:
+            return
         took = text.duration(spent.total_seconds()) if spent else ""
         yield f"{story.mark(phase)} {name:<10}{took:<12}{notes}".rstrip()
 

@@ -65,7 +65,7 @@ async def test_a_finished_job_is_told_and_decides_the_exit_code(
     assert ended == code
     assert phase.capitalize() in output
     if phase == "failed":
-        assert "Fix: Map it: roleMap: {bot: assistant}." in output
+        assert "Fix         Map it: roleMap: {bot: assistant}." in output
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -150,14 +150,23 @@ async def test_an_unknown_job_lists_close_names(api: FakeApi, connection: Connec
 def test_each_thing_that_happened_is_told_once() -> None:
     chronicle = Chronicle()
     first, second = (list(chronicle.news(job("validating"), NOW)) for _ in range(2))
-    assert [line[:12].strip() for line in first] == ["5 min 00 s"] * 3
-    preflight, waiting, problem = (line[14:] for line in first)
+    assert [line[:12].strip() for line in first] == ["5 min 00 s"] * 2
+    preflight, waiting = (line[14:] for line in first)
     assert preflight == "▶ Preflight attempt 2"
-    assert waiting.startswith("… WaitingForInput for 4 min 30 s: gs://ft-data/capitals/train.jsonl")
-    assert problem.startswith(
-        "! InputMissing: spec.datasets.train[0].uri: gs://ft-data/capitals/train.jsonl does not"
-    )
+    assert waiting.startswith("… WaitingForInput for 4 min 30 s: spec.datasets.train[0].uri: gs://")
     assert second == []
+
+
+def test_a_job_that_is_refused_says_why_though_it_waits_for_nothing() -> None:
+    refused = job("validating")
+    del refused["status"]["waiting"]
+    told = list(Chronicle().news(refused, NOW))
+    assert told[-1][14:].startswith("! InputMissing: spec.datasets.train[0].uri")
+
+
+def test_stages_that_were_not_reached_are_not_told() -> None:
+    told = [line[14:] for line in Chronicle().news(job("failed"), NOW)]
+    assert told == ["✗ Preflight 10 s        DatasetSchemaMismatch"]
 
 
 def test_training_is_told_in_strides_and_again_after_a_step_back() -> None:
