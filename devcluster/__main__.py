@@ -100,29 +100,13 @@ def _up(chosen: argparse.Namespace) -> None:
     build.ensure()
     state.root.mkdir(parents=True, exist_ok=True)
     options = Options(warm=chosen.warm, trainer=installed_trainer(), environment=passed_on())
-    if control.alive(state):
-        _refuse_other_options(state, options)
     if options.trainer is None:
         _say(
             "the trainer's environment is not installed (`make trainer`): stage pods would stay in ErrImagePull"
         )
-    control.ensure_supervisor(state, options)
-    control.call(state, {"do": "up", "operator": chosen.operator}, say=_say)
+    control.up(state, options, operator=chosen.operator, say=_say)
     _say(f"cluster is up, {time.monotonic() - started:.1f} s; `python -m devcluster down` ends it")
     print(f"export KUBECONFIG={state.kubeconfig}")
-
-
-def _refuse_other_options(state: State, options: Options) -> None:
-    running = Options.load(state.options)
-    if running == options:
-        return
-    names = [
-        name for name in Options.__dataclass_fields__ if getattr(running, name) != getattr(options, name)
-    ]
-    raise ClusterError(
-        f"the running cluster was started with other options ({', '.join(names)}); end it with `down` first, "
-        "so that no running pod is lost unasked"
-    )
 
 
 def _down(chosen: argparse.Namespace) -> None:

@@ -21,9 +21,9 @@ type Say = Callable[[str], None]
 class Bringup:
     """Brings one cluster up through its supervisor. One instance a supervisor's life."""
 
-    def __init__(self, state: State, options: Options, supervisor: Supervisor) -> None:
+    def __init__(self, state: State, supervisor: Supervisor) -> None:
         self.state = state
-        self.options = options
+        self.options = Options()
         self.supervisor = supervisor
         self._programs: Mapping[str, Path] = {}
         self._ports: Mapping[str, int] = {}
@@ -36,11 +36,12 @@ class Bringup:
     def ports(self) -> Mapping[str, int]:
         return self._ports
 
-    async def up(self, *, operator: bool, say: Say) -> None:
+    async def up(self, options: Options, *, operator: bool, say: Say) -> None:
         """Everything runs and is installed when this returns. Raises ClusterError."""
         async with self._busy:
             started = time.monotonic()
             self._prepare()
+            await self._adopt(options)
             say(f"control plane: starting, state in {self.state.root}")
             store = asyncio.create_task(self._object_store())
             try:
@@ -116,11 +117,26 @@ class Bringup:
         for folder in (self.state.logs, self.state.buckets, self.state.pods):
             folder.mkdir(parents=True, exist_ok=True)
         if not self.state.images.exists():
-            self.state.images.write_text(json.dumps(nodeagent.images(self.options), indent=1))
+            self.state.images.write_text("{}")
         context = ssl.create_default_context(cafile=str(self.state.pki / "ca.crt"))
         context.load_cert_chain(self.state.pki / "admin.crt", self.state.pki / "admin.key")
         self.supervisor.trust(context)
         self._kube = Kube.of(self.state.kubeconfig)
+
+    async def _adopt(self, options: Options) -> None:
+        """From now on nodes are as ``options`` say. Raises ClusterError where that would cost a running pod."""
+        if options != self.options and "node-agent" in self.supervisor.running():
+            pods = await self._admin().list("/api/v1/pods", fieldSelector="status.phase=Running")
+            if pods:
+                names = ", ".join(pod["metadata"]["name"] for pod in pods[:3])
+                raise ClusterError(
+                    f"the cluster was started with other options ({', '.join(self.options.differing(options))}), "
+                    f"and changing them would end running pods ({names}); wait for them, or run `down` first"
+                )
+            await self.supervisor.stop("node-agent")
+        self.options = options
+        known = json.loads(self.state.images.read_text())
+        self.state.images.write_text(json.dumps(known | nodeagent.images(options), indent=1))
 
     def _admin(self) -> Kube:
         assert self._kube is not None, "_prepare() comes first"

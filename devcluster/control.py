@@ -1,6 +1,7 @@
 """The supervisor's process and how to talk to it: JSON lines over a Unix socket in the state folder."""
 
 import asyncio
+import dataclasses
 import fcntl
 import json
 import os
@@ -29,10 +30,10 @@ type Reply = Mapping[str, Any]
 class Service:
     """The supervisor's side: answers requests until asked to shut down or signalled."""
 
-    def __init__(self, state: State, options: Options) -> None:
+    def __init__(self, state: State) -> None:
         self.state = state
         self.supervisor = Supervisor(state)
-        self.bringup = Bringup(state, options, self.supervisor)
+        self.bringup = Bringup(state, self.supervisor)
         self._done = asyncio.Event()
 
     async def run(self) -> None:
@@ -68,7 +69,8 @@ class Service:
         name = str(request.get("name", ""))
         match request["do"]:
             case "up":
-                await self.bringup.up(operator=bool(request["operator"]), say=say)
+                options = Options(**request["options"])
+                await self.bringup.up(options, operator=bool(request["operator"]), say=say)
             case "start":
                 await self.bringup.start(name)
             case "stop":
@@ -118,14 +120,21 @@ def alive(state: State) -> bool:
     return True
 
 
-def ensure_supervisor(state: State, options: Options) -> None:
+def up(
+    state: State, options: Options, *, operator: bool, say: Callable[[str], None] = lambda _: None
+) -> None:
+    """The cluster runs, whatever was there before, when this returns. Raises ClusterError."""
+    ensure_supervisor(state)
+    call(state, {"do": "up", "operator": operator, "options": dataclasses.asdict(options)}, say)
+
+
+def ensure_supervisor(state: State) -> None:
     """A supervisor runs for ``state`` when this returns: the one that is there, or a new one in the background."""
     if alive(state):
         return
     # a supervisor that was killed leaves its processes behind; the new one must not meet them
     end(recorded(state).values(), grace=10)
     state.logs.mkdir(parents=True, exist_ok=True)
-    options.save(state.options)
     with state.log("supervisor").open("ab") as log:
         # it detaches itself, so that it is nobody's child when this returns
         subprocess.run(
@@ -159,7 +168,7 @@ def supervise(state: State) -> None:
 
 
 async def _run(state: State) -> None:
-    await Service(state, Options.load(state.options) or Options()).run()
+    await Service(state).run()
 
 
 def shut_down(state: State) -> bool:

@@ -33,11 +33,6 @@ class State:
         return self.root / "kubeconfig"
 
     @property
-    def options(self) -> Path:
-        """What the cluster was started with (options.Options as JSON)."""
-        return self.root / "options.json"
-
-    @property
     def ports(self) -> Path:
         return self.root / "ports.json"
 

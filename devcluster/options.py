@@ -1,7 +1,6 @@
-"""What a cluster was started with. Kept in its state folder; a running cluster's options don't change."""
+"""What the person who starts a cluster chooses, or has in the shell."""
 
 import dataclasses
-import json
 import os
 import subprocess
 from collections.abc import Mapping
@@ -32,18 +31,18 @@ class Options:
     trainer: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
-
-    @classmethod
-    def load(cls, path: Path) -> "Options | None":
-        return cls(**json.loads(path.read_text())) if path.exists() else None
+    def differing(self, other: "Options") -> list[str]:
+        """Names of the fields that differ."""
+        fields = dataclasses.fields(self)
+        return [field.name for field in fields if getattr(self, field.name) != getattr(other, field.name)]
 
 
 def passed_on(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of PASSED_ON that are set. Loopback never goes through a proxy."""
+    """The variables of PASSED_ON that are set; the hub's files always have a place. Loopback needs no proxy."""
     source = os.environ if environment is None else environment
     taken = {name: source[name] for name in PASSED_ON if source.get(name)}
+    # pods have homes of their own, but what was downloaded once need not come again
+    taken.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
     if any(name.lower().endswith("_proxy") for name in taken):
         taken["NO_PROXY"] = taken["no_proxy"] = "127.0.0.1,localhost"
     return taken
@@ -53,5 +52,5 @@ def installed_trainer() -> str | None:
     """Folder of the trainer environment's programs, or None when it is not installed."""
     script = ROOT / "trainer_image" / "install.sh"
     shown = subprocess.run([str(script), "--path"], capture_output=True, text=True, check=True)
-    programs = Path(shown.stdout.strip()) / "bin"
-    return str(programs) if (programs / "finetune-stage").exists() else None
+    environment = Path(shown.stdout.strip())
+    return str(environment / "bin") if (environment / ".complete").exists() else None

@@ -59,8 +59,7 @@ class Cluster:
         options = Options(warm=warm, trainer=installed_trainer(), environment=passed_on())
         build.ensure()
         try:
-            control.ensure_supervisor(state, options)
-            control.call(state, {"do": "up", "operator": operator})
+            control.up(state, options, operator=operator)
             cluster = cls(state)
             try:
                 yield cluster

@@ -42,7 +42,15 @@ async def main(config: AgentConfig) -> None:
 def _warm(config: AgentConfig) -> WarmServer | None:
     if config.warm_image is None:
         return None
-    environment = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "LANG": "C.UTF-8", **config.environment}
+    # what stage pods have and Python or its libraries read once, at their start
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(Path.home()),
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        "JAX_PLATFORMS": "cpu",
+        **config.environment,
+    }
     return WarmServer(
         image=config.warm_image,
         environment=environment,

@@ -14,8 +14,10 @@ from devcluster.agent.process import Launch, StartError, shell_code
 
 PROGRAM = "finetune-stage"
 SERVER = Path(__file__).with_name("warm_server.py")
-#: Libraries read these when they are imported, so that a fork can't have its own.
+#: Python and libraries read these when they start or are imported, so that a fork can't have its own.
 READ_AT_IMPORT = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "PYTHON", "LD_")
+#: …but these at each use.
+READ_LATE = frozenset({"HF_TOKEN"})
 RESTART_SECONDS = 10.0
 
 
@@ -55,8 +57,9 @@ class WarmServer:
         if not self._ready:
             return "the warm server is not ready"
         for name in {*launch.env, *self._environment}:
-            if name.startswith(READ_AT_IMPORT) and launch.env.get(name) != self._environment.get(name):
-                return f"{name} is read at import"
+            early = name.startswith(READ_AT_IMPORT) and name not in READ_LATE
+            if early and launch.env.get(name) != self._environment.get(name):
+                return f"its {name} differs from the warm server's"
         return None
 
     async def start(self, launch: Launch) -> WarmProcess:
