@@ -1,6 +1,7 @@
 """``gs://`` through google-cloud-storage, whose calls block: they run in a small pool of threads."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -76,10 +77,19 @@ class GoogleStore:
 
         await self._run(uri, work)
 
+    def close(self) -> None:
+        """Ends threads and connections; calls under way are finished first."""
+        self._pool.shutdown()
+        if self._client is not None:
+            self._client.close()
+
     def _connected(self) -> storage.Client:
         # Made in a worker thread: looking for credentials may ask the metadata server.
         with self._making:
             if self._client is None:
+                # Otherwise the library asks for each bucket's metadata, in threads that nobody ends and with a
+                # right that we do not need, for traces that nobody records.
+                os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
                 self._client = storage.Client()
             return self._client
 

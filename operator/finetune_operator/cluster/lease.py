@@ -127,36 +127,34 @@ class LeaderElection:
 
     async def _keep(self) -> None:
         """Renew until it fails for too long."""
+        settings = self._settings
         renewed = self._clock()
+        pause = settings.renew_every
         while True:
-            await self._sleep(self._settings.renew_every)
+            await self._sleep(pause)
             # Counted from before the call: a slow answer must not prolong our own belief.
             asked = self._clock()
-            left = renewed + self._settings.give_up_after - asked
+            left = renewed + settings.give_up_after - asked
             if left <= 0:
                 raise LeadershipLost(f"the Lease was not renewed for {asked - renewed:.0f} s")
             try:
                 async with asyncio.timeout(left):
-                    self._held = await self._cluster.apply(LEASES, self._manifest(self._held))
-                renewed = asked
-            except Conflict as error:
-                if not await self._still_ours():
-                    raise LeadershipLost("another operator holds the Lease") from error
+                    await self._renew()
             except (ClusterError, TimeoutError) as error:
                 log.warning("the Lease was not renewed: %s", error or "no answer in time")
+                pause = min(settings.retry_every, left)
+            else:
+                renewed, pause = asked, settings.renew_every
 
-    async def _still_ours(self) -> bool:
-        """After a conflict: true where our own earlier write, whose answer was lost, had arrived."""
+    async def _renew(self) -> None:
         try:
+            self._held = await self._cluster.apply(LEASES, self._manifest(self._held))
+        except Conflict as error:
+            # Another has written it, or an earlier write of ours arrived and its answer was lost.
             lease = await self._cluster.get(LEASES, self._settings.namespace, self._settings.name)
-        except NotFound:
-            return False
-        except ClusterError:
-            return True
-        if lease.get("spec", {}).get("holderIdentity") != self._settings.identity:
-            return False
-        self._held = lease
-        return True
+            if lease.get("spec", {}).get("holderIdentity") != self._settings.identity:
+                raise LeadershipLost("another operator holds the Lease") from error
+            self._held = await self._cluster.apply(LEASES, self._manifest(lease))
 
     async def _release(self) -> None:
         """Let the next one begin at once. Best effort: the Lease expires by itself."""

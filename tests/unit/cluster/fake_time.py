@@ -1,0 +1,43 @@
+"""A clock that stands still until it is told to move; sleepers wake in order."""
+
+import asyncio
+import heapq
+import itertools
+from datetime import UTC, datetime, timedelta
+
+
+class FakeTime:
+    """Monotonic clock, wall clock and sleep of one test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+
+    def clock(self) -> float:
+        return self.now
+
+    def utc_now(self) -> datetime:
+        return datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=self.now)
+
+    async def sleep(self, seconds: float) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self.now + seconds, next(self._order), waiter))
+        await waiter
+
+    async def advance(self, seconds: float) -> None:
+        """Moves on, letting everything that becomes due run."""
+        end = self.now + seconds
+        await settle()
+        while self._sleepers and self._sleepers[0][0] <= end:
+            self.now, _, waiter = heapq.heappop(self._sleepers)
+            if not waiter.done():
+                waiter.set_result(None)
+            await settle()
+        self.now = end
+
+
+async def settle() -> None:
+    """Lets every task that can run, run."""
+    for _ in range(50):
+        await asyncio.sleep(0)

@@ -1,0 +1,239 @@
+"""The adapter against a small HTTP server that answers as told."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from finetune_operator.cluster.kubernetes_cluster import CallLimits, KubernetesCluster
+from finetune_operator.cluster.port import (
+    JOBS,
+    JOBSETS,
+    PODS,
+    Conflict,
+    NotFound,
+    Rejected,
+    Unavailable,
+)
+
+LIMITS = CallLimits(connect_seconds=1, read_seconds=0.2, write_seconds=0.2, attempts=3)
+
+
+def status(code: int, message: str = "said the server", **headers: str) -> web.Response:
+    return web.json_response({"kind": "Status", "message": message}, status=code, headers=headers)
+
+
+def ok(**body: Any) -> web.Response:
+    return web.json_response(body or {"metadata": {"name": "demo"}})
+
+
+@dataclass
+class Server:
+    """Answers in order, the last one for ever; remembers what it was asked."""
+
+    answers: list[Callable[[], web.StreamResponse]] = field(default_factory=list)
+    requests: list[tuple[str, str, dict[str, str], str, Any]] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    seen: list[tuple[str, str, int]] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.requests.append(
+            (
+                request.method,
+                request.path,
+                dict(request.query),
+                request.headers.get("Content-Type", ""),
+                json.loads(body) if body else None,
+            )
+        )
+        answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
+        return answer()
+
+    def observe(self, verb: str, resource: str, code: int, _seconds: float) -> None:
+        self.seen.append((verb, resource, code))
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+
+@pytest.fixture
+async def server(unused_tcp_port: int) -> AsyncIterator[tuple[Server, KubernetesCluster]]:
+    made = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", made.handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{unused_tcp_port}"
+    async with KubernetesCluster(
+        configuration, limits=LIMITS, observer=made.observe, sleep=made.sleep
+    ) as cluster:
+        yield made, cluster
+    await runner.cleanup()
+
+
+type Both = tuple[Server, KubernetesCluster]
+
+
+async def test_paths_and_verbs(server: Both) -> None:
+    http, cluster = server
+    http.answers = [ok]
+    await cluster.get(JOBS, "team", "demo")
+    await cluster.get(PODS, "team", "a-pod")
+    await cluster.create(JOBSETS, {"metadata": {"namespace": "team", "name": "x"}})
+    await cluster.apply(JOBSETS, {"metadata": {"namespace": "team", "name": "x"}})
+    assert [(method, path, query) for method, path, query, _, _ in http.requests] == [
+        ("GET", "/apis/tpu-finetune.dev/v1alpha1/namespaces/team/finetunejobs/demo", {}),
+        ("GET", "/api/v1/namespaces/team/pods/a-pod", {}),
+        (
+            "POST",
+            "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets",
+            {"fieldManager": "finetune-operator"},
+        ),
+        (
+            "PATCH",
+            "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets/x",
+            {"fieldManager": "finetune-operator", "force": "true"},
+        ),
+    ]
+    assert http.requests[-1][3] == "application/apply-patch+yaml"
+    assert http.seen == [
+        ("get", "finetunejobs", 200),
+        ("get", "pods", 200),
+        ("create", "jobsets", 200),
+        ("apply", "jobsets", 200),
+    ]
+
+
+async def test_a_status_is_replaced_whole_and_only_at_the_version_that_was_seen(server: Both) -> None:
+    http, cluster = server
+    http.answers = [ok]
+    await cluster.patch_status(JOBS, "team", "demo", {"phase": "Running"}, resource_version="7")
+    _, path, _, content_type, body = http.requests[0]
+    assert path.endswith("/finetunejobs/demo/status")
+    assert content_type == "application/json-patch+json"
+    assert body == [
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"},
+        {"op": "add", "path": "/status", "value": {"phase": "Running"}},
+    ]
+    assert http.seen == [("patch", "finetunejobs/status", 200)]
+
+
+async def test_a_delete_is_of_that_very_object_and_gone_is_fine(server: Both) -> None:
+    http, cluster = server
+    http.answers = [ok, lambda: status(404), lambda: status(409)]
+    for _ in range(3):
+        await cluster.delete(JOBSETS, "team", "x", uid="u-1", foreground=True)
+    body = http.requests[0][4]
+    assert body["preconditions"] == {"uid": "u-1"}
+    assert body["propagationPolicy"] == "Foreground"
+
+
+async def test_a_list_reads_every_page_by_exact_labels(server: Both) -> None:
+    http, cluster = server
+    http.answers = [
+        lambda: ok(items=[{"n": 1}], metadata={"continue": "more"}),
+        lambda: ok(items=[{"n": 2}], metadata={}),
+    ]
+    assert await cluster.list(JOBSETS, "team", labels={"b": "2", "a": "1"}) == [{"n": 1}, {"n": 2}]
+    assert [query for _, _, query, _, _ in http.requests] == [
+        {"limit": "500", "labelSelector": "a=1,b=2"},
+        {"limit": "500", "labelSelector": "a=1,b=2", "continue": "more"},
+    ]
+
+
+async def test_a_list_whose_history_has_gone_begins_again_once(server: Both) -> None:
+    http, cluster = server
+    http.answers = [
+        lambda: ok(items=[{"n": 1}], metadata={"continue": "more"}),
+        lambda: status(410),
+        lambda: ok(items=[{"n": 1}, {"n": 2}], metadata={}),
+    ]
+    assert len(await cluster.list(JOBSETS, None)) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (400, Rejected),
+        (401, Unavailable),
+        (403, Rejected),
+        (404, NotFound),
+        (409, Conflict),
+        (422, Rejected),
+        (429, Unavailable),
+        (500, Unavailable),
+        (504, Unavailable),
+    ],
+)
+async def test_errors_say_what_was_asked_and_what_the_server_said(
+    server: Both, code: int, error: type[Exception]
+) -> None:
+    http, cluster = server
+    http.answers = [lambda: status(code)]
+    with pytest.raises(error, match=rf"POST /apis/.*/jobsets: {code} said the server"):
+        await cluster.create(JOBSETS, {"metadata": {"namespace": "team", "name": "x"}})
+
+
+async def test_reads_are_tried_again_with_growing_waits(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: status(503), lambda: status(500), ok]
+    await cluster.get(JOBS, "team", "demo")
+    assert http.waits == [0.25, 0.5]
+
+
+async def test_reads_give_up_in_the_end(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: status(503)]
+    with pytest.raises(Unavailable):
+        await cluster.get(JOBS, "team", "demo")
+    assert len(http.requests) == 3
+
+
+async def test_a_write_that_may_have_arrived_is_not_repeated(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: status(503)]
+    with pytest.raises(Unavailable):
+        await cluster.create(JOBSETS, {"metadata": {"namespace": "team", "name": "x"}})
+    assert len(http.requests) == 1
+
+
+async def test_the_server_says_when_to_come_back_also_for_writes(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: status(429, **{"Retry-After": "2"}), ok]
+    await cluster.create(JOBSETS, {"metadata": {"namespace": "team", "name": "x"}})
+    assert http.waits == [2.0]
+
+
+async def test_a_long_wait_is_left_to_the_queue(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: status(429, **{"Retry-After": "60"})]
+    with pytest.raises(Unavailable) as caught:
+        await cluster.get(JOBS, "team", "demo")
+    assert caught.value.retry_after == 60
+    assert http.waits == []
+
+
+async def test_an_answer_that_is_no_json_is_a_broken_connection(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: web.Response(text="<html>please log in</html>")]
+    with pytest.raises(Unavailable, match="not JSON"):
+        await cluster.get(JOBS, "team", "demo")
+
+
+async def test_a_server_that_is_away_is_unavailable(unused_tcp_port: int) -> None:
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{unused_tcp_port}"
+    seen: list[int] = []
+    async with KubernetesCluster(
+        configuration, limits=CallLimits(attempts=1), observer=lambda *call: seen.append(call[2])
+    ) as cluster:
+        with pytest.raises(Unavailable, match="GET /api/v1/namespaces/team/pods/x"):
+            await cluster.get(PODS, "team", "x")
+    assert seen == [0]

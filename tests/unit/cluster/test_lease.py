@@ -1,0 +1,189 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from finetune_operator.cluster.lease import LeaderElection, LeadershipLost, LeaseSettings
+from finetune_operator.cluster.port import LEASES, Unavailable
+from tests.unit.cluster.fake_time import FakeTime, settle
+from tests.unit.reconcile.fakes import FakeCluster
+
+KEY = (LEASES, "system", "finetune-operator")
+
+
+class Candidate:
+    """One operator that wants to lead."""
+
+    def __init__(self, cluster: FakeCluster, time: FakeTime, identity: str) -> None:
+        self.working = False
+        self.end = asyncio.Event()
+        self.error: Exception | None = None
+        self.election = LeaderElection(
+            cluster,
+            LeaseSettings(namespace="system", name="finetune-operator", identity=identity),
+            utc_now=time.utc_now,
+            clock=time.clock,
+            sleep=time.sleep,
+        )
+        self.task = asyncio.ensure_future(self.election.run(self.work))
+
+    async def work(self) -> None:
+        self.working = True
+        try:
+            await self.end.wait()
+            if self.error:
+                raise self.error
+        finally:
+            self.working = False
+
+
+@pytest.fixture
+async def world() -> Any:
+    """A cluster, a clock, and a way to add candidates, which are gone at the end."""
+    cluster, time = FakeCluster(), FakeTime()
+    candidates: list[Candidate] = []
+
+    def add(identity: str) -> Candidate:
+        candidates.append(Candidate(cluster, time, identity))
+        return candidates[-1]
+
+    yield cluster, time, add
+    for candidate in candidates:
+        candidate.task.cancel()
+    await asyncio.gather(*(candidate.task for candidate in candidates), return_exceptions=True)
+
+
+type World = tuple[FakeCluster, FakeTime, Callable[[str], Candidate]]
+
+
+def holder(cluster: FakeCluster) -> str:
+    return str(cluster.objects[KEY]["spec"]["holderIdentity"])
+
+
+async def test_the_first_leads_and_the_second_waits(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(1)
+    second = add("b")
+    await time.advance(100)
+    assert first.working
+    assert not second.working
+    assert second.election.holder == "a"
+    assert holder(cluster) == "a"
+
+
+async def test_the_second_takes_over_at_once_when_the_first_ends_in_order(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(1)
+    second = add("b")
+    await time.advance(5)
+    first.end.set()
+    await settle()
+    assert holder(cluster) == ""
+    await time.advance(2)
+    assert second.working
+    assert cluster.objects[KEY]["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_leader_that_died_is_followed_after_its_lease_has_run_out(world: World) -> None:
+    cluster, time, add = world
+    # Its last renewal says nothing about our clock: only what we have seen unchanged for 15 s has expired.
+    cluster.put(
+        LEASES,
+        {
+            "metadata": {"namespace": "system", "name": "finetune-operator"},
+            "spec": {
+                "holderIdentity": "dead",
+                "leaseDurationSeconds": 15,
+                "renewTime": "1970-01-01T00:00:00.000000Z",
+            },
+        },
+    )
+    heir = add("heir")
+    await time.advance(14)
+    assert not heir.working
+    await time.advance(4)
+    assert heir.working
+    assert cluster.objects[KEY]["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_restarted_operator_takes_its_own_lease_back_at_once(world: World) -> None:
+    cluster, _, add = world
+    cluster.put(
+        LEASES,
+        {
+            "metadata": {"namespace": "system", "name": "finetune-operator"},
+            "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15, "leaseTransitions": 3},
+        },
+    )
+    first = add("a")
+    await settle()
+    assert first.working
+    assert cluster.objects[KEY]["spec"]["leaseTransitions"] == 3
+
+
+async def test_work_ends_before_another_may_begin_when_the_api_is_lost(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(5)
+    cluster.fault = lambda moment, call: Unavailable("away", status=503) if moment == "before" else None
+    await time.advance(14)
+    assert not first.working
+    with pytest.raises(LeadershipLost, match="not renewed"):
+        await first.task
+
+
+async def test_a_short_outage_costs_nothing(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(5)
+    cluster.fault = lambda moment, call: Unavailable("away", status=503) if moment == "before" else None
+    await time.advance(5)
+    cluster.fault = lambda *_: None
+    await time.advance(60)
+    assert first.working
+
+
+async def test_a_renewal_whose_answer_was_lost_is_recognised(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(1)
+    lost = iter([Unavailable("answer lost", status=None)])
+    cluster.fault = lambda moment, call: (
+        next(lost, None) if (moment, call) == ("after", "apply leases") else None
+    )
+    await time.advance(30)
+    assert first.working
+
+
+async def test_a_lease_in_other_hands_ends_the_work(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(1)
+    stolen = cluster.objects[KEY]
+    cluster.put(LEASES, {**stolen, "spec": {**stolen["spec"], "holderIdentity": "thief"}})
+    await time.advance(5)
+    assert not first.working
+    with pytest.raises(LeadershipLost, match="another operator"):
+        await first.task
+    assert holder(cluster) == "thief"
+
+
+async def test_an_error_of_the_work_is_raised_and_the_lease_is_free(world: World) -> None:
+    cluster, time, add = world
+    first = add("a")
+    await time.advance(1)
+    first.error = ValueError("broken")
+    first.end.set()
+    with pytest.raises(ValueError, match="broken"):
+        await first.task
+    assert holder(cluster) == ""
+
+
+async def test_two_candidates_for_a_lease_that_does_not_exist_make_one_leader(world: World) -> None:
+    _, time, add = world
+    candidates = [add("a"), add("b")]
+    await time.advance(3)
+    assert sum(candidate.working for candidate in candidates) == 1
