@@ -43,12 +43,12 @@ _KEPT = (
 _DROPPED = ("title", "default")
 
 
-class UnsupportedSchema(ValueError):
+class UnsupportedSchemaError(ValueError):
     """A model uses something that a structural schema cannot say."""
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The schema of ``model`` as a CRD wants it. Raises UnsupportedSchema, naming the place."""
+    """The schema of ``model`` as a CRD wants it. Raises UnsupportedSchemaError, naming the place."""
     source = model.model_json_schema(by_alias=True, mode="validation")
     definitions = source.pop("$defs", {})
     return _rewrite(source, definitions, model.__name__)
@@ -62,7 +62,7 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
         del schema["additionalProperties"]
     _bound_map_keys(schema, path)
     if "type" not in schema:
-        raise UnsupportedSchema(f"{path}: has no single type")
+        raise UnsupportedSchemaError(f"{path}: has no single type")
     if schema["type"] == "integer":
         schema["format"] = "int32" if schema.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
     if "description" in schema:
@@ -77,7 +77,7 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
             schema[below] = _rewrite(schema[below], definitions, f"{path}.{below}")
     unknown = schema.keys() - set(_KEPT) - set(_DROPPED)
     if unknown:
-        raise UnsupportedSchema(f"{path}: {', '.join(sorted(unknown))} cannot be said in a structural schema")
+        raise UnsupportedSchemaError(f"{path}: {', '.join(sorted(unknown))} cannot be said in a structural schema")
     return {keyword: schema[keyword] for keyword in _KEPT if keyword in schema}
 
 
@@ -90,7 +90,7 @@ def _resolve(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
         elif "anyOf" in schema:
             alternatives = [option for option in schema.pop("anyOf") if option.get("type") != "null"]
             if len(alternatives) != 1:
-                raise UnsupportedSchema(
+                raise UnsupportedSchemaError(
                     f"{path}: {len(alternatives)} types in one place; make it a union of members"
                 )
             (target,) = alternatives
@@ -106,7 +106,7 @@ def _bound_map_keys(schema: Schema, path: str) -> None:
         return
     keys = schema.pop("propertyNames", {})
     if "maxLength" not in keys or "minLength" not in keys or "maxProperties" not in schema:
-        raise UnsupportedSchema(f"{path}: a map needs a bound on its size and on its keys")
+        raise UnsupportedSchemaError(f"{path}: a map needs a bound on its size and on its keys")
     least, most = keys["minLength"], keys["maxLength"]
     rule = {
         "rule": f"self.all(key, size(key) >= {least} && size(key) <= {most})",

@@ -84,7 +84,11 @@ _Loader.add_implicit_resolver(
 
 def read_documents(text: str) -> Iterator[Document]:
     """The documents that hold something. Raises YamlError at the first that cannot be read."""
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlError(f"holds the character {error.character:#x}", line=line) from None
     try:
         number = 0
         while loader.check_node():
@@ -98,8 +102,6 @@ def read_documents(text: str) -> Iterator[Document]:
         mark = error.problem_mark or error.context_mark
         said = ", ".join(part for part in (error.context, error.problem) if part)
         raise YamlError(said, line=mark.line + 1 if mark else 1) from None
-    except yaml.YAMLError as error:
-        raise YamlError(str(error), line=1) from None
     except RecursionError:
         raise YamlError("is nested too deeply", line=1) from None
     finally:

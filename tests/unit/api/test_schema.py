@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from finetune_operator.api.crd import job_crd, profile_crd, root_schema
-from finetune_operator.api.schema import UnsupportedSchema, structural_schema
+from finetune_operator.api.schema import UnsupportedSchemaError, structural_schema
 
 type Schema = dict[str, Any]
 
@@ -138,5 +138,5 @@ class Fractions(BaseModel):
 @pytest.mark.parametrize("model", [TwoTypes, OpenMap, Anything, Fractions])
 def test_what_a_structural_schema_cannot_say_is_refused_with_its_place(model: type[BaseModel]) -> None:
     (name,) = model.model_fields
-    with pytest.raises(UnsupportedSchema, match=rf"{model.__name__}\.{name}"):
+    with pytest.raises(UnsupportedSchemaError, match=rf"{model.__name__}\.{name}"):
         structural_schema(model)

@@ -1,0 +1,244 @@
+"""The API server takes both CRDs and, by them alone, refuses bad jobs at apply, with the place."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster.kube import KubeError
+from devcluster.testing import Cluster
+from tests.unit.api.bad_jobs import BAD_JOBS
+from tests.unit.api.documents import JOB, PROFILE, Document, job
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+GROUP = "/apis/tpu-finetune.dev/v1alpha1"
+
+
+def placed(document: Document, namespace: str) -> Document:
+    return {**document, "metadata": {**document["metadata"], "namespace": namespace}}
+
+
+def refusal(cluster: Cluster, document: Document) -> str:
+    """kubectl's words when it may not apply the document."""
+    with pytest.raises(AssertionError) as caught:
+        cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(document))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["finetunejobs", "finetuneprofiles"])
+def test_crds_are_established_without_complaint(cluster: Cluster, name: str) -> None:
+    crd = cluster.get(f"{CRDS}/{name}.tpu-finetune.dev")
+    conditions = {condition["type"]: condition["status"] for condition in crd["status"]["conditions"]}
+    assert conditions["Established"] == "True"
+    assert conditions["NamesAccepted"] == "True"
+    assert "NonStructuralSchema" not in conditions
+
+
+@BAD_JOBS
+def test_a_bad_job_is_refused_with_the_place(
+    cluster: Cluster, shared_namespace: str, document: Document, path: str
+) -> None:
+    said = refusal(cluster, placed(document, shared_namespace))
+    assert path in said
+    assert "finetunejob.tpu-finetune.dev" in said or "FineTuneJob" in said
+
+
+@pytest.fixture(scope="module")
+def shared_namespace(cluster: Cluster) -> str:
+    """For tests that leave nothing behind."""
+    return cluster.namespace()
+
+
+@pytest.fixture
+def stored(cluster: Cluster, namespace: str) -> Iterator[Document]:
+    """A job with every identity field but resumeFrom, and a retry."""
+    document = job(
+        profileRef={"name": "nobody"},
+        hyperparameters={"epochs": 1},
+        retry={"generation": 2},
+        planOnly=True,
+        suspend=True,
+    )
+    yield cluster.apply(placed(document, namespace))
+    cluster.delete(f"{GROUP}/namespaces/{namespace}/finetunejobs/{document['metadata']['name']}")
+
+
+IDENTITY_EDITS: dict[str, Any] = {
+    "profile changed": {"profileRef": {"name": "other"}},
+    "profile removed": {"profileRef": None},
+    "run folder added": {"resumeFrom": {"runFolder": "gs://artifacts/a/b"}},
+    "model changed": {"model": {"huggingFace": {"repo": "Qwen/Qwen3-1.7B"}}},
+    "model completed": {"model": {"maxtextModel": "qwen3-0.6b"}},
+    "dataset added": {"datasets": {"validation": [{"uri": "gs://team-a/v.jsonl"}]}},
+    "method changed": {"method": {"lora": {"rank": 8}}},
+    "method turned to full": {"method": {"lora": None}},
+    "hyperparameters changed": {"hyperparameters": {"epochs": 2}},
+    "hyperparameters removed": {"hyperparameters": None},
+}
+
+
+@pytest.mark.parametrize("edit", IDENTITY_EDITS.values(), ids=IDENTITY_EDITS)
+def test_what_decides_the_result_cannot_be_edited(cluster: Cluster, stored: Document, edit: Document) -> None:
+    (field,) = edit
+    with pytest.raises(KubeError, match=f"spec: Invalid value.*{field} cannot be changed") as caught:
+        cluster.patch(path_of(stored), {"spec": edit})
+    assert caught.value.status == 422
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({"planOnly": False}, "planOnly cannot be set back"),
+        ({"planOnly": None}, "planOnly cannot be set back"),
+        ({"retry": {"generation": 1}}, "spec.retry"),
+    ],
+)
+def test_what_only_goes_forward_cannot_be_set_back(
+    cluster: Cluster, stored: Document, edit: Document, said: str
+) -> None:
+    with pytest.raises(KubeError, match=said):
+        cluster.patch(path_of(stored), {"spec": edit})
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"suspend": False},
+        {"retry": {"generation": 3, "fromStage": "Train"}},
+        {"retry": None},
+        {"resources": {"tpu": "v6e-4"}},
+        {"checkpointing": {"everySteps": 10}},
+        {"evaluation": {"prompts": ["Reset my password"]}},
+        {"budget": {"maxChipHours": "200"}},
+        {"cache": "Refresh"},
+    ],
+    ids=lambda edit: next(iter(edit)),
+)
+def test_lifecycle_and_placement_stay_open_to_edits(
+    cluster: Cluster, stored: Document, edit: Document
+) -> None:
+    changed = cluster.patch(path_of(stored), {"spec": edit})
+    assert changed["metadata"]["generation"] == 2
+
+
+def test_an_unseen_job_says_so_and_status_is_the_operators_alone(cluster: Cluster, stored: Document) -> None:
+    assert stored["status"] == {"observedGeneration": -1}
+    assert (stored["spec"]["suspend"], stored["spec"]["planOnly"]) == (True, True)
+    changed = cluster.patch(path_of(stored), {"status": {"phase": "Succeeded"}})
+    assert changed["status"] == {"observedGeneration": -1}
+
+
+def test_a_job_of_another_name_starts_plain(cluster: Cluster, shared_namespace: str) -> None:
+    document = cluster.apply(placed(JOB, shared_namespace))
+    assert (document["spec"]["suspend"], document["spec"]["planOnly"]) == (False, False)
+    cluster.delete(path_of(document))
+
+
+def test_every_identity_field_at_its_largest_can_be_stored_and_edited(
+    cluster: Cluster, namespace: str
+) -> None:
+    """The cost of the rules is estimated at installation; this is the cost in use."""
+    source = {
+        "uri": "gs://team-a/" + "a" * 1000,
+        "roleMap": {f"role-{n}": "user" for n in range(16)},
+        "columns": dict.fromkeys(("messages", "prompt", "completion", "question"), "c" * 256),
+        "maxExamples": 1000,
+    }
+    template = {"inline": "x" * 32 * 1024}
+    large = job(datasets={"train": [source] * 32, "validation": [source] * 8, "chatTemplate": template})
+    stored = cluster.apply(placed(large, namespace))
+    changed = cluster.patch(path_of(stored), {"spec": {"suspend": True}})
+    assert changed["metadata"]["generation"] == 2
+    edited = deepcopy(stored["spec"]["datasets"])
+    edited["train"][31]["roleMap"]["role-15"] = "tool"
+    with pytest.raises(KubeError, match="datasets cannot be changed"):
+        cluster.patch(path_of(stored), {"spec": {"datasets": edited}})
+    cluster.delete(path_of(stored))
+
+
+def test_a_profile_is_stored_and_a_bad_one_refused(cluster: Cluster) -> None:
+    name = "crd-test"
+    good = {**PROFILE, "metadata": {"name": name}}
+    cluster.apply(good)
+    cluster.delete(f"{GROUP}/finetuneprofiles/{name}")
+    flavor = PROFILE["spec"]["flavors"][0]
+    for flavors, said in (
+        ([], "spec.flavors"),
+        ([flavor, flavor], "spec.flavors[1]"),
+        ([flavor | {"chipHourPrice": "1.20"}], "currency"),
+        ([flavor | {"topology": "2x2"}], "spec.flavors[0].topology"),
+    ):
+        assert said in refusal(cluster, {**good, "spec": {**good["spec"], "flavors": flavors}})
+
+
+def test_explain_has_text_for_every_level(cluster: Cluster) -> None:
+    for place, said in {
+        "ftj": "Fine-tune a language model on TPUs",
+        "ftj.spec.hyperparameters.learningRate": "Highest learning rate.",
+        "ftj.spec.datasets.train.roleMap": "for example bot: assistant",
+        "ftj.status.conditions": "Conditions; all known ones",
+        "ftp.spec.flavors.chipHourPrice": "Price of a chip hour",
+    }.items():
+        text = " ".join(cluster.kubectl("explain", place).split())
+        assert said in text, place
+        assert "<empty>" not in text
+
+
+def test_printer_columns_show_the_status(cluster: Cluster, stored: Document) -> None:
+    condition = {
+        "type": "GatePassed",
+        "status": "Unknown",
+        "observedGeneration": 1,
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+        "reason": "NotRequested",
+        "message": "No gates.",
+    }
+    status = {
+        "observedGeneration": 1,
+        "phase": "Running",
+        "stage": "Train",
+        "conditions": [condition],
+        "resolved": {"model": {"source": "Qwen/Qwen3-0.6B"}},
+        "progress": {
+            "step": 412,
+            "totalSteps": 1000,
+            "stepText": "412/1000",
+            "etaText": "18-24m",
+            "metrics": [{"name": "loss", "value": "1.21", "step": 412}],
+            "curve": {"metric": "loss", "sparkline": "█▆▃▁"},
+        },
+        "attempts": {"total": 4, "preemption": 1, "infrastructure": 0, "user": 0},
+    }
+    cluster.patch(f"{path_of(stored)}/status", {"status": status})
+    meta = stored["metadata"]
+    table = cluster.kubectl("get", "ftj", meta["name"], "-n", meta["namespace"], "-o", "wide")
+    header, row = table.strip().splitlines()
+    assert header.split() == (
+        [
+            "NAME",
+            "PHASE",
+            "STAGE",
+            "STEP",
+            "LOSS",
+            "ETA",
+            "ATTEMPTS",
+            "AGE",
+            "MODEL",
+            "TPU",
+            "COST",
+            "GATE",
+            "CURVE",
+        ]
+    )
+    for cell in ("Running", "Train", "412/1000", "1.21", "18-24m", "4", "Qwen/Qwen3-0.6B", "Unknown", "█▆▃▁"):
+        assert cell in row.split()
+    everything = json.loads(cluster.kubectl("get", "tuning", "-n", meta["namespace"], "-o", "json"))
+    assert meta["name"] in [item["metadata"]["name"] for item in everything["items"]]
+
+
+def path_of(document: Document) -> str:
+    meta = document["metadata"]
+    return f"{GROUP}/namespaces/{meta['namespace']}/finetunejobs/{meta['name']}"

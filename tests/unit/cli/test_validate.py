@@ -1,0 +1,148 @@
+"""``finetune validate`` finds offline what the API server would refuse, and says file, line, place and fix."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from finetune_operator.cli.validate import Problem, validate_files, validate_text
+from tests.unit.api.bad_jobs import BAD_JOBS
+from tests.unit.api.documents import JOB, PROFILE, Document, profile
+
+HEAD = """\
+apiVersion: tpu-finetune.dev/v1alpha1
+kind: FineTuneJob
+metadata: {name: support-bot}
+spec:
+  model: {huggingFace: {repo: Qwen/Qwen3-0.6B}}
+  datasets: {train: [{uri: gs://team-a/chats.jsonl}]}
+  method: {type: SFT}
+"""
+
+
+def problems(text: str) -> list[Problem]:
+    return validate_text(text, file="job.yaml")
+
+
+def only(text: str) -> Problem:
+    (problem,) = problems(text)
+    return problem
+
+
+def test_good_manifests_have_no_problems() -> None:
+    assert problems(HEAD) == []
+    assert problems(yaml.safe_dump_all([JOB, PROFILE])) == []
+
+
+@BAD_JOBS
+def test_a_bad_job_is_refused_with_the_place(document: Document, path: str) -> None:
+    found = problems(yaml.safe_dump(document))
+    assert path in {problem.path for problem in found}
+
+
+def test_a_problem_names_file_line_place_and_fix() -> None:
+    problem = only(HEAD + "  hyperparameters:\n    seed: 1\n    learningRate: 2e-5\n")
+    assert str(problem) == (
+        "job.yaml:10: spec.hyperparameters.learningRate: must be a string, not 2e-05. Write it in quotes."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("a: [1\n", 2, "no YAML"),
+        (HEAD + "  suspend: true\n  suspend: false\n", 9, "'suspend' stands twice"),
+        (HEAD + "  engineOverrides: {1: a}\n", 8, "key 1 is not a string"),
+        ("x: *nothing\n", 1, "undefined alias"),
+        ("[" * 20000, 1, "nested too deeply"),
+        ("x: 1\ny: \x00\n", 2, "character 0x0"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_line(text: str, line: int, said: str) -> None:
+    problem = only(text)
+    assert problem.line == line
+    assert said in problem.message
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("2e-5", "a string, not 2e-05"),
+        ("1.5", "a string, not 1.5"),
+        ("1_000", "a string, not 1000"),
+        ("yes", "a string, not true"),
+        (".inf", "a string, not inf"),
+        ("1:30", None),
+        ("2026-01-01", None),
+        ('"2e-5"', None),
+        ("[1]", "a string, not a list"),
+        ("null", "a string, not empty"),
+        ("", "a string, not empty"),
+    ],
+)
+def test_scalars_are_read_as_kubectl_reads_them(value: str, kind: str | None) -> None:
+    found = problems(HEAD + f"  engineOverrides:\n    key: {value}\n")
+    assert [problem.message for problem in found] == ([f"must be {kind}"] if kind else [])
+
+
+def test_all_problems_of_all_files_are_told_in_order(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(HEAD + "  cache: Sometimes\n---\n" + HEAD + "  budgets: {}\n  suspend: 1\n")
+    missing = tmp_path / "missing.yaml"
+    binary = tmp_path / "model.bin"
+    binary.write_bytes(b"\xff\xfe\x00")
+    found = validate_files([bad, missing, binary])
+    assert [(problem.file, problem.document, problem.line, problem.path) for problem in found] == [
+        (str(bad), 1, 8, "spec.cache"),
+        (str(bad), 2, 17, "spec.budgets"),
+        (str(bad), 2, 18, "spec.suspend"),
+        (str(missing), 1, None, ""),
+        (str(binary), 1, None, ""),
+    ]
+    assert [problem.message for problem in found[3:]] == ["No such file or directory", "is not UTF-8 text"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "said"),
+    [
+        (HEAD.replace("kind: FineTuneJob", "kind: FinetuneJob"), "kind", "did you mean FineTuneJob?"),
+        (HEAD.replace("kind: FineTuneJob", "kind: Deployment"), "kind", "FineTuneJob, FineTuneProfile"),
+        (HEAD.replace("v1alpha1", "v1"), "apiVersion", "tpu-finetune.dev/v1"),
+        (HEAD.replace("apiVersion: tpu-finetune.dev/v1alpha1\n", ""), "apiVersion", "empty"),
+        (HEAD.replace("{name: support-bot}", "{}"), "metadata.name", "required"),
+        (HEAD.replace("{name: support-bot}", ""), "metadata", "required"),
+        ("just text\n", "", "must be an object"),
+    ],
+)
+def test_what_is_meant_to_be_ours_is_not_passed_over(text: str, path: str, said: str) -> None:
+    assert any(problem.path == path and said in problem.message for problem in problems(text))
+
+
+def test_other_objects_are_left_alone_but_not_alone_in_a_file() -> None:
+    other = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team-a}\n"
+    assert problems(f"{other}---\n{HEAD}") == []
+    assert "no FineTuneJob" in only(other).message
+    assert "no FineTuneJob" in only("").message
+
+
+def test_items_of_a_list_are_checked() -> None:
+    text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [JOB, {**JOB, "spec": {}}]})
+    assert [problem.path for problem in problems(text)] == [
+        f"items[1].spec.{name}" for name in ("model", "datasets", "method")
+    ]
+
+
+def test_a_profile_is_checked_too() -> None:
+    flavor = PROFILE["spec"]["flavors"][0]
+    problem = only(yaml.safe_dump(profile(flavors=[flavor, flavor])))
+    assert problem.path == "spec.flavors"
+    assert "'ondemand' stands twice" in problem.message
+
+
+def test_rules_on_changes_need_the_stored_object_and_are_left_out() -> None:
+    assert problems(HEAD + "  planOnly: true\n  retry: {generation: 1}\n") == []
+
+
+def test_a_stored_object_with_its_status_can_be_checked() -> None:
+    text = yaml.safe_dump({**JOB, "status": {"observedGeneration": 1, "phase": "Running"}})
+    assert problems(text) == []
