@@ -1,0 +1,87 @@
+import asyncio
+
+import aiohttp
+
+from finetune_operator.cluster.port import JOBS, JOBSETS, Rejected
+from finetune_operator.reconcile.apply import JobSetCreated
+from finetune_operator.runtime.intake import Intake
+from finetune_operator.runtime.kopf_adapter import watches
+from finetune_operator.runtime.metrics import Metrics
+from finetune_operator.runtime.prerequisites import wait_for_prerequisites
+from finetune_operator.runtime.probes import ProbeServer, Verdict
+from finetune_operator.runtime.queue import WorkQueue
+from finetune_operator.runtime.watches import WatchAges
+from tests.unit.reconcile.fakes import FakeCluster
+from tests.unit.runtime.objects import key
+
+
+async def fetch(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_probes_say_why_not() -> None:
+    server = ProbeServer(
+        healthy=Verdict, ready=lambda: Verdict(("not leading; the Lease is held by b",)), metrics=Metrics()
+    )
+    health, metrics = await server.start("127.0.0.1", 0, 0)
+    try:
+        assert await fetch(health, "/healthz") == (200, "ok\n")
+        assert await fetch(health, "/readyz") == (503, "not leading; the Lease is held by b\n")
+        code, text = await fetch(metrics, "/metrics")
+        assert code == 200
+        assert "finetune_leader 0.0" in text
+        assert (await fetch(metrics, "/healthz"))[0] == 404
+    finally:
+        await server.stop()
+
+
+def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
+    metrics, queue = Metrics(), WorkQueue[object]()
+    intake = Intake(queue.add, metrics)
+    metrics.leads(queue=queue, intake=intake, ages=WatchAges(watches([])))  # type: ignore[arg-type]
+    queue.add(key())
+    text = metrics.render().decode()
+    assert "finetune_queue_depth 1.0" in text
+    assert 'finetune_watch_age_seconds{watch="jobsets"}' in text
+    assert "finetune_leader 1.0" in text
+
+
+def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
+    now = [10.0]
+    metrics = Metrics(clock=lambda: now[0])
+    metrics.jobset_finished(key())
+    now[0] = 10.2
+    metrics.jobset_created(JobSetCreated("team", "demo", "demo-conv-1"))
+    metrics.jobset_created(JobSetCreated("team", "demo", "demo-train-1"))
+    assert metrics.registry.get_sample_value("finetune_stage_handover_seconds_count") == 1
+    total = metrics.registry.get_sample_value("finetune_stage_handover_seconds_sum")
+    assert total is not None
+    assert abs(total - 0.2) < 1e-9
+
+
+async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
+    cluster = FakeCluster()
+    refusals = {
+        "list jobsets": Rejected("jobsets is forbidden", status=403),
+    }
+    cluster.fault = lambda moment, call: refusals.get(call) if moment == "before" else None
+    stop, told = asyncio.Event(), asyncio.Queue[tuple[str, ...]]()
+    waiting = asyncio.ensure_future(wait_for_prerequisites(cluster, watches([]), stop, told.put_nowait))
+    assert await told.get() == ("jobsets cannot be listed: jobsets is forbidden",)
+    stop.set()
+    assert await waiting is False
+
+
+async def test_with_everything_in_place_nothing_is_missing() -> None:
+    told: list[tuple[str, ...]] = []
+    stop = asyncio.Event()
+    assert await wait_for_prerequisites(FakeCluster(), watches(["a"]), stop, told.append)
+    assert told == [()]
+
+
+def test_a_cluster_without_jobset_is_told_where_to_get_it() -> None:
+    from finetune_operator.runtime.prerequisites import _source
+
+    assert "jobset.sigs.k8s.io" in _source(JOBSETS)
+    assert "chart" in _source(JOBS)
