@@ -26,14 +26,15 @@ class Capacity(StrEnum):
 
 
 class Parallelism(ApiModel):
-    """The mesh: the product is the number of JAX devices over all slices. An axis left out is 1."""
+    """The mesh: the product is the number of JAX devices over all slices."""
 
     data: Positive | None = None
-    """Replicas of the whole model."""
+    """Replicas of the whole model. Default: 1."""
     fsdp: Positive | None = None
-    """Shards of weights and optimizer state; each device gathers what it needs."""
+    """Shards of weights and optimizer state; each device gathers what it needs. Default: the devices that data
+    and tensor leave."""
     tensor: Positive | None = None
-    """Shards of every matrix product."""
+    """Shards of every matrix product. Default: 1."""
 
 
 class Resources(ApiModel):
@@ -64,4 +65,4 @@ class Resources(ApiModel):
     capacity: Annotated[tuple[Capacity, ...], Field(min_length=1, max_length=4), *distinct()] | None = None
     """Kinds of capacity in order of preference, within the profile. Default: the profile's flavors in order."""
     parallelism: Parallelism | None = None
-    """The mesh. Default: fsdp over all devices of a slice, data over slices."""
+    """The mesh. Default: fsdp over all devices."""
