@@ -1,0 +1,65 @@
+"""The documents speak of what the code really says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from finetune_contract import ExitCode
+from finetune_operator.api import Reason, WaitingReason
+
+ROOT = Path(__file__).parents[2]
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
+TRAINER = ROOT / "trainer_image" / "finetune_trainer"
+LIFECYCLE = ROOT / "operator" / "finetune_operator" / "lifecycle"
+
+#: Reasons why `Valid` is False stand in one block of the enumeration, up to the ones about progress.
+REFUSALS = list(Reason)[list(Reason).index(Reason.INVALID_SPEC) : list(Reason).index(Reason.NOT_STARTED)]
+
+
+def trainer_reasons() -> set[str]:
+    """The second argument of every StageError."""
+    code = "".join(path.read_text() for path in TRAINER.rglob("*.py"))
+    return set(re.findall(r"ExitCode\.[A-Z_]+,\s*\"([A-Z]\w+)\"", code))
+
+
+def operator_failures() -> set[str]:
+    code = "".join(path.read_text() for path in LIFECYCLE.glob("*.py"))
+    return set(re.findall(r"reason=\"([A-Z]\w+)\"", code))
+
+
+@pytest.mark.parametrize("reason", [*REFUSALS, *WaitingReason])
+def test_every_refusal_and_every_wait_has_a_row(reason: str) -> None:
+    assert f"| `{reason}` |" in TROUBLESHOOTING
+
+
+@pytest.mark.parametrize("code", list(ExitCode), ids=lambda code: code.name)
+def test_every_exit_code_has_a_row(code: ExitCode) -> None:
+    assert re.search(rf"^\| {int(code)} \|", TROUBLESHOOTING, re.MULTILINE)
+
+
+def test_every_failure_is_explained() -> None:
+    known = trainer_reasons() | operator_failures()
+    assert len(known) > 40, "the pattern finds the reasons"
+    assert sorted(reason for reason in known if f"`{reason}`" not in TROUBLESHOOTING) == []
+
+
+def test_every_supported_architecture_is_listed() -> None:
+    listed = (ROOT / "docs" / "supported-models.md").read_text()
+    code = (TRAINER / "families" / "__init__.py").read_text()
+    architectures = set(re.findall(r"\"(\w+For(?:CausalLM|ConditionalGeneration))\"", code))
+    assert architectures
+    assert sorted(name for name in architectures if f"`{name}`" not in listed) == []
+
+
+def test_every_make_target_that_a_document_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    named = {
+        target
+        for path in documents
+        for block in re.findall(r"```bash\n(.*?)```|`(make [^`]*)`", path.read_text(), re.DOTALL)
+        for target in re.findall(r"(?:^|&& |; )make ([a-z0-9-]+)", "".join(block), re.MULTILINE)
+    }
+    assert named
+    assert named <= targets
