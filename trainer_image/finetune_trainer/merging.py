@@ -1,0 +1,50 @@
+"""A PEFT LoRA adapter merged into its base model, as a folder that conversion can read."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from finetune_contract import ExitCode
+from finetune_trainer.errors import StageError
+from finetune_trainer.export import folder, tensors
+from finetune_trainer.families import ModelPlan
+from finetune_trainer.storage import Store
+from finetune_trainer.weights import Weights
+
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
+
+
+def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, store: Store) -> Path:
+    """The merged model (weights in float32) below ``scratch``. Raises ``StageError`` 64 or 66 for an adapter that is
+    not there or not of this model."""
+    source = store.fetch_folder(address, scratch / "adapter", include=("adapter_*",))
+    try:
+        config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
+        halves = load_file(source / "adapter_model.safetensors")
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (OSError, ValueError, KeyError) as error:
+        raise StageError(
+            ExitCode.INPUT_MISSING, "AdapterUnreadable", "this is no LoRA adapter", where=address, saw=str(error)[:200],
+            expected="adapter_config.json and adapter_model.safetensors in PEFT's layout", fix="Correct the address.",
+        ) from error  # fmt: skip
+    names = {tensor.name.removesuffix(".weight"): name for name, tensor in base.text.items()}
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in halves.items():
+        match = _KEY.fullmatch(key)
+        name = names.get(match["module"]) if match else None
+        if match is None or name is None:
+            raise StageError(
+                ExitCode.BAD_REQUEST, "AdapterMismatch", "the adapter is not of this model", where=address, saw=key,
+                expected="modules of the base model", fix="Use the model that the adapter was trained on.",
+            )  # fmt: skip
+        found.setdefault(name, {})[match["half"]] = value.astype(np.float32)
+    pairs = {name: (halves["A"], halves["B"]) for name, halves in found.items()}
+    out = scratch / "merged"
+    out.mkdir()
+    adapter = tensors.Adapter(pairs=pairs, rank=rank, alpha=alpha)
+    folder.write_weights(out, tensors.merged(base, adapter), base, plan, "FP32")
+    folder.write_config(out, base.folder, "FP32")
+    return out
