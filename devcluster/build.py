@@ -49,7 +49,7 @@ def ensure(extra: Sequence[str] = ()) -> Mapping[str, Path]:
     if found := _present(programs, target):
         return found
     with _exclusive(target.with_suffix(".lock")):
-        paths = {program.name: _find(program, target) for program in programs}
+        paths = {program.name: find(program, target) for program in programs}
         missing = [program for program in programs if paths[program.name] is None]
         if missing:
             _build_all(missing, target)
@@ -62,7 +62,7 @@ def _present(programs: Sequence[Program], target: Path) -> Mapping[str, Path]:
     return found if all(path.exists() for path in found.values()) else {}
 
 
-def _find(program: Program, target: Path) -> Path | None:
+def find(program: Program, target: Path) -> Path | None:
     """The program where its version is exactly ours: our cache, KUBEBUILDER_ASSETS, then PATH."""
     if (target / program.name).exists():
         return target / program.name

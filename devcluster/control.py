@@ -133,7 +133,7 @@ def ensure_supervisor(state: State) -> None:
     if alive(state):
         return
     # a supervisor that was killed leaves its processes behind; the new one must not meet them
-    end(recorded(state).values(), grace=10)
+    end(recorded(state).values(), grace=5)
     state.logs.mkdir(parents=True, exist_ok=True)
     with state.log("supervisor").open("ab") as log:
         # it detaches itself, so that it is nobody's child when this returns

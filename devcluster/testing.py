@@ -56,7 +56,7 @@ class Cluster:
         """A cluster in ``folder``, ended in any case, with everything that it ran; its logs stay in the folder."""
         state = State(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        options = Options(warm=warm, trainer=installed_trainer(), environment=passed_on())
+        options = chosen_options(warm=warm)
         build.ensure()
         try:
             control.up(state, options, operator=operator)
@@ -238,6 +238,11 @@ class Cluster:
         async for event in self._kube.watch(_collection(path), fieldSelector=_selector(path)):
             for found in event.objects:
                 yield found
+
+
+def chosen_options(*, warm: bool) -> Options:
+    """What `up` would choose in this environment."""
+    return Options(warm=warm, trainer=installed_trainer(), environment=passed_on())
 
 
 def _collection(path: str) -> str:

@@ -77,7 +77,7 @@ async def _stream(
     *,
     follow: bool,
 ) -> None:
-    position = _tail_position(path, lines) if lines is not None else 0
+    position = tail_position(path, lines) if lines is not None else 0
     left = limit
     while True:
         over = pod.over  # asked before reading: what was written until then is read below
@@ -99,7 +99,7 @@ def _read(path: Path, position: int, size: int) -> bytes:
         return b""
 
 
-def _tail_position(path: Path, lines: int) -> int:
+def tail_position(path: Path, lines: int, *, block: int = CHUNK) -> int:
     """Where the last ``lines`` lines begin; looks at blocks from the end, as logs may be long."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         end = file.seek(0, 2)
@@ -108,13 +108,13 @@ def _tail_position(path: Path, lines: int) -> int:
         # the line break at the very end closes the last line and begins none
         position, wanted, first = end, lines, True
         while position > 0:
-            size = min(CHUNK, position)
+            size = min(block, position)
             position -= size
             file.seek(position)
-            block = file.read(size)
-            stop = len(block) - 1 if first and block.endswith(b"\n") else len(block)
+            content = file.read(size)
+            stop = len(content) - 1 if first and content.endswith(b"\n") else len(content)
             first = False
-            while (found := block.rfind(b"\n", 0, stop)) >= 0:
+            while (found := content.rfind(b"\n", 0, stop)) >= 0:
                 wanted -= 1
                 if wanted == 0:
                     return position + found + 1

@@ -45,7 +45,7 @@ class WarmServer:
         self._environment = environment
         self._log = log
         self._writer: asyncio.StreamWriter | None = None
-        self._ready = False
+        self.ready = asyncio.Event()
         self._ids = itertools.count(1)
         self._starting: dict[int, asyncio.Future[WarmProcess]] = {}
         self._children: dict[int, WarmProcess] = {}
@@ -54,7 +54,7 @@ class WarmServer:
         """None when a fork would be like a fresh process, else why not."""
         if launch.image != self.image or launch.argv[0] != PROGRAM:
             return "another program"
-        if not self._ready:
+        if not self.ready.is_set():
             return "the warm server is not ready"
         for name in {*launch.env, *self._environment}:
             early = name.startswith(READ_AT_IMPORT) and name not in READ_LATE
@@ -113,7 +113,7 @@ class WarmServer:
                 self._hear(json.loads(line))
             print(f"warm server ended with {await process.wait()}; see {self._log}", flush=True)
         finally:
-            self._ready = False
+            self.ready.clear()
             self._writer.close()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -123,7 +123,7 @@ class WarmServer:
     def _hear(self, message: Mapping[str, object]) -> None:
         match message:
             case {"ready": seconds}:
-                self._ready = True
+                self.ready.set()
                 print(f"warm server ready after {seconds} s", flush=True)
             case {"started": int(number), "pid": int(pid)}:
                 child = self._children[pid] = WarmProcess(self, pid)

@@ -1,0 +1,89 @@
+"""A cluster's life: up again and again, two at once, mended when half-dead, and gone without a trace."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from devcluster import control
+from devcluster.errors import ClusterError
+from devcluster.identity import Identity
+from devcluster.supervisor import recorded
+from devcluster.testing import Cluster, chosen_options
+
+
+def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: Cluster, tmp_path: Path) -> None:
+    with Cluster.started(tmp_path / "deep" / "own", warm=False) as own:
+        assert own.server != cluster.server
+        own.apply(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kept", "namespace": "default"}}
+        )
+        first = recorded(own.state)
+
+        # a second `up` finds all of it running
+        control.up(own.state, chosen_options(warm=False), operator=False)
+        assert recorded(own.state) == first
+
+        # a component that dies is started again
+        own.kill("kube-scheduler")
+        own.await_ready("kube-scheduler")
+        assert own.status()["kube-scheduler"]["restarts"] == 1
+
+        # the supervisor is killed: its children live on, and `up` replaces them
+        first = recorded(own.state)
+        first["supervisor"].signal_group(signal.SIGKILL)
+        control.up(own.state, chosen_options(warm=False), operator=False)
+        second = recorded(own.state)
+        assert set(second) == set(first)
+        assert not any(identity.lives() for identity in first.values())
+        assert own.find("/api/v1/namespaces/default/configmaps/kept") is not None
+
+    assert not any(identity.lives() for identity in second.values())
+    with pytest.raises(ClusterError, match="no cluster runs in"):
+        control.call(own.state, {"do": "status"})
+    assert cluster.status()["kube-apiserver"]["state"] == "ready"
+
+
+def test_only_recorded_processes_are_ever_ended(tmp_path: Path) -> None:
+    own = Identity.of(1)
+    assert own is not None
+    other_boot = Identity(pid=own.pid, start=own.start, boot="before the reboot")
+    reused = Identity(pid=own.pid, start=own.start + 1, boot=own.boot)
+    assert own.lives()
+    assert not other_boot.lives()
+    assert not reused.lives()
+
+
+def test_the_operator_runs_as_its_own_service_account(operator: Cluster) -> None:
+    assert operator.status()["operator"]["state"] == "ready"
+    token = (operator.service_account / "token").read_text()
+    review = operator.create(
+        "/apis/authentication.k8s.io/v1/tokenreviews",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}},
+    )
+    assert review["status"]["user"]["username"] == "system:serviceaccount:finetune-system:finetune-operator"
+
+    def allowed(verb: str, group: str, resource: str) -> bool:
+        access = {"namespace": "default", "verb": verb, "group": group, "resource": resource}
+        answer = operator.create(
+            "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {"user": review["status"]["user"]["username"], "resourceAttributes": access},
+            },
+        )
+        return bool(answer["status"]["allowed"])
+
+    assert allowed("create", "jobset.x-k8s.io", "jobsets")
+    assert not allowed("get", "", "secrets")
+    assert not allowed("update", "tpu-finetune.dev", "finetunejobs")
+
+
+def test_a_killed_operator_comes_back_and_leads_again(operator: Cluster) -> None:
+    before = operator.status()["operator"]["pid"]
+    operator.kill("operator")
+    operator.await_ready("operator")
+    after = operator.status()["operator"]
+    assert after["pid"] != before
+    assert after["state"] == "ready"
