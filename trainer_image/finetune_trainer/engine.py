@@ -40,8 +40,8 @@ def prepare(plan: ModelPlan) -> None:
     nnx_decoders.attend_on_embedding = _attend_on_embedding
     embeddings.attend_on_embedding = _attend_on_embedding
     embeddings.LLaMARotaryEmbedding._apply_scaling_factor = _frequency_scaling(plan)  # noqa: SLF001
-    for noisy in ("absl", "maxtext"):
-        logging.getLogger(noisy).setLevel(logging.INFO)
+    # Orbax and MaxText narrate through it, some forty long lines a checkpoint; the stages log what people want to know.
+    logging.getLogger("absl").setLevel(logging.WARNING)
     # The converters collect garbage per tensor; half a million import-time objects need no second look.
     gc.collect()
     gc.freeze()

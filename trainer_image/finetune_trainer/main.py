@@ -5,6 +5,7 @@ Without arguments the request comes from the environment variable ``FINETUNE_REQ
 """
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from finetune_trainer.redaction import Redactor
 from finetune_trainer.stopping import Stopper, exit_now
 from finetune_trainer.storage import open_store
 
+_LOG = logging.getLogger(__name__)
 _MODULES: Mapping[Stage, str] = {stage: f"finetune_trainer.stages.{stage.lower()}" for stage in Stage}
 #: Stages that run on the job's slice, in as many processes as it has hosts.
 _ON_SLICE = frozenset({Stage.TRAIN, Stage.EVALUATE})
@@ -51,6 +53,7 @@ def main(environment: Mapping[str, str]) -> int:
     tail = LogTail(redact)
     for stream in (sys.stdout, sys.stderr):
         tail.follow(stream)
+    _log_to_standard_error(request)
     processes = Processes.of(environment) if request.stage in _ON_SLICE else Processes(count=1, index=0)
     attempt = Attempt(
         request=request,
@@ -92,6 +95,17 @@ def _run(
         code = attempt.stopped(stop.outcome)
     processes.leave()
     return code
+
+
+def _log_to_standard_error(request: StageRequest) -> None:
+    """Our own lines from INFO on, those of libraries from WARNING on."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr, force=True
+    )
+    logging.getLogger("finetune_trainer").setLevel(logging.INFO)
+    _LOG.info(
+        "%s, attempt %d of job %s/%s", request.stage, request.attempt, request.job.namespace, request.job.name
+    )
 
 
 def _no_request(error: Exception, redact: Redactor, termination: Path) -> int:

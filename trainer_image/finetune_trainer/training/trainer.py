@@ -4,6 +4,7 @@ Beyond MaxText's own: data by step number, token-weighted evaluation over all ro
 is no number stops the run before it can reach a checkpoint, and a stop at an agreed step.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -26,6 +27,11 @@ from finetune_trainer.evaluation.loss import Loss, LossMeter
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.spread import to_devices
 from finetune_trainer.training.report import Report
+
+_LOG = logging.getLogger(__name__)
+#: Rest between two console lines.
+_LOG_SECONDS = 1.0
+
 
 class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end, and has saved
     """Training ended on request at ``step``; a checkpoint of that step exists, unless it is the one it began with."""
@@ -74,13 +80,14 @@ class Control:
 
 
 class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no types
-    """MaxText's hooks (console line, TensorBoard), and ours: stop, record, notice a loss that is no number."""
+    """MaxText's hooks (TensorBoard), and ours: stop, record, notice a loss that is no number."""
 
     def __init__(self, config: Any, mesh: Mesh, control: Control) -> None:  # noqa: ANN401
         super().__init__(config, mesh, lambda step: control.learning_rates[min(step, len(control.learning_rates) - 1)], None)
         self._control = control
         self._last = 0.0
         self._clean = False
+        self._logged = 0.0
         self.first_loss: float | None = None
         self.last_loss: float | None = None
         self.tokens = 0
@@ -129,7 +136,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         self._clean = True
 
     def _log(self, metrics: Metrics, step: int, seconds: float) -> None:
-        """MaxText's console line and TensorBoard. (Its own hook stacks Tunix's whole history at every step.)"""
+        """TensorBoard through MaxText, whose own hook would stack Tunix's whole history at every step; a console line."""
         values = {
             "scalar": {
                 "learning/loss": metrics.loss,
@@ -140,6 +147,10 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         }
         self.metric_logger.record_train_metrics(values, step, seconds)
         self.metric_logger.write_metrics(values, step)
+        total = self._control.total_steps
+        if self._control.report is not None and (time.monotonic() - self._logged >= _LOG_SECONDS or step == total):
+            self._logged = time.monotonic()
+            _LOG.info("step %d of %d: loss %.4f, %.3f s", step, total, metrics.loss, seconds)
 
     @override
     def on_train_end(self, train_ctx: "SftTrainer") -> None:
@@ -215,6 +226,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
                 )
             )
         self.training_hooks.skip_timing()
+        _LOG.info("step %d: loss on the validation set %.4f over %d tokens", self.train_steps, loss.mean, loss.tokens)
         return loss
 
     def flush_metrics(self) -> None:
