@@ -70,16 +70,23 @@ def _keep(observed: Observed) -> Decision:
 
 
 def _admit(observed: Observed) -> Decision:
+    """The snapshot alone: nothing is started before somebody has looked into the run folder that it names.
+
+    The ConfigMap may have been deleted from a job that has run for days.
+    """
     try:
         admission = admit(observed.job, observed.profiles)
     except Refused as error:
         return _refuse(observed, error)
-    config_map = render_snapshot(observed.job, admission.snapshot)
     status = observed.job.get("status") or {}
-    if observed.jobsets or observed.pods or "resolved" in status:
-        # It was admitted before and the ConfigMap has been deleted. Nobody has looked into the run folder.
-        return Decision(status=status, snapshot=config_map, look_again_after=0.0)
-    return replace(_advance(observed, admission.plan, None), snapshot=config_map)
+    if "resolved" not in status:
+        look = survey(observed, admission.plan, attempts_of(observed), suspend=False)
+        status = build_status(observed, Situation(course=Course.ACTIVE, starting=True), look)
+    return Decision(
+        status=status,
+        snapshot=render_snapshot(observed.job, admission.snapshot),
+        look_again_after=0.0,
+    )
 
 
 def _refuse(observed: Observed, refused: Refused) -> Decision:
@@ -230,7 +237,7 @@ def _blind(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], why: s
         told = {
             **previous,
             "waiting": told["waiting"],
-            "summary": f"Waiting: {told['waiting']['message']}",
+            "summary": told["summary"],
             "conditions": [
                 fresh["Reconciling"] if each["type"] == "Reconciling" else each
                 for each in previous["conditions"]

@@ -1,0 +1,511 @@
+"""A small world for decisions: a cluster, an object store and a trainer, all in memory, all under the test's hand.
+
+It keeps the contracts that the operator relies on and nothing more: names are unique, foreground deletion leaves a
+JobSet in place until its pods are gone, a trainer writes its request first and its result before it exits.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from finetune_contract import (
+    Artifact,
+    CheckpointRecord,
+    ConvertManifest,
+    ConvertOutcome,
+    DatasetReport,
+    EvaluateOutcome,
+    EvaluationResult,
+    ExitCode,
+    ExportOutcome,
+    Failure,
+    Metrics,
+    ModelIdentity,
+    Outcome,
+    PreflightOutcome,
+    Progress,
+    RunFolder,
+    Stage,
+    StageRequest,
+    StageResult,
+    TrainOutcome,
+)
+from finetune_operator.lifecycle import (
+    AttemptFiles,
+    AttemptKey,
+    Decision,
+    Notice,
+    Observed,
+    RunFolderView,
+    decide,
+)
+from finetune_operator.lifecycle.times import stamp
+from finetune_operator.rendering import attempt_of
+
+type Object = dict[str, Any]
+
+UID = "0b5e3a52-8d0e-4c39-a7d6-1f1f0c1d2e3f"
+TOTAL_STEPS = 100
+STEP_BETWEEN_CHECKPOINTS = 10
+
+
+class ConflictError(Exception):
+    """The name is taken."""
+
+
+class Crash(Exception):  # noqa: N818
+    """The operator was killed."""
+
+
+def job(**spec: Any) -> Object:
+    """The quickstart's job."""
+    return {
+        "apiVersion": "tpu-finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {
+            "name": "support-bot",
+            "namespace": "team-a",
+            "uid": UID,
+            "generation": 1,
+            "resourceVersion": "1",
+        },
+        "spec": {
+            "model": {"uri": "gs://models/tiny"},
+            "datasets": {
+                "train": [{"uri": "gs://data/chat.jsonl"}],
+                "validation": [{"uri": "gs://data/held-back.jsonl"}],
+            },
+            "method": {"type": "SFT"},
+            "hyperparameters": {"steps": TOTAL_STEPS},
+            "resources": {"tpu": "v6e-4"},
+            "evaluation": {"prompts": ["Reset my password"]},
+            **spec,
+        },
+        "status": {"observedGeneration": -1},
+    }
+
+
+def profile(name: str = "local", *, default: bool = True, **spec: Any) -> Object:
+    """A profile with one-host and two-host slices."""
+    annotations = {"tpu-finetune.dev/is-default-profile": "true"} if default else {}
+    return {
+        "apiVersion": "tpu-finetune.dev/v1alpha1",
+        "kind": "FineTuneProfile",
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {
+            "owner": {"team": "ml-platform", "contact": "#ml-help"},
+            "images": {"trainer": "registry.example/finetune-trainer@sha256:" + "0" * 64},
+            "storage": {"artifacts": "gs://artifacts", "cache": "gs://cache"},
+            "serviceAccounts": {"tpu": "ft-train", "cpu": "ft-cpu"},
+            "flavors": [
+                {
+                    "name": "on-demand",
+                    "capacity": "OnDemand",
+                    "accelerator": "tpu-v6e-slice",
+                    "topologies": ["2x2", "2x4"],
+                    "chipsPerHost": 4,
+                }
+            ],
+            **spec,
+        },
+    }
+
+
+@dataclass
+class World:
+    """Everything outside the operator. Tests move it on; ``reconcile`` lets the operator look and act once."""
+
+    job: Object = field(default_factory=job)
+    profiles: list[Object] = field(default_factory=lambda: [profile()])
+    now: datetime = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+    config_map: Object | None = None
+    jobsets: dict[str, Object] = field(default_factory=dict)
+    pods: dict[str, Object] = field(default_factory=dict)
+    attempts: dict[AttemptKey, AttemptFiles] = field(default_factory=dict)
+    progress: Progress | None = None
+    cache: dict[str, ConvertManifest] = field(default_factory=dict)
+    unreadable: str | None = None
+    checkpoint: int = 0
+    """The step of the last checkpoint."""
+    events: list[Notice] = field(default_factory=list)
+    created: list[str] = field(default_factory=list)
+    """Names of JobSets in the order of their creation."""
+    look_again_after: float | None = None
+    fingerprint: str = "f1"
+    live_jobs: int = 1
+    _uids: int = 0
+
+    # --- the operator ---------------------------------------------------------------------------------------
+
+    def observe(self) -> Observed:
+        return Observed(
+            now=self.now,
+            job=copy.deepcopy(self.job),
+            profiles=tuple(copy.deepcopy(self.profiles)),
+            snapshot=copy.deepcopy(self.config_map),
+            jobsets=tuple(copy.deepcopy(list(self.jobsets.values()))),
+            pods=tuple(copy.deepcopy(list(self.pods.values()))),
+            folder=self._view(),
+            live_jobs=self.live_jobs,
+        )
+
+    def _view(self) -> RunFolderView:
+        if self.config_map is None:
+            return RunFolderView()
+        if self.unreadable:
+            return RunFolderView(unreadable=self.unreadable)
+        found = any(
+            files.result and isinstance(files.result.details, PreflightOutcome)
+            for files in self.attempts.values()
+        )
+        return RunFolderView(
+            attempts=dict(self.attempts),
+            progress=self.progress,
+            convert_manifest=self.cache.get(self.fingerprint) if found else None,
+        )
+
+    def reconcile(self, *, crash_after: int | None = None, observed: Observed | None = None) -> Decision:
+        """Look, decide, carry out. ``crash_after``: so many writes go through, then the operator dies."""
+        decision = decide(observed or self.observe())
+        self.apply(decision, crash_after=crash_after)
+        self.look_again_after = decision.look_again_after
+        return decision
+
+    def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
+        writes: list[Callable[[], None]] = []
+        writes += [lambda k=key, f=failure: self._record(k, f) for key, failure in decision.records]  # type: ignore[misc]
+        if decision.snapshot is not None:
+            writes.append(lambda: self._create_snapshot(decision.snapshot))
+        writes += [lambda d=each: self._delete(d.name, d.uid) for each in decision.deletions]  # type: ignore[misc]
+        if decision.jobset is not None:
+            writes.append(lambda: self._create_jobset(decision.jobset))
+        writes.append(lambda: self._write_status(decision.status))
+        writes += [lambda n=notice: self.events.append(n) for notice in decision.notices]  # type: ignore[misc]
+        for number, write in enumerate(writes):
+            if crash_after is not None and number >= crash_after:
+                raise Crash
+            write()
+
+    def _record(self, key: AttemptKey, failure: Failure) -> None:
+        files = self.attempts.get(key, AttemptFiles())
+        self.attempts[key] = replace(files, failure=failure)
+
+    def _create_snapshot(self, config_map: Any) -> None:
+        if self.config_map is not None:
+            raise ConflictError
+        self.config_map = copy.deepcopy(dict(config_map))
+
+    def _create_jobset(self, jobset: Any) -> None:
+        name = jobset["metadata"]["name"]
+        if name in self.jobsets:
+            raise ConflictError
+        self._uids += 1
+        stored = copy.deepcopy(dict(jobset))
+        stored["metadata"] |= {"uid": f"js-{self._uids}", "creationTimestamp": stamp(self.now)}
+        self.jobsets[name] = stored
+        self.created.append(name)
+
+    def _delete(self, name: str, uid: str) -> None:
+        jobset = self.jobsets.get(name)
+        if jobset is None or jobset["metadata"]["uid"] != uid:
+            return
+        jobset["metadata"]["deletionTimestamp"] = stamp(self.now)
+        self._collect(name)
+
+    def _write_status(self, status: Mapping[str, Any]) -> None:
+        self.job["status"] = copy.deepcopy(dict(status))
+
+    # --- the user -------------------------------------------------------------------------------------------
+
+    def edit(self, **spec: Any) -> None:
+        self.job["spec"] |= spec
+        self.job["metadata"]["generation"] += 1
+
+    def wait(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    # --- Kubernetes -----------------------------------------------------------------------------------------
+
+    def key_of(self, name: str) -> AttemptKey:
+        found = attempt_of(self.jobsets[name])
+        assert found is not None
+        return AttemptKey(*found)
+
+    def live(self) -> list[str]:
+        """JobSets that have not ended."""
+        return [name for name, jobset in self.jobsets.items() if not self._ended(jobset)]
+
+    def schedule(self, name: str) -> None:
+        """Pods of a JobSet appear and find no node yet."""
+        jobset = self.jobsets[name]
+        template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+        for index in range(template["completions"]):
+            self.pods.setdefault(
+                f"{name}-{index}",
+                {
+                    "metadata": {
+                        "name": f"{name}-{index}",
+                        "labels": template["template"]["metadata"]["labels"],
+                    },
+                    "spec": template["template"]["spec"],
+                    "status": {"phase": "Pending"},
+                },
+            )
+
+    def run(self, name: str) -> None:
+        """All pods run and the trainer has written its request."""
+        self.schedule(name)
+        for pod in self.pods_of(name):
+            pod["status"] = {"phase": "Running"}
+        key = self.key_of(name)
+        self.attempts.setdefault(key, AttemptFiles())
+
+    def pods_of(self, name: str) -> list[Object]:
+        return [pod for pod_name, pod in self.pods.items() if pod_name.rpartition("-")[0] == name]
+
+    def end_pods(self, name: str, code: int, **status: Any) -> None:
+        for pod in self.pods_of(name):
+            pod["status"] = {
+                "phase": "Succeeded" if code == 0 else "Failed",
+                "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": code}}}],
+                **status,
+            }
+
+    def end_jobset(self, name: str, kind: str) -> None:
+        """What the JobSet controller does once the pods have ended."""
+        jobset = self.jobsets[name]
+        jobset["status"] = {
+            "conditions": [
+                {"type": kind, "status": "True", "lastTransitionTime": stamp(self.now), "message": ""}
+            ]
+        }
+        self._collect(name)
+
+    def lose(self, name: str) -> None:
+        """JobSet and pods are gone at once, as after a forced deletion by hand."""
+        for pod in [pod for pod in self.pods if pod.rpartition("-")[0] == name]:
+            del self.pods[pod]
+        self.jobsets.pop(name, None)
+
+    def _collect(self, name: str) -> None:
+        """Garbage collection: a JobSet that is being deleted goes when no pod of it runs."""
+        jobset = self.jobsets[name]
+        running = [pod for pod in self.pods_of(name) if pod["status"]["phase"] in ("Running", "Unknown")]
+        if "deletionTimestamp" in jobset["metadata"] and not running:
+            self.lose(name)
+
+    @staticmethod
+    def _ended(jobset: Object) -> bool:
+        return any(each["status"] == "True" for each in jobset.get("status", {}).get("conditions", ()))
+
+    # --- the trainer ----------------------------------------------------------------------------------------
+
+    def request(self, name: str) -> StageRequest:
+        template = self.jobsets[name]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+        env = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+        return StageRequest.model_validate_json(env["FINETUNE_REQUEST"].replace("$$", "$"))
+
+    def succeed(self, name: str) -> None:
+        """The stage does its work, writes its record and exits; Kubernetes notices."""
+        self.run(name)
+        self.write_success(name)
+        self.end_pods(name, 0)
+        self.end_jobset(name, "Completed")
+
+    def write_success(self, name: str) -> None:
+        request = self.request(name)
+        if request.stage is Stage.TRAIN:
+            self.train(name, TOTAL_STEPS)
+        details = self.details(request)
+        if isinstance(details, ConvertOutcome):
+            self.cache.setdefault(self.fingerprint, details.manifest)
+        self._write_result(name, Outcome.SUCCEEDED, 0, details=details)
+
+    def train(self, name: str, step: int) -> None:
+        """Training reaches a step; checkpoints lie where they are due."""
+        key = self.key_of(name)
+        start = (
+            self.progress.start_step
+            if self.progress and self.progress.attempt == key.number
+            else self.checkpoint
+        )
+        self.checkpoint = max(self.checkpoint, step // STEP_BETWEEN_CHECKPOINTS * STEP_BETWEEN_CHECKPOINTS)
+        self.progress = Progress(
+            attempt=key.number,
+            step=step,
+            total_steps=TOTAL_STEPS,
+            start_step=start,
+            metrics=Metrics(loss=2.0 - step / TOTAL_STEPS),
+            step_time_p50=0.1,
+            step_time_p95=0.2,
+            curve=[(step, 2.0 - step / TOTAL_STEPS)],
+            checkpoints=[self.checkpoint] if self.checkpoint else [],
+            updated=self.now,
+        )
+
+    def stop(self, name: str) -> None:
+        """SIGTERM: training saves at the step it has reached; then it exits with 75."""
+        details = None
+        if self.key_of(name).stage is Stage.TRAIN and self.progress:
+            self.checkpoint = self.progress.step
+            details = self.train_outcome()
+        self._write_result(name, Outcome.STOPPED, ExitCode.STOPPED, details=details)
+        self.end_pods(name, ExitCode.STOPPED)
+        self.end_jobset(name, "Failed")
+
+    def fail(self, name: str, code: int, reason: str = "Broken", message: str = "it broke") -> None:
+        """The trainer says what went wrong, and exits."""
+        failure = Failure(code=code, reason=reason, message=message, fix="Mend it.")
+        self._write_result(name, Outcome.FAILED, code, failure=failure)
+        self.end_pods(name, code)
+        self.end_jobset(name, "Failed")
+
+    def kill(self, name: str, code: int = 137, **status: Any) -> None:
+        """The process dies without a word."""
+        self.end_pods(name, code, **status)
+        self.end_jobset(name, "Failed")
+
+    def _write_result(self, name: str, outcome: Outcome, code: int, **more: Any) -> None:
+        key = self.key_of(name)
+        files = self.attempts.get(key, AttemptFiles())
+        result = StageResult(
+            stage=key.stage,
+            attempt=key.number,
+            outcome=outcome,
+            exit_code=code,
+            started=self.now - timedelta(seconds=5),
+            finished=self.now,
+            **more,
+        )
+        self.attempts[key] = replace(files, result=result, failure=more.get("failure") or files.failure)
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder.of("gs://artifacts", "team-a", "support-bot", UID)
+
+    def train_outcome(self) -> TrainOutcome:
+        step = self.progress.step if self.progress else 0
+        return TrainOutcome(
+            step=step,
+            total_steps=TOTAL_STEPS,
+            start_step=self.progress.start_step if self.progress else 0,
+            evaluation_loss=1.0,
+            checkpoints=[CheckpointRecord(step=self.checkpoint, uri=self.folder.checkpoint(self.checkpoint))],
+        )
+
+    def details(self, request: StageRequest) -> Any:
+        run = self.folder
+        match request.stage:
+            case Stage.PREFLIGHT:
+                return PreflightOutcome(
+                    model=ModelIdentity(
+                        source="gs://models/tiny",
+                        revision="sha256:1",
+                        architecture="Qwen3ForCausalLM",
+                        parameters=1_000_000,
+                        maxtext_model="qwen3-0.6b",
+                        layout="scanned/float32",
+                    ),
+                    train=_report("spec.datasets.train[0]", "train-0", 400),
+                    validation=_report("spec.datasets.validation[0]", "validation-0", 40),
+                    steps=TOTAL_STEPS,
+                    fingerprint=self.fingerprint,
+                    fingerprint_inputs={"model": "sha256:1"},
+                    report=run.preflight_report,
+                )
+            case Stage.CONVERT:
+                return ConvertOutcome(manifest=self.manifest(request.attempt, proven=request.export_proof))
+            case Stage.TRAIN:
+                return self.train_outcome()
+            case Stage.EVALUATE:
+                return EvaluateOutcome(
+                    dataset_hash="sha256:2",
+                    baseline=EvaluationResult(loss=2.0, perplexity=7.39, tokens=100, rows=10),
+                    tuned=EvaluationResult(loss=1.0, perplexity=2.72, tokens=100, rows=10),
+                    samples_uri=run.evaluation_samples,
+                )
+            case Stage.EXPORT:
+                return ExportOutcome(
+                    artifacts=[
+                        Artifact(
+                            name="model",
+                            type="HuggingFace",
+                            uri=run.model,
+                            digest="sha256:3",
+                            size_bytes=4_000_000,
+                        )
+                    ],
+                    manifest=run.export_manifest,
+                )
+
+    def manifest(self, attempt: int = 1, *, proven: bool = True, uid: str = UID) -> ConvertManifest:
+        return ConvertManifest(
+            fingerprint=self.fingerprint,
+            inputs={"model": "sha256:1"},
+            items=f"gs://cache/convert/{self.fingerprint}/{uid[:8]}-{attempt}/0/items",
+            size_bytes=4_000_000,
+            seconds=12.0,
+            export_proven=proven,
+            proof="300 tensors identical" if proven else "",
+            created=self.now,
+        )
+
+    # --- short cuts -----------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Object:
+        found: Object = self.job["status"]
+        return found
+
+    def condition(self, kind: str) -> Object:
+        return next(each for each in self.status["conditions"] if each["type"] == kind)
+
+    @property
+    def finished(self) -> bool:
+        return any(
+            each["type"] == "Finished" and each["status"] == "True"
+            for each in self.status.get("conditions", ())
+        )
+
+    def until(self, stage: Stage) -> str:
+        """Everything goes well up to that stage; its JobSet's name, its pods running."""
+        for _ in range(20):
+            self.reconcile()
+            if not self.live():
+                self.wait(self.look_again_after or 0)
+                continue
+            (name,) = self.live()
+            if self.key_of(name).stage is stage:
+                self.run(name)
+                self.reconcile()
+                return name
+            self.succeed(name)
+        raise AssertionError(f"{stage} was not reached: {self.status.get('summary')}")
+
+    def to_the_end(self, patience: int = 60) -> None:
+        """Everything goes well until nothing moves any more."""
+        for _ in range(patience):
+            self.reconcile()
+            if self.finished:
+                return
+            live = self.live()
+            for name in live:
+                self.succeed(name)
+            if not live:
+                self.wait(self.look_again_after or 1)
+        raise AssertionError(f"not finished: {self.status.get('summary')}")
+
+
+def _report(path: str, name: str, rows: int) -> DatasetReport:
+    return DatasetReport(
+        path=path,
+        name=name,
+        uri="gs://data/chat.jsonl",
+        revision="sha256:9",
+        format="Messages",
+        rows=rows,
+        tokens=rows * 20,
+        trained_tokens=rows * 10,
+    )
