@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from finetune_operator.cli.checks import check_files
 from finetune_operator.cli.plan import show_plan
-from finetune_operator.cli.validate import validate_files
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
@@ -18,7 +18,7 @@ CLOUD = ROOT / "examples" / "profiles" / "gke-v6e.yaml"
 
 @pytest.mark.parametrize("path", [*EXAMPLES, LOCAL], ids=lambda path: path.name)
 def test_validates(path: Path) -> None:
-    assert [str(problem) for problem in validate_files([path])] == []
+    assert check_files([path]) == []
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)

@@ -1,7 +1,7 @@
 """What users write and read: FineTuneJob and FineTuneProfile.
 
 ``parse_job`` and ``parse_profile`` turn stored objects into models and raise only :class:`InvalidObject`;
-``set_paths`` tells what the user set; ``python -m finetune_operator.api.generate`` writes the CRDs.
+``field_paths`` lists the places that a profile may name; ``python -m finetune_operator.api.generate`` writes the CRDs.
 """
 
 from finetune_operator.api.common import (
@@ -21,8 +21,6 @@ from finetune_operator.api.conditions import (
     Phase,
     Reason,
     WaitingReason,
-    find_condition,
-    merge_conditions,
 )
 from finetune_operator.api.data import (
     ChatTemplate,
@@ -77,10 +75,9 @@ from finetune_operator.api.parsing import (
     did_you_mean,
     parse_job,
     parse_profile,
-    parse_status,
     render_path,
 )
-from finetune_operator.api.paths import field_paths, set_paths
+from finetune_operator.api.paths import field_paths
 from finetune_operator.api.placement import Capacity, Controller, Parallelism, Resources
 from finetune_operator.api.policies import (
     BestBy,
@@ -303,11 +300,7 @@ __all__ = [
     "WaitingReason",
     "did_you_mean",
     "field_paths",
-    "find_condition",
-    "merge_conditions",
     "parse_job",
     "parse_profile",
-    "parse_status",
     "render_path",
-    "set_paths",
 ]

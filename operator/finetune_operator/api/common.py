@@ -76,7 +76,6 @@ NonNegative = Annotated[int, Strict(), Field(ge=0, le=INT32_MAX)]
 Positive = Annotated[int, Strict(), Field(ge=1, le=INT32_MAX)]
 Whole = Annotated[int, Strict(), Field(ge=-1, le=SAFE_INTEGER_MAX)]
 """A 64-bit count of the status: sizes, tokens, generations."""
-Percent = Annotated[int, Strict(), Field(ge=0, le=100)]
 
 
 def checked(rule: Rule) -> tuple[Any, Any]:

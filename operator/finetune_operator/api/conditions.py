@@ -1,7 +1,5 @@
 """Conditions, phases and reasons: the words in which a job's state is told."""
 
-from collections.abc import Iterable
-from datetime import datetime
 from enum import StrEnum
 
 from finetune_operator.api.common import ApiModel, Message, ReasonText, Timestamp, Whole
@@ -84,7 +82,6 @@ class Reason(StrEnum):
     NO_FLAVOR_FITS = "NoFlavorFits"
     PARALLELISM_MISMATCH = "ParallelismMismatch"
     BATCH_MISMATCH = "BatchMismatch"
-    UNKNOWN_ENGINE_OVERRIDE = "UnknownEngineOverride"
     REQUEST_TOO_LARGE = "RequestTooLarge"
     SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105
     # --- progress
@@ -97,26 +94,15 @@ class Reason(StrEnum):
     NOT_QUEUED = "NotQueued"
     """No queue is configured, so there is no quota to wait for."""
     QUOTA_RESERVED = "QuotaReserved"
-    WAITING_FOR_QUOTA = "WaitingForQuota"
-    WAITING_FOR_CAPACITY = "WaitingForCapacity"
-    WAITING_FOR_IMAGE = "WaitingForImage"
-    WAITING_FOR_INPUT = "WaitingForInput"
-    WAITING_FOR_RETRY = "WaitingForRetry"
     STAGE_RUNNING = "StageRunning"
     RECOVERING = "Recovering"
     STORE_UNAVAILABLE = "StoreUnavailable"
-    CLUSTER_UNAVAILABLE = "ClusterUnavailable"
     # --- lifecycle
     SUSPENDED_BY_USER = "SuspendedByUser"
     SUSPENDING = "Suspending"
     NOT_SUSPENDED = "NotSuspended"
-    RESUMED = "Resumed"
-    PREEMPTED = "Preempted"
-    BUDGET_EXHAUSTED = "BudgetExhausted"
     WITHIN_BUDGET = "WithinBudget"
     GATE_PASSED = "GatePassed"
-    GATE_NOT_MET = "GateNotMet"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
     RETRIES_EXHAUSTED = "RetriesExhausted"
     # --- end
     PLANNED = "Planned"
@@ -139,25 +125,3 @@ class Condition(ApiModel):
     """Why, in one CamelCase word."""
     message: Message
     """Why, in a sentence, with what to do about it."""
-
-
-def find_condition(conditions: Iterable[Condition], kind: ConditionType) -> Condition | None:
-    """The condition of that type, or None."""
-    return next((condition for condition in conditions if condition.type == kind), None)
-
-
-def merge_conditions(previous: Iterable[Condition], current: Iterable[Condition]) -> tuple[Condition, ...]:
-    """``current``, keeping the transition time of every condition whose status did not change."""
-    times: dict[tuple[str, str], datetime] = {
-        (condition.type, condition.status): condition.last_transition_time for condition in previous
-    }
-    return tuple(
-        condition.model_copy(
-            update={
-                "last_transition_time": times.get(
-                    (condition.type, condition.status), condition.last_transition_time
-                )
-            }
-        )
-        for condition in current
-    )

@@ -13,7 +13,6 @@ from pydantic_core import ErrorDetails
 
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.profile import FineTuneProfile
-from finetune_operator.api.status import FineTuneJobStatus
 
 type Object = Mapping[str, Any]
 
@@ -43,31 +42,13 @@ class InvalidObject(ValueError):  # noqa: N818  it is an answer, not a fault
 
 
 def parse_job(obj: Object) -> FineTuneJob:
-    """The job without its status (see :func:`parse_status`). Raises InvalidObject, and nothing else."""
+    """The job without its status, which is a report and never an input. Raises InvalidObject, and nothing else."""
     return _parse(FineTuneJob, obj)
 
 
 def parse_profile(obj: Object) -> FineTuneProfile:
     """The profile without its status. Raises InvalidObject, and nothing else."""
     return _parse(FineTuneProfile, obj)
-
-
-def parse_status(obj: Object) -> FineTuneJobStatus | None:
-    """The job's last status, or None when it was not looked at. A status is only a report, so parts that an
-    older operator wrote differently are dropped and never an error."""
-    status = obj.get("status")
-    if not isinstance(status, Mapping):
-        return None
-    document = {key: value for key, value in status.items() if value is not None}
-    try:
-        return FineTuneJobStatus.model_validate(document, by_alias=True, by_name=False)
-    except ValidationError as error:
-        wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
-    try:
-        kept = {"observedGeneration": -1} | {key: document[key] for key in document if key not in wrong}
-        return FineTuneJobStatus.model_validate(kept, by_alias=True, by_name=False)
-    except ValidationError:
-        return None
 
 
 def _parse[M: BaseModel](model: type[M], obj: Object) -> M:

@@ -77,7 +77,9 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
             schema[below] = _rewrite(schema[below], definitions, f"{path}.{below}")
     unknown = schema.keys() - set(_KEPT) - set(_DROPPED)
     if unknown:
-        raise UnsupportedSchemaError(f"{path}: {', '.join(sorted(unknown))} cannot be said in a structural schema")
+        raise UnsupportedSchemaError(
+            f"{path}: {', '.join(sorted(unknown))} cannot be said in a structural schema"
+        )
     return {keyword: schema[keyword] for keyword in _KEPT if keyword in schema}
 
 

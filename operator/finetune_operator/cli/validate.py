@@ -4,11 +4,9 @@ A manifest passes the CRD's own schema, the CRD's own CEL rules (those on transi
 are left out) and the models, in this order.
 """
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from finetune_operator.api import (
@@ -51,27 +49,11 @@ class _Kind:
     parse: Callable[[Mapping[str, Any]], object]
 
 
-def validate_files(paths: Iterable[Path]) -> list[Problem]:
-    """Everything that is wrong with our objects in these files (``-`` is stdin), in their order.
-
-    Objects of other API groups are left alone; a file without any object of ours is a problem.
-    """
-    problems: list[Problem] = []
-    for path in paths:
-        name = "stdin" if str(path) == "-" else str(path)
-        try:
-            text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-        except OSError as error:
-            problems.append(Problem(file=name, message=error.strerror or str(error)))
-        except UnicodeDecodeError:
-            problems.append(Problem(file=name, message="is not UTF-8 text"))
-        else:
-            problems.extend(validate_text(text, file=name))
-    return problems
-
-
 def validate_text(text: str, *, file: str) -> list[Problem]:
-    """Everything that is wrong with our objects in one file's text."""
+    """Everything that is wrong with our objects in the text of ``file``, in its order.
+
+    Objects of other API groups are left alone; a text without any object of ours is a problem.
+    """
     problems: list[Problem] = []
     ours = 0
     try:

@@ -17,8 +17,6 @@ from finetune_operator.api import (
     field_paths,
     parse_job,
     parse_profile,
-    parse_status,
-    set_paths,
 )
 from tests.unit.api.documents import JOB, PROFILE, job, profile
 
@@ -134,53 +132,6 @@ def test_parsing_is_total(parse: Callable[[Any], object], spec: Any, metadata: A
     ):
         with suppress(InvalidObject):
             parse(document)
-
-
-def test_a_status_is_read_and_parts_of_another_version_are_dropped() -> None:
-    assert parse_status({}) is None
-    assert parse_status({"status": "broken"}) is None
-    status = parse_status(
-        {
-            "status": {
-                "observedGeneration": 2,
-                "phase": "Running",
-                "stages": [{"name": "Train", "phase": "Dancing"}],
-                "unknown": 1,
-                "stage": None,
-            }
-        }
-    )
-    assert status is not None
-    assert (status.observed_generation, status.phase, status.stages) == (2, "Running", None)
-
-
-@given(_json)
-def test_reading_a_status_is_total(status: Any) -> None:
-    parse_status({"status": status})
-
-
-def test_set_paths_names_the_leaves_that_the_user_set() -> None:
-    spec = parse_job(
-        job(
-            suspend=True,
-            preflight={"memory": "Off"},
-            datasets={"train": [{"uri": "gs://a/b", "weight": "2.0", "roleMap": {"bot": "assistant"}}]},
-            resources={"capacity": ["Spot", "OnDemand"]},
-            method={"type": "ORPO", "lora": {}, "orpo": {"lambda": "0.2"}},
-        )
-    ).spec
-    assert set_paths(spec) == (
-        "suspend",
-        "resources.capacity",
-        "preflight.memory",
-        "model.huggingFace.repo",
-        "datasets.train[0].uri",
-        "datasets.train[0].roleMap",
-        "datasets.train[0].weight",
-        "method.type",
-        "method.orpo.lambda",
-        "method.lora",
-    )
 
 
 def test_field_paths_are_what_a_profile_may_name() -> None:

@@ -1,11 +1,9 @@
 """``finetune validate`` finds offline what the API server would refuse, and says file, line, place and fix."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
-from finetune_operator.cli.validate import Problem, validate_files, validate_text
+from finetune_operator.cli.validate import Problem, validate_text
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, profile
 
@@ -85,21 +83,13 @@ def test_scalars_are_read_as_kubectl_reads_them(value: str, kind: str | None) ->
     assert [problem.message for problem in found] == ([f"must be {kind}"] if kind else [])
 
 
-def test_all_problems_of_all_files_are_told_in_order(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.yaml"
-    bad.write_text(HEAD + "  cache: Sometimes\n---\n" + HEAD + "  budgets: {}\n  suspend: 1\n")
-    missing = tmp_path / "missing.yaml"
-    binary = tmp_path / "model.bin"
-    binary.write_bytes(b"\xff\xfe\x00")
-    found = validate_files([bad, missing, binary])
-    assert [(problem.file, problem.document, problem.line, problem.path) for problem in found] == [
-        (str(bad), 1, 8, "spec.cache"),
-        (str(bad), 2, 17, "spec.budgets"),
-        (str(bad), 2, 18, "spec.suspend"),
-        (str(missing), 1, None, ""),
-        (str(binary), 1, None, ""),
+def test_all_problems_of_all_documents_are_told_in_order() -> None:
+    found = problems(HEAD + "  cache: Sometimes\n---\n" + HEAD + "  budgets: {}\n  suspend: 1\n")
+    assert [(problem.document, problem.line, problem.path) for problem in found] == [
+        (1, 8, "spec.cache"),
+        (2, 17, "spec.budgets"),
+        (2, 18, "spec.suspend"),
     ]
-    assert [problem.message for problem in found[3:]] == ["No such file or directory", "is not UTF-8 text"]
 
 
 @pytest.mark.parametrize(
