@@ -45,8 +45,8 @@ class Bringup:
             say(f"control plane: starting, state in {self.state.root}")
             store = asyncio.create_task(self._object_store())
             try:
-                for name in ("etcd", "kube-apiserver"):
-                    await self.start(name)
+                await self._etcd()
+                await self.start("kube-apiserver")
                 say(f"API server ready after {time.monotonic() - started:.1f} s")
                 self._account = await self._installed()
                 say("CRDs, rights of the operator and profile `local` installed")
@@ -141,6 +141,14 @@ class Bringup:
     def _admin(self) -> Kube:
         assert self._kube is not None, "_prepare() comes first"
         return self._kube
+
+    async def _etcd(self) -> None:
+        try:
+            await self.start("etcd")
+        except ClusterError as error:
+            raise ClusterError(
+                f"{error}\nIf the machine went down hard, its data may be damaged; `down --purge` begins anew."
+            ) from error
 
     async def _object_store(self) -> None:
         await self.supervisor.start(gcs.fake_gcs(self.state, self._programs, self._ports))

@@ -200,8 +200,10 @@ def _go() -> Path:
 def _install(target: Path) -> None:
     arguments = ["--require-hashes", "--target", str(target), "-r", str(GO_MODULE / "requirements.txt")]
     uv = cache_dir() / "tools" / "bin" / "uv"
-    installer = [str(uv), "pip", "install", "--quiet", "--python", sys.executable] if uv.exists() else None
-    command = installer or [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if uv.exists():
+        command = [str(uv), "pip", "install", "--quiet", "--python", sys.executable]
+    else:  # the interpreter below our environment, which may have no pip itself
+        command = [f"{sys.base_prefix}/bin/python3", "-m", "pip", "install", "--quiet"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(

@@ -63,6 +63,8 @@ def agent(state: State, options: Options, ports: Mapping[str, int]) -> Component
         argv=(sys.executable, "-P", "-m", "devcluster.agent", str(path)),
         env={"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         ready_url=f"https://127.0.0.1:{ports['node-agent']}/healthz",
+        # longer than it gives pods to save their work
+        grace_seconds=40,
     )
 
 

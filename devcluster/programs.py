@@ -26,14 +26,14 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         name="kube-apiserver",
         package="k8s.io/kubernetes/cmd/kube-apiserver",
-        seconds=230,
+        seconds=200,
         version=KUBERNETES_VERSION,
         version_arguments=("--version",),
     ),
     Program(
         name="kube-controller-manager",
         package="k8s.io/kubernetes/cmd/kube-controller-manager",
-        seconds=57,
+        seconds=55,
         version=KUBERNETES_VERSION,
         version_arguments=("--version",),
     ),
@@ -47,7 +47,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         name="kubectl",
         package="k8s.io/kubernetes/cmd/kubectl",
-        seconds=24,
+        seconds=20,
         version=KUBERNETES_VERSION,
         version_arguments=("version", "--client"),
     ),
@@ -61,7 +61,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         name="jobset",
         package="sigs.k8s.io/jobset",
-        seconds=40,
+        seconds=10,
         version="0.12.0",
         module="sigs.k8s.io/jobset",
         files={
@@ -73,12 +73,12 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         name="helm",
         package="helm.sh/helm/v3/cmd/helm",
-        seconds=50,
+        seconds=15,
         version="3.22.0",
         version_arguments=("version", "--short"),
     ),
     Program(
-        name="fake-gcs-server", package="github.com/fsouza/fake-gcs-server", seconds=50, version="1.56.1"
+        name="fake-gcs-server", package="github.com/fsouza/fake-gcs-server", seconds=30, version="1.56.1"
     ),
     Program(
         name="kwok",

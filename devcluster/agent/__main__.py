@@ -9,7 +9,7 @@ from pathlib import Path
 from devcluster.agent.agent import Agent
 from devcluster.agent.logs import LogServer
 from devcluster.agent.nodes import LOCAL_NODES
-from devcluster.agent.process import end_leftovers
+from devcluster.agent.process import clear_leftovers, end_leftovers
 from devcluster.agent.warm import WarmServer
 from devcluster.kube import Kube
 from devcluster.nodeagent import AgentConfig
@@ -19,6 +19,7 @@ async def main(config: AgentConfig) -> None:
     """Runs until SIGTERM; then ends all pods, tells the API server, and returns."""
     if number := end_leftovers(Path(config.pods)):
         print(f"ended {number} processes of an earlier agent", flush=True)
+    clear_leftovers(Path(config.pods))
     done = asyncio.Event()
     for sort in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sort, done.set)

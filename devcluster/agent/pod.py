@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,16 @@ import aiohttp
 
 from devcluster.agent.container import build_launch, no_image, termination_message
 from devcluster.agent.environment import ConfigError, Sources
-from devcluster.agent.process import Launch, Process, StartError, end_group, forget, remember
+from devcluster.agent.process import (
+    POD_FOLDERS,
+    Launch,
+    Process,
+    StartError,
+    clear_volumes,
+    end_group,
+    forget,
+    remember,
+)
 from devcluster.agent.status import (
     ContainerRecord,
     Ending,
@@ -158,14 +166,14 @@ class PodRunner:
         await self._delete()
         # the object may stay for a while, held by a finalizer
         await self._gone.wait()
-        await asyncio.to_thread(self._clear)
+        await asyncio.to_thread(clear_volumes, self.folder)
 
     async def _work(self) -> None:
         if reason := unsupported(self.pod):
             self._ending = Ending(reason="UnsupportedPod", message=reason)
             self._fail_waiting("UnsupportedPod", reason)
             return
-        for folder in ("home", "tmp"):
+        for folder in POD_FOLDERS:
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
         await self._report()
         for record, container in zip(self._inits, self.pod["spec"].get("initContainers", ()), strict=True):
@@ -329,11 +337,6 @@ class PodRunner:
 
     def _log(self, record: ContainerRecord, number: int) -> Path:
         return self.folder / f"{record.name}.{max(number, 0)}.log"
-
-    def _clear(self) -> None:
-        """Volumes go with the pod; its logs stay for a person who wonders."""
-        for folder in ("volumes", "home", "tmp"):
-            shutil.rmtree(self.folder / folder, ignore_errors=True)
 
 
 def _records(containers: Sequence[Object]) -> list[ContainerRecord]:

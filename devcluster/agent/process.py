@@ -14,6 +14,12 @@ from typing import Protocol
 from devcluster.identity import Identity, end
 
 
+#: Folders of a pod's own that hold data of its processes.
+POD_FOLDERS = ("volumes", "home", "tmp")
+#: Logs of this many past pods outlive a restart of the agent.
+KEPT_PODS = 200
+
+
 class StartError(Exception):
     """The program can't be started at all; the message is what a container runtime would say."""
 
@@ -102,6 +108,21 @@ def remember(folder: Path, name: str, pid: int) -> None:
 
 def forget(folder: Path, name: str) -> None:
     (folder / f"{name}.process").unlink(missing_ok=True)
+
+
+def clear_volumes(folder: Path) -> None:
+    """A pod's volumes go with it; its logs stay for a person who wonders."""
+    for name in POD_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def clear_leftovers(pods: Path) -> None:
+    """Volumes of pods that an earlier agent had, none of which runs now, and the oldest pods' logs."""
+    folders = sorted(pods.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in folders:
+        clear_volumes(folder)
+    for folder in folders[KEPT_PODS:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_leftovers(pods: Path) -> int:
