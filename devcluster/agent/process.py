@@ -13,7 +13,6 @@ from typing import Protocol
 
 from devcluster.identity import Identity, end
 
-
 #: Folders of a pod's own that hold data of its processes.
 POD_FOLDERS = ("volumes", "home", "tmp")
 #: Logs of this many past pods outlive a restart of the agent.
