@@ -1,0 +1,110 @@
+"""The commands against a real API server: what plan prints is applied as it stands, watch survives a restart."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster.testing import Cluster
+
+ROOT = Path(__file__).parents[2]
+FINETUNE = Path(sys.executable).with_name("finetune")
+QUICKSTART = ROOT / "examples" / "quickstart.yaml"
+LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
+STATUSES = ROOT / "tests" / "unit" / "cli" / "jobs"
+GROUP = "/apis/tpu-finetune.dev/v1alpha1"
+
+
+def finetune(cluster: Cluster, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FINETUNE, *map(str, arguments)],
+        env={"PATH": "/usr/bin:/bin", **cluster.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def status_of(phase: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((STATUSES / f"{phase}.yaml").read_text())["status"]
+    return loaded
+
+
+@pytest.fixture
+def job(cluster: Cluster, namespace: str) -> str:
+    """Path of the quickstart's job in a fresh namespace; no operator looks at it."""
+    cluster.stop("operator")
+    cluster.kubectl("apply", "-n", namespace, "-f", str(QUICKSTART))
+    return f"{GROUP}/namespaces/{namespace}/finetunejobs/quickstart"
+
+
+def test_kubectl_takes_every_jobset_that_plan_prints(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    manifest = yaml.safe_load(QUICKSTART.read_text())
+    manifest["metadata"]["namespace"] = namespace
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(manifest))
+    planned = finetune(cluster, "plan", "-f", file, "--profile", LOCAL, "-o", "yaml")
+    assert planned.returncode == 0, planned.stderr
+    applied = cluster.kubectl("apply", "--dry-run=server", "-f", "-", "-o", "name", stdin=planned.stdout)
+    assert applied.split() == [
+        f"jobset.jobset.x-k8s.io/quickstart-{stage}-1"
+        for stage in ("prep", "conv", "train", "eval", "export")
+    ]
+
+
+def test_examples_are_taken_by_the_api_server(cluster: Cluster, namespace: str) -> None:
+    files = [*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples" / "profiles").glob("*.yaml")]
+    for file in files:
+        cluster.kubectl("apply", "--dry-run=server", "-n", namespace, "-f", str(file))
+
+
+@pytest.mark.parametrize("path", sorted(STATUSES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_statuses_of_the_unit_tests_are_ones_that_the_api_server_stores(
+    cluster: Cluster, job: str, path: Path
+) -> None:
+    status = yaml.safe_load(path.read_text())["status"]
+    assert cluster.patch(f"{job}/status", {"status": status})["status"] == status
+
+
+def test_watch_tells_the_way_of_a_job_through_a_restart_of_the_server(cluster: Cluster, job: str) -> None:
+    namespace = job.split("/")[5]
+    with subprocess.Popen(
+        [FINETUNE, "watch", "quickstart", "-n", namespace],
+        env={"PATH": "/usr/bin:/bin", **cluster.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        cluster.patch(f"{job}/status", {"status": status_of("provisioning")})
+        told = [watching.stdout.readline()]
+        while "▶ Train" not in told[-1]:
+            told.append(watching.stdout.readline())
+            assert told[-1], told
+        cluster.kill("kube-apiserver")
+        cluster.await_ready("kube-apiserver")
+        cluster.patch(f"{job}/status", {"status": {"waiting": None, **status_of("succeeded")}})
+        rest = watching.stdout.read()
+    assert watching.returncode == 0, rest
+    assert "Exported    gs://ft-artifacts" in rest
+
+
+def test_status_logs_and_unknown_names(cluster: Cluster, job: str) -> None:
+    namespace = job.split("/")[5]
+    cluster.patch(f"{job}/status", {"status": status_of("failed")})
+    page = finetune(cluster, "status", "quickstart", "-n", namespace)
+    assert page.returncode == 0
+    assert "Fix         Map it: roleMap: {bot: assistant}." in page.stdout
+    missing = finetune(cluster, "status", "quikstart", "-n", namespace)
+    assert missing.returncode == 1
+    assert "Did you mean quickstart?" in missing.stderr
+    logs = finetune(cluster, "logs", "quickstart", "-n", namespace)
+    assert logs.returncode == 1
+    assert "has no pods and no run folder yet" in logs.stderr
