@@ -42,7 +42,9 @@ def fake_gcs(server: Path) -> Iterator[str]:
 
 def _create_bucket(address: str) -> None:
     body = json.dumps({"name": BUCKET}).encode()
-    request = urllib.request.Request(f"{address}/storage/v1/b", data=body, headers={"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{address}/storage/v1/b", data=body, headers={"Content-Type": "application/json"}
+    )
     deadline = time.monotonic() + 30
     while True:
         try:

@@ -76,7 +76,10 @@ def test_settings_come_from_the_file(spec: dict[str, Any], expected: dict[str, o
 
 
 def test_a_null_soft_cap_in_the_file_switches_it_off() -> None:
-    config = config_of(Spec(family="gemma2")) | {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    config = config_of(Spec(family="gemma2")) | {
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    }
     settings = families.resolve(config).settings()
     assert (settings["attn_logits_soft_cap"], settings["final_logits_soft_cap"]) == (0.0, 0.0)
 
@@ -134,7 +137,9 @@ def test_query_scale_of_gemma3_selects_the_catalogue_entry(scalar: int, name: st
         ("gemma3", {"final_logit_softcapping": -1}, "final_logit_softcapping"),
     ],
 )  # fmt: skip
-def test_what_would_change_the_function_is_refused_by_name(family: Any, change: dict[str, object], field: str) -> None:
+def test_what_would_change_the_function_is_refused_by_name(
+    family: Any, change: dict[str, object], field: str
+) -> None:
     config = config_of(Spec(family=family)) | change
     with pytest.raises(StageError) as caught:
         families.resolve(config, where="gs://b/m/config.json")
@@ -157,11 +162,14 @@ def test_another_architecture_is_refused_with_the_supported_ones(architectures: 
 
 def test_keys_that_transformers_does_not_read_change_nothing() -> None:
     config = config_of(Spec(family="llama"))
-    assert families.resolve(config | {"unsloth_version": "1", "is_llama_config": True}) == families.resolve(config)
+    assert families.resolve(config | {"unsloth_version": "1", "is_llama_config": True}) == families.resolve(
+        config
+    )
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "NotAModelFolder"), ("{", "InvalidModelConfig"), ("[]", "InvalidModelConfig")]
+    ("content", "reason"),
+    [(None, "NotAModelFolder"), ("{", "InvalidModelConfig"), ("[]", "InvalidModelConfig")],
 )
 def test_a_folder_without_a_usable_config_is_named(tmp_path: Path, content: str | None, reason: str) -> None:
     if content is not None:
@@ -174,7 +182,10 @@ def test_a_folder_without_a_usable_config_is_named(tmp_path: Path, content: str 
 
 def test_lora_modules_are_chosen_by_hugging_face_names() -> None:
     plan = plan_of(family="gemma2")
-    assert plan.lora_module_path(["q_proj", "up_proj"]) == "decoder/.*(self_attention[a-z_]*/(query)|mlp[a-z_]*/(wi_1))"
+    assert (
+        plan.lora_module_path(["q_proj", "up_proj"])
+        == "decoder/.*(self_attention[a-z_]*/(query)|mlp[a-z_]*/(wi_1))"
+    )
     assert plan.lora_module_path(None).count("|") == 6
     with pytest.raises(StageError, match=r"saw lm_head, expected some of q_proj"):
         plan.lora_module_path(["q_proj", "lm_head"])
@@ -212,9 +223,16 @@ def test_any_value_anywhere_gives_a_plan_or_a_named_refusal(family: Any, key: st
     half=st.integers(1, 64),
     vocab=st.integers(300, 2000),
 )
-def test_any_size_is_carried_over(family: Any, layers: int, groups: int, kv_heads: int, half: int, vocab: int) -> None:
+def test_any_size_is_carried_over(
+    family: Any, layers: int, groups: int, kv_heads: int, half: int, vocab: int
+) -> None:
     plan = plan_of(
-        family=family, layers=layers, heads=groups * kv_heads, kv_heads=kv_heads, head_dim=2 * half, vocab=vocab
+        family=family,
+        layers=layers,
+        heads=groups * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=2 * half,
+        vocab=vocab,
     )
     settings = plan.settings()
     assert settings["base_num_query_heads"] == groups * kv_heads

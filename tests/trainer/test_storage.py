@@ -108,7 +108,9 @@ def test_deleting_a_folder_takes_its_manifest_first(root: str, monkeypatch: pyte
     deleted: list[str] = []
     for backend in (LocalBackend, GcsBackend):
         real = backend.delete
-        monkeypatch.setattr(backend, "delete", lambda self, uri, real=real: (deleted.append(uri), real(self, uri))[1])
+        monkeypatch.setattr(
+            backend, "delete", lambda self, uri, real=real: (deleted.append(uri), real(self, uri))[1]
+        )
     store = open_store()
     for name in ("a", "manifest.json", "z/b"):
         store.write(f"{root}/{name}", name)
@@ -179,7 +181,9 @@ def test_no_client_is_made_before_a_bucket_is_named(tmp_path: Path) -> None:
     store.write(f"file://{tmp_path}/x", "1")
 
 
-def test_an_answer_that_was_lost_does_not_lose_the_creation(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_was_lost_does_not_lose_the_creation(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The write arrived, its answer did not, and the repetition meets our own file."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
     backend = GcsBackend(connect=lambda: gcs.Client(project="p", credentials=AnonymousCredentials()))

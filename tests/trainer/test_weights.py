@@ -98,7 +98,10 @@ def test_a_copy_of_tied_embeddings_and_old_buffers_do_no_harm(tmp_path: Path) ->
     folder = write_model(tmp_path, Spec())
     rewrite(
         folder,
-        **{"lm_head.weight": np.zeros((512, 64), np.float32), "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8)},
+        **{
+            "lm_head.weight": np.zeros((512, 64), np.float32),
+            "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8),
+        },
     )
     assert "lm_head.weight" not in open_weights(folder, families.read(folder)).text
 

@@ -135,11 +135,15 @@ class Attempt:
         stage_error = as_stage_error(error)
         evidence = self.redact(
             self.tail.text(_EVIDENCE_LINES)
-            + "".join(traceback.format_exception(error) if stage_error is None or stage_error is not error else [])
+            + "".join(
+                traceback.format_exception(error) if stage_error is None or stage_error is not error else []
+            )
         )
         if stage_error is not None:
             failure = stage_error.failure(host=self.host, evidence=evidence)
-            return failure.model_copy(update={"message": self.redact(failure.message), "saw": self.redact(failure.saw)})
+            return failure.model_copy(
+                update={"message": self.redact(failure.message), "saw": self.redact(failure.saw)}
+            )
         name = type(error).__name__
         text = self.redact(f"{self.request.stage} stopped on an unexpected {name}: {error}")
         return Failure(
@@ -159,7 +163,9 @@ class Attempt:
         except OSError as error:
             logging.getLogger(__name__).warning("no termination message at %s: %s", self.termination, error)
 
-    def _end[Code: int](self, outcome: Outcome, code: Code, details: Details | None, failure: Failure | None) -> Code:
+    def _end[Code: int](
+        self, outcome: Outcome, code: Code, details: Details | None, failure: Failure | None
+    ) -> Code:
         # The stopper's thread and the main thread may both come here; the first one's word counts.
         if not self._ended.acquire(blocking=False) or not self.first:
             return code
@@ -183,7 +189,9 @@ class Attempt:
 
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|out of memory|OOM when allocating", re.IGNORECASE)
 _PERMISSION = re.compile(r"PERMISSION_DENIED|\b403\b.*(?:Forbidden|does not have)", re.IGNORECASE)
-_UNAVAILABLE = re.compile(r"\bUNAVAILABLE\b|\bDEADLINE_EXCEEDED\b|Connection (?:refused|reset)|timed out", re.IGNORECASE)
+_UNAVAILABLE = re.compile(
+    r"\bUNAVAILABLE\b|\bDEADLINE_EXCEEDED\b|Connection (?:refused|reset)|timed out", re.IGNORECASE
+)
 
 
 def as_stage_error(error: BaseException) -> StageError | None:
@@ -194,17 +202,26 @@ def as_stage_error(error: BaseException) -> StageError | None:
     saw = " ".join(text.split())[:400]
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         return StageError(
-            ExitCode.OUT_OF_MEMORY, "OutOfMemory", "the memory of the device or host did not suffice", saw=saw,
+            ExitCode.OUT_OF_MEMORY,
+            "OutOfMemory",
+            "the memory of the device or host did not suffice",
+            saw=saw,
             fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, use LoRA, or ask for more chips.",
         )
     if isinstance(error, PermissionError) or _PERMISSION.search(text):
         return StageError(
-            ExitCode.PERMISSION_DENIED, "PermissionDenied", "access was denied", saw=saw,
+            ExitCode.PERMISSION_DENIED,
+            "PermissionDenied",
+            "access was denied",
+            saw=saw,
             fix="Grant the stage's service account roles/storage.objectUser on the bucket.",
         )
     if isinstance(error, (ConnectionError, TimeoutError)) or _UNAVAILABLE.search(text):
         return StageError(
-            ExitCode.UNAVAILABLE, "DependencyUnavailable", "a service did not answer", saw=saw,
+            ExitCode.UNAVAILABLE,
+            "DependencyUnavailable",
+            "a service did not answer",
+            saw=saw,
             fix="Nothing to change: the operator tries again.",
         )
     return as_stage_error(error.__cause__) if error.__cause__ is not None else None

@@ -37,7 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(result))
     else:
-        print(f"loss {result['loss']:.6f}   perplexity {result['perplexity']:.4f}   {result['tokens']} tokens")
+        print(
+            f"loss {result['loss']:.6f}   perplexity {result['perplexity']:.4f}   {result['tokens']} tokens"
+        )
         for sample in result["samples"]:
             print(f"\n> {sample['prompt']}\n{sample['answer']}")
     return 0
@@ -47,13 +49,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="finetune-stage", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("evaluate", help="loss of a model on a dataset, and answers to prompts")
-    command.add_argument("--model", required=True, type=_address, help="folder in Hugging Face format (path, file:// or gs://)")
-    command.add_argument("--data", required=True, type=_address, help="JSON lines with messages, or prompt and completion")
+    command.add_argument(
+        "--model", required=True, type=_address, help="folder in Hugging Face format (path, file:// or gs://)"
+    )
+    command.add_argument(
+        "--data", required=True, type=_address, help="JSON lines with messages, or prompt and completion"
+    )
     command.add_argument("--adapter", type=_address, help="PEFT LoRA folder to merge into the model first")
-    command.add_argument("--max-seq-length", type=int, default=2048, help="longer rows are cut (default %(default)s)")
-    command.add_argument("--precision", choices=("BF16", "FP32"), default="BF16", help="of the arithmetic (default %(default)s)")
-    command.add_argument("--batch-size", type=int, default=8, help="rows at a time on each device (default %(default)s)")
-    command.add_argument("--prompt", action="append", default=[], help="also answer this, greedily; may be repeated")
+    command.add_argument(
+        "--max-seq-length", type=int, default=2048, help="longer rows are cut (default %(default)s)"
+    )
+    command.add_argument(
+        "--precision",
+        choices=("BF16", "FP32"),
+        default="BF16",
+        help="of the arithmetic (default %(default)s)",
+    )
+    command.add_argument(
+        "--batch-size", type=int, default=8, help="rows at a time on each device (default %(default)s)"
+    )
+    command.add_argument(
+        "--prompt", action="append", default=[], help="also answer this, greedily; may be repeated"
+    )
     command.add_argument("--max-new-tokens", type=int, default=128)
     command.add_argument("--train-on-prompt", action="store_true", help="count prompts towards the loss too")
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")

@@ -29,6 +29,7 @@ _COMMON: dict[str, Any] = {
     "enable_goodput_recording": False,  # both would ask Google Cloud for credentials
     "monitor_goodput": False,
     "scan_layers": True,
+    "jax_cache_dir": "",  # JAX_COMPILATION_CACHE_DIR decides, not a folder in the home directory
 }
 
 

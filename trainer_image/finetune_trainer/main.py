@@ -4,6 +4,7 @@ Without arguments the request comes from the environment variable ``FINETUNE_REQ
 --model URI --data URI`` measures any folder in Hugging Face format by hand.
 """
 
+import contextlib
 import importlib
 import logging
 import os
@@ -81,9 +82,7 @@ def _run(
     from finetune_trainer.stages.context import Context, late_environment
 
     late_environment(environment)
-    context = Context(
-        request=attempt.request, store=attempt.store, processes=processes, stopper=stopper
-    )
+    context = Context(request=attempt.request, store=attempt.store, processes=processes, stopper=stopper)
     module: Any = importlib.import_module(_MODULES[stage])
     function: Callable[[Context], Details] = module.run
     from finetune_trainer.stages.train import TrainingStopped
@@ -100,7 +99,10 @@ def _run(
 def _log_to_standard_error(request: StageRequest) -> None:
     """Our own lines from INFO on, those of libraries from WARNING on."""
     logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr, force=True
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
     )
     logging.getLogger("finetune_trainer").setLevel(logging.INFO)
     _LOG.info(
@@ -109,13 +111,15 @@ def _log_to_standard_error(request: StageRequest) -> None:
 
 
 def _no_request(error: Exception, redact: Redactor, termination: Path) -> int:
-    what = f"{REQUEST_VARIABLE} is not set" if isinstance(error, KeyError) else f"{REQUEST_VARIABLE} is not a request: {error}"
+    what = (
+        f"{REQUEST_VARIABLE} is not set"
+        if isinstance(error, KeyError)
+        else f"{REQUEST_VARIABLE} is not a request: {error}"
+    )
     text = redact(f"BadRequest: {what}. The operator sets it; by hand, use finetune-stage evaluate --help.")
     print(text, file=sys.stderr)
-    try:
+    with contextlib.suppress(OSError):  # by hand there is no such file, and standard error has said it
         termination.write_text(text[:4096], encoding="utf-8")
-    except OSError:
-        pass  # by hand there is no such file, and standard error has said it
     return ExitCode.BAD_REQUEST
 
 
@@ -129,4 +133,3 @@ def preload() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-

@@ -48,8 +48,13 @@ class Processes:
             return
         if not self.coordinator:
             raise StageError(
-                ExitCode.BAD_REQUEST, "CoordinatorMissing", "several processes on CPU need a coordinator",
-                where="JAX_COORDINATOR_ADDRESS", saw="nothing", expected="host:port", fix="Set it for every process.",
+                ExitCode.BAD_REQUEST,
+                "CoordinatorMissing",
+                "several processes on CPU need a coordinator",
+                where="JAX_COORDINATOR_ADDRESS",
+                saw="nothing",
+                expected="host:port",
+                fix="Set it for every process.",
             )
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(

@@ -1,4 +1,4 @@
-"""Secrets never reach a record or a log tail: whatever stands in the environment under a telling name is blotted out."""
+"""Secrets never reach a record or a log: what stands in the environment under a telling name is blotted out."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,9 @@ class Redactor:
         found = {
             value
             for name, value in environment.items()
-            if any(word in name.upper() for word in _NAMES) and len(value) >= _SHORTEST and not value.startswith("/")
+            if any(word in name.upper() for word in _NAMES)
+            and len(value) >= _SHORTEST
+            and not value.startswith("/")
         }
         self._values = sorted(found, key=len, reverse=True)
 

@@ -80,7 +80,8 @@ def _admit(observed: Observed) -> Decision:
         return _refuse(observed, error)
     status = observed.job.get("status") or {}
     if "resolved" not in status:
-        look = survey(observed, admission.plan, attempts_of(observed), suspend=False)
+        live = [attempt for attempt in attempts_of(observed) if attempt.live]
+        look = survey(observed, admission.plan, live, suspend=False)
         status = build_status(observed, Situation(course=Course.ACTIVE, starting=True), look)
     return Decision(
         status=status,

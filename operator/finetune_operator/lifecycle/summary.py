@@ -43,6 +43,10 @@ def _text(  # noqa: PLR0911  one per case
             return f"Suspended{_at_step(progress)}. Set spec.suspend to false to go on."
         case Course.SUSPENDING:
             return f"Suspending: {look.current.stage} saves and stops."
+    return _active(situation, look, progress)
+
+
+def _active(situation: Situation, look: Survey, progress: Object | None) -> str:
     if situation.store_error and situation.wait:
         return f"Waiting: {situation.wait.message}"
     if situation.refused:

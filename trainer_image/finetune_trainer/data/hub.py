@@ -44,8 +44,12 @@ def load(spec: DatasetSource, scratch: Path) -> HubRows:
         rows = datasets.load_dataset(str(folder), spec.config, split=spec.split, cache_dir=cache)
     except (datasets.exceptions.DatasetsError, ValueError, FileNotFoundError) as error:
         raise StageError(
-            ExitCode.BAD_DATA, "HubDatasetUnreadable", "the repository holds no dataset that can be read",
-            where=where, saw=f"{repo}@{commit[:12]}: {error}"[:400], fix="Name config and split, or use another dataset.",
+            ExitCode.BAD_DATA,
+            "HubDatasetUnreadable",
+            "the repository holds no dataset that can be read",
+            where=where,
+            saw=f"{repo}@{commit[:12]}: {error}"[:400],
+            fix="Name config and split, or use another dataset.",
         ) from error
     name = "/".join(part for part in (spec.config, spec.split) if part)
     return HubRows(uri=f"hf://datasets/{repo}@{commit}/{name}", commit=commit, rows=rows)
@@ -53,6 +57,11 @@ def load(spec: DatasetSource, scratch: Path) -> HubRows:
 
 def _no_such(where: str, saw: str, known: list[str]) -> StageError:
     return StageError(
-        ExitCode.INPUT_MISSING, "DatasetMissing", "the repository has none of this name", where=where, saw=saw,
-        expected=f"one of {', '.join(known[:20])}", fix="Correct the name.",
+        ExitCode.INPUT_MISSING,
+        "DatasetMissing",
+        "the repository has none of this name",
+        where=where,
+        saw=saw,
+        expected=f"one of {', '.join(known[:20])}",
+        fix="Correct the name.",
     )

@@ -3,6 +3,7 @@
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -23,32 +24,38 @@ type Batch = Mapping[str, npt.NDArray[np.int32]]
 
 
 class TokenFile:
-    """Examples of any length on disk, read by number. Writing first, then reading; memory holds only the offsets."""
+    """Examples of any length on disk, read by number. First written, then read; memory holds only the offsets."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        """``file`` is open for writing and reading, and this object's alone."""
-        self._file = file
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = path.open("wb")
         self._ends: list[int] = []
-        self._map: npt.NDArray[np.int32] | None = None
+        self._words: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def append(self, tokens: Tokens) -> None:
-        # One word a token: the id, with its sign bit telling whether it is trained (-1 - id).
+        # One word a token: the id, with its sign telling whether it is trained (-1 - id).
         words = np.where(tokens.trained, -1 - tokens.ids, tokens.ids).astype(np.int32)
+        assert self._file is not None, "written to the end already"
         self._file.write(words.tobytes())
         self._ends.append((self._ends[-1] if self._ends else 0) + len(words))
+
+    def finish(self) -> None:
+        """Ends writing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def lengths(self) -> npt.NDArray[np.int64]:
         return np.diff(np.asarray([0, *self._ends], np.int64))
 
     def read(self, index: int) -> Tokens:
-        if self._map is None:
-            self._file.flush()
-            self._map = np.memmap(self._file, np.int32, mode="r")
-        start = self._ends[index - 1] if index else 0
-        words = np.asarray(self._map[start : self._ends[index]])
+        if self._words is None:
+            self.finish()
+            self._words = np.memmap(self._path, np.int32, mode="r")
+        words = np.asarray(self._words[self._ends[index - 1] if index else 0 : self._ends[index]])
         trained = words < 0
         return Tokens(ids=np.where(trained, -1 - words, words).astype(np.int32), trained=trained)
 
@@ -87,7 +94,8 @@ class Rows:
 
 
 def lay_out(tokens: TokenFile, *, length: int, packing: bool) -> Rows:
-    """One example a row, or as many as fit. An example of n tokens takes n - 1 positions: its last is only predicted."""
+    """One example a row, or as many as fit. Of n tokens the last is only predicted, so they take n - 1 places."""
+    tokens.finish()
     if not packing:
         return Rows(tokens=tokens, members=[(index,) for index in range(len(tokens))], length=length)
     return Rows(tokens=tokens, members=pack((tokens.lengths() - 1).tolist(), length), length=length)

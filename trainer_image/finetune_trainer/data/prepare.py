@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-import tempfile
+import uuid
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +42,17 @@ def prepare(
     """Reads and tokenizes one dataset. Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change."""
     if len(sources) != 1:
         raise StageError(
-            ExitCode.BAD_REQUEST, "SeveralDatasets", "this version trains on one dataset", where=sources[1].path,
-            saw=f"{len(sources)} datasets", expected="one", fix="Join the files under one glob.",
+            ExitCode.BAD_REQUEST,
+            "SeveralDatasets",
+            "this version trains on one dataset",
+            where=sources[1].path,
+            saw=f"{len(sources)} datasets",
+            expected="one",
+            fix="Join the files under one glob.",
         )
     source = open_source(sources[0], store, scratch)
     found_format, examples = checked(source)
-    tokens = TokenFile(tempfile.TemporaryFile(dir=scratch))  # noqa: SIM115 - lives as long as the dataset
+    tokens = TokenFile(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
     counts: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     digest = hashlib.sha256()
@@ -67,7 +72,10 @@ def prepare(
         tokens.append(kept)
     if not len(tokens):
         raise StageError(
-            ExitCode.BAD_DATA, "DatasetHasNothingToTrain", "no row has a token to train on", where=source.spec.path,
+            ExitCode.BAD_DATA,
+            "DatasetHasNothingToTrain",
+            "no row has a token to train on",
+            where=source.spec.path,
             saw=", ".join(f"{number} rows: {why}" for why, number in dropped.items()),
             expected="at least one assistant turn or completion within maxSeqLength",
             fix="Add assistant turns, or raise datasets.maxSeqLength.",

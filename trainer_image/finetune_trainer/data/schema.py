@@ -4,6 +4,7 @@ Two formats. *Messages*: a list of role and content. *PromptCompletion*: a promp
 (no chat template is applied) or both lists of messages.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -63,15 +64,23 @@ class Schema:
         wrong = [name for name in source.columns if name not in known]
         if wrong:
             raise StageError(
-                ExitCode.BAD_REQUEST, "UnknownColumn", "columns maps our names to the dataset's",
-                where=f"{source.path}.columns", saw=wrong[0], expected=f"one of {', '.join(known)}",
+                ExitCode.BAD_REQUEST,
+                "UnknownColumn",
+                "columns maps our names to the dataset's",
+                where=f"{source.path}.columns",
+                saw=wrong[0],
+                expected=f"one of {', '.join(known)}",
                 fix="Write it the other way round: our name first, then the dataset's column.",
             )
         for role in source.role_map.values():
             if role not in ROLES:
                 raise StageError(
-                    ExitCode.BAD_REQUEST, "UnknownRole", "roleMap maps the dataset's roles to ours",
-                    where=f"{source.path}.roleMap", saw=role, expected=f"one of {', '.join(ROLES)}",
+                    ExitCode.BAD_REQUEST,
+                    "UnknownRole",
+                    "roleMap maps the dataset's roles to ours",
+                    where=f"{source.path}.roleMap",
+                    saw=role,
+                    expected=f"one of {', '.join(ROLES)}",
                     fix="Write it the other way round: the dataset's role first, then ours.",
                 )
         self._columns = {name: source.columns.get(name, name) for name in known}
@@ -156,7 +165,8 @@ class Schema:
     def _bad_role(self, role: object, index: int, place: Place) -> StageError:
         if not isinstance(role, str):
             return place.mismatch(
-                f"message {index} has no role", f"Give it one of {', '.join(ROLES)}.",
+                f"message {index} has no role",
+                f"Give it one of {', '.join(ROLES)}.",
                 saw="nothing" if role is None else _kind(role),
             )
         likely = _LIKELY_ROLE.get(role.lower(), role.lower() if role.lower() in ROLES else "assistant")
@@ -171,26 +181,27 @@ def checked(source: OpenSource) -> tuple[Format, Iterable[Example]]:
     first = next(source.rows(), None)
     if first is None:
         raise StageError(
-            ExitCode.BAD_DATA, "DatasetEmpty", "the dataset is empty: it has no rows", where=source.spec.path, saw=source.uri,
-            expected="at least one row", fix="Upload the data again.",
+            ExitCode.BAD_DATA,
+            "DatasetEmpty",
+            "the dataset is empty: it has no rows",
+            where=source.spec.path,
+            saw=source.uri,
+            expected="at least one row",
+            fix="Upload the data again.",
         )
     schema = Schema(source.spec, first)
 
-    def examples() -> Iterable[Example]:
-        for count, row in enumerate(source.rows()):
-            if source.spec.max_examples is not None and count >= source.spec.max_examples:
-                return
-            yield schema.example(row)
-
-    return schema.format, examples()
+    rows = itertools.islice(source.rows(), source.spec.max_examples)
+    return schema.format, (schema.example(row) for row in rows)
 
 
 def _column_advice(row: Mapping[str, Any], wanted: tuple[str, ...]) -> str:
     lowered = {name.lower(): name for name in row}
-    pairs = [
-        (ours, lowered[name]) for ours in wanted for name in _LIKELY_COLUMN[ours] if name in lowered
-    ]
-    found = dict(reversed(pairs))
+    found: dict[str, str] = {}
+    for ours in wanted:
+        likely = [lowered[name] for name in _LIKELY_COLUMN[ours] if name in lowered]
+        if likely:
+            found[ours] = likely[0]
     if not found:
         return "Name the columns: columns: {messages: …} or columns: {prompt: …, completion: …}."
     return f"Name them: columns: {{{', '.join(f'{ours}: {theirs}' for ours, theirs in found.items())}}}."
@@ -199,5 +210,12 @@ def _column_advice(row: Mapping[str, Any], wanted: tuple[str, ...]) -> str:
 def _kind(value: object) -> str:
     if value is None:
         return "null"
-    names = {dict: "an object", list: "a list", str: "text", bool: "a truth value", int: "a number", float: "a number"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "a truth value",
+        int: "a number",
+        float: "a number",
+    }
     return names.get(type(value), type(value).__name__)

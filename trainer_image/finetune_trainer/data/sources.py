@@ -28,7 +28,11 @@ class Place:
     """Whether the dataset has several files, so that a row number alone says nothing."""
 
     def __str__(self) -> str:
-        return f"{self.path}, {name_of(self.file)} row {self.row}" if self.one_of_many else f"{self.path}, row {self.row}"
+        return (
+            f"{self.path}, {name_of(self.file)} row {self.row}"
+            if self.one_of_many
+            else f"{self.path}, row {self.row}"
+        )
 
     def mismatch(self, what: str, fix: str, *, saw: str = "", expected: str = "") -> StageError:
         """A row that is not what a dataset may hold."""
@@ -141,14 +145,17 @@ def _suffix(name: str) -> str:
 
 
 def _json_lines(path: Path, spec: str, uri: str, many: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    opened: Any = gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
-    with opened as stream:
+    with gzip.open(path, "rb") if uri.endswith(".gz") else path.open("rb") as stream:
         try:
             yield from _lines(stream, spec, uri, many)
         except (gzip.BadGzipFile, EOFError) as error:
             raise StageError(
-                ExitCode.BAD_DATA, "UnreadableFile", "the file is not whole gzip data", where=f"{spec}.uri",
-                saw=f"{uri}: {error}", fix="Compress and upload the file again.",
+                ExitCode.BAD_DATA,
+                "UnreadableFile",
+                "the file is not whole gzip data",
+                where=f"{spec}.uri",
+                saw=f"{uri}: {error}",
+                fix="Compress and upload the file again.",
             ) from error
 
 
@@ -162,7 +169,9 @@ def _lines(stream: Any, spec: str, uri: str, many: bool) -> Iterator[tuple[int, 
             value = json.loads(text)
         except UnicodeDecodeError as error:
             raise place.mismatch(
-                "the line is not UTF-8", "Save the file as UTF-8.", saw=f"byte {error.object[error.start]:#04x}",
+                "the line is not UTF-8",
+                "Save the file as UTF-8.",
+                saw=f"byte {error.object[error.start]:#04x}",
             ) from None
         except json.JSONDecodeError as error:
             raise StageError(
@@ -187,16 +196,21 @@ def _json_document(path: Path, spec: str, uri: str, many: bool) -> Iterator[tupl
         values = json.loads(data)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise StageError(
-            ExitCode.BAD_DATA, "DatasetNotJson", f"the file is not JSON: {error}", where=f"{spec}.uri", saw=uri,
-            expected="an array of objects", fix="Mend the file.",
+            ExitCode.BAD_DATA,
+            "DatasetNotJson",
+            f"the file is not JSON: {error}",
+            where=f"{spec}.uri",
+            saw=uri,
+            expected="an array of objects",
+            fix="Mend the file.",
         ) from None
     for number, value in enumerate(values, start=1):
         yield number, _object(value, Place(path=spec, file=uri, row=number, one_of_many=many))
 
 
-def _parquet(path: Path, spec: str, uri: str, many: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _parquet(path: Path, spec: str, uri: str, _: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
     import pyarrow
-    import pyarrow.parquet as parquet
+    from pyarrow import parquet
 
     try:
         table = parquet.ParquetFile(path)
@@ -207,16 +221,22 @@ def _parquet(path: Path, spec: str, uri: str, many: bool) -> Iterator[tuple[int,
                 yield number, value
     except pyarrow.ArrowException as error:
         raise StageError(
-            ExitCode.BAD_DATA, "UnreadableFile", "the file is not whole Parquet data", where=f"{spec}.uri",
-            saw=f"{uri}: {error}"[:300], fix="Write and upload the file again.",
+            ExitCode.BAD_DATA,
+            "UnreadableFile",
+            "the file is not whole Parquet data",
+            where=f"{spec}.uri",
+            saw=f"{uri}: {error}"[:300],
+            fix="Write and upload the file again.",
         ) from error
 
 
 def _object(value: object, place: Place) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise place.mismatch(
-            "the row is no object", "Write every row as an object with named columns.",
-            saw=type(value).__name__, expected="a JSON object",
+            "the row is no object",
+            "Write every row as an object with named columns.",
+            saw=type(value).__name__,
+            expected="a JSON object",
         )
     return value
 

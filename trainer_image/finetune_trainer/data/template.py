@@ -31,7 +31,9 @@ class Tokenizer(Protocol):
     bos_token_id: int | None
     all_special_ids: list[int]
 
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
+    def apply_chat_template(
+        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any: ...
 
     def __call__(self, text: str, **options: Any) -> Any: ...
 
@@ -84,7 +86,7 @@ class Renderer:
         return frozenset(i for i in ends if i is not None)
 
     def _pair(self, pair: TextPair) -> Tokens:
-        ids, starts, ends = self._encode(pair.prompt + pair.completion)
+        ids, _, ends = self._encode(pair.prompt + pair.completion)
         trained = [self._train_on_prompt or end > len(pair.prompt) for end in ends]
         if self._adds_bos and self._tokenizer.bos_token_id is not None:
             ids, trained = [self._tokenizer.bos_token_id, *ids], [False, *trained]
@@ -100,8 +102,11 @@ class Renderer:
         trained = np.zeros(len(ids), np.bool_)
         first, last = np.asarray(starts), np.asarray(ends)
         spans = turn_spans(
-            text, conversation.messages, lambda messages: self._render(messages, conversation.place),
-            self._generation_prompt(), conversation.place,
+            text,
+            conversation.messages,
+            lambda messages: self._render(messages, conversation.place),
+            self._generation_prompt(),
+            conversation.place,
         )
         for wanted, (begin, end) in zip(conversation.trained, spans, strict=True):
             if not wanted:
@@ -126,15 +131,18 @@ class Renderer:
     def _render(self, messages: Sequence[Mapping[str, Any]], place: Place) -> str:
         if not self._tokenizer.chat_template:
             raise StageError(
-                ExitCode.BAD_DATA, "ChatTemplateMissing", "the data are conversations, but the tokenizer has no chat template",
-                where=place.path, expected="a tokenizer with a chat template, as instruction-tuned models have",
+                ExitCode.BAD_DATA,
+                "ChatTemplateMissing",
+                "the data are conversations, but the tokenizer has no chat template",
+                where=place.path,
+                expected="a tokenizer with a chat template, as instruction-tuned models have",
                 fix="Use prompt and completion as plain text, or name another model.tokenizer.",
             )
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=False
             )
-        except Exception as error:  # noqa: BLE001 - templates are programs of others and raise what they like
+        except Exception as error:
             raise place.mismatch(
                 f"the model's chat template refuses this conversation: {error}",
                 "Change the conversation to what the template allows, often: user and assistant in turns.",
@@ -172,7 +180,9 @@ def turn_spans(
     position = len(fixed[0])
     for index, message in enumerate(messages):
         closing = fixed[index + 1]
-        end = _end_of_content(text, position, str(message["content"]), closing, last=index == len(messages) - 1)
+        end = _end_of_content(
+            text, position, str(message["content"]), closing, last=index == len(messages) - 1
+        )
         if end is None:
             raise _left_out(messages, index, place)
         opening = fixed[index]

@@ -18,8 +18,8 @@ _LENGTH_STEP = 64
 
 
 def greedy(
-    model: Any,  # noqa: ANN401
-    config: Any,  # noqa: ANN401
+    model: Any,
+    config: Any,
     mesh: Mesh,
     prompts: Sequence[Sequence[int]],
     *,
@@ -46,7 +46,9 @@ def greedy(
         step = _next_token(graph, mesh, length)
         by_rows = NamedSharding(mesh, PartitionSpec(ROW_AXES))
         for _ in range(max_new_tokens):
-            arrays = (jax.make_array_from_callback(a.shape, by_rows, lambda i, a=a: a[i]) for a in (tokens, ends))
+            arrays = (
+                jax.make_array_from_callback(a.shape, by_rows, lambda i, a=a: a[i]) for a in (tokens, ends)
+            )
             chosen = np.asarray(step(state, *arrays))
             open_rows &= ~np.isin(chosen, list(end_ids))
             if not open_rows.any():
@@ -56,10 +58,10 @@ def greedy(
     return [tokens[row, starts[row] : ends[row]].tolist() for row in range(len(prompts))]
 
 
-def _next_token(graph: Any, mesh: Mesh, length: int) -> Any:  # noqa: ANN401
+def _next_token(graph: Any, mesh: Mesh, length: int) -> Any:
     """The most likely token after position ``ends - 1`` of each row, on every process."""
 
-    def step(state: Any, tokens: jax.Array, ends: jax.Array) -> jax.Array:  # noqa: ANN401
+    def step(state: Any, tokens: jax.Array, ends: jax.Array) -> jax.Array:
         positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), tokens.shape)
         segments = (positions < ends[:, None]).astype(jnp.int32)
         output = nnx.merge(graph, state)(

@@ -29,19 +29,19 @@ class Loss:
 class LossMeter:
     """Measures models of one structure; compiles once."""
 
-    def __init__(self, model: Any, config: Any, mesh: Mesh) -> None:  # noqa: ANN401
+    def __init__(self, model: Any, config: Any, mesh: Mesh) -> None:
         """``config`` is MaxText's. Batches must be of its global batch size."""
         self._config, self._mesh = config, mesh
         graph, _ = nnx.split(model)
 
         @jax.jit
-        def step(state: Any, batch: Any) -> tuple[jax.Array, jax.Array]:  # noqa: ANN401
+        def step(state: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
             _, aux = loss_fn(nnx.merge(graph, state), config, dict(batch), None, None, is_train=False)
             return aux["xent_sum"], aux["total_weights"]
 
         self._step = step
 
-    def measure(self, model: Any, batches: Iterable[Batch]) -> Loss:  # noqa: ANN401
+    def measure(self, model: Any, batches: Iterable[Batch]) -> Loss:
         """The loss over all batches. The sum over them is made in float64 on the host, in their order."""
         total, tokens = 0.0, 0
         with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):

@@ -21,14 +21,14 @@ class LoadedModel:
     mesh: Mesh
 
 
-def load(config: Any) -> LoadedModel:  # noqa: ANN401
+def load(config: Any) -> LoadedModel:
     """The parameters at ``config.load_parameters_path``, without any adapter."""
     model, mesh = model_creation_utils.from_pretrained(config)
     nnx.pop(model, nnx.Intermediate)
     return LoadedModel(model=model, config=config, mesh=mesh)
 
 
-def with_adapter(base: LoadedModel, config: Any) -> LoadedModel:  # noqa: ANN401
+def with_adapter(base: LoadedModel, config: Any) -> LoadedModel:
     """The same parameters with the adapter at ``config.lora.lora_restore_path`` applied. ``base`` is used up."""
     with jax.set_mesh(base.mesh), logical_axis_rules(config.logical_axis_rules):
         model = with_lora(base.model, base.mesh, config)

@@ -42,7 +42,7 @@ class Context:
         return models.fetch_model(self.request.model, self.scratch, self.store, weights=weights)
 
     @cached_property
-    def tokenizer(self) -> Any:  # noqa: ANN401 - transformers has no type for it
+    def tokenizer(self) -> Any:
         return load_tokenizer(self.model(weights=False))
 
     @cached_property
@@ -66,7 +66,7 @@ class Context:
         )
 
 
-def load_tokenizer(model: LocalModel) -> Any:  # noqa: ANN401
+def load_tokenizer(model: LocalModel) -> Any:
     """The model's tokenizer, a fast one (it knows which characters each token stands for)."""
     from transformers import AutoTokenizer
 
@@ -74,14 +74,23 @@ def load_tokenizer(model: LocalModel) -> Any:  # noqa: ANN401
         tokenizer = AutoTokenizer.from_pretrained(str(model.tokenizer_path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StageError(
-            ExitCode.INPUT_MISSING, "TokenizerMissing", "the tokenizer cannot be loaded", where=model.source,
-            saw=" ".join(str(error).split())[:300], expected="tokenizer.json and tokenizer_config.json",
+            ExitCode.INPUT_MISSING,
+            "TokenizerMissing",
+            "the tokenizer cannot be loaded",
+            where=model.source,
+            saw=" ".join(str(error).split())[:300],
+            expected="tokenizer.json and tokenizer_config.json",
             fix="Put the tokenizer's files beside the model, or name model.tokenizer.",
         ) from error
     if not tokenizer.is_fast:
         raise StageError(
-            ExitCode.BAD_REQUEST, "TokenizerNotFast", "the tokenizer has no tokenizer.json", where=model.source,
-            saw=type(tokenizer).__name__, expected="a fast tokenizer", fix="Convert it with transformers and save it again.",
+            ExitCode.BAD_REQUEST,
+            "TokenizerNotFast",
+            "the tokenizer has no tokenizer.json",
+            where=model.source,
+            saw=type(tokenizer).__name__,
+            expected="a fast tokenizer",
+            fix="Convert it with transformers and save it again.",
         )
     return tokenizer
 

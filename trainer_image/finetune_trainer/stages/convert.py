@@ -23,11 +23,16 @@ def run(context: Context) -> ConvertOutcome:
     prints = fingerprint.of_model(model, plan)
     cache = CacheLayout(request.cache)
     converted = conversion.convert(
-        weights, plan, cache.convert_output(prints.value, request.job.uid, request.attempt), store=context.store
+        weights,
+        plan,
+        cache.convert_output(prints.value, request.job.uid, request.attempt),
+        store=context.store,
     )
     sentence = ""
     if request.export_proof:
-        sentence = proof.prove(weights, converted.items, plan, _rows(context), scratch=context.scratch).sentence
+        sentence = proof.prove(
+            weights, converted.items, plan, _rows(context), scratch=context.scratch
+        ).sentence
     manifest = ConvertManifest(
         fingerprint=prints.value,
         inputs=dict(prints.inputs),

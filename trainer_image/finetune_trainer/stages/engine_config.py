@@ -12,7 +12,7 @@ from finetune_trainer.training.settings import settings
 
 def training_config(
     context: Context, plan: ModelPlan, *, steps: int, parameters: str, adapter: str | None = None
-) -> Any:  # noqa: ANN401
+) -> Any:
     """For the train and evaluate stages. ``parameters`` and ``adapter`` are addresses as MaxText spells them."""
     import jax
     from maxtext.configs.types import MaxTextConfig

@@ -2,7 +2,6 @@
 
 from finetune_contract import Artifact, EvaluateOutcome, ExportOutcome, PreflightOutcome
 from finetune_trainer import engine, export, families
-from finetune_trainer.conversion import engine_path
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.models import LocalModel
 from finetune_trainer.stages.context import Context
@@ -103,5 +102,7 @@ def _scores(measured: EvaluateOutcome) -> dict[str, str]:
     if measured.tuned is not None:
         table["Loss"] = f"{measured.tuned.loss:.4f} nats a token, perplexity {measured.tuned.perplexity:.2f}"
     if measured.baseline is not None:
-        table["Loss of the base model"] = f"{measured.baseline.loss:.4f}, perplexity {measured.baseline.perplexity:.2f}"
+        table["Loss of the base model"] = (
+            f"{measured.baseline.loss:.4f}, perplexity {measured.baseline.perplexity:.2f}"
+        )
     return table

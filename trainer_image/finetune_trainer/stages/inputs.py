@@ -20,14 +20,23 @@ def trained_parameters(context: Context) -> str:
     address = f"{context.folder.checkpoint(step)}/model_params"
     if not any(True for _ in context.store.entries(address)):
         raise StageError(
-            ExitCode.INPUT_MISSING, "CheckpointMissing", "there is no such checkpoint", where=address,
-            expected=f"the checkpoint of step {step}", fix="Run training again.",
+            ExitCode.INPUT_MISSING,
+            "CheckpointMissing",
+            "there is no such checkpoint",
+            where=address,
+            expected=f"the checkpoint of step {step}",
+            fix="Run training again.",
         )
     return address
 
 
 def _not_given(field: str, what: str, stage: str) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST, "RequestIncomplete", f"the request lacks {what}", where=f"request.{field}", saw="nothing",
-        expected=f"what the {stage} stage found", fix="Give it in the request.",
+        ExitCode.BAD_REQUEST,
+        "RequestIncomplete",
+        f"the request lacks {what}",
+        where=f"request.{field}",
+        saw="nothing",
+        expected=f"what the {stage} stage found",
+        fix="Give it in the request.",
     )

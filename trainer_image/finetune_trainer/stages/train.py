@@ -36,9 +36,7 @@ def run(context: Context) -> TrainOutcome:
     seconds["data"] = time.perf_counter() - started
 
     started = time.perf_counter()
-    config = training_config(
-        context, plan, steps=steps, parameters=engine_path(converted_model(context))
-    )
+    config = training_config(context, plan, steps=steps, parameters=engine_path(converted_model(context)))
     session = open_session(config, steps, request.checkpointing, request.evaluation.every_steps)
     seconds["restore"] = time.perf_counter() - started
     report = None
@@ -94,7 +92,8 @@ def _outcome(context: Context, session: object, steps: int, seconds: dict[str, f
         last_loss=watch.last_loss,
         evaluation_loss=evaluated.mean if evaluated is not None and done == steps else None,
         checkpoints=[
-            CheckpointRecord(step=step, uri=context.folder.checkpoint(step)) for step in session.trainer.saved_steps()
+            CheckpointRecord(step=step, uri=context.folder.checkpoint(step))
+            for step in session.trainer.saved_steps()
         ],
         tokens=watch.tokens,
         seconds={name: round(value, 3) for name, value in seconds.items()},

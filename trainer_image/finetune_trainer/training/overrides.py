@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
@@ -53,17 +54,22 @@ OWNED: Mapping[str, str] = {
 
 def parse(overrides: Mapping[str, str], owned: Mapping[str, Any], known: type[BaseModel]) -> dict[str, Any]:
     """Typed values for MaxText. ``owned`` are settings that are made already (the model's own among them), ``known`` is
-    MaxText's configuration class. Raises ``StageError`` 64 for a key that is not MaxText's, or not the user's to set."""
+    MaxText's configuration class. Raises ``StageError`` 64 for a key that is not MaxText's or not the user's to set."""
     for key in overrides:
         root = key.partition(".")[0]
         _check(key, root, owned, known)
     try:
         parsed = OmegaConf.from_cli([f"{key}={value}" for key, value in overrides.items()])
         values = OmegaConf.to_container(parsed, resolve=True)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise StageError(
-            ExitCode.BAD_REQUEST, "EngineOverrideInvalid", "a value cannot be read", where="engineOverrides",
-            saw=str(error)[:300], expected="values as on MaxText's command line", fix="Quote or correct the value.",
+            ExitCode.BAD_REQUEST,
+            "EngineOverrideInvalid",
+            "a value cannot be read",
+            where="engineOverrides",
+            saw=str(error)[:300],
+            expected="values as on MaxText's command line",
+            fix="Quote or correct the value.",
         ) from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
@@ -74,13 +80,22 @@ def _check(key: str, root: str, owned: Mapping[str, Any], known: type[BaseModel]
     if root not in known.model_fields:
         close = difflib.get_close_matches(root, list(known.model_fields), n=1, cutoff=0.6)
         raise StageError(
-            ExitCode.BAD_REQUEST, "UnknownEngineOverride", "MaxText has no such setting", where=where, saw=root,
+            ExitCode.BAD_REQUEST,
+            "UnknownEngineOverride",
+            "MaxText has no such setting",
+            where=where,
+            saw=root,
             expected="a key of MaxText's configuration",
             fix=f"Did you mean {close[0]}?" if close else "Remove it.",
         )
     if root in OWNED or root in owned:
         field = OWNED.get(root, "the model's config.json")
         raise StageError(
-            ExitCode.BAD_REQUEST, "EngineOverrideNotAllowed", "this setting follows from another field", where=where,
-            saw=root, expected=f"only {field} to decide it", fix=f"Remove it here; change {field}.",
+            ExitCode.BAD_REQUEST,
+            "EngineOverrideNotAllowed",
+            "this setting follows from another field",
+            where=where,
+            saw=root,
+            expected=f"only {field} to decide it",
+            fix=f"Remove it here; change {field}.",
         )

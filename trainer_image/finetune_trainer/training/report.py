@@ -86,7 +86,7 @@ class Report:
         self._folder = folder
         self._now = now
         self._attempt, self._total, self._start = attempt, total_steps, start_step
-        self._writer = LatestWriter(lambda uri, data: store.write(uri, data), pause=pause)
+        self._writer = LatestWriter(store.write, pause=pause)
         self._lines = _kept_lines(store.read_or_none(folder.metrics) if start_step else None, start_step)
         self._curve = [(row["step"], row["loss"]) for row in self._lines if "loss" in row]
         self._step = start_step
@@ -149,7 +149,9 @@ class Report:
             metrics=self._metrics,
             evaluation=self._evaluation,
             step_time_p50=statistics.median(seconds) if seconds else None,
-            step_time_p95=seconds[min(len(seconds) - 1, math.ceil(0.95 * len(seconds)) - 1)] if seconds else None,
+            step_time_p95=seconds[min(len(seconds) - 1, math.ceil(0.95 * len(seconds)) - 1)]
+            if seconds
+            else None,
             tokens_per_second=sum(self._tokens) / sum(seconds) if sum(seconds) > 0 else None,
             curve=thinned(self._curve, _CURVE_POINTS),
             checkpoints=self._checkpoints[-10:],

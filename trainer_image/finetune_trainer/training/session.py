@@ -1,6 +1,5 @@
 """One training from the converted model, or from the newest checkpoint, to the last step."""
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,11 +57,13 @@ class Session:
                 trainer.close()
                 raise
             if trainer.train_steps != control.total_steps:
-                raise RuntimeError(f"training ended after step {trainer.train_steps} of {control.total_steps}")
+                raise RuntimeError(
+                    f"training ended after step {trainer.train_steps} of {control.total_steps}"
+                )
             trainer.evaluate()
 
 
-def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Session:  # noqa: ANN401
+def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Session:
     """Loads the model and the newest whole checkpoint, if there is one.
 
     ``config`` is MaxText's; it names the run folder, the converted model and the mesh.
@@ -79,13 +80,18 @@ def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_eve
         trainer = SftTrainer(model, optimizer, _tunix(config, steps, policy, evaluate_every))
         trainer.start_step = trainer.train_steps
         trainer = use_maxtext_loss_function(trainer, config)
-    return Session(trainer=trainer, config=config, mesh=mesh, learning_rates=np.asarray(schedule(jnp.arange(steps)), np.float64))
+    return Session(
+        trainer=trainer,
+        config=config,
+        mesh=mesh,
+        learning_rates=np.asarray(schedule(jnp.arange(steps)), np.float64),
+    )
 
 
-def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Any:  # noqa: ANN401
+def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Any:
     return peft_trainer.TrainingConfig(
         eval_every_n_steps=evaluate_every or steps + 1,
-        # None: the data ends at the last step. A number would start a progress bar that stacks all metrics at each step.
+        # The data ends at the last step. A number would start a progress bar that stacks all metrics at every step.
         max_steps=None,
         checkpoint_root_directory=config.checkpoint_dir,
         checkpointing_options=ocp.CheckpointManagerOptions(

@@ -13,7 +13,9 @@ _DTYPES = {"BF16": "bfloat16", "FP32": "float32"}
 RUN_NAME = "train"
 
 
-def settings(request: StageRequest, plan: ModelPlan, *, steps: int, platform: str, output: str) -> dict[str, Any]:
+def settings(
+    request: StageRequest, plan: ModelPlan, *, steps: int, platform: str, output: str
+) -> dict[str, Any]:
     """Everything that the request decides, except ``engineOverrides``. ``output`` is the run folder as MaxText spells
     it, ``platform`` JAX's name of the devices (tpu, cpu)."""
     h = request.hyperparameters

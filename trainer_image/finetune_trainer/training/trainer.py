@@ -82,8 +82,13 @@ class Control:
 class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no types
     """MaxText's hooks (TensorBoard), and ours: stop, record, notice a loss that is no number."""
 
-    def __init__(self, config: Any, mesh: Mesh, control: Control) -> None:  # noqa: ANN401
-        super().__init__(config, mesh, lambda step: control.learning_rates[min(step, len(control.learning_rates) - 1)], None)
+    def __init__(self, config: Any, mesh: Mesh, control: Control) -> None:
+        super().__init__(
+            config,
+            mesh,
+            lambda step: control.learning_rates[min(step, len(control.learning_rates) - 1)],
+            None,
+        )
         self._control = control
         self._last = 0.0
         self._clean = False
@@ -109,7 +114,9 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         self.train_metadata[step] = {"total_weights": train_ctx.data_hooks.trained_tokens[step + 1]}
 
     @override
-    def on_train_step_end(self, train_ctx: "SftTrainer", train_step: int, train_loss: float, step_time: float = 0.0) -> None:
+    def on_train_step_end(
+        self, train_ctx: "SftTrainer", train_step: int, train_loss: float, step_time: float = 0.0
+    ) -> None:
         """Tunix calls this one step late, so that the transfer of the loss overlaps the next step."""
         loss = float(train_loss)
         check_finite(loss, train_step)
@@ -136,7 +143,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         self._clean = True
 
     def _log(self, metrics: Metrics, step: int, seconds: float) -> None:
-        """TensorBoard through MaxText, whose own hook would stack Tunix's whole history at every step; a console line."""
+        """TensorBoard through MaxText (its own hook would stack Tunix's whole history at every step), a console line."""
         values = {
             "scalar": {
                 "learning/loss": metrics.loss,
@@ -148,7 +155,9 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         self.metric_logger.record_train_metrics(values, step, seconds)
         self.metric_logger.write_metrics(values, step)
         total = self._control.total_steps
-        if self._control.report is not None and (time.monotonic() - self._logged >= _LOG_SECONDS or step == total):
+        if self._control.report is not None and (
+            time.monotonic() - self._logged >= _LOG_SECONDS or step == total
+        ):
             self._logged = time.monotonic()
             _LOG.info("step %d of %d: loss %.4f, %.3f s", step, total, metrics.loss, seconds)
 
@@ -173,7 +182,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
     _norms: dict[int, Any]
     _meter: LossMeter | None = None
 
-    def prepare(self, control: Control, config: Any, mesh: Mesh) -> None:  # noqa: ANN401
+    def prepare(self, control: Control, config: Any, mesh: Mesh) -> None:
         self.control, self.maxtext, self.mesh = control, config, mesh
         self.start_step = self.train_steps
         self._norms = {}
@@ -182,9 +191,13 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
     def create_train_step_fn(self) -> Any:
         inner = super().create_train_step_fn()
 
-        def step(model: Any, optimizer: Any, inputs: Any) -> Any:  # noqa: ANN401
+        def step(model: Any, optimizer: Any, inputs: Any) -> Any:
             loss, aux, norm = inner(model, optimizer, None, inputs)
-            return loss, {"grad_norm": norm, "loss": loss, **{k: aux[k] for k in ("xent_sum", "total_weights")}}, norm
+            return (
+                loss,
+                {"grad_norm": norm, "loss": loss, **{k: aux[k] for k in ("xent_sum", "total_weights")}},
+                norm,
+            )
 
         return step
 
@@ -202,7 +215,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         return None if norm is None else float(norm)
 
     @override
-    def _run_eval(self, eval_ds: Any, eval_step_fn: Any) -> None:  # noqa: ARG002
+    def _run_eval(self, eval_ds: Any, eval_step_fn: Any) -> None:
         """Tunix asks before the first step and every ``evaluate_every``; the last evaluation is ours, at the end."""
         step = self.train_steps
         if step == self.control.total_steps or (step == self.start_step and step > 0):
@@ -218,15 +231,25 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
             self._meter = LossMeter(self.model, self.maxtext, self.mesh)
         loss = self._meter.measure(self.model, self.control.evaluation)
         self.last_evaluation = loss
-        self.control.seconds["evaluate"] = self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
+        self.control.seconds["evaluate"] = (
+            self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
+        )
         if self.control.report is not None:
             self.control.report.evaluation(
                 EvaluationPoint(
-                    step=self.train_steps, loss=loss.mean, perplexity=perplexity(loss.mean), tokens=loss.tokens
+                    step=self.train_steps,
+                    loss=loss.mean,
+                    perplexity=perplexity(loss.mean),
+                    tokens=loss.tokens,
                 )
             )
         self.training_hooks.skip_timing()
-        _LOG.info("step %d: loss on the validation set %.4f over %d tokens", self.train_steps, loss.mean, loss.tokens)
+        _LOG.info(
+            "step %d: loss on the validation set %.4f over %d tokens",
+            self.train_steps,
+            loss.mean,
+            loss.tokens,
+        )
         return loss
 
     def flush_metrics(self) -> None:
@@ -257,7 +280,11 @@ def check_finite(value: float, step: int, *, what: str = "loss") -> None:
     """Raises ``StageError`` 70 for NaN or an infinity."""
     if not math.isfinite(value):
         raise StageError(
-            ExitCode.DIVERGED, "Diverged", f"training diverged: the {what} is no number any more", where=f"step {step}",
-            saw=str(value), expected="a finite number",
+            ExitCode.DIVERGED,
+            "Diverged",
+            f"training diverged: the {what} is no number any more",
+            where=f"step {step}",
+            saw=str(value),
+            expected="a finite number",
             fix="Lower hyperparameters.learningRate or raise warmupRatio; checkpoints before this step are sound.",
         )

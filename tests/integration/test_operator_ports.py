@@ -1,0 +1,140 @@
+"""The adapters against the real API server and the real object store emulator."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from devcluster.testing import Cluster
+from finetune_operator.artifacts.google_store import GoogleStore
+from finetune_operator.artifacts.port import StorageError
+from finetune_operator.cluster.connect import kubeconfig
+from finetune_operator.cluster.kubernetes_cluster import CallLimits, KubernetesCluster
+from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
+from finetune_operator.cluster.port import (
+    CONFIG_MAPS,
+    JOBS,
+    LEASES,
+    Conflict,
+    NotFound,
+    Rejected,
+)
+from tests.integration import trainer_double
+
+
+@pytest.fixture
+async def api(cluster: Cluster) -> AsyncIterator[KubernetesCluster]:
+    configuration = await kubeconfig(str(cluster.kubeconfig))
+    async with KubernetesCluster(configuration, limits=CallLimits(page_size=2)) as made:
+        yield made
+
+
+def config_map(namespace: str, name: str, **labels: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"namespace": namespace, "name": name, "labels": labels},
+        "data": {"key": "value"},
+    }
+
+
+async def test_a_status_is_replaced_whole_at_the_version_that_was_seen(
+    api: KubernetesCluster, namespace: str
+) -> None:
+    made = await api.create(JOBS, trainer_double.job(namespace, "demo", "no-such-profile"))
+    version = made["metadata"]["resourceVersion"]
+    assert made["status"] == {"observedGeneration": -1}
+    first = {"observedGeneration": 1, "phase": "Pending", "summary": "one"}
+    patched = await api.patch_status(JOBS, namespace, "demo", first, resource_version=version)
+    assert patched["status"] == first
+    assert patched["metadata"]["generation"] == made["metadata"]["generation"]
+    with pytest.raises(Conflict, match="modified"):
+        await api.patch_status(JOBS, namespace, "demo", first, resource_version=version)
+    second = {"observedGeneration": 1, "phase": "Pending"}
+    patched = await api.patch_status(
+        JOBS, namespace, "demo", second, resource_version=patched["metadata"]["resourceVersion"]
+    )
+    assert patched["status"] == second
+
+
+async def test_a_status_that_the_schema_does_not_allow_is_rejected_by_path(
+    api: KubernetesCluster, namespace: str
+) -> None:
+    await api.create(JOBS, trainer_double.job(namespace, "demo", "no-such-profile"))
+    with pytest.raises(Rejected, match=r"status\.phase"):
+        await api.patch_status(JOBS, namespace, "demo", {"phase": "Sleeping"}, resource_version=None)
+
+
+async def test_create_get_list_and_delete(api: KubernetesCluster, namespace: str) -> None:
+    for number in range(5):
+        await api.create(CONFIG_MAPS, config_map(namespace, f"c{number}", wanted="yes"))
+    await api.create(CONFIG_MAPS, config_map(namespace, "other"))
+    listed = await api.list(CONFIG_MAPS, namespace, labels={"wanted": "yes"})
+    assert sorted(each["metadata"]["name"] for each in listed) == [f"c{number}" for number in range(5)]
+    with pytest.raises(Conflict, match="already exists"):
+        await api.create(CONFIG_MAPS, config_map(namespace, "c0"))
+
+    found = await api.get(CONFIG_MAPS, namespace, "c0")
+    await api.delete(CONFIG_MAPS, namespace, "c0", uid="another", foreground=True)
+    await api.get(CONFIG_MAPS, namespace, "c0")
+    await api.delete(CONFIG_MAPS, namespace, "c0", uid=found["metadata"]["uid"], foreground=False)
+    with pytest.raises(NotFound, match="c0"):
+        await api.get(CONFIG_MAPS, namespace, "c0")
+    await api.delete(CONFIG_MAPS, namespace, "c0", uid=found["metadata"]["uid"], foreground=False)
+
+
+async def test_an_apply_that_changes_nothing_writes_nothing(api: KubernetesCluster, namespace: str) -> None:
+    first = await api.apply(CONFIG_MAPS, config_map(namespace, "c"))
+    again = await api.apply(CONFIG_MAPS, config_map(namespace, "c"))
+    assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+    stale = config_map(namespace, "c")
+    stale["metadata"]["resourceVersion"] = "1"
+    with pytest.raises(Conflict):
+        await api.apply(CONFIG_MAPS, stale)
+
+
+async def test_leadership_goes_from_hand_to_hand(api: KubernetesCluster, namespace: str) -> None:
+    started: asyncio.Queue[str] = asyncio.Queue()
+    ends = {"a": asyncio.Event(), "b": asyncio.Event()}
+
+    def run(identity: str) -> asyncio.Task[None]:
+        settings = LeaseSettings(namespace=namespace, name="leader", identity=identity, retry_every=0.2)
+
+        async def work() -> None:
+            started.put_nowait(identity)
+            await ends[identity].wait()
+
+        return asyncio.create_task(LeaderElection(api, settings).run(work))
+
+    tasks = {"a": run("a")}
+    assert await started.get() == "a"
+    tasks["b"] = run("b")
+    lease = await api.get(LEASES, namespace, "leader")
+    assert lease["spec"]["holderIdentity"] == "a"
+    ends["a"].set()
+    assert await started.get() == "b"
+    lease = await api.get(LEASES, namespace, "leader")
+    assert lease["spec"]["holderIdentity"] == "b"
+    assert lease["spec"]["leaseTransitions"] == 1
+    ends["b"].set()
+    await asyncio.gather(*tasks.values())
+
+
+async def test_the_object_store_as_the_operator_uses_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    store = GoogleStore()
+    try:
+        await store.write("gs://ft-artifacts/ports/attempts/prep-1/request.json", b"{}")
+        await store.write("gs://ft-artifacts/ports/attempts/prep-1/request.json", b'{"a": 1}')
+        assert await store.read("gs://ft-artifacts/ports/attempts/prep-1/request.json") == b'{"a": 1}'
+        assert await store.list("gs://ft-artifacts/ports/attempts") == ["prep-1/request.json"]
+        assert await store.read("gs://ft-artifacts/ports/nothing") is None
+        assert await store.list("gs://ft-artifacts/nothing") == []
+        with pytest.raises(StorageError, match="no bucket"):
+            await store.list("gs://no-such-bucket/x")
+    finally:
+        store.close()

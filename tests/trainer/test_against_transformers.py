@@ -1,0 +1,363 @@
+"""Every family, in shapes that catalogue models do not have: the converted model, the tuned and exported model and the
+adapter compute what transformers (and PEFT) compute from the same files.
+
+Logits, not weights: a wrong rotary factor, query scale or output scale leaves every round trip exact.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
+
+from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_trainer import conversion, engine, export, families, judge, mapping, proof
+from finetune_trainer.evaluation.models import LoadedModel, load, with_adapter
+from finetune_trainer.families import ModelPlan
+from finetune_trainer.forward import Forward
+from finetune_trainer.storage import open_store
+from finetune_trainer.weights import Weights, open_weights
+from tests.trainer.reference import Reference, difference
+
+pytestmark = pytest.mark.reference
+
+#: Random logits have a standard deviation of about 1; measured differences are below 1e-5.
+TOLERANCE = 1e-4
+#: Longer than the sliding windows below; the second row is padded in a batch.
+LENGTHS = (40, 23)
+WINDOW = {"sliding_window": 8}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+GEMMA3_LINEAR = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+#: Weights large enough that every part of the function shows, and a vocabulary that no power of two divides.
+BASE = Spec(std=0.125, vocab=509)
+CASES = {
+    "qwen3": replace(BASE),
+    "qwen3, untied, head_dim 128, 1 kv head, float16": replace(
+        BASE, tied=False, head_dim=128, kv_heads=1, heads=3, hidden=72, layers=3, dtype="float16", spelling="v4"
+    ),
+    "qwen3, linear rope": replace(BASE, config={"rope_parameters": {**LINEAR, "rope_theta": 1e6}}),
+    "llama, head_dim 128": replace(BASE, family="llama", head_dim=128, layers=3),
+    "llama, tied, head_dim 24, float32": replace(
+        BASE, family="llama", tied=True, head_dim=24, layers=3, dtype="float32"
+    ),
+    "llama 3.2's rope, shards": replace(
+        BASE, family="llama", spelling="v4", config={"rope_scaling": LLAMA3}, shards=3
+    ),
+    "llama, linear rope": replace(BASE, family="llama", config={"rope_parameters": {**LINEAR, "rope_theta": 1e4}}),
+    "gemma2": replace(BASE, family="gemma2", config=WINDOW),
+    "gemma2, own query scale, width 72": replace(
+        BASE, family="gemma2", layers=4, hidden=72, config={**WINDOW, "query_pre_attn_scalar": 18}
+    ),
+    "gemma3, linear rope, 8 layers, width 72": replace(
+        BASE, family="gemma3", layers=8, hidden=72, config={**WINDOW, "rope_parameters": GEMMA3_LINEAR}
+    ),
+    "gemma3, 27b's query scale, 13 layers": replace(
+        BASE, family="gemma3", layers=13, hidden=96, config={**WINDOW, "query_pre_attn_scalar": 24}
+    ),
+    "gemma3, fewer layers than a block": replace(BASE, family="gemma3", layers=4, spelling="v4", config=WINDOW),
+    "gemma3 with images": replace(BASE, family="gemma3-multimodal", layers=7, spelling="v4", config=WINDOW),
+}  # fmt: skip
+LORA_CASES = [
+    "qwen3, untied, head_dim 128, 1 kv head, float16",
+    "llama, tied, head_dim 24, float32",
+    "gemma2, own query scale, width 72",
+    "gemma3, linear rope, 8 layers, width 72",
+]
+RANK, ALPHA = 4, 6.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    folder: Path
+    plan: ModelPlan
+    weights: Weights
+    items: str
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(6, 500, length).tolist() for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def reference(workdir: Path, rows: list[list[int]]) -> Iterator[Reference]:
+    folders = {name: write_model(workdir / name, spec) for name, spec in CASES.items()}
+    with closing(Reference(folders, rows, workdir / "reference")) as judged:
+        yield judged
+
+
+@pytest.fixture(scope="module")
+def cases(workdir: Path, reference: Reference) -> dict[str, Case]:
+    """Made when first asked for: one conversion takes half a second."""
+    return {}
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, cases: dict[str, Case], workdir: Path) -> Case:
+    name: str = request.param
+    folder = workdir / name
+    plan = families.read(folder)
+    engine.prepare(plan)  # each time: one process serves many plans here
+    if name not in cases:
+        weights = open_weights(folder, plan)
+        converted = conversion.convert(
+            weights, plan, f"file://{workdir}/{name} converted", store=open_store()
+        )
+        assert converted.size_bytes > plan.parameters
+        cases[name] = Case(folder=folder, plan=plan, weights=weights, items=converted.items)
+    return cases[name]
+
+
+@pytest.fixture(autouse=True)
+def _unload() -> Iterator[None]:
+    yield
+    jax.clear_caches()
+
+
+every_case = pytest.mark.parametrize("case", CASES, indirect=True, ids=str)
+
+
+@every_case
+def test_the_converted_model_is_transformers_model(
+    case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path
+) -> None:
+    forward = Forward(case.items, case.plan, rows=len(rows), length=max(LENGTHS), scratch=tmp_path)
+    assert difference(forward.logits(rows), reference.logits(case.folder.name)) < TOLERANCE
+
+
+@every_case
+def test_the_judge_of_the_proof_is_right(case: Case, rows: list[list[int]], reference: Reference) -> None:
+    found = judge.logits(case.folder, case.weights.read, rows)
+    assert difference(found, reference.logits(case.folder.name)) < TOLERANCE
+
+
+@every_case
+def test_conversion_and_back_is_exact(case: Case, tmp_path: Path) -> None:
+    tensors, rounded = proof.round_trip(case.weights, case.items, case.plan, scratch=tmp_path)
+    assert tensors == len(case.plan.tensors())
+    # the query scale of float32 Llamas, and Gemma's norms near zero, may move by float32's last bit (proof._allowed)
+    assert rounded == 0 or case.weights.dtypes == {"F32"} or case.plan.norm_offset
+
+
+@every_case
+def test_a_fully_tuned_model_is_exported_as_it_was_trained(case: Case, tmp_path: Path) -> None:
+    """The "tuned" model is another seed's, so every tensor differs from the source's."""
+    spec = replace(CASES[case.folder.name], seed=1, dtype="bfloat16", shards=1)
+    tuned = write_model(tmp_path / "tuned", spec)
+    trained = open_weights(tuned, case.plan)
+    items = conversion.convert(trained, case.plan, f"file://{tmp_path}/trained", store=open_store()).items
+    out = build(case, items, tmp_path, lora=None, content="Merged", dtype="BF16")["model"]
+    exported = open_weights(out, families.read(out))
+    for name in trained.text:
+        found, wanted = exported.read(name), trained.read(name)
+        if case.plan.norm_offset and name.endswith("norm.weight"):
+            # kept as 1 + weight in float32, which a weight near zero does not survive to its last bit
+            assert np.allclose(
+                found.astype(np.float32), wanted.astype(np.float32), rtol=2**-8, atol=2**-23
+            ), name
+        else:
+            assert np.array_equal(found, wanted), name
+    assert {t.name for t in exported.foreign.values()} == {t.name for t in case.weights.foreign.values()}
+    source = json.loads((case.folder / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text())
+    for part in (source, source.get("text_config", {}), config, config.get("text_config", {})):
+        assert part.pop("torch_dtype", part.pop("dtype", None)) in {
+            "bfloat16",
+            CASES[case.folder.name].dtype,
+            None,
+        }
+    assert config == source
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (out / file).read_bytes() == (case.folder / file).read_bytes()
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.iterdir())
+
+
+@pytest.fixture(scope="module")
+def adapted(workdir: Path) -> dict[str, dict[str, Path]]:
+    """Exports of the LoRA cases, for one call of the reference in the end."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def engine_logits() -> dict[str, list[np.ndarray]]:
+    return {}
+
+
+@pytest.mark.parametrize("case", LORA_CASES, indirect=True, ids=str)
+def test_an_adapter_and_the_merged_model_are_exported(
+    case: Case,
+    rows: list[list[int]],
+    adapted: dict[str, dict[str, Path]],
+    engine_logits: dict[str, list[np.ndarray]],
+    workdir: Path,
+) -> None:
+    name = case.folder.name
+    params = random_adapter(case.plan, workdir / f"{name} adapter", workdir)
+    engine_logits[name] = adapted_logits(case, params, rows, workdir)
+    out = build(
+        case, params, workdir / f"{name} export", lora=export.Lora(rank=RANK, alpha=ALPHA), content="Both"
+    )
+    config = json.loads((out["adapter"] / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(case.folder)
+    assert (config["r"], config["lora_alpha"]) == (RANK, ALPHA)
+    assert config["target_modules"] == sorted(families.plan.LORA_MODULES)
+    adapted[name] = out
+
+
+def test_engine_transformers_and_peft_agree_on_adapted_models(
+    adapted: dict[str, dict[str, Path]],
+    engine_logits: dict[str, list[np.ndarray]],
+    reference: Reference,
+    rows: list[list[int]],
+    workdir: Path,
+) -> None:
+    folders = {f"{name} {kind}": path for name, kinds in adapted.items() for kind, path in kinds.items()}
+    assert len(adapted) == len(LORA_CASES)
+    with closing(Reference(folders, rows, workdir / "adapted")) as judged:
+        for name, found in engine_logits.items():
+            assert difference(found, reference.logits(name)) > 0.1, "the adapter must change the model"
+            assert difference(found, judged.logits(f"{name} model")) < TOLERANCE
+            assert difference(found, judged.logits(f"{name} adapter")) < TOLERANCE
+
+
+def test_an_adapter_of_another_rank_is_refused(
+    cases: dict[str, Case], adapted: dict[str, dict[str, Path]], workdir: Path
+) -> None:
+    name = LORA_CASES[0]
+    engine.prepare(cases[name].plan)
+    lora = export.Lora(rank=RANK + 1, alpha=ALPHA)
+    params = f"file://{workdir}/{name} adapter"
+    with pytest.raises(Exception, match=r"adapters of rank 5"):
+        build(cases[name], params, workdir / "refused", lora=lora, content="Adapter")
+
+
+def test_the_proof_refuses_an_engine_that_computes_something_else(
+    cases: dict[str, Case], rows: list[list[int]], tmp_path: Path
+) -> None:
+    """The same weights, converted exactly, but Llama 3's rotary scaling forgotten."""
+    good = cases["llama 3.2's rope, shards"]
+    forgetful = replace(good.plan, llama3_scaling=None)
+    engine.prepare(forgetful)
+    with pytest.raises(Exception, match=r"computes another function .* logits within 0\.001"):
+        proof.prove(good.weights, good.items, forgetful, rows, scratch=tmp_path)
+
+
+def test_the_proof_refuses_a_conversion_of_other_weights(
+    cases: dict[str, Case], rows: list[list[int]], tmp_path: Path
+) -> None:
+    good = cases["qwen3"]
+    engine.prepare(good.plan)
+    other = write_model(tmp_path / "other", replace(CASES["qwen3"], seed=5))
+    with pytest.raises(Exception, match=r"converting model\.\S+ and back changes it"):
+        proof.prove(open_weights(other, good.plan), good.items, good.plan, rows, scratch=tmp_path)
+
+
+def test_the_proof_tells_what_it_compared(
+    cases: dict[str, Case], rows: list[list[int]], tmp_path: Path
+) -> None:
+    good = cases["qwen3"]
+    engine.prepare(good.plan)
+    found = proof.prove(good.weights, good.items, good.plan, rows, scratch=tmp_path)
+    assert found.sentence.startswith("24 tensors identical after conversion and back; loss ")
+    assert found.loss == pytest.approx(found.judge_loss, rel=1e-6)
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def build(
+    case: Case,
+    params: str,
+    out: Path,
+    *,
+    lora: export.Lora | None,
+    content: export.Content,
+    dtype: str = "FP32",
+) -> dict[str, Path]:
+    return export.build(
+        export.ExportInputs(
+            source=case.folder,
+            tokenizer=case.folder,
+            weights=case.weights,
+            plan=case.plan,
+            params=params,
+            lora=lora,
+            content=content,
+            dtype=dtype,  # type: ignore[arg-type]
+            facts=export.CardFacts(name="test", base_model=str(case.folder), base_revision="1"),
+        ),
+        out,
+        out / "scratch",
+    )
+
+
+def random_adapter(plan: ModelPlan, folder: Path, scratch: Path) -> str:
+    """A LoRA checkpoint as Tunix writes it, with random values in both halves."""
+    config = engine.configure(
+        plan, weight_dtype="float32", run_name="lora", base_output_directory=str(scratch)
+    )
+    rng = np.random.default_rng(3)
+    shapes = plan.tensors()
+    tree: dict[str, object] = {}
+    for parameter in mapping.parameters(plan, config):
+        if not parameter.key.endswith("-kernel") or "logits_dense" in parameter.key:
+            continue
+        out, into = shapes[parameter.names[0]]
+        layers = (len(parameter.names),) if parameter.stacked else ()
+        for suffix, shape in (("_lora_a", (into, *layers, RANK)), ("_lora_b", (RANK, *layers, out))):
+            node = tree
+            *path, last = parameter.key.split("-")[1:]
+            for part in path:
+                node = node.setdefault(part, {})  # type: ignore[assignment]
+            node[last + suffix] = {"value": jnp.asarray(rng.standard_normal(shape) * 0.1, jnp.float32)}
+    with ocp.StandardCheckpointer() as writer:
+        writer.save(folder, tree)
+    return f"file://{folder}"
+
+
+def adapted_logits(case: Case, params: str, rows: list[list[int]], scratch: Path) -> list[np.ndarray]:
+    """What the engine computes with the adapter applied, as evaluation does it."""
+    config = engine.configure(
+        case.plan, engine.SFT, run_name="lora", base_output_directory=str(scratch),
+        load_parameters_path=conversion.engine_path(case.items), weight_dtype="float32", dtype="float32",
+        attention="dot_product", per_device_batch_size=len(rows), max_target_length=max(LENGTHS),
+        lora={
+            "enable_lora": True, "lora_rank": RANK, "lora_alpha": ALPHA,
+            "lora_module_path": case.plan.lora_module_path(), "lora_restore_path": conversion.engine_path(params),
+        },
+    )  # fmt: skip
+    loaded: LoadedModel = with_adapter(load(config), config)
+    tokens = np.zeros((len(rows), max(LENGTHS)), np.int32)
+    segments = np.zeros_like(tokens)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)], segments[i, : len(row)] = row, 1
+    positions = jnp.broadcast_to(jnp.arange(max(LENGTHS)), tokens.shape)
+    with jax.set_mesh(loaded.mesh), logical_axis_rules(config.logical_axis_rules):
+        graph, state = nnx.split(loaded.model)
+        output = nnx.merge(graph, state)(
+            decoder_input_tokens=jnp.asarray(tokens), decoder_positions=positions,
+            decoder_segment_ids=jnp.asarray(segments), enable_dropout=False,
+        )  # fmt: skip
+    values = np.asarray(output[0] if isinstance(output, tuple) else output, np.float32)
+    return [values[i, : len(row)] for i, row in enumerate(rows)]

@@ -1,0 +1,194 @@
+"""Datasets: what is read, what is refused, and with which words."""
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from finetune_contract import DatasetSource, ExitCode
+from finetune_trainer.data.schema import Conversation, Format, TextPair, checked
+from finetune_trainer.data.sources import open_source
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage import open_store
+
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+GOOD = json.dumps({"messages": TURNS})
+
+
+def source(uri: str, **fields: Any) -> DatasetSource:
+    return DatasetSource(path="spec.datasets.train[0]", name="train-0", uri=uri, **fields)
+
+
+def read(uri: str, scratch: Path, **fields: Any) -> tuple[Format, list[Any]]:
+    found, examples = checked(open_source(source(uri, **fields), open_store(), scratch))
+    return found, list(examples)
+
+
+def lines(*rows: object) -> bytes:
+    return "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows).encode()
+
+
+def messages(*turns: tuple[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def test_messages_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
+    rows = [{"messages": TURNS}] * 3
+    (tmp_path / "a.jsonl").write_bytes(lines(*rows))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines(*rows)))
+    (tmp_path / "c.json").write_text(json.dumps(rows))
+    (tmp_path / "d.json").write_bytes(lines(*rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "e.parquet")
+    for name in ("a.jsonl", "b.jsonl.gz", "c.json", "d.json", "e.parquet"):
+        found, examples = read(f"file://{tmp_path}/{name}", tmp_path)
+        assert found is Format.MESSAGES, name
+        assert [example.messages for example in examples] == [TURNS] * 3, name
+
+
+def test_a_glob_reads_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_bytes(lines({"prompt": name, "completion": "x"}))
+    _, examples = read(f"file://{tmp_path}/*.jsonl", tmp_path)
+    assert [example.prompt for example in examples] == ["a", "b"]
+
+
+def test_byte_order_mark_and_blank_lines_are_no_rows_but_lines_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(GOOD, "", "  ", GOOD))
+    _, examples = read(f"file://{tmp_path}/a.jsonl", tmp_path)
+    assert [example.place.row for example in examples] == [1, 4]
+
+
+def test_roles_and_columns_are_mapped(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines({"chat": [{"role": "bot", "content": "x"}]}))
+    _, examples = read(
+        f"file://{tmp_path}/a.jsonl", tmp_path, columns={"messages": "chat"}, role_map={"bot": "assistant"}
+    )
+    assert examples[0].messages == [{"role": "assistant", "content": "x"}]
+    assert examples[0].trained == [True]
+
+
+def test_prompt_and_completion_may_be_texts_or_messages(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_bytes(lines({"question": "1+1?", "answer": "2"}))
+    columns = {"prompt": "question", "completion": "answer"}
+    found, (pair,) = read(f"file://{tmp_path}/text.jsonl", tmp_path, columns=columns)
+    assert found is Format.PROMPT_COMPLETION
+    assert isinstance(pair, TextPair)
+    assert (pair.prompt, pair.completion) == ("1+1?", "2")
+
+    history = [*TURNS, {"role": "user", "content": "again"}]
+    row = {"prompt": history, "completion": [{"role": "assistant", "content": "hello"}]}
+    (tmp_path / "chat.jsonl").write_bytes(lines(row))
+    _, (chat,) = read(f"file://{tmp_path}/chat.jsonl", tmp_path)
+    assert isinstance(chat, Conversation)
+    assert chat.trained == [False, False, False, True]
+
+
+def test_only_the_first_max_examples_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(GOOD, GOOD, "broken"))
+    assert len(read(f"file://{tmp_path}/a.jsonl", tmp_path, max_examples=2)[1]) == 2
+
+
+def test_the_revision_is_that_of_the_content_wherever_it_lies(tmp_path: Path) -> None:
+    revisions = []
+    for folder, content in (("one", GOOD), ("two", GOOD), ("three", GOOD + "\n" + GOOD)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.jsonl").write_text(content)
+        revisions.append(open_source(source(f"file://{tmp_path}/{folder}/a.jsonl"), open_store(), tmp_path).revision)
+    assert revisions[0] == revisions[1] != revisions[2]
+
+
+AT = "spec.datasets.train[0]"
+BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
+    ("a role that is not ours", lines(*[GOOD] * 40, messages(("user", "x"), ("bot", "y"))), {},
+     "DatasetSchemaMismatch",
+     f'{AT}, row 41: role "bot" is not one of system, user, assistant, tool. Map it: roleMap: {{bot: assistant}}.'),
+    ("a role we know by another name", lines(messages(("human", "x"))), {}, "DatasetSchemaMismatch",
+     f'{AT}, row 1: role "human" is not one of system, user, assistant, tool. Map it: roleMap: {{human: user}}.'),
+    ("a role in capitals", lines(messages(("User", "x"))), {}, "DatasetSchemaMismatch", "roleMap: {User: user}."),
+    ("no role", lines({"messages": [{"content": "x"}]}), {}, "DatasetSchemaMismatch",
+     f"{AT}, row 1: message 1 has no role (saw nothing). Give it one of"),
+    ("a role that is a number", lines({"messages": [{"role": 1, "content": "x"}]}), {}, "DatasetSchemaMismatch", "saw a number"),
+    ("broken JSON", lines(*[GOOD] * 6, '{"messages": ['), {}, "DatasetNotJson", f"{AT}, row 7: the line is not JSON: Expecting value"),
+    ("text that is no JSON", b"hello", {}, "DatasetNotJson", "saw hello"),
+    ("an empty file", b"", {}, "DatasetEmpty", f"{AT}: the dataset is empty"),
+    ("blank lines only", b"\n\n  \n", {}, "DatasetEmpty", "the dataset is empty"),
+    ("a list as row", lines([1, 2]), {}, "DatasetSchemaMismatch", "row 1: the row is no object (saw list"),
+    ("a text as row", lines('"x"'), {}, "DatasetSchemaMismatch", "the row is no object (saw str"),
+    ("bytes that are no UTF-8", b'{"messages": "\xff"}', {}, "DatasetSchemaMismatch", "the line is not UTF-8 (saw byte 0xff)"),
+    ("no column we know", lines({"text": "x", "id": 1}), {}, "DatasetSchemaMismatch",
+     "neither a messages column nor prompt and completion (saw columns text, id)"),
+    ("conversations for messages", lines({"conversations": TURNS}), {}, "DatasetSchemaMismatch",
+     "Name them: columns: {messages: conversations}."),
+    ("question and answer", lines({"Question": "x", "Answer": "y"}), {}, "DatasetSchemaMismatch",
+     "Name them: columns: {prompt: Question, completion: Answer}."),
+    ("the ShareGPT format", lines({"messages": [{"from": "human", "value": "x"}]}), {}, "DatasetSchemaMismatch",
+     'message 1 has "from" and "value" (the ShareGPT format). Rename them'),
+    ("messages that are text", lines({"messages": "hi"}), {}, "DatasetSchemaMismatch", "must be a list of messages that is not empty (saw text)"),
+    ("messages that are null", lines(GOOD, {"messages": None}), {}, "DatasetSchemaMismatch", "row 2: "),
+    ("no messages", lines({"messages": []}), {}, "DatasetSchemaMismatch", "saw an empty list"),
+    ("a message that is text", lines({"messages": ["hi"]}), {}, "DatasetSchemaMismatch", "message 1 is no object (saw text)"),
+    ("content in parts", lines(messages(("user", [{"type": "text", "text": "x"}]))), {}, "DatasetSchemaMismatch",
+     "the content of message 1 must be text (saw a list)"),
+    ("content that is null", lines(messages(("user", "x"), ("assistant", None))), {}, "DatasetSchemaMismatch",
+     "the content of message 2 must be text (saw null)"),
+    ("no content", lines({"messages": [{"role": "user"}]}), {}, "DatasetSchemaMismatch", "saw no content"),
+    ("a column that is gone in row 2", lines(GOOD, {"other": 1}), {}, "DatasetSchemaMismatch",
+     f'{AT}, row 2: there is no column "messages" (saw columns other)'),
+    ("text and messages mixed", lines({"prompt": "x", "completion": TURNS}), {}, "DatasetSchemaMismatch",
+     "must be two strings or two lists of messages (saw text and a list)"),
+    ("a prompt that is a number", lines({"prompt": 1, "completion": "x"}), {}, "DatasetSchemaMismatch", "saw a number and text"),
+    ("the wrong format asked for", lines(GOOD), {"format": "PromptCompletion"}, "DatasetSchemaMismatch", 'there is no column "prompt"'),
+    ("columns the wrong way round", lines(GOOD), {"columns": {"chat": "messages"}}, "UnknownColumn",
+     f"{AT}.columns: columns maps our names to the dataset's (saw chat, expected one of messages, prompt, completion)"),
+    ("roleMap the wrong way round", lines(GOOD), {"role_map": {"assistant": "bot"}}, "UnknownRole", "saw bot"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "fields", "reason", "told"), BROKEN, ids=[row[0] for row in BROKEN])
+def test_bad_rows_are_refused_with_row_finding_and_fix(
+    name: str, content: bytes, fields: Mapping[str, Any], reason: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(StageError) as caught:
+        read(f"file://{tmp_path}/a.jsonl", tmp_path, **fields)
+    assert caught.value.reason == reason
+    assert told in str(caught.value)
+    assert caught.value.fix
+    if reason.startswith("Dataset"):
+        assert caught.value.code is ExitCode.BAD_DATA
+        assert f"file://{tmp_path}/a.jsonl" in str(caught.value)
+
+
+FILES = [
+    ("a.csv", b"x", "file:///{}/a.csv", "UnsupportedFileType", ExitCode.BAD_DATA),
+    ("a.jsonl.gz", b"not gzip", "file:///{}/a.jsonl.gz", "UnreadableFile", ExitCode.BAD_DATA),
+    ("b.jsonl.gz", gzip.compress(GOOD.encode() * 500)[:-20], "file:///{}/b.jsonl.gz", "UnreadableFile", ExitCode.BAD_DATA),
+    ("a.parquet", b"not parquet", "file:///{}/a.parquet", "UnreadableFile", ExitCode.BAD_DATA),
+    ("a.json", b"[1, 2", "file:///{}/a.json", "DatasetNotJson", ExitCode.BAD_DATA),
+    ("there.jsonl", b"", "file:///{}/elsewhere.jsonl", "DatasetMissing", ExitCode.INPUT_MISSING),
+    ("there.jsonl", b"", "file:///{}/else*.jsonl", "DatasetMissing", ExitCode.INPUT_MISSING),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "uri", "reason", "code"), FILES)
+def test_files_that_cannot_be_read_are_named(
+    name: str, content: bytes, uri: str, reason: str, code: ExitCode, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    address = uri.format(str(tmp_path).lstrip("/"))
+    with pytest.raises(StageError) as caught:
+        read(address, tmp_path)
+    assert (caught.value.reason, caught.value.code) == (reason, code)
+    assert address in str(caught.value)
+
+
+def test_of_several_files_the_error_names_the_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(GOOD)
+    (tmp_path / "b.jsonl").write_bytes(lines(GOOD, messages(("bot", "x"))))
+    with pytest.raises(StageError, match=r"spec\.datasets\.train\[0\], b\.jsonl row 2: role"):
+        read(f"file://{tmp_path}/*.jsonl", tmp_path)

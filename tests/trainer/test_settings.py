@@ -1,0 +1,126 @@
+"""From the request to MaxText's settings, judged by MaxText's own functions where it has them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+
+from finetune_contract import Hyperparameters, MeshSpec
+from finetune_trainer.errors import StageError
+from finetune_trainer.training import overrides, settings
+from tests.trainer.requests import request
+
+
+def hyperparameters(**fields: Any) -> Hyperparameters:
+    return Hyperparameters.model_validate({"steps": 10, "global_batch_size": 8, "learning_rate": 1.0, **fields})
+
+
+def learning_rates(h: Hyperparameters, steps: int) -> list[float]:
+    """What MaxText's schedule gives at every step."""
+    from maxtext.configs.types import LearningRateScheduleType, WsdDecayStyle
+    from maxtext.utils.maxtext_utils import create_learning_rate_schedule
+
+    made = settings.optimizer(h, steps) | {"steps": steps}
+    made["lr_schedule_type"] = LearningRateScheduleType(made["lr_schedule_type"])
+    if "wsd_decay_style" in made:
+        made["wsd_decay_style"] = WsdDecayStyle(made["wsd_decay_style"])
+    schedule = create_learning_rate_schedule(SimpleNamespace(**made))
+    return [float(schedule(step)) for step in range(steps)]
+
+
+def test_a_constant_schedule_warms_up_and_stays() -> None:
+    rates = learning_rates(hyperparameters(schedule="Constant", warmup_steps=4), 10)
+    assert rates == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1])
+
+
+def test_a_linear_schedule_falls_to_nothing() -> None:
+    rates = learning_rates(hyperparameters(schedule="Linear", warmup_steps=0), 11)
+    assert rates == pytest.approx([1 - i / 10 for i in range(11)], abs=1e-6)
+
+
+def test_a_cosine_schedule_falls_to_nothing() -> None:
+    rates = learning_rates(hyperparameters(schedule="Cosine", warmup_steps=2), 11)
+    expected = [0, 0.5] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(9)]
+    assert rates == pytest.approx(expected, abs=1e-6)
+
+
+@given(st.integers(1, 5000), st.data())
+@hypothesis_settings(max_examples=200)
+def test_warm_up_has_exactly_the_steps_asked_for(steps: int, data: st.DataObject) -> None:
+    warmup = data.draw(st.integers(0, steps))
+    fraction = settings.optimizer(hyperparameters(warmup_steps=warmup), steps)["warmup_steps_fraction"]
+    assert int(steps * fraction) == warmup  # as MaxText computes it
+    assert 0 <= fraction <= 1
+
+
+def test_a_ratio_is_rounded_up_and_no_ratio_is_no_warm_up() -> None:
+    assert settings.warmup_steps(hyperparameters(warmup_ratio=0.03), 100) == 3
+    assert settings.warmup_steps(hyperparameters(warmup_ratio=0.03), 20) == 1
+    assert settings.warmup_steps(hyperparameters(), 20) == 0
+    assert settings.warmup_steps(hyperparameters(warmup_steps=50), 20) == 20
+
+
+def test_rows_are_dealt_to_devices_and_tensor_parallelism_shares_a_row() -> None:
+    assert settings.per_device_batch_size(8, MeshSpec(hosts=2, chips_per_host=4, fsdp=8)) == 1
+    assert settings.per_device_batch_size(8, MeshSpec(hosts=1, chips_per_host=4, fsdp=2, tensor=2)) == 2
+    assert settings.per_device_batch_size(2, MeshSpec(hosts=1, chips_per_host=4, fsdp=2, tensor=2)) == 0.5
+
+
+@pytest.mark.parametrize(("rows", "nearest"), [(6, "Use 4 or 8"), (3, "Use 4."), (9, "Use 8 or 12")])
+def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(rows: int, nearest: str) -> None:
+    with pytest.raises(StageError, match=nearest):
+        settings.per_device_batch_size(rows, MeshSpec(hosts=1, chips_per_host=4, fsdp=4))
+
+
+def test_slices_split_the_data_axis_on_tpu_and_are_unknown_on_cpu() -> None:
+    mesh = MeshSpec(hosts=2, chips_per_host=4, slices=2, data=4, fsdp=4)
+    assert settings.parallelism(mesh, on_cpu=False)["dcn_data_parallelism"] == 2
+    assert settings.parallelism(mesh, on_cpu=False)["ici_data_parallelism"] == 2
+    assert settings.parallelism(mesh, on_cpu=True)["ici_data_parallelism"] == 4
+    with pytest.raises(StageError, match="a multiple of 2"):
+        settings.parallelism(mesh.model_copy(update={"data": 1}), on_cpu=False)
+
+
+def test_every_setting_is_one_that_maxtext_knows(tmp_path: Path) -> None:
+    from maxtext.configs.types import MaxTextConfig
+
+    from finetune_trainer.families import read
+    from tests.trainer.models import qwen3
+
+    plan = read(qwen3(tmp_path))
+    for method in ({}, {"lora": {"rank": 4, "alpha": 8.0}}):
+        made = settings.settings(request(tmp_path, "Train", method=method), plan, steps=9, platform="tpu", output="/x")
+        assert made.keys() <= MaxTextConfig.model_fields.keys()
+
+
+REFUSED = [
+    ({"remat_polcy": "full"}, "UnknownEngineOverride", "Did you mean remat_policy?"),
+    ({"no_such_thing_at_all": "1"}, "UnknownEngineOverride", "Remove it."),
+    ({"steps": "5"}, "EngineOverrideNotAllowed", "change hyperparameters.steps"),
+    ({"lora.lora_rank": "5"}, "EngineOverrideNotAllowed", "change method.lora"),
+    ({"base_emb_dim": "5"}, "EngineOverrideNotAllowed", "the model's config.json"),
+    ({"remat_policy": "[1, 2"}, "EngineOverrideInvalid", "Quote or correct"),
+]
+
+
+@pytest.mark.parametrize(("given_", "reason", "fix"), REFUSED, ids=[r[1] + str(i) for i, r in enumerate(REFUSED)])
+def test_overrides_that_cannot_be_are_refused(given_: dict[str, str], reason: str, fix: str) -> None:
+    from maxtext.configs.types import MaxTextConfig
+
+    with pytest.raises(StageError) as caught:
+        overrides.parse(given_, {"base_emb_dim": 64}, MaxTextConfig)
+    assert caught.value.reason == reason
+    assert fix in str(caught.value)
+    assert "engineOverrides" in caught.value.where
+
+
+def test_overrides_are_typed_as_on_maxtexts_command_line() -> None:
+    from maxtext.configs.types import MaxTextConfig
+
+    given_ = {"remat_policy": "minimal", "adam_b2": "0.99", "use_iota_embed": "true", "adamw_mask": "[a, b]"}
+    assert overrides.parse(given_, {}, MaxTextConfig) == {
+        "remat_policy": "minimal", "adam_b2": 0.99, "use_iota_embed": True, "adamw_mask": ["a", "b"],
+    }  # fmt: skip

@@ -1,0 +1,205 @@
+"""How attempts end, and who is charged."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import ExitCode, Stage
+from tests.unit.lifecycle.world import World
+
+DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]}
+RACED = {
+    "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "ExclusivePlacementViolation"}]
+}
+
+
+def counters(world: World) -> dict[str, int]:
+    attempts = world.status["attempts"]
+    return {name: attempts[name] for name in ("preemption", "infrastructure", "user")}
+
+
+NOT_CHARGED = {"preemption": 1, "infrastructure": 0, "user": 0}
+CHARGED = {"preemption": 0, "infrastructure": 1, "user": 0}
+USERS = {"preemption": 0, "infrastructure": 0, "user": 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "charged", "phase"),
+    [
+        (ExitCode.BAD_REQUEST, USERS, "Failed"),
+        (ExitCode.BAD_DATA, USERS, "Failed"),
+        (ExitCode.INPUT_MISSING, USERS, "Failed"),
+        (ExitCode.UNAVAILABLE, CHARGED, "Recovering"),
+        (ExitCode.DIVERGED, USERS, "Failed"),
+        (ExitCode.PERMISSION_DENIED, USERS, "Failed"),
+        (ExitCode.OUT_OF_MEMORY, USERS, "Failed"),
+        (1, CHARGED, "Recovering"),
+        (134, CHARGED, "Recovering"),
+    ],
+)
+def test_the_trainers_own_record_decides(code: int, charged: dict[str, int], phase: str) -> None:
+    world = World()
+    world.fail(world.until(Stage.TRAIN), code)
+    world.reconcile()
+    assert counters(world) == charged
+    assert world.status["phase"] == phase
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "charged", "reason"),
+    [
+        (137, {}, CHARGED, "ProcessDied"),
+        (137, DISRUPTED, NOT_CHARGED, "Preempted"),
+        (137, RACED, CHARGED, "ProcessDied"),
+        (1, DISRUPTED, NOT_CHARGED, "Preempted"),
+        (75, {}, NOT_CHARGED, "Preempted"),
+        (143, {}, NOT_CHARGED, "Preempted"),
+        (0, {}, CHARGED, "PodLost"),
+        (64, {}, USERS, "BadRequest"),
+    ],
+)
+def test_without_a_record_the_pods_tell(
+    code: int, status: dict[str, Any], charged: dict[str, int], reason: str
+) -> None:
+    world = World()
+    world.kill(world.until(Stage.TRAIN), code, **status)
+    world.reconcile()
+    assert counters(world) == charged
+    assert world.status["attempts"]["history"][-1]["reason"] == reason
+
+
+def test_a_killed_container_that_was_out_of_memory_is_the_users() -> None:
+    world = World()
+    name = world.until(Stage.CONVERT)
+    world.end_pods(name, 137)
+    world.pods_of(name)[0]["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
+    world.end_jobset(name, "Failed")
+    world.reconcile()
+    assert world.status["failure"]["reason"] == "HostOutOfMemory"
+    assert world.status["failure"]["class"] == "User"
+
+
+def test_a_verdict_from_pods_outlives_them() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.kill(name, 137, **DISRUPTED)
+    world.reconcile()
+    world.lose(name)
+    world.reconcile()
+    assert counters(world) == NOT_CHARGED
+
+
+def test_a_host_that_crashes_because_another_was_taken_is_no_fault() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.fail(name, 1, "PeerLost")
+    world.pods_of(name)[0]["status"].update(DISRUPTED)
+    world.reconcile()
+    world.lose(name)
+    world.reconcile()
+    assert counters(world) == NOT_CHARGED
+
+
+def test_a_success_is_believed_though_a_process_crashed_at_its_exit() -> None:
+    world = World()
+    name = world.until(Stage.EXPORT)
+    world.write_success(name)
+    world.kill(name, 134)
+    world.reconcile()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_success_without_findings_is_not_believed() -> None:
+    world = World()
+    name = world.until(Stage.PREFLIGHT)
+    world.details = lambda request: None  # type: ignore[method-assign,assignment]
+    world.succeed(name)
+    world.reconcile()
+    assert world.status["failure"]["reason"] == "ResultIncomplete"
+
+
+def test_a_jobset_deleted_by_hand_is_followed_by_one_new_attempt() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, 40)
+    world.lose(name)
+    world.reconcile()
+    assert world.live() == ["support-bot-train-2"]
+    assert counters(world) == CHARGED
+    world.to_the_end()
+    assert world.created.count("support-bot-train-2") == 1
+    assert world.status["phase"] == "Succeeded"
+    stages = {each["name"]: each for each in world.status["stages"]}
+    assert stages["Train"]["resumedFromStep"] == 40
+    assert "Recovered from 1 fault." in world.status["summary"]
+
+
+def test_a_jobset_that_is_being_deleted_counts_as_live() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.jobsets[name]["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    world.reconcile()
+    assert world.created[-1] == name
+
+
+def test_a_pod_that_lingers_without_its_jobset_blocks_the_next_attempt() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    del world.jobsets[name]
+    world.reconcile()
+    assert world.created[-1] == name
+    world.pods.clear()
+    world.reconcile()
+    assert world.created[-1] == "support-bot-train-2"
+
+
+def test_preemptions_do_not_touch_the_retry_budget() -> None:
+    world = World()
+    for _ in range(20):
+        world.train(name := world.until(Stage.TRAIN), min(90, 4 * len(world.created)))
+        world.stop(name)
+    world.to_the_end()
+    assert counters(world) == {"preemption": 20, "infrastructure": 0, "user": 0}
+    assert world.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("recovery", "code", "tries"),
+    [({"maxInfrastructureRetries": 2}, 69, 3), ({"maxUserRetries": 1}, 70, 2), ({}, 70, 1)],
+)
+def test_a_budget_that_is_used_up_fails_the_job(recovery: dict[str, int], code: int, tries: int) -> None:
+    world = World()
+    world.edit(recovery=recovery)
+    while True:
+        world.reconcile()
+        if world.finished:
+            break
+        if not world.live():
+            world.wait(world.look_again_after or 0)
+            continue
+        (name,) = world.live()
+        if world.key_of(name).stage is Stage.TRAIN:
+            world.run(name)
+            world.fail(name, code)
+        else:
+            world.succeed(name)
+    assert len([name for name in world.created if "-train-" in name]) == tries
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["stage"] == "Train"
+    assert world.status["failure"]["logsURI"].endswith(f"attempts/train-{tries}/log-tail.txt")
+    assert world.condition("Succeeded")["status"] == "False"
+
+
+def test_waits_double_between_faults_and_start_at_the_last_end() -> None:
+    world = World()
+    waits = []
+    for _ in range(4):
+        name = world.until(Stage.TRAIN)
+        world.fail(name, 69)
+        world.reconcile()
+        waits.append(world.look_again_after)
+        assert world.status["waiting"]["reason"] == "WaitingForRetry"
+        world.wait(1)
+        world.reconcile()
+        assert world.look_again_after == waits[-1] - 1
+    assert waits == [5, 10, 20, 40]

@@ -1,0 +1,450 @@
+"""One rule of the job's course at a time."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import ExitCode, Stage
+from finetune_operator.api import ConditionType, FineTuneJobStatus
+from finetune_operator.lifecycle import decide
+from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
+
+
+def test_five_stages_run_one_after_the_other() -> None:
+    world = World()
+    world.to_the_end()
+    assert world.created == [f"support-bot-{stage.short}-1" for stage in Stage]
+    assert world.status["phase"] == "Succeeded"
+    assert "Loss 2 before, 1 after." in world.status["summary"]
+
+
+def test_each_stage_is_told_what_the_earlier_ones_found() -> None:
+    world = World()
+    world.to_the_end()
+    told = {world.key_of(name).stage: world.request(name) for name in world.created}
+    assert (told[Stage.PREFLIGHT].fingerprint, told[Stage.PREFLIGHT].converted) == (None, None)
+    assert told[Stage.CONVERT].fingerprint == "f1"
+    assert told[Stage.TRAIN].converted == "gs://cache/convert/f1/0b5e3a52-1/0/items"
+    assert told[Stage.EXPORT].train_step == TOTAL_STEPS
+
+
+def test_evaluate_is_skipped_where_nothing_is_asked_for() -> None:
+    world = World(job=job(evaluation={}))
+    world.to_the_end()
+    assert "support-bot-eval-1" not in world.created
+    assert {"name": "Evaluate", "phase": "Skipped", "reason": "NotRequested"} in world.status["stages"]
+    assert world.status["evaluation"] == {"result": {"loss": "1"}}
+
+
+def test_epochs_become_the_steps_that_preflight_counted() -> None:
+    world = World(job=job(hyperparameters={"epochs": 2}))
+    name = world.until(Stage.TRAIN)
+    assert world.request(name).hyperparameters.steps == TOTAL_STEPS
+    assert world.request(name).hyperparameters.epochs is None
+
+
+# --- conditions
+
+
+def test_all_conditions_are_there_from_the_first_look() -> None:
+    world = World()
+    world.reconcile()
+    assert [each["type"] for each in world.status["conditions"]] == list(ConditionType)
+    assert {each["observedGeneration"] for each in world.status["conditions"]} == {1}
+
+
+def test_transition_times_move_only_with_the_status() -> None:
+    world = World()
+    world.reconcile()
+    first = world.condition("Reconciling")["lastTransitionTime"]
+    world.wait(60)
+    world.to_the_end()
+    assert world.condition("Valid")["lastTransitionTime"] == first
+    assert world.condition("Reconciling")["lastTransitionTime"] != first
+
+
+def _suspended() -> World:
+    world = World(job=job(suspend=True))
+    world.reconcile()
+    world.reconcile()
+    return world
+
+
+def _invalid() -> World:
+    world = World(profiles=[])
+    world.reconcile()
+    return world
+
+
+def _planned() -> World:
+    world = World(job=job(planOnly=True))
+    world.to_the_end()
+    return world
+
+
+def _succeeded() -> World:
+    world = World()
+    world.to_the_end()
+    return world
+
+
+def _failed() -> World:
+    world = World()
+    world.fail(world.until(Stage.PREFLIGHT), ExitCode.BAD_DATA)
+    world.reconcile()
+    return world
+
+
+def _active() -> World:
+    world = World()
+    world.until(Stage.TRAIN)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (_active, ("True", "False", "Unknown", "False")),
+        (_suspended, ("True", "False", "Unknown", "False")),
+        (_invalid, ("False", "True", "Unknown", "False")),
+        (_planned, ("False", "False", "Unknown", "True")),
+        (_succeeded, ("False", "False", "True", "True")),
+        (_failed, ("False", "True", "False", "True")),
+    ],
+)
+def test_tools_read_the_state_off_four_conditions(make: Any, told: tuple[str, ...]) -> None:
+    world = make()
+    found = [world.condition(kind)["status"] for kind in ("Reconciling", "Stalled", "Succeeded", "Finished")]
+    assert tuple(found) == told
+    FineTuneJobStatus.model_validate(world.status, by_alias=True, by_name=False)
+
+
+# --- preflight
+
+
+def test_a_missing_input_is_looked_for_again_with_growing_patience_and_charged_to_nobody() -> None:
+    world = World()
+    waits = []
+    for _ in range(7):
+        name = world.until(Stage.PREFLIGHT)
+        world.fail(name, ExitCode.INPUT_MISSING, "DatasetMissing", "gs://data/chat.jsonl: no such file")
+        world.reconcile()
+        assert world.status["phase"] == "Validating"
+        assert world.condition("DataReady")["status"] == "False"
+        assert "gs://data/chat.jsonl" in world.condition("DataReady")["message"]
+        assert world.status["waiting"]["reason"] == "WaitingForInput"
+        waits.append(world.look_again_after)
+        world.wait(world.look_again_after or 0)
+    assert waits == [15, 30, 60, 120, 240, 300, 300]
+    assert world.status["attempts"]["user"] == 0
+    # Those that looked in vain are cleared away, but for the newest.
+    world.reconcile()
+    assert sorted(world.jobsets) == ["support-bot-prep-7", "support-bot-prep-8"]
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_bad_data_ends_the_job_before_any_tpu() -> None:
+    world = _failed()
+    assert world.created == ["support-bot-prep-1"]
+    assert world.status["failure"]["suggestion"] == "Mend it."
+    assert world.status["summary"].endswith("No TPU time was used.")
+    assert world.condition("DataReady")["status"] == "False"
+    assert {each["phase"] for each in world.status["stages"][1:]} == {"Skipped"}
+
+
+def test_plan_only_ends_after_preflight() -> None:
+    world = _planned()
+    assert world.created == ["support-bot-prep-1"]
+    assert world.status["phase"] == "Planned"
+
+
+# --- convert
+
+
+def test_a_conversion_in_the_cache_is_used_and_says_what_it_saved() -> None:
+    world = World()
+    world.cache["f1"] = world.manifest(uid="another-job")
+    world.to_the_end()
+    assert "support-bot-conv-1" not in world.created
+    convert = world.status["stages"][1]
+    assert convert["phase"] == "Succeeded"
+    assert convert["cache"]["result"] == "Hit"
+    assert convert["cache"]["savedSeconds"] == "12"
+    assert world.condition("ExportProven")["status"] == "True"
+
+
+@pytest.mark.parametrize("setting", ["Refresh", "Off"])
+def test_a_cache_that_is_not_to_be_used_is_not(setting: str) -> None:
+    world = World(job=job(cache=setting))
+    world.cache["f1"] = world.manifest(uid="another-job")
+    name = world.until(Stage.TRAIN)
+    assert "support-bot-conv-1" in world.created
+    assert world.request(name).converted == "gs://cache/convert/f1/0b5e3a52-1/0/items"
+    assert world.status["stages"][1]["cache"]["missBecause"] == [f"spec.cache is {setting}"]
+
+
+def test_an_unproven_conversion_is_no_hit() -> None:
+    world = World()
+    world.cache["f1"] = world.manifest(uid="another-job", proven=False)
+    world.until(Stage.CONVERT)
+
+
+def test_a_conversion_that_died_after_its_manifest_is_done() -> None:
+    world = World()
+    name = world.until(Stage.CONVERT)
+    world.cache["f1"] = world.manifest()
+    world.kill(name)
+    world.reconcile()
+    assert world.created[-1] == "support-bot-train-1"
+    assert world.status["stages"][1]["cache"]["result"] == "Miss"
+
+
+# --- suspend
+
+
+def test_suspending_stops_the_stage_and_charges_nobody() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, 33)
+    world.edit(suspend=True)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+    assert world.status["phase"] != "Suspended"
+    assert world.condition("Suspended")["status"] == "False"
+    world.stop(name)
+    world.reconcile()
+    assert world.status["phase"] == "Suspended"
+    assert "step 33" in world.status["summary"]
+    world.edit(suspend=False)
+    world.reconcile()
+    assert world.live() == ["support-bot-train-2"]
+    assert world.status["attempts"]["preemption"] == 0
+    world.to_the_end()
+    assert world.status["stages"][2]["resumedFromStep"] == 33
+
+
+def test_a_job_that_is_born_suspended_starts_nothing() -> None:
+    world = _suspended()
+    assert world.created == []
+    assert world.status["phase"] == "Suspended"
+    world.edit(suspend=False)
+    world.to_the_end()
+
+
+def test_a_suspended_attempt_that_dies_without_a_word_is_charged_to_nobody() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.edit(suspend=True)
+    world.reconcile()
+    world.lose(name)
+    world.reconcile()
+    world.edit(suspend=False)
+    world.to_the_end()
+    assert world.status["attempts"]["infrastructure"] == 0
+
+
+# --- what stands in the way
+
+
+def _pending(world: World, status: dict[str, Any]) -> None:
+    world.reconcile()
+    world.reconcile()
+    world.schedule("support-bot-prep-1")
+    for pod in world.pods.values():
+        pod["status"] = {"phase": "Pending", **status}
+    world.wait(30)
+    world.reconcile()
+
+
+def test_a_missing_secret_is_named_with_its_key() -> None:
+    world = World(job=job(huggingFaceTokenSecretRef={"name": "hub"}))
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}}
+    _pending(world, {"containerStatuses": [{"name": "trainer", "state": waiting}]})
+    valid = world.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("False", "SecretNotFound")
+    assert '"token" of Secret "hub" in namespace team-a' in valid["message"]
+    world.to_the_end()
+    assert world.condition("Valid")["status"] == "True"
+
+
+def test_a_job_that_finds_no_node_says_what_the_scheduler_says() -> None:
+    world = World()
+    message = "0/4 nodes are available: 2 Insufficient google.com/tpu."
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+        "lastTransitionTime": "2026-11-21T12:00:05Z",
+    }
+    _pending(world, {"conditions": [scheduled]})
+    waiting = world.status["waiting"]
+    assert (waiting["reason"], waiting["since"]) == ("WaitingForCapacity", "2026-11-21T12:00:05Z")
+    assert message in waiting["message"]
+
+
+def test_an_image_that_cannot_be_pulled_is_named() -> None:
+    world = World()
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}
+    _pending(world, {"containerStatuses": [{"name": "trainer", "image": "trainer:v9", "state": state}]})
+    assert world.status["waiting"]["reason"] == "WaitingForImage"
+    assert "trainer:v9" in world.status["waiting"]["message"]
+
+
+def test_a_store_that_cannot_be_read_is_waited_for() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    before = world.status
+    world.succeed(name)
+    world.unreadable = "gs://artifacts/team-a: timed out after 10 s"
+    decision = world.reconcile()
+    assert decision.jobset is None
+    assert decision.records == ()
+    assert "gs://artifacts" in world.status["waiting"]["message"]
+    assert world.status["stages"] == before["stages"]
+    assert world.condition("Reconciling")["reason"] == "StoreUnavailable"
+    world.unreadable = None
+    world.to_the_end()
+    assert "waiting" not in world.status
+
+
+def test_a_missing_profile_is_named_and_its_arrival_noticed() -> None:
+    world = World(job=job(profileRef={"name": "late"}))
+    world.reconcile()
+    assert world.condition("Valid")["reason"] == "ProfileNotFound"
+    assert "late" in world.condition("Valid")["message"]
+    assert world.look_again_after is not None
+    world.profiles.append(profile("late", default=False))
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_profile_deleted_after_admission_is_not_missed() -> None:
+    world = World()
+    world.until(Stage.CONVERT)
+    world.profiles.clear()
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_an_edit_that_is_refused_starts_nothing_new_and_stops_nothing() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.edit(resources={"tpu": "v6e-256"})
+    world.reconcile()
+    assert world.condition("Valid")["reason"] == "NoFlavorFits"
+    assert "deletionTimestamp" not in world.jobsets[name]["metadata"]
+    world.succeed(name)
+    world.reconcile()
+    assert world.created[-1] == name
+    assert world.condition("Stalled")["status"] == "True"
+    world.edit(resources={"tpu": "v6e-4"})
+    world.to_the_end()
+
+
+def test_an_edit_of_the_slice_keeps_the_global_batch() -> None:
+    world = World(job=job(hyperparameters={"steps": TOTAL_STEPS, "perDeviceBatchSize": 2}))
+    name = world.until(Stage.TRAIN)
+    assert world.request(name).hyperparameters.global_batch_size == 8
+    world.edit(resources={"tpu": "v6e-8"})
+    world.stop(name)
+    world.reconcile()
+    request = world.request("support-bot-train-2")
+    assert request.mesh.hosts == 2
+    assert request.hyperparameters.global_batch_size == 8
+
+
+def test_a_model_too_large_for_the_cpu_nodes_fails_before_conversion() -> None:
+    world = World(profiles=[profile(cpuPool={"maxMemory": "4Gi"})])
+    world.until(Stage.PREFLIGHT)
+    world.succeed("support-bot-prep-1")
+    world.reconcile()
+    assert world.status["failure"]["reason"] == "CpuPoolTooSmall"
+    assert world.condition("MemoryFits")["status"] == "False"
+    assert world.status["stages"][1]["phase"] == "Failed"
+
+
+# --- the end
+
+
+def test_a_finished_job_stays_finished_whatever_becomes_of_its_children() -> None:
+    for make in (_succeeded, _failed, _planned):
+        world = make()
+        before = world.status
+        world.jobsets.clear()
+        world.pods.clear()
+        world.attempts.clear()
+        decision = world.reconcile()
+        assert decision.jobset is None
+        assert decision.look_again_after is None
+        assert world.status == before
+
+
+def test_a_finished_job_acknowledges_an_edit() -> None:
+    world = _succeeded()
+    world.edit(suspend=True)
+    world.reconcile()
+    assert world.status["observedGeneration"] == 2
+    assert {each["observedGeneration"] for each in world.status["conditions"]} == {2}
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_the_end_is_found_again_without_status_and_children() -> None:
+    for make, phase in ((_succeeded, "Succeeded"), (_failed, "Failed")):
+        world = make()
+        world.job["status"] = {"observedGeneration": -1}
+        created = len(world.created)
+        world.jobsets.clear()
+        world.pods.clear()
+        world.reconcile()
+        assert world.status["phase"] == phase
+        assert len(world.created) == created
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    world = World()
+    world.until(Stage.CONVERT)
+    world.job["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    world.jobsets.clear()
+    decision = decide(world.observe())
+    assert (decision.jobset, decision.deletions, decision.status) == (None, (), world.status)
+
+
+# --- telling
+
+
+def test_progress_is_told_at_most_every_ten_seconds_while_only_steps_move() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, 10)
+    world.reconcile()
+    assert world.look_again_after == 10
+    assert "step 10 of 100, loss 1.9, 9-18s left" in world.status["summary"]
+    for seconds, step, shown in ((4, 14, 10), (5, 19, 10), (1, 20, 20)):
+        world.wait(seconds)
+        world.train(name, step)
+        world.reconcile()
+        assert world.status["progress"]["step"] == shown
+
+
+def test_many_live_jobs_report_less_often() -> None:
+    world = World(live_jobs=1000)
+    world.train(world.until(Stage.TRAIN), 10)
+    world.reconcile()
+    assert world.look_again_after == 50
+
+
+def test_one_event_tells_each_transition() -> None:
+    world = World()
+    world.to_the_end()
+    world.reconcile()
+    assert [notice.reason for notice in world.events] == ["Checked", "Proven", "Succeeded"]
+
+
+def test_a_bad_end_is_told_once() -> None:
+    world = World()
+    world.stop(world.until(Stage.TRAIN))
+    for _ in range(3):
+        world.reconcile()
+    assert [notice.reason for notice in world.events].count("Preempted") == 1
