@@ -7,6 +7,7 @@ environment; benchmarks call :func:`records` and write the files themselves. Onl
 import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
