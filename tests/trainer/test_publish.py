@@ -14,7 +14,7 @@ from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.storage.local import LocalBackend
 
 
-class CutOff(Exception):
+class CutOffError(Exception):
     """The process died here."""
 
 
@@ -27,7 +27,7 @@ class Recording(LocalBackend):
 
     def _note(self, what: str, uri: str) -> None:
         if self._die_before is not None and len(self.changes) >= self._die_before:
-            raise CutOff
+            raise CutOffError
         self.changes.append(f"{what} {Path(uri).name}")
 
     def write(self, uri: str, data: bytes, content_type: str) -> None:
@@ -102,7 +102,7 @@ def test_a_death_at_any_moment_leaves_nothing_that_looks_whole_and_is_not(
     publish(old, uri, "HuggingFace", store(LocalBackend()))
     try:
         publish(new, uri, "HuggingFace", store(Recording(die_before)))
-    except CutOff:
+    except CutOffError:
         if looks_whole(target):
             assert is_whole(target, old) or is_whole(target, new)
         else:

@@ -16,7 +16,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 
-def load(folder: Path) -> Any:  # noqa: ANN401
+def load(folder: Path) -> Any:
     if (folder / "adapter_config.json").is_file():
         base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))[
             "base_model_name_or_path"
