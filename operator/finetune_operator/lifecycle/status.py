@@ -102,9 +102,9 @@ def _stage(
     view = look[stage]
     if view.phase is StagePhase.SKIPPED:
         return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": Reason.NOT_REQUESTED.value}
-    if situation.course.finished and view.phase is StagePhase.PENDING and not view.attempts:
+    failed_now = situation.course is Course.FAILED and stage is look.current.stage
+    if situation.course.finished and view.phase is StagePhase.PENDING and not failed_now:
         return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": "NotReached"}
-    failed_now = situation.course is Course.FAILED and view is look.current
     phase = StagePhase.FAILED if failed_now else view.phase
     told: dict[str, Any] = {"name": str(stage), "phase": str(phase)}
     if view.attempts:
