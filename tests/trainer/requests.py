@@ -17,9 +17,19 @@ def request(root: Path, stage: str, run: str = "run", **changes: Any) -> StageRe
         "cache": f"file://{root}/cache",
         "model": {"uri": f"file://{root}/models/qwen3"},
         "data": {
-            "train": [{"path": "spec.datasets.train[0]", "name": "train-0", "uri": f"file://{root}/data/train.jsonl"}],
+            "train": [
+                {
+                    "path": "spec.datasets.train[0]",
+                    "name": "train-0",
+                    "uri": f"file://{root}/data/train.jsonl",
+                }
+            ],
             "validation": [
-                {"path": "spec.datasets.validation[0]", "name": "faq", "uri": f"file://{root}/data/eval.jsonl"}
+                {
+                    "path": "spec.datasets.validation[0]",
+                    "name": "faq",
+                    "uri": f"file://{root}/data/eval.jsonl",
+                }
             ],
             "max_seq_length": 64,
         },
@@ -36,5 +46,7 @@ def request(root: Path, stage: str, run: str = "run", **changes: Any) -> StageRe
         "export": {"content": "Merged", "dtype": "BF16"},
     }
     for name, value in changes.items():
-        base[name] = {**base[name], **value} if isinstance(value, dict) and isinstance(base.get(name), dict) else value
+        base[name] = (
+            {**base[name], **value} if isinstance(value, dict) and isinstance(base.get(name), dict) else value
+        )
     return StageRequest.model_validate(base)

@@ -98,7 +98,9 @@ def test_the_revision_is_that_of_the_content_wherever_it_lies(tmp_path: Path) ->
     for folder, content in (("one", GOOD), ("two", GOOD), ("three", GOOD + "\n" + GOOD)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jsonl").write_text(content)
-        revisions.append(open_source(source(f"file://{tmp_path}/{folder}/a.jsonl"), open_store(), tmp_path).revision)
+        revisions.append(
+            open_source(source(f"file://{tmp_path}/{folder}/a.jsonl"), open_store(), tmp_path).revision
+        )
     assert revisions[0] == revisions[1] != revisions[2]
 
 
@@ -149,7 +151,9 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "fields", "reason", "told"), BROKEN, ids=[row[0] for row in BROKEN])
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "reason", "told"), BROKEN, ids=[row[0] for row in BROKEN]
+)
 def test_bad_rows_are_refused_with_row_finding_and_fix(
     name: str, content: bytes, fields: Mapping[str, Any], reason: str, told: str, tmp_path: Path
 ) -> None:

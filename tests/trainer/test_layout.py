@@ -4,12 +4,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
 from finetune_trainer.data.layout import Rows, TokenFile, lay_out, pack
 from finetune_trainer.data.template import Tokens
-
 
 FOLDER = tempfile.TemporaryDirectory()
 
@@ -57,8 +57,12 @@ def test_a_row_holds_its_examples_shifted_by_one_and_kept_apart(lengths: list[in
 
 @given(rows=st.integers(1, 20), size=st.integers(1, 8), seed=st.integers(0, 2**40), epochs=st.integers(1, 3))
 @settings(deadline=None)
-def test_every_epoch_shows_every_row_once_across_batches(rows: int, size: int, seed: int, epochs: int) -> None:
-    batches = TrainBatches(rows=examples([3] * rows, 4, packing=False), batch_size=size, seed=seed, shuffle=True)
+def test_every_epoch_shows_every_row_once_across_batches(
+    rows: int, size: int, seed: int, epochs: int
+) -> None:
+    batches = TrainBatches(
+        rows=examples([3] * rows, 4, packing=False), batch_size=size, seed=seed, shuffle=True
+    )
     steps = steps_for(rows, epochs, size)
     shown = [int(row[0]) // 100 for step in range(steps) for row in batches.batch(step)["inputs"]]
     for epoch in range(epochs):
@@ -85,7 +89,11 @@ def test_the_order_is_fixed_for_all_time() -> None:
 
 def test_without_shuffling_rows_come_in_their_order() -> None:
     batches = TrainBatches(rows=examples([2] * 4, 2, packing=False), batch_size=2, seed=1, shuffle=False)
-    assert [[int(row[0]) // 100 for row in batches.batch(step)["inputs"]] for step in range(3)] == [[0, 1], [2, 3], [0, 1]]
+    assert [[int(row[0]) // 100 for row in batches.batch(step)["inputs"]] for step in range(3)] == [
+        [0, 1],
+        [2, 3],
+        [0, 1],
+    ]
 
 
 def test_evaluation_shows_every_row_once_and_fills_up_with_rows_of_no_weight() -> None:

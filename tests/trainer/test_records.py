@@ -45,13 +45,17 @@ def result(root: Path) -> StageResult:
 def test_a_failure_is_recorded_told_to_kubernetes_and_becomes_its_exit_code(tmp_path: Path) -> None:
     made = attempt(tmp_path)
     made.begin()
-    error = StageError(ExitCode.BAD_DATA, "DatasetEmpty", "the dataset is empty", where="spec.datasets.train[0]")
+    error = StageError(
+        ExitCode.BAD_DATA, "DatasetEmpty", "the dataset is empty", where="spec.datasets.train[0]"
+    )
     assert made.failed(error) == 65
     found = result(tmp_path)
     assert (found.outcome, found.exit_code) == (Outcome.FAILED, 65)
     assert found.failure is not None
     assert found.failure.reason == "DatasetEmpty"
-    assert (tmp_path / "termination").read_text() == "DatasetEmpty: spec.datasets.train[0]: the dataset is empty."
+    assert (
+        tmp_path / "termination"
+    ).read_text() == "DatasetEmpty: spec.datasets.train[0]: the dataset is empty."
     assert {p.name for p in (tmp_path / "run/attempts/prep-1").iterdir()} == {
         "request.json", "result.json", "failure.json", "log-tail.txt",
     }  # fmt: skip
@@ -110,15 +114,17 @@ def test_the_cause_counts_where_the_error_itself_says_nothing() -> None:
 
 
 def test_short_values_and_paths_are_no_secrets() -> None:
-    redact = Redactor({"HF_TOKEN": "abc", "HF_TOKEN_PATH": "/root/token", "MY_SECRET": "s3cr3t-value"})
-    assert redact("abc /root/token s3cr3t-value") == f"abc /root/token {BLOT}"
+    redact = Redactor({"HF_TOKEN": "abc", "HF_TOKEN_PATH": "/run/secrets/token", "MY_SECRET": "s3cr3t-value"})
+    assert redact("abc /run/secrets/token s3cr3t-value") == f"abc /run/secrets/token {BLOT}"
 
 
 def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_path: Path) -> None:
     folder, store = RunFolder(f"file://{tmp_path}"), open_store()
 
     def train(start: int, end: int, attempt: int) -> None:
-        report = Report(folder, store, attempt=attempt, total_steps=9, start_step=start, now=lambda: NOW, pause=0)
+        report = Report(
+            folder, store, attempt=attempt, total_steps=9, start_step=start, now=lambda: NOW, pause=0
+        )
         for step in range(start + 1, end + 1):
             report.step(step, Metrics(loss=1 / step, tokens=10), 0.5)
         report.evaluation(EvaluationPoint(step=end, loss=0.5, perplexity=1.6, tokens=3))

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings as hypothesis_settings, strategies as st
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from finetune_contract import Hyperparameters, MeshSpec
 from finetune_trainer.errors import StageError
@@ -15,7 +17,9 @@ from tests.trainer.requests import request
 
 
 def hyperparameters(**fields: Any) -> Hyperparameters:
-    return Hyperparameters.model_validate({"steps": 10, "global_batch_size": 8, "learning_rate": 1.0, **fields})
+    return Hyperparameters.model_validate(
+        {"steps": 10, "global_batch_size": 8, "learning_rate": 1.0, **fields}
+    )
 
 
 def learning_rates(h: Hyperparameters, steps: int) -> list[float]:
@@ -92,7 +96,9 @@ def test_every_setting_is_one_that_maxtext_knows(tmp_path: Path) -> None:
 
     plan = read(qwen3(tmp_path))
     for method in ({}, {"lora": {"rank": 4, "alpha": 8.0}}):
-        made = settings.settings(request(tmp_path, "Train", method=method), plan, steps=9, platform="tpu", output="/x")
+        made = settings.settings(
+            request(tmp_path, "Train", method=method), plan, steps=9, platform="tpu", output="/x"
+        )
         assert made.keys() <= MaxTextConfig.model_fields.keys()
 
 
@@ -106,7 +112,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("given_", "reason", "fix"), REFUSED, ids=[r[1] + str(i) for i, r in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    ("given_", "reason", "fix"), REFUSED, ids=[r[1] + str(i) for i, r in enumerate(REFUSED)]
+)
 def test_overrides_that_cannot_be_are_refused(given_: dict[str, str], reason: str, fix: str) -> None:
     from maxtext.configs.types import MaxTextConfig
 

@@ -99,13 +99,17 @@ def test_every_assistant_turn_with_its_closing_token_is_trained_and_nothing_else
 
 def test_only_the_completion_of_a_conversation_is_trained_when_it_is_given_as_such() -> None:
     of = tokenizer(CHATML)
-    tokens = Renderer(of, train_on_prompt=False).tokens(conversation(*TWO_TURNS, trained=[False, False, False, True]))
+    tokens = Renderer(of, train_on_prompt=False).tokens(
+        conversation(*TWO_TURNS, trained=[False, False, False, True])
+    )
     assert trained_text(tokens, of) == ["second é<|im_end|>"]
 
 
 def test_contents_that_look_like_the_template_do_not_shift_the_mask() -> None:
     of = tokenizer(CHATML)
-    tricky = conversation(("user", "say assistant\n"), ("assistant", "user\nassistant\n"), ("user", "x"), ("assistant", "x"))
+    tricky = conversation(
+        ("user", "say assistant\n"), ("assistant", "user\nassistant\n"), ("user", "x"), ("assistant", "x")
+    )
     assert trained_text(Renderer(of, train_on_prompt=False).tokens(tricky), of) == [
         "user\nassistant\n<|im_end|>", "x<|im_end|>",
     ]  # fmt: skip
@@ -138,7 +142,9 @@ def test_texts_are_joined_without_a_template_and_ended_with_eos() -> None:
 
 def test_what_a_template_refuses_is_told_with_its_own_words_and_the_row() -> None:
     with pytest.raises(StageError, match=r"train\[0\], row 3: .*System role not supported"):
-        Renderer(tokenizer(GEMMA, bos=True), train_on_prompt=False).tokens(conversation(("system", "x"), *TWO_TURNS))
+        Renderer(tokenizer(GEMMA, bos=True), train_on_prompt=False).tokens(
+            conversation(("system", "x"), *TWO_TURNS)
+        )
 
 
 def test_a_template_that_leaves_a_message_out_is_told() -> None:
@@ -155,7 +161,10 @@ def test_conversations_need_a_template() -> None:
 def test_prompts_are_put_as_the_data_were_and_answers_end_where_turns_do(tmp_path: Path) -> None:
     of = tokenizer(CHATML)
     renderer = Renderer(of, train_on_prompt=False)
-    assert of.decode(renderer.prompt("hi", chat=True)) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        of.decode(renderer.prompt("hi", chat=True))
+        == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert of.decode(renderer.prompt("hi", chat=False)) == "hi"
     ends = {of.decode([token]) for token in renderer.end_ids(chat=True)}
     assert ends == {"<eos>", "<|im_end|>"}

@@ -11,7 +11,7 @@ from finetune_trainer.stages.engine_config import training_config
 from finetune_trainer.stages.inputs import converted_model
 
 
-class TrainingStopped(Exception):  # noqa: N818 - not an error
+class TrainingStopped(Exception):
     """Asked to end, and saved. Carries what there is to tell."""
 
     def __init__(self, outcome: TrainOutcome) -> None:

@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _LOG_SECONDS = 1.0
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to end, and has saved
+class Stopped(Exception):
     """Training ended on request at ``step``; a checkpoint of that step exists, unless it is the one it began with."""
 
     def __init__(self, step: int) -> None:
@@ -143,7 +143,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         self._clean = True
 
     def _log(self, metrics: Metrics, step: int, seconds: float) -> None:
-        """TensorBoard through MaxText (its own hook would stack Tunix's whole history at every step), a console line."""
+        """TensorBoard through MaxText (its hook would stack Tunix's whole history at every step), a console line."""
         values = {
             "scalar": {
                 "learning/loss": metrics.loss,
