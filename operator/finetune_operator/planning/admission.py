@@ -43,7 +43,8 @@ def admit(job: Object, profiles: Sequence[Object]) -> Admission:
     fixed = merge(
         merged, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
     )
-    return Admission(snapshot=make_snapshot(job, profile, fixed), plan=provisional)
+    snapshot = make_snapshot(job, profile, fixed)
+    return Admission(snapshot=snapshot, plan=make_plan(job, snapshot))
 
 
 def replan(job: Object, snapshot: Snapshot) -> Plan:

@@ -1,0 +1,138 @@
+"""JobSets, whole, against golden files (``UPDATE_GOLDEN=1 pytest tests/unit/rendering`` writes them)."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune_contract import Stage, StageRequest
+from finetune_operator.catalog import TpuShape, all_shapes
+from finetune_operator.planning import Refused
+from finetune_operator.planning.topology import PROVEN_FAMILIES
+from finetune_operator.rendering import plan_offline
+from tests.unit.lifecycle.world import job, profile
+
+GOLDEN = Path(__file__).parent / "golden"
+
+ONE_HOST = job()
+TWO_HOSTS_LORA = job(resources={"tpu": "v6e-8"}, method={"type": "SFT", "lora": {"rank": 8}})
+HUB = job(
+    model={"huggingFace": {"repo": "Qwen/Qwen3-0.6B"}},
+    huggingFaceTokenSecretRef={"name": "hub", "key": "token"},
+    resources={"tpu": "v6e-4"},
+)
+CASES = [
+    ("one-host-full", ONE_HOST, list(Stage)),
+    ("two-hosts-lora", TWO_HOSTS_LORA, [Stage.TRAIN, Stage.EVALUATE]),
+    ("hub-token", HUB, [Stage.CONVERT]),
+]
+
+
+def rendered(wanted: Any) -> dict[Stage, dict[str, Any]]:
+    return dict(plan_offline(wanted, profile()))
+
+
+def pod(jobset: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return spec
+
+
+def env(jobset: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each for each in pod(jobset)["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize(
+    ("case", "wanted", "stage"), [(case, wanted, stage) for case, wanted, stages in CASES for stage in stages]
+)
+def test_the_jobset_is_the_golden_one(case: str, wanted: Any, stage: Stage) -> None:
+    path = GOLDEN / f"{case}-{stage.short}.yaml"
+    text = yaml.safe_dump(rendered(wanted)[stage], sort_keys=False, width=110)
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_pods_are_restricted(stage: Stage) -> None:
+    spec = pod(rendered(HUB)[stage])
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_secrets_are_references_and_go_only_where_the_hub_is_read() -> None:
+    reference = {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert all(env(jobset)["HF_TOKEN"]["valueFrom"] == reference for jobset in rendered(HUB).values())
+    local = {name: value for name, value in HUB.items() if name != "spec"} | {
+        "spec": HUB["spec"] | {"model": {"uri": "gs://models/tiny"}}
+    }
+    assert [stage for stage, jobset in rendered(local).items() if "HF_TOKEN" in env(jobset)] == [
+        Stage.PREFLIGHT
+    ]
+
+
+def test_only_train_and_evaluate_ask_for_chips() -> None:
+    asking = [stage for stage, jobset in rendered(ONE_HOST).items() if "google.com/tpu" in json.dumps(jobset)]
+    assert asking == [Stage.TRAIN, Stage.EVALUATE]
+
+
+def test_only_slices_of_several_hosts_take_a_pool_for_themselves() -> None:
+    key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+    assert key not in rendered(ONE_HOST)[Stage.TRAIN]["metadata"]["annotations"]
+    assert (
+        rendered(TWO_HOSTS_LORA)[Stage.TRAIN]["metadata"]["annotations"][key]
+        == "cloud.google.com/gke-nodepool"
+    )
+
+
+@given(prompt=st.text(min_size=1, max_size=40).filter(lambda text: text.isprintable()))
+def test_the_request_survives_the_expansion_of_environment_values(prompt: str) -> None:
+    value = env(rendered(job(evaluation={"prompts": [f"$(HOME) ${prompt}"]}))[Stage.TRAIN])[
+        "FINETUNE_REQUEST"
+    ]["value"]
+    assert "$" not in value.replace("$$", "")
+    request = StageRequest.model_validate_json(value.replace("$$", "$"))
+    assert request.evaluation.prompts == [f"$(HOME) ${prompt}"]
+
+
+def test_the_longest_names_fit() -> None:
+    wanted = job()
+    wanted["metadata"] = wanted["metadata"] | {"name": "a" * 28}
+    for stage, jobset in plan_offline(wanted, profile()):
+        group = jobset["spec"]["replicatedJobs"][0]["name"]
+        last = jobset["metadata"]["name"].replace(f"{stage.short}-1", f"{stage.short}-999")
+        assert len(f"{last}-{group}-0-63-xxxxx") <= 63
+
+
+@given(st.sampled_from([shape for shape in all_shapes() if shape.family in PROVEN_FAMILIES]))
+def test_pods_times_chips_is_the_slice(shape: TpuShape) -> None:
+    flavor = {
+        "name": "only",
+        "capacity": "OnDemand",
+        "accelerator": shape.accelerator,
+        "topologies": [shape.topology],
+        "chipsPerHost": shape.chips_per_host,
+    }
+    wanted = job(resources={"accelerator": shape.accelerator, "topology": shape.topology})
+    jobset = dict(plan_offline(wanted, profile(flavors=[flavor])))[Stage.TRAIN]
+    hosts = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"]
+    chips = int(pod(jobset)["containers"][0]["resources"]["limits"]["google.com/tpu"])
+    assert hosts * chips == shape.chips
+
+
+def test_a_request_larger_than_an_environment_is_refused() -> None:
+    overrides = {f"key_{number}": "é" * 1024 for number in range(64)}
+    with pytest.raises(Refused, match="RequestTooLarge|98304"):
+        plan_offline(job(engineOverrides=overrides), profile())
