@@ -9,11 +9,15 @@ FULL = {"method": {"type": "SFT"}}
 
 
 def test_two_hosts_train_to_the_loss_of_one_process_on_the_same_global_batch(bench: Workbench) -> None:
-    bench.apply(finetune_job("two", resources={"tpu": "v6e-2x4", "chipsPerHost": 4}, **FULL))
+    bench.apply(
+        finetune_job(
+            "two", resources={"accelerator": "tpu-v6e-slice", "topology": "2x4", "chipsPerHost": 4}, **FULL
+        )
+    )
     train = bench.wait("two", lambda job: job.get("status", {}).get("stage") == "Train")
     pods = bench.list("pods", job="two", stage="Train")
     two = bench.succeed("two")
-    bench.apply(finetune_job("one", resources={"tpu": "v6e-2x2"}, **FULL))
+    bench.apply(finetune_job("one", resources={"accelerator": "tpu-v6e-slice", "topology": "2x2"}, **FULL))
     one = bench.succeed("one")
 
     assert train["status"]["resolved"]["resources"]["hosts"] == 2

@@ -243,7 +243,7 @@ def finetune_job(name: str, *, lora: bool = False, **spec: Any) -> Object:
             "learningRate": "1e-2",
             "computePrecision": "FP32",
         },
-        "resources": {"tpu": "v6e-2x2"},
+        "resources": {"accelerator": "tpu-v6e-slice", "topology": "2x2"},
         "evaluation": {"prompts": ["What is the capital of France?"]},
     }
     return {

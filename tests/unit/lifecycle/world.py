@@ -55,7 +55,7 @@ class ConflictError(Exception):
     """The name is taken."""
 
 
-class Crash(Exception):  # noqa: N818
+class Crash(Exception):
     """The operator was killed."""
 
 
