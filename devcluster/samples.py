@@ -91,9 +91,8 @@ def put(item: Input, endpoint: str) -> None:
 
 def client(endpoint: str) -> storage.Client:
     """A client of the emulator; it asks for no credentials."""
-    return storage.Client(
-        project="local", credentials=AnonymousCredentials(), client_options={"api_endpoint": endpoint}
-    )
+    anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call]
+    return storage.Client(project="local", credentials=anonymous, client_options={"api_endpoint": endpoint})
 
 
 def read(uri: str, environment: Mapping[str, str]) -> bytes:

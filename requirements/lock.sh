@@ -7,6 +7,7 @@ compile() { "$uv" pip compile --quiet --python-version 3.12 --generate-hashes --
 
 compile requirements/tools.in -o requirements/tools.txt
 # finetune-contract is this repository's own: installed from its folder.
+compile requirements/build.in -o requirements/build.txt
 compile pyproject.toml --no-emit-package finetune-contract -o requirements/operator.txt
 compile pyproject.toml --group dev --no-emit-package finetune-contract -o requirements/dev.txt
 compile trainer_image/requirements.in -o trainer_image/requirements.txt

@@ -31,7 +31,7 @@ class Fault:
         return render_path(self.location)
 
 
-class InvalidObject(ValueError):  # noqa: N818  it is an answer, not a fault
+class InvalidObject(ValueError):
     """The object does not follow the API. ``path`` and ``message`` are those of the first fault."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:

@@ -3,7 +3,7 @@
 from finetune_operator.api import Reason
 
 
-class Refused(Exception):  # noqa: N818  it is an answer, not a fault
+class Refused(Exception):
     """The job cannot run as it stands; looked at again when the job or a profile changes.
 
     ``message`` is a whole sentence: where, saw, expected, one fix.

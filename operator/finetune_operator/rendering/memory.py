@@ -16,7 +16,7 @@ _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 1024, 1408, 1952, 38
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
-class CpuPoolTooSmall(ValueError):  # noqa: N818  it is an answer, not a fault
+class CpuPoolTooSmall(ValueError):
     """The stage needs more memory than the profile's CPU nodes have."""
 
 

@@ -134,5 +134,5 @@ def test_pods_times_chips_is_the_slice(shape: TpuShape) -> None:
 
 def test_a_request_larger_than_an_environment_is_refused() -> None:
     overrides = {f"key_{number}": "é" * 1024 for number in range(64)}
-    with pytest.raises(Refused, match="RequestTooLarge|98304"):
+    with pytest.raises(Refused, match=r"RequestTooLarge|98304"):
         plan_offline(job(engineOverrides=overrides), profile())

@@ -1,0 +1,232 @@
+"""The operator's own latencies, writes and memory on a real control plane.
+
+    python -m tests.bench [--runs 5] [--jobs 50] [--memory 100 1000]
+
+No stage runs: pods are bound to nodes whose agent is stopped, and this program writes what a trainer would have
+written and marks the JobSet as completed. Times are this program's: from its request, or from the watch event that
+it saw, to the watch event that shows the operator's answer. Prints Markdown tables of medians over the runs.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from devcluster.kube import Kube, Object
+from devcluster.testing import Cluster
+from finetune_contract import StageRequest
+from tests.integration import trainer_double
+
+PROFILE = "bench"
+JOBS = "/apis/tpu-finetune.dev/v1alpha1/namespaces/{}/finetunejobs"
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"
+WRITES = ("create", "apply", "patch", "delete")
+PATIENCE = 300
+
+
+class Run:
+    """One run of ``count`` jobs through all stages, all of them in flight at once."""
+
+    def __init__(self, kube: Kube, namespace: str, count: int) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._names = [f"j{number}" for number in range(count)]
+        self._applied: dict[str, float] = {}
+        self._finished: dict[str, float] = {}
+        """By job: when its last JobSet was seen to be finished."""
+        self._valid: set[str] = set()
+        self._shown: set[tuple[str, str]] = set()
+        self._created: set[str] = set()
+        self._completed: set[str] = set()
+        self._succeeded: set[str] = set()
+        self._all_done = asyncio.Event()
+        self._completing: set[asyncio.Task[None]] = set()
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    async def go(self) -> Mapping[str, list[float]]:
+        async with asyncio.TaskGroup() as group:
+            watches = [group.create_task(self._watch_jobs()), group.create_task(self._watch_jobsets())]
+            for name in self._names:
+                self._applied[name] = time.monotonic()
+                await self._kube.create(
+                    JOBS.format(self._namespace), trainer_double.job(self._namespace, name, PROFILE)
+                )
+            async with asyncio.timeout(PATIENCE):
+                await self._all_done.wait()
+            for watch in watches:
+                watch.cancel()
+        return self.seconds
+
+    async def _watch_jobs(self) -> None:
+        async for event in self._kube.watch(JOBS.format(self._namespace)):
+            now = time.monotonic()
+            for job in event.objects:
+                self._job(job, now)
+
+    def _job(self, job: Object, now: float) -> None:
+        name, status = job["metadata"]["name"], job["status"]
+        conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
+        if conditions.get("Valid") == "True" and name not in self._valid:
+            self._valid.add(name)
+            self.seconds["apply → Valid"].append(now - self._applied[name])
+        for stage in status.get("stages", []):
+            shown = (name, stage["name"])
+            if stage["phase"] == "Succeeded" and shown not in self._shown and name in self._finished:
+                self._shown.add(shown)
+                self.seconds["JobSet finished → status"].append(now - self._finished[name])
+        if conditions.get("Finished") == "True":
+            self._succeeded.add(name)
+            if len(self._succeeded) == len(self._names):
+                self._all_done.set()
+
+    async def _watch_jobsets(self) -> None:
+        async for event in self._kube.watch(JOBSETS.format(self._namespace)):
+            now = time.monotonic()
+            for jobset in event.objects:
+                self._jobset(jobset, now)
+
+    def _jobset(self, jobset: Object, now: float) -> None:
+        name = jobset["metadata"]["name"]
+        job = jobset["metadata"]["labels"]["tpu-finetune.dev/job"]
+        if name not in self._created:
+            self._created.add(name)
+            if job in self._finished:
+                self.seconds["JobSet finished → next JobSet"].append(now - self._finished[job])
+            else:
+                self.seconds["apply → first JobSet"].append(now - self._applied[job])
+            task = asyncio.create_task(self._complete(jobset))
+            self._completing.add(task)
+            task.add_done_callback(self._completing.discard)
+        ended = any(each["type"] == "Completed" for each in jobset.get("status", {}).get("conditions", []))
+        if ended and name not in self._completed:
+            self._completed.add(name)
+            self._finished[job] = now
+
+    async def _complete(self, jobset: Object) -> None:
+        """What a trainer and the JobSet controller do: the records, then the condition."""
+        # Until all jobs of the run have begun: they are to be in flight at once.
+        while len(self._created) < len(self._names):
+            await asyncio.sleep(0.05)
+        now = datetime.now(UTC)
+        trainer_double.write(trainer_double.records(_request(jobset), now))
+        condition = {
+            "type": "Completed",
+            "status": "True",
+            "reason": "AllJobsCompleted",
+            "message": "jobset completed successfully",
+            "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        path = f"{JOBSETS.format(self._namespace)}/{jobset['metadata']['name']}/status"
+        await self._kube.patch(path, {"status": {"terminalState": "Completed", "conditions": [condition]}})
+
+
+def _request(jobset: Object) -> StageRequest:
+    """Out of the pod template's environment, where ``$`` is written ``$$``."""
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    value = next(each["value"] for each in container["env"] if each["name"] == "FINETUNE_REQUEST")
+    return StageRequest.model_validate_json(value.replace("$$", "$"))
+
+
+def api_writes(cluster: Cluster) -> dict[str, float]:
+    """``verb resource`` -> successful writes since the operator's start, from its own metrics."""
+    found: dict[str, float] = {}
+    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.ports['operator-metrics']}/metrics") as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("finetune_api_requests_total{"):
+                labels, value = line.removeprefix("finetune_api_requests_total{").split("} ")
+                pairs = dict(part.split("=") for part in labels.replace('"', "").split(","))
+                if pairs["verb"] in WRITES and pairs["code"].startswith("2"):
+                    key = f"{pairs['verb']} {pairs['resource']}"
+                    found[key] = found.get(key, 0) + float(value)
+    return found
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+async def runs(cluster: Cluster, folder: Path, count: int, number: int) -> None:
+    cluster.apply(trainer_double.profile(PROFILE, folder))
+    medians: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    writes: dict[str, list[float]] = defaultdict(list)
+    async with Kube.of(cluster.kubeconfig) as kube:
+        for _ in range(number):
+            namespace = await asyncio.to_thread(cluster.namespace, "bench")
+            before = await asyncio.to_thread(api_writes, cluster)
+            seconds = await Run(kube, namespace, count).go()
+            after = await asyncio.to_thread(api_writes, cluster)
+            for name, values in seconds.items():
+                medians[name].append((percentile(values, 0.5), percentile(values, 0.99)))
+            for name, value in after.items():
+                writes[name].append((value - before.get(name, 0)) / count)
+            print(json.dumps({name: pairs[-1] for name, pairs in medians.items()}), file=sys.stderr)
+            await kube.delete(f"/api/v1/namespaces/{namespace}")
+    print(f"\nLatency with {count} jobs in flight, medians of {number} runs, milliseconds\n")
+    print("| from → to | p50 | p99 |\n|---|---|---|")
+    for name, pairs in medians.items():
+        p50, p99 = (statistics.median(pair[index] for pair in pairs) * 1000 for index in (0, 1))
+        print(f"| {name} | {p50:.0f} | {p99:.0f} |")
+    print("\nWrites to the API server per job (five stages)\n\n| verb and resource | writes |\n|---|---|")
+    for name, values in sorted(writes.items()):
+        print(f"| {name} | {statistics.median(values):.1f} |")
+
+
+async def memory(cluster: Cluster, steps: list[int]) -> None:
+    """Jobs that are admitted and suspended: the operator knows them all, and nothing else fills the machine."""
+    cluster.stop("operator")
+    cluster.start("operator")
+    namespace = await asyncio.to_thread(cluster.namespace, "memory")
+    print("\n| jobs | operator's resident memory, MiB |\n|---|---|")
+    made = 0
+    async with Kube.of(cluster.kubeconfig) as kube:
+        for step in [0, *steps]:
+            while made < step:
+                manifest = trainer_double.job(namespace, f"m{made}", PROFILE)
+                manifest["spec"]["suspend"] = True  # type: ignore[index]
+                await kube.create(JOBS.format(namespace), manifest)
+                made += 1
+            async with asyncio.timeout(PATIENCE):
+                async for event in kube.watch(JOBS.format(namespace)):
+                    # Each watch begins with all that exists; the last one to be looked at ends the wait.
+                    if event.type == "SYNCED" and all(_looked_at(job) for job in event.objects):
+                        break
+                    if event.type != "SYNCED" and all(
+                        _looked_at(job) for job in await kube.list(JOBS.format(namespace))
+                    ):
+                        break
+            resident = cluster.status()["operator"]["memory"] / 2**20
+            print(f"| {step} | {resident:.0f} |", flush=True)
+
+
+def _looked_at(job: Object) -> bool:
+    return bool(job["status"]["observedGeneration"] >= 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--memory", type=int, nargs="*", default=[100, 1000])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        folder = Path(temporary)
+        with Cluster.started(folder / "cluster", warm=False) as cluster:
+            cluster.stop("node-agent")
+            cluster.start("operator")
+            asyncio.run(runs(cluster, folder, options.jobs, options.runs))
+            asyncio.run(memory(cluster, options.memory))
+
+
+if __name__ == "__main__":
+    main()
