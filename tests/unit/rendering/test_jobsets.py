@@ -1,7 +1,6 @@
-"""JobSets, whole, against golden files (``UPDATE_GOLDEN=1 pytest tests/unit/rendering`` writes them)."""
+"""JobSets, whole, against golden files (:mod:`tests.snapshots`)."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from finetune_operator.catalog import TpuShape, all_shapes
 from finetune_operator.planning import Refused
 from finetune_operator.planning.topology import PROVEN_FAMILIES
 from finetune_operator.rendering import plan_offline
+from tests.snapshots import check
 from tests.unit.lifecycle.world import job, profile
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -50,12 +50,8 @@ def env(jobset: dict[str, Any]) -> dict[str, Any]:
     ("case", "wanted", "stage"), [(case, wanted, stage) for case, wanted, stages in CASES for stage in stages]
 )
 def test_the_jobset_is_the_golden_one(case: str, wanted: Any, stage: Stage) -> None:
-    path = GOLDEN / f"{case}-{stage.short}.yaml"
     text = yaml.safe_dump(rendered(wanted)[stage], sort_keys=False, width=110)
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert text == path.read_text()
+    check(GOLDEN / f"{case}-{stage.short}.yaml", text)
 
 
 @pytest.mark.parametrize("stage", Stage)
