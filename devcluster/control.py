@@ -98,16 +98,19 @@ def call(state: State, request: Mapping[str, Any], say: Callable[[str], None] = 
                 connection.connect(path)
         except OSError as error:
             raise ClusterError(f"no cluster runs in {state.root}; start one with `up`") from error
-        connection.sendall(json.dumps(request).encode() + b"\n")
-        with connection.makefile() as lines:
-            for line in lines:
-                message = json.loads(line)
-                if "say" in message:
-                    say(message["say"])
-                elif "error" in message:
-                    raise ClusterError(message["error"])
-                else:
-                    return message["done"]
+        try:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile() as lines:
+                for line in lines:
+                    message = json.loads(line)
+                    if "say" in message:
+                        say(message["say"])
+                    elif "error" in message:
+                        raise ClusterError(message["error"])
+                    else:
+                        return message["done"]
+        except OSError as error:
+            raise ClusterError(f"the supervisor went away; see {state.log('supervisor')}") from error
     raise ClusterError(f"the supervisor went away; see {state.log('supervisor')}")
 
 
