@@ -1,6 +1,7 @@
 """What users get wrong: told with file, row and fix, before any TPU is touched, and mended without help."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ MISSING: list[tuple[str, dict[str, Any], str]] = [
     (
         "no-data",
         {"datasets": {"train": [{"uri": "gs://ft-data/{ns}/later.jsonl"}], "maxSeqLength": 64}},
-        "later.jsonl",
+        "{ns}/later.jsonl",
     ),
     ("no-model", {"model": {"uri": "gs://ft-models/{ns}/later"}}, "{ns}/later"),
 ]
@@ -66,7 +67,7 @@ MISSING: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "spec", "named"), MISSING)
 def test_a_missing_input_is_named_and_the_job_recovers_when_it_appears(
-    bench: Workbench, name: str, spec: dict[str, Any], named: str, tiny_model: Any
+    bench: Workbench, name: str, spec: dict[str, Any], named: str, tiny_model: Path
 ) -> None:
     filled = json.loads(json.dumps(spec).replace("{ns}", bench.namespace))
     bench.apply(finetune_job(name, **filled))
@@ -76,8 +77,10 @@ def test_a_missing_input_is_named_and_the_job_recovers_when_it_appears(
     assert waiting["status"]["phase"] == "Validating"
     assert condition(waiting, "Finished") == "False"
 
-    bench.write(f"gs://ft-data/{bench.namespace}/later.jsonl", "\n".join(_rows(40)).encode())
-    bench.upload(tiny_model, f"gs://ft-models/{bench.namespace}/later")
+    if name == "no-data":
+        bench.write(f"gs://ft-data/{bench.namespace}/later.jsonl", "\n".join(_rows(40)).encode())
+    else:
+        bench.upload(tiny_model, f"gs://ft-models/{bench.namespace}/later")
     bench.succeed(name)
 
 
