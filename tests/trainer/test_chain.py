@@ -162,7 +162,7 @@ def test_a_loss_that_is_no_number_ends_the_training_before_it_is_saved(
     assert not list((stages.root / "diverged/train/checkpoints").glob("[0-9]*"))
 
 
-def test_packed_rows_train_to_the_same_evaluation(stages: Stages, converted: str) -> None:
+def test_packed_rows_are_trained(stages: Stages, converted: str) -> None:
     result = stages.run(
         "Train", "packed", converted=converted, data={"packing": True}, hyperparameters={"steps": 4}
     )
