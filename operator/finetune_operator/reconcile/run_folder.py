@@ -80,7 +80,7 @@ class RunFolderReader:
                 result=await self._immutable(run.result(short, number), StageResult)
                 if "result.json" in names
                 else None,
-                failure=await self._immutable(run.failure(short, number), Failure)
+                failure=await self._fresh(run.failure(short, number), Failure)
                 if "failure.json" in names
                 else None,
             )
@@ -93,8 +93,7 @@ class RunFolderReader:
         # The trainer writes its last progress before its result: after a success, the file stands still.
         if any(files.result and files.result.outcome is Outcome.SUCCEEDED for files in trained):
             return await self._immutable(run.progress, Progress)
-        content = await self._store.read(run.progress)
-        return None if content is None else _parsed(run.progress, content, Progress)
+        return await self._fresh(run.progress, Progress)
 
     async def _convert_manifest(
         self, cache: CacheLayout, attempts: dict[AttemptKey, AttemptFiles]
@@ -103,9 +102,12 @@ class RunFolderReader:
         if fingerprint is None:
             return None
         # Not remembered: people may empty the cache, and a hit must not outlive its files.
-        uri = cache.convert_manifest(fingerprint)
+        return await self._fresh(cache.convert_manifest(fingerprint), ConvertManifest)
+
+    async def _fresh[T: BaseModel](self, uri: str, model: type[T]) -> T | None:
+        """A file that may change: the operator's own judgement replaces a trainer's failure record."""
         content = await self._store.read(uri)
-        return None if content is None else _parsed(uri, content, ConvertManifest)
+        return None if content is None else _parsed(uri, content, model)
 
     async def _immutable[T: BaseModel](self, uri: str, model: type[T]) -> T | None:
         """A file that is written once. None where it is not there (yet)."""
