@@ -61,6 +61,16 @@ async def test_written_once_is_read_once(store: FakeStore) -> None:
     assert store.calls.count(f"read {RUN.result('prep', 1)}") == 1
 
 
+async def test_a_failure_that_the_operator_judged_anew_is_seen_at_once(store: FakeStore) -> None:
+    put(store, RUN.failure("train", 1), Failure(code=1, reason="ProcessDied", message="a peer was gone"))
+    reader = RunFolderReader(store)
+    await reader.view(FOLDERS)
+    judged = Failure(code=75, reason="Preempted", message="Kubernetes took a pod away")
+    put(store, RUN.failure("train", 1), judged)
+    view = await reader.view(FOLDERS)
+    assert view.attempts[AttemptKey(Stage.TRAIN, 1)].failure == judged
+
+
 async def test_memory_is_bounded(store: FakeStore) -> None:
     for number in range(1, 6):
         put(store, RUN.result("prep", number), result(Stage.PREFLIGHT, number))
