@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from finetune_contract import StageRequest
 from finetune_trainer.errors import StageError
@@ -95,7 +96,7 @@ def _standard_output_to_error() -> Iterator[None]:
         os.close(kept)
 
 
-def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, object]:
+def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     import jax
 
     from finetune_trainer import conversion, engine, families

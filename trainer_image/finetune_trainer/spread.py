@@ -15,6 +15,6 @@ def to_devices(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arr
     does not depend on how devices are dealt out to processes."""
     sharding = NamedSharding(mesh, PartitionSpec(ROW_AXES))
     return {
-        name: jax.make_array_from_callback(array.shape, sharding, lambda index, a=array: a[index])
+        name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
         for name, array in batch.items()
     }

@@ -49,7 +49,8 @@ class TokenFile:
             self._file = None
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        return np.diff(np.asarray([0, *self._ends], np.int64))
+        ends = np.asarray([0, *self._ends], np.int64)
+        return ends[1:] - ends[:-1]
 
     def read(self, index: int) -> Tokens:
         if self._words is None:

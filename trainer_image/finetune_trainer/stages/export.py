@@ -3,6 +3,7 @@
 from finetune_contract import Artifact, EvaluateOutcome, ExportOutcome, PreflightOutcome
 from finetune_trainer import engine, export, families
 from finetune_trainer.export import CardFacts, Published
+from finetune_trainer.export.publish import Kind
 from finetune_trainer.models import LocalModel
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.inputs import trained_parameters
@@ -38,7 +39,7 @@ def run(context: Context) -> ExportOutcome:
     homes = {"model": context.folder.model, "adapter": context.folder.adapter}
     artifacts: list[Artifact] = []
     for name, folder in folders.items():
-        kind = "HuggingFace" if name == "model" else "Adapter"
+        kind: Kind = "HuggingFace" if name == "model" else "Adapter"
         artifacts.append(_artifact(name, export.publish(folder, homes[name], kind, context.store)))
         for destination in request.export.destinations:
             # Two folders at one destination: the adapter goes below the model.
