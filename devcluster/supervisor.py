@@ -38,6 +38,8 @@ class _Slot:
     last_exit: int | None = None
     keeper: asyncio.Task[None] | None = None
     failures: int = 0
+    #: Its next death was asked for, and says nothing about it.
+    signalled: bool = False
     running: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -93,6 +95,7 @@ class Supervisor:
         if slot is None or slot.process is None or slot.process.returncode is not None:
             raise ClusterError(f"{name} is not running; running: {', '.join(self.running()) or 'nothing'}")
         slot.running.clear()
+        slot.signalled = True
         _signal(slot.process.pid, number)
 
     async def restarted(self, name: str) -> None:
@@ -143,8 +146,11 @@ class Supervisor:
             if not slot.wanted:
                 return
             lived = time.monotonic() - slot.started
-            slot.failures = 1 if lived > STABLE_SECONDS else slot.failures + 1
-            pause = min(FIRST_RESTART_SECONDS * 2 ** (slot.failures - 1), LONGEST_RESTART_SECONDS)
+            if slot.signalled or lived > STABLE_SECONDS:
+                slot.failures = 0
+            slot.failures += not slot.signalled
+            slot.signalled = False
+            pause = min(FIRST_RESTART_SECONDS * 2 ** max(slot.failures - 1, 0), LONGEST_RESTART_SECONDS)
             print(
                 f"{slot.component.name} exited with {slot.last_exit} after {lived:.0f} s; again in {pause} s",
                 flush=True,

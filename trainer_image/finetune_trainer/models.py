@@ -10,7 +10,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.fingerprint import LAYOUT
 from finetune_trainer.hub import snapshot
-from finetune_trainer.storage import Entry, Store, name_of
+from finetune_trainer.storage import Entry, Store
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _SMALL = ("*.json", "*.jinja", "tokenizer.model", "README.md", "LICENSE*", "NOTICE", "USE_POLICY.md")
@@ -72,23 +72,38 @@ def _fetch(
             where=f"{where}.uri", saw=source.uri, expected="a folder in Hugging Face format",
             fix="Correct the address, or put the model there.",
         )  # fmt: skip
-    if whole and not any(entry.uri.endswith(".safetensors") for entry in entries):
-        raise StageError(
-            ExitCode.INPUT_MISSING, "WeightsMissing", "the folder has no safetensors weights", where=f"{where}.uri",
-            saw=f"{source.uri} with {', '.join(name_of(entry.uri) for entry in entries[:4])}",
-            expected="model.safetensors, or shards with model.safetensors.index.json",
-            fix="Save the model with save_pretrained(..., safe_serialization=True) and upload the folder again.",
-        )  # fmt: skip
+    if whole:
+        _require_model(source.uri, {_relative(entry, source.uri) for entry in entries}, where)
     return store.fetch_folder(source.uri, scratch, include=include), _digest(entries, source.uri)
+
+
+def _require_model(uri: str, names: set[str], where: str) -> None:
+    """Config and weights lie in the folder itself. Raises ``StageError`` 66 with what is there instead."""
+    if "config.json" not in names:
+        reason, missing = "ConfigMissing", "config.json"
+        fix = "Name the folder that save_pretrained wrote."
+    elif not any(name.endswith(".safetensors") and "/" not in name for name in names):
+        reason, missing = "WeightsMissing", "safetensors weights"
+        fix = "Save the model with save_pretrained(..., safe_serialization=True) and upload the folder again."
+    else:
+        return
+    shown = ", ".join(sorted(names)[:4]) + (", …" if len(names) > 4 else "")
+    raise StageError(
+        ExitCode.INPUT_MISSING, reason, f"the folder has no {missing}", where=f"{where}.uri", saw=f"{uri} with {shown}",
+        expected="config.json, the tokenizer's files, and model.safetensors or its shards with their index", fix=fix,
+    )  # fmt: skip
+
+
+def _relative(entry: Entry, folder: str) -> str:
+    return entry.uri.removeprefix(folder.rstrip("/") + "/")
 
 
 def _digest(entries: Iterable[Entry], uri: str) -> str:
     """The same files give the same digest wherever they lie."""
-    prefix = uri.rstrip("/") + "/"
     lines = [
         f"{name} {entry.size} {entry.crc32c}"
         for entry in entries
-        if (name := entry.uri.removeprefix(prefix)) == "config.json"
+        if (name := _relative(entry, uri)) == "config.json"
         or name.endswith(("safetensors", "safetensors.index.json"))
     ]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:32]
