@@ -123,8 +123,8 @@ ImageRef = Annotated[str, Field(pattern=r"^[^\s]+$", min_length=1, max_length=51
 Quantity = Annotated[
     str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$", max_length=32)
 ]
-TpuName = Annotated[str, Field(pattern=r"^[a-z0-9]+-[0-9]+$", max_length=24)]
-"""``v6e-16``: family and size, as Google names them."""
+TpuName = Annotated[str, Field(pattern=r"^[a-z0-9]+-[0-9]+(x[0-9]+(x[0-9]+)?)?$", max_length=24)]
+"""``v6e-16``: family and size, as Google names them; or family and topology, ``v6e-4x4``, ``v5p-2x2x4``."""
 Topology = Annotated[str, Field(pattern=r"^[0-9]+x[0-9]+(x[0-9]+)?$", max_length=16)]
 ReasonText = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", min_length=1, max_length=63)]
 """CamelCase, for programs."""

@@ -52,8 +52,8 @@ class Resources(ApiModel):
     controller: Controller | None = None
     """McJAX: one JAX process per host. Pathways: one client over all slices. Default: McJAX."""
     tpu: TpuName | None = None
-    """Shorthand, for example v6e-16; or accelerator and topology. Neither: the cheapest allowed flavor that
-    fits."""
+    """Shorthand: family and size as Google names them, for example v6e-16, or family and topology, v6e-4x4 or
+    v5p-2x2x4. Or set accelerator and topology. Neither: the cheapest allowed flavor that fits."""
     accelerator: ShortText | None = None
     """GKE's accelerator label, for example tpu-v6e-slice; needs topology."""
     topology: Topology | None = None

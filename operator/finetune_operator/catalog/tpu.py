@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+#: How many alternatives an error names.
+_NEAR = 4
+
 
 class CatalogError(ValueError):
     """No shape, or more than one, answers to what was asked."""
@@ -96,20 +99,25 @@ def _default_topologies() -> dict[str, str]:
 
 
 def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
-    """The slice of a shorthand: ``v6e-4`` (chips) or ``v6e-2x4`` (topology).
+    """The slice of a shorthand: ``v6e-4`` (Google's number) or ``v6e-2x4``, ``v5p-2x2x4`` (topology).
 
     Raises CatalogError when unknown (with the nearest names) or ambiguous without ``chips_per_host``.
     """
-    family, _, rest = name.partition("-")
-    if re.fullmatch(r"\d+(x\d+)+", rest) and family in _accelerator_of_family():
-        return shape_by_topology(_accelerator_of_family()[family], rest, chips_per_host=chips_per_host)
-    wanted = f"v5litepod-{rest}" if family == "v5e" and rest.isdigit() else name
+    prefix, _, rest = name.partition("-")
+    # MaxText and gcloud differ in the name of this family; the file has gcloud's.
+    family = "v5e" if prefix == "v5litepod" else prefix
+    accelerator = _accelerator_of_family().get(family)
+    if accelerator is None:
+        known = ", ".join(sorted(_accelerator_of_family()))
+        raise CatalogError(f'no TPU family is called "{prefix}" (in "{name}"). Known: {known}.')
+    if re.fullmatch(r"\d+(x\d+)+", rest):
+        return shape_by_topology(accelerator, rest, chips_per_host=chips_per_host)
+    google = "v5litepod" if family == "v5e" else family
+    wanted = f"{google}-{rest}"
     topology = _default_topologies().get(wanted)
     found = [shape for shape in all_shapes() if shape.name == wanted and shape.topology == topology]
     if not found:
-        near = difflib.get_close_matches(wanted, _default_topologies(), n=3, cutoff=0.5)
-        hint = f" Near to it: {', '.join(near)}." if near else ""
-        raise CatalogError(f'no TPU type is called "{name}".{hint}')
+        raise CatalogError(f'no TPU type is called "{name}".{_near_numbers(google, rest)}')
     return _one(found, f'"{name}"', chips_per_host)
 
 
@@ -121,11 +129,40 @@ def shape_by_topology(accelerator: str, topology: str, *, chips_per_host: int | 
         raise CatalogError(f'no TPU accelerator is called "{accelerator}". Known: {known}.')
     found = [shape for shape in of_accelerator if shape.topology == topology]
     if not found:
-        near = difflib.get_close_matches(
-            topology, [shape.topology for shape in of_accelerator], n=4, cutoff=0.0
-        )
+        near = _near_topologies(topology, of_accelerator)
         raise CatalogError(f'{accelerator} has no topology "{topology}". Near to it: {", ".join(near)}.')
     return _one(found, f"{accelerator} {topology}", chips_per_host)
+
+
+def _near_numbers(family: str, number: str) -> str:
+    """The names of a family whose numbers are nearest; the number is one of chips or of cores."""
+    numbers = {
+        int(rest)
+        for name in _default_topologies()
+        for start, _, rest in [name.rpartition("-")]
+        if start == family and rest.isdecimal()
+    }
+    if not number.isdecimal() or not numbers:
+        return ""
+    near = sorted(sorted(numbers, key=lambda each: (_factor(each, int(number)), each))[:_NEAR])
+    return f" Near to it: {', '.join(f'{family}-{each}' for each in near)}."
+
+
+def _near_topologies(topology: str, shapes: Sequence[TpuShape]) -> list[str]:
+    """Those with the nearest number of chips, among equals those that read most alike."""
+    wanted = chips_of_topology(topology)
+
+    def distance(shape: TpuShape) -> tuple[float, float]:
+        alike = difflib.SequenceMatcher(None, shape.topology, topology).ratio()
+        return _factor(shape.chips, wanted), -alike
+
+    nearest = dict.fromkeys(shape.topology for shape in sorted(shapes, key=distance))
+    return sorted(list(nearest)[:_NEAR], key=chips_of_topology)
+
+
+def _factor(one: int, other: int) -> float:
+    """How many times the larger number is the smaller one."""
+    return max(one, other) / max(1, min(one, other))
 
 
 def _one(found: list[TpuShape], asked: str, chips_per_host: int | None) -> TpuShape:

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from finetune_operator.api import Defaults, FineTuneJobSpec, Reason, field_paths
+from finetune_operator.catalog import CatalogError, shape_by_topology
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 
@@ -27,6 +28,21 @@ def check_profile(name: str, profile: Object) -> None:
             f'profile "{name}": {"; ".join(wrong)}, which is no field that a profile can set or limit. '
             f"{_ask(profile)}",
         )
+    unknown = [*_unknown_shapes(profile)]
+    if unknown:
+        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(unknown)} {_ask(profile)}')
+
+
+def _unknown_shapes(profile: Object) -> Iterator[str]:
+    """A slice that does not exist would never be chosen, without a word."""
+    for index, flavor in enumerate(profile["flavors"]):
+        for topology in flavor["topologies"]:
+            try:
+                shape_by_topology(flavor["accelerator"], topology, chips_per_host=flavor.get("chipsPerHost"))
+            except CatalogError as error:
+                # Without chipsPerHost both machines may serve; the job says which it wants.
+                if not error.ambiguous:
+                    yield f"flavors[{index}]: {error}"
 
 
 def check_policy(job: Object, name: str, profile: Object, merged: Object, base: Object) -> None:

@@ -58,7 +58,8 @@ def _wanted(resources: Mapping[str, Any], offered: Sequence[Mapping[str, Any]]) 
         return _shape(resources, resources.get("chipsPerHost"))
     except CatalogError as error:
         if not error.ambiguous:
-            raise Refused(Reason.UNKNOWN_TPU, f"spec.resources: {error}") from error
+            where = "spec.resources.tpu" if "tpu" in resources else "spec.resources"
+            raise Refused(Reason.UNKNOWN_TPU, f"{where}: {error}") from error
         fitting = {
             shape.chips_per_host: shape
             for flavor in offered

@@ -115,6 +115,31 @@ def test_an_ambiguous_shape_is_settled_by_the_flavor_or_asked_for() -> None:
     assert "chipsPerHost" in refused.message
 
 
+@pytest.mark.parametrize(
+    ("tpu", "said"),
+    [("v6e-2x2", "spec.resources asks for v6e-2x2"), ("v6e-4", "spec.resources asks for v6e-4")],
+)
+def test_both_shorthands_give_the_same_slice(tpu: str, said: str) -> None:
+    placement = admit(job(resources={"tpu": tpu}), [profile()]).plan.placement
+    assert (placement.shape.name, placement.shape.topology) == ("v6e-4", "2x2")
+    assert said in placement.why
+
+
+@pytest.mark.parametrize(
+    ("flavor", "said"),
+    [
+        ({"topologies": ["2x2", "2x3"]}, 'flavors[0]: tpu-v6e-slice has no topology "2x3". Near to it: 2x2'),
+        ({"accelerator": "tpu-v6"}, 'no TPU accelerator is called "tpu-v6". Known: tpu-v4'),
+        ({"topologies": ["1x1"], "chipsPerHost": 4}, "tpu-v6e-slice 1x1 has 1 (1 x ct6e-standard-1t)"),
+    ],
+)
+def test_a_flavor_that_does_not_exist_is_refused(flavor: dict[str, Any], said: str) -> None:
+    known = {"name": "a", "capacity": "OnDemand", "accelerator": "tpu-v6e-slice", "topologies": ["2x2"]}
+    refused = refusal(job(), profile(flavors=[known | flavor]))
+    assert refused.reason == Reason.PROFILE_INVALID
+    assert said in refused.message
+
+
 def test_no_wish_gets_the_cheapest_slice_and_says_so() -> None:
     plan = admit(job(resources={}), [profile()]).plan
     assert plan.placement.shape.topology == "2x2"
