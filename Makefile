@@ -68,11 +68,12 @@ test-integration: install cluster-programs ## On the real control plane, without
 test-e2e: install trainer cluster-programs ## Whole jobs on the real control plane, training on CPU
 	@tests/run e2e
 
-lint: install ## ruff, mypy --strict, import-linter
+lint: install trainer ## ruff, mypy --strict on both sides, import-linter
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
-	@.venv/bin/lint-imports --no-logo 2>/dev/null || .venv/bin/lint-imports
+	@"$$(trainer_image/install.sh)"/bin/mypy --config-file trainer_image/mypy.ini
+	@.venv/bin/lint-imports --no-logo
 
 ##@ Upkeep
 .PHONY: format generate lock bench clean
