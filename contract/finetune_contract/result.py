@@ -53,6 +53,8 @@ class PreflightOutcome(Record):
     validation: DatasetReport | None = None
     steps: int
     """Optimizer steps of the whole training."""
+    max_seq_length: int | None = None
+    """What sequences are cut to: datasets.maxSeqLength, or the model's own limit where that is lower."""
     fingerprint: str
     fingerprint_inputs: dict[str, str]
     """What went into the fingerprint, by name, so that a miss can say which input differed."""

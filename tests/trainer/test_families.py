@@ -92,6 +92,21 @@ def test_llama3_scaling_keeps_its_own_factors() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"family": "llama", "config": {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 512}}},
+        {"family": "llama", "config": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}},
+        {"family": "gemma2", "config": {"sliding_window": 8}},
+        {"family": "gemma3-multimodal", "layers": 6, "config": {"sliding_window": 8}},
+    ],
+    ids=["llama3 scaling", "linear scaling", "sliding window", "text part of an image model"],
+)  # fmt: skip
+def test_the_limit_of_a_model_is_its_max_position_embeddings_whatever_else_it_says(spec: dict[str, Any]) -> None:
+    """As transformers and serving engines read it: scalings are counted in already, windows only slide."""
+    assert plan_of(context=4096, **spec).context_length == 4096
+
+
 def test_head_dim_of_llama_follows_from_width_and_heads() -> None:
     assert plan_of(family="llama", hidden=96, heads=4, config={"head_dim": None}).head_dim == 24
 

@@ -99,7 +99,7 @@ def _standard_output_to_error() -> Iterator[None]:
 def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     import jax
 
-    from finetune_trainer import conversion, engine, families
+    from finetune_trainer import conversion, engine
     from finetune_trainer.evaluation.models import load
     from finetune_trainer.merging import merged_folder
     from finetune_trainer.stages.context import Context, late_environment
@@ -117,7 +117,7 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         scratch=scratch,
     )
     model = context.model(weights=True)
-    plan = families.read(model.path, where=model.source)
+    plan = context.plan(model)
     engine.prepare(plan)
     data = context.validation_data()
     weights = open_weights(model.path, plan, where=model.source)

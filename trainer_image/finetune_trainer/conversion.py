@@ -21,9 +21,9 @@ from finetune_trainer.fingerprint import LAYOUT
 from finetune_trainer.storage import Store, join, local_path
 from finetune_trainer.weights import Weights
 
-#: Models above this are stored in pieces of as many devices, so that no host of a slice reads a whole stacked tensor.
-_SHARDED_FROM_PARAMETERS = 1_000_000_000
-_SHARDS = 16
+#: MaxText's converter would put the arrays on that many simulated devices, so that they are stored in as many pieces.
+#: Orbax cuts an array above 2 GiB into chunks by itself, and a host of the slice then reads those that it needs.
+_AS_THEY_ARE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,6 @@ class Converted:
     size_bytes: int
     seconds: float
     layout: str = LAYOUT
-
-
-def devices_for(plan: ModelPlan) -> int:
-    """How many CPU devices the converting process should simulate (``--xla_force_host_platform_device_count``)."""
-    return _SHARDS if plan.parameters >= _SHARDED_FROM_PARAMETERS else 1
 
 
 def convert(weights: Weights, plan: ModelPlan, out: str, *, store: Store) -> Converted:
@@ -60,7 +55,7 @@ def convert(weights: Weights, plan: ModelPlan, out: str, *, store: Store) -> Con
     save_weights_to_checkpoint(
         engine_path(out),
         jax.tree_util.tree_unflatten(tree, arrays),
-        len(jax.devices()),
+        _AS_THEY_ARE,
         config.checkpoint_storage_use_ocdbt,
         config.checkpoint_storage_use_zarr3,
         config=config,

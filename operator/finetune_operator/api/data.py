@@ -156,7 +156,8 @@ class Datasets(ApiModel):
     shuffle: Flag | None = None
     """Shuffle the rows anew in every epoch, by hyperparameters.seed. Default: true."""
     max_seq_length: Positive | None = None
-    """Longest sequence in tokens; longer rows are cut and counted in the report. Default: 1024."""
+    """Longest sequence in tokens; longer rows are cut and counted in the report. Lowered to the model's own limit
+    where it is above it; status.resolved says what it came to. Default: 1024."""
     packing: Flag | None = None
     """Put several short rows into one sequence, masked from each other. Default: true."""
     chat_template: ChatTemplate | None = None

@@ -153,6 +153,8 @@ class ResolvedHyperparameters(ApiModel):
     """Sequences per optimizer step."""
     per_device_batch_size: Decimal | None = None
     """Sequences per device and forward pass; below 1 where devices share a sequence."""
+    max_seq_length: Whole | None = None
+    """Longest sequence in tokens, after the model's own limit."""
 
 
 class ResolvedResources(ApiModel):

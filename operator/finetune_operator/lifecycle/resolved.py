@@ -43,6 +43,8 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
     if steps is not None:
         resolved["hyperparameters"]["steps"] = steps
     if findings.preflight:
+        if findings.preflight.max_seq_length is not None:
+            resolved["hyperparameters"]["maxSeqLength"] = findings.preflight.max_seq_length
         resolved["datasets"] = [
             _dataset(report, findings.preflight.report)
             for report in (findings.preflight.train, findings.preflight.validation)

@@ -355,6 +355,12 @@ def test_an_edit_of_the_slice_keeps_the_global_batch() -> None:
     assert request.hyperparameters.global_batch_size == 8
 
 
+def test_the_sequence_length_of_the_status_is_what_the_models_limit_left_of_it() -> None:
+    world = World()
+    world.until(Stage.CONVERT)
+    assert world.status["resolved"]["hyperparameters"]["maxSeqLength"] == 512
+
+
 def test_a_model_too_large_for_the_cpu_nodes_fails_before_conversion() -> None:
     world = World(profiles=[profile(cpuPool={"maxMemory": "4Gi"})])
     world.until(Stage.PREFLIGHT)

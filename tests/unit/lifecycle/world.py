@@ -411,6 +411,7 @@ class World:
                     train=_report("spec.datasets.train[0]", "train-0", 400),
                     validation=_report("spec.datasets.validation[0]", "validation-0", 40),
                     steps=TOTAL_STEPS,
+                    max_seq_length=512,
                     fingerprint=self.fingerprint,
                     fingerprint_inputs={"model": "sha256:1"},
                     report=run.preflight_report,

@@ -1,5 +1,6 @@
 """What every stage works with, and the steps that several share."""
 
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from finetune_contract import DatasetSource, ExitCode, RunFolder, StageRequest
-from finetune_trainer import models
+from finetune_trainer import families, models
 from finetune_trainer.data.prepare import Dataset, prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
+from finetune_trainer.families import ModelPlan
 from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
 from finetune_trainer.stopping import Stopper
 from finetune_trainer.storage import Store
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -40,6 +44,20 @@ class Context:
     def model(self, *, weights: bool) -> LocalModel:
         """The user's model on this machine: configuration and tokenizer, and its weights where asked for."""
         return models.fetch_model(self.request.model, self.scratch, self.store, weights=weights)
+
+    def plan(self, model: LocalModel) -> ModelPlan:
+        """What the model's config.json comes to. From here on the request's sequences are no longer than the model's
+        own limit. Raises ``StageError`` 64 or 66."""
+        plan = families.read(model.path, where=model.source)
+        data = self.request.data
+        if data.max_seq_length > plan.context_length:
+            _LOG.warning(
+                "datasets.maxSeqLength is lowered from %d to %d tokens, the model's own limit",
+                data.max_seq_length, plan.context_length,
+            )  # fmt: skip
+            lowered = data.model_copy(update={"max_seq_length": plan.context_length})
+            self.request = self.request.model_copy(update={"data": lowered})
+        return plan
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -3,7 +3,7 @@
 import time
 
 from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome
-from finetune_trainer import conversion, engine, families, fingerprint, proof
+from finetune_trainer import conversion, engine, fingerprint, proof
 from finetune_trainer.data.prepare import preview
 from finetune_trainer.stages.context import Context
 from finetune_trainer.weights import open_weights
@@ -17,7 +17,7 @@ def run(context: Context) -> ConvertOutcome:
     request = context.request
     started = time.monotonic()
     model = context.model(weights=True)
-    plan = families.read(model.path, where=model.source)
+    plan = context.plan(model)
     engine.prepare(plan)
     weights = open_weights(model.path, plan, where=model.source)
     prints = fingerprint.of_model(model, plan)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from finetune_contract import EvaluateOutcome, EvaluationResult, Sample
-from finetune_trainer import engine, families
+from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches
 from finetune_trainer.data.prepare import Dataset, preview
@@ -32,8 +32,8 @@ def run(context: Context) -> EvaluateOutcome:
     """Raises ``StageError`` 66 when training's checkpoint is not there."""
     from finetune_trainer.evaluation.models import load, with_adapter
 
+    plan = context.plan(context.model(weights=False))
     request = context.request
-    plan = families.read(context.model(weights=False).path)
     engine.prepare(plan)
     data = context.validation_data()
     base, trained = engine_path(converted_model(context)), engine_path(trained_parameters(context))

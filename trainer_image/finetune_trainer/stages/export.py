@@ -1,7 +1,7 @@
 """Export: the trained model in Hugging Face format, merged, as an adapter, or both, with its card and manifest."""
 
 from finetune_contract import Artifact, EvaluateOutcome, ExportOutcome, PreflightOutcome
-from finetune_trainer import engine, export, families
+from finetune_trainer import engine, export
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.publish import Kind
 from finetune_trainer.models import LocalModel
@@ -15,10 +15,10 @@ _CARD_SAMPLES = 4
 
 def run(context: Context) -> ExportOutcome:
     """Writes to the run folder and to every destination; the run folder's manifest comes last."""
-    request = context.request
     parameters = trained_parameters(context)
     model = context.model(weights=True)
-    plan = families.read(model.path, where=model.source)
+    plan = context.plan(model)
+    request = context.request
     engine.prepare(plan)
     lora = request.method.lora
     folders = export.build(

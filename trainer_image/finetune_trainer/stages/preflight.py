@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from finetune_contract import ExitCode, PreflightOutcome
-from finetune_trainer import families, fingerprint
+from finetune_trainer import fingerprint
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.prepare import Dataset, shown
 from finetune_trainer.errors import StageError
@@ -17,13 +17,12 @@ _SAMPLES = 8
 
 def run(context: Context) -> PreflightOutcome:
     """Touches no JAX device. Raises ``StageError`` 64, 65 or 66 with what to change."""
-    request = context.request
     model = context.model(weights=False)
-    plan = families.read(model.path, where=model.source)
+    plan = context.plan(model)
     check_request(context, plan)
     train = context.training_data()
     validation = context.validation_data()
-    hyperparameters = request.hyperparameters
+    hyperparameters = context.request.hyperparameters
     steps = hyperparameters.steps or steps_for(
         len(train.rows), hyperparameters.epochs or 1.0, hyperparameters.global_batch_size
     )
@@ -33,6 +32,7 @@ def run(context: Context) -> PreflightOutcome:
         train=train.report,
         validation=None if validation is None else validation.report,
         steps=steps,
+        max_seq_length=context.request.data.max_seq_length,
         fingerprint=prints.value,
         fingerprint_inputs=dict(prints.inputs),
         report=context.folder.preflight_report,
@@ -43,19 +43,12 @@ def run(context: Context) -> PreflightOutcome:
 
 
 def check_request(context: Context, plan: ModelPlan) -> None:
-    """What later stages would refuse: overrides, batch and mesh, LoRA's modules, lengths, the tokenizer's size."""
+    """What later stages would refuse: overrides, batch and mesh, LoRA's modules, the tokenizer's size."""
     from maxtext.configs.types import MaxTextConfig
 
     request = context.request
     settings.settings(request, plan, steps=1, platform="tpu", output="")
     overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
-    length = request.data.max_seq_length
-    if length > plan.context_length:
-        raise StageError(
-            ExitCode.BAD_REQUEST, "SequenceTooLong", "the model was not made for sequences of this length",
-            where="datasets.maxSeqLength", saw=str(length), expected=f"at most {plan.context_length}",
-            fix=f"Set maxSeqLength: {plan.context_length}.",
-        )  # fmt: skip
     largest = len(context.tokenizer)
     if largest > plan.vocab_size:
         raise StageError(

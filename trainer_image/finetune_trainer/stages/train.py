@@ -3,7 +3,7 @@
 import time
 
 from finetune_contract import CheckpointRecord, TrainOutcome
-from finetune_trainer import engine, families
+from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
 from finetune_trainer.stages.context import Context
@@ -25,9 +25,10 @@ def run(context: Context) -> TrainOutcome:
     from finetune_trainer.training.session import open_session
     from finetune_trainer.training.trainer import Control, Stopped
 
-    request, seconds = context.request, {}
+    seconds: dict[str, float] = {}
     started = time.perf_counter()
-    plan = families.read(context.model(weights=False).path, where=request.model.uri or "")
+    plan = context.plan(context.model(weights=False))
+    request = context.request
     engine.prepare(plan)
     data = context.training_data()
     validation = context.validation_data()

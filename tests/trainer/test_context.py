@@ -1,0 +1,53 @@
+"""What stages share: the model's plan and what it says about the request."""
+
+import logging
+from pathlib import Path
+from unittest.mock import create_autospec
+
+import pytest
+
+from devcluster.fixtures.chat_data import write_data
+from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_trainer.processes import Processes
+from finetune_trainer.stages import preflight
+from finetune_trainer.stages.context import Context
+from finetune_trainer.stopping import Stopper
+from finetune_trainer.storage import open_store
+from tests.trainer.requests import request
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    """Preflight with ``maxSeqLength: 64`` of a model that takes 24 tokens."""
+    write_model(tmp_path / "models/qwen3", Spec(context=24))
+    write_data(tmp_path / "data", train=12, evaluation=4)
+    return Context(
+        request=request(tmp_path, "Preflight"),
+        store=open_store(),
+        processes=Processes(count=1, index=0),
+        stopper=create_autospec(Stopper, instance=True),
+        scratch=tmp_path,
+    )
+
+
+def test_sequences_are_no_longer_than_the_model_takes_and_the_log_says_so(
+    context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        context.plan(context.model(weights=False))
+    assert "maxSeqLength is lowered from 64 to 24 tokens" in caplog.text
+    assert context.training_data().rows.length == 24
+
+
+def test_preflight_reports_the_lowered_length_and_the_rows_it_cuts(context: Context) -> None:
+    found = preflight.run(context)
+    assert found.max_seq_length == 24
+    assert found.train.truncated_rows == found.train.rows == 12
+    assert found.to_json().encode() == context.store.read(found.report)
+
+
+def test_a_length_within_the_models_limit_stays(context: Context, caplog: pytest.LogCaptureFixture) -> None:
+    data = context.request.data.model_copy(update={"max_seq_length": 20})
+    context.request = context.request.model_copy(update={"data": data})
+    assert preflight.run(context).max_seq_length == 20
+    assert "lowered" not in caplog.text
