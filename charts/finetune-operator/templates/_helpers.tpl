@@ -2,12 +2,15 @@
 {{- .Chart.Name | trunc 63 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* The release's name, with the chart's appended unless it is in it already. */}}
+{{/*
+The release's name, with the chart's appended unless it is in it already. 55: the longest suffix that an object adds
+(-metrics) must fit into a DNS label.
+*/}}
 {{- define "finetune-operator.fullname" -}}
 {{- if contains .Chart.Name .Release.Name -}}
-{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 55 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 55 | trimSuffix "-" -}}
 {{- end -}}
 {{- end }}
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from finetune_operator.runtime import rbac
+from finetune_operator.runtime.settings import Settings
 from tests import snapshots
 from tests.integration.chart.conftest import CHART, Helm, Render
 
@@ -33,6 +34,7 @@ VARIANTS = {
         "priorityClassName=system-cluster-critical",
         "metrics.serviceMonitor.enabled=true",
         "metrics.serviceMonitor.labels.release=prometheus",
+        "metrics.podMonitoring.enabled=true",
         "networkPolicy.enabled=true",
     ),
 }
@@ -128,10 +130,62 @@ def test_crds_can_be_left_to_others_or_to_uninstall(render: Render) -> None:
         assert "helm.sh/resource-policy" not in crd["metadata"].get("annotations", {})
 
 
-def test_a_value_that_nobody_knows_is_refused(helm: Helm) -> None:
-    done = helm("template", "x", str(CHART), "--set", "image.digets=sha256:0")
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [
+        ("image.digets=sha256:0", "digets"),
+        # one works at a time; more would only wait
+        ("replicas=2", "replicas"),
+        ("image.digest=latest", "/image/digest"),
+        ("namespaces={Team_A}", "/namespaces/0"),
+        ("imagePullSecrets={pull}", "/imagePullSecrets/0"),
+        ("operator.logLevel=loud", "/operator/logLevel"),
+        ("operator.env[0].name=HTTPS_PROXY", "/operator/env/0"),
+        ("resources=null", "resources"),
+        ("metrics.podMonitoring.interval=0s", "/metrics/podMonitoring/interval"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_with_its_place(helm: Helm, setting: str, place: str) -> None:
+    done = helm("template", "x", str(CHART), "--set", setting)
     assert done.returncode != 0
-    assert "digets" in done.stderr
+    assert place in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["FINETUNE_NAMESPACES", "FINETUNE_LEASE_NAME", "FINETUNE_HEALTH_PORT"])
+def test_environment_that_the_chart_sets_or_relies_on_cannot_be_overridden(helm: Helm, variable: str) -> None:
+    done = helm(
+        "template", "x", str(CHART), "--set", f"operator.env[0].name={variable},operator.env[0].value=1"
+    )
+    assert done.returncode != 0
+    assert "/operator/env/0/name" in done.stderr
+
+
+def test_labels_that_select_the_pod_cannot_be_overridden(helm: Helm) -> None:
+    done = helm("template", "x", str(CHART), "--set", r"podLabels.app\.kubernetes\.io/name=other")
+    assert done.returncode != 0
+    assert "/podLabels" in done.stderr
+
+
+def test_the_longest_release_name_still_makes_dns_labels(helm: Helm) -> None:
+    done = helm("template", "r" * 53, str(CHART), "--set", "crds.install=false")
+    assert done.returncode == 0, done.stderr
+    names = [found["metadata"]["name"] for found in yaml.safe_load_all(done.stdout) if found]
+    assert max(map(len, names)) <= 63
+    assert not any(name.endswith("-") for name in names)
+
+
+def test_the_operators_environment_is_one_that_it_takes(render: Render) -> None:
+    """As the container would read it; a name that Settings does not have would be ignored in silence."""
+    (deployment,) = (found for found in render("namespaces={team-a,team-b}") if found["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
+    assert {name.removeprefix("FINETUNE_").lower() for name in environment} <= set(Settings.model_fields)
+    settings = Settings.from_environment(environment)
+    assert settings.namespaces == ["team-a", "team-b"]
+    assert settings.lease_name == "finetune-operator"
+    assert settings.drain_seconds < pod["terminationGracePeriodSeconds"]
+    ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
+    assert ports == {"health": settings.health_port, "metrics": settings.metrics_port}
 
 
 def test_an_account_that_is_not_created_must_be_named(helm: Helm) -> None:
