@@ -1,0 +1,67 @@
+"""The operator's rights are the least: each one is used in an ordinary life, and nothing is asked for beyond them."""
+
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devcluster.testing import Cluster
+from finetune_operator.runtime.kopf_adapter import watches
+from finetune_operator.runtime.rbac import JOB_RULES, LEASE_RULES, PROFILE_RULES
+from tests.integration import trainer_double
+
+PROFILE = "rights"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
+_ROW = re.compile(r'finetune_api_requests_total\{code="(\d+)",resource="([^"]+)",verb="([^"]+)"\} (\S+)')
+
+type Right = tuple[str, str]
+"""Resource and verb, in Kubernetes' words."""
+
+
+@pytest.fixture
+def newborn(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
+    """An operator that has asked for nothing yet and finds no Lease; its stages last until they are killed."""
+    cluster.add_image(trainer_double.IMAGE, trainer_double.install(tmp_path / "bin", seconds=3600))
+    cluster.apply(trainer_double.profile(PROFILE, tmp_path))
+    cluster.stop("operator")
+    cluster.delete(LEASE)
+    cluster.start("operator")
+    yield cluster
+    cluster.stop("operator")
+
+
+def requests(cluster: Cluster) -> set[tuple[Right, int]]:
+    """What the operator's own client has asked for, and the HTTP status of the answers."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.ports['operator-metrics']}/metrics") as answer:
+        rows = _ROW.findall(answer.read().decode())
+    # To the API server, an apply is a patch.
+    verbs = {"apply": "patch"}
+    return {
+        ((resource, verbs.get(verb, verb)), int(code)) for code, resource, verb, count in rows if float(count)
+    }
+
+
+def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: str) -> None:
+    newborn.apply(trainer_double.job(namespace, "lived", PROFILE))
+    jobset = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1"
+    newborn.wait(jobset, lambda _: True)
+    # Suspending deletes the JobSet, and the status says so.
+    job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/lived"
+    newborn.patch(job, {"spec": {"suspend": True}})
+    newborn.wait_gone(jobset)
+    newborn.wait(job, lambda found: found.get("status", {}).get("phase") == "Suspended")
+    # A leader that lets go writes its Lease once more; so does one that stays, every few seconds.
+    newborn.wait(LEASE, lambda lease: lease["spec"]["renewTime"] != lease["spec"]["acquireTime"])
+
+    made = requests(newborn)
+    used = {right for right, _ in made} | {
+        (watch.kind.plural, verb) for watch in watches(()) for verb in ("list", "watch")
+    }
+    granted = {
+        (rule.resource, verb) for rule in (*JOB_RULES, *PROFILE_RULES, *LEASE_RULES) for verb in rule.verbs
+    }
+    assert used == granted
+    assert not {right for right, code in made if code == 403}
+    newborn.delete(job)
