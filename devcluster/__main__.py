@@ -11,7 +11,7 @@ from pathlib import Path
 from devcluster import build, control, gcs
 from devcluster.errors import ClusterError
 from devcluster.layout import State, default_state_dir
-from devcluster.options import Options, installed_trainer, passed_on
+from devcluster.options import Options
 from devcluster.pki import PkiError
 
 
@@ -99,7 +99,7 @@ def _up(chosen: argparse.Namespace) -> None:
     started = time.monotonic()
     build.ensure()
     state.root.mkdir(parents=True, exist_ok=True)
-    options = Options(warm=chosen.warm, trainer=installed_trainer(), environment=passed_on())
+    options = Options.chosen(warm=chosen.warm)
     if options.trainer is None:
         _say(
             "the trainer's environment is not installed (`make trainer`): stage pods would stay in ErrImagePull"

@@ -124,13 +124,18 @@ class Bringup:
         self._kube = Kube.of(self.state.kubeconfig)
 
     async def _adopt(self, options: Options) -> None:
-        """From now on nodes are as ``options`` say. Raises ClusterError where that would cost a running pod."""
-        if options != self.options and "node-agent" in self.supervisor.running():
+        """From now on nodes and operator are as ``options`` say. Raises ClusterError where that would cost a running
+        pod."""
+        differing = set(self.options.differing(options))
+        # the operator may be exchanged at any moment, a node agent takes its pods along
+        if "operator_code" in differing:
+            await self.supervisor.stop("operator")
+        if differing - {"operator_code"} and "node-agent" in self.supervisor.running():
             pods = await self._admin().list("/api/v1/pods", fieldSelector="status.phase=Running")
             if pods:
                 names = ", ".join(pod["metadata"]["name"] for pod in pods[:3])
                 raise ClusterError(
-                    f"the cluster was started with other options ({', '.join(self.options.differing(options))}), "
+                    f"the cluster was started with other options ({', '.join(sorted(differing))}), "
                     f"and changing them would end running pods ({names}); wait for them, or run `down` first"
                 )
             await self.supervisor.stop("node-agent")

@@ -22,6 +22,7 @@ from devcluster.identity import end
 from devcluster.layout import ROOT, State
 from devcluster.options import Options
 from devcluster.pki import PkiError
+from devcluster.sources import CLUSTER, digest
 from devcluster.supervisor import Supervisor, recorded
 
 type Reply = Mapping[str, Any]
@@ -35,6 +36,7 @@ class Service:
         self.supervisor = Supervisor(state)
         self.bringup = Bringup(state, self.supervisor)
         self._done = asyncio.Event()
+        self._code = digest(CLUSTER)
 
     async def run(self) -> None:
         """Serves until the end, then ends every process it started."""
@@ -83,6 +85,8 @@ class Service:
                 return await self.supervisor.status()
             case "ports":
                 return self.bringup.ports
+            case "code":
+                return self._code
             case "shutdown":
                 self._done.set()
             case other:
@@ -127,6 +131,9 @@ def up(
     state: State, options: Options, *, operator: bool, say: Callable[[str], None] = lambda _: None
 ) -> None:
     """The cluster runs, whatever was there before, when this returns. Raises ClusterError."""
+    if alive(state) and call(state, {"do": "code"}) != digest(CLUSTER):
+        say("the running cluster is of another checkout, or of an older state of this one: starting it anew")
+        shut_down(state)
     ensure_supervisor(state)
     call(state, {"do": "up", "operator": operator, "options": dataclasses.asdict(options)}, say)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devcluster.layout import ROOT
+from devcluster.sources import OPERATOR, STAGES, digest
 
 #: What pods take over from the shell that started the cluster: where the hub's files are and how to reach the network.
 PASSED_ON = (
@@ -25,11 +26,25 @@ PASSED_ON = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """``environment`` goes into every pod; ``trainer`` is the folder of the trainer's programs, if installed."""
+    """``environment`` goes into every pod; ``trainer`` is the folder of the trainer's programs, if installed; the code
+    of operator and stages is told by digests, so that ``up`` runs what the checkout holds now."""
 
     warm: bool = True
     trainer: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    operator_code: str = ""
+    stage_code: str = ""
+
+    @classmethod
+    def chosen(cls, *, warm: bool) -> "Options":
+        """What this shell and this checkout give."""
+        return cls(
+            warm=warm,
+            trainer=installed_trainer(),
+            environment=passed_on(),
+            operator_code=digest(OPERATOR),
+            stage_code=digest(STAGES),
+        )
 
     def differing(self, other: "Options") -> list[str]:
         """Names of the fields that differ."""

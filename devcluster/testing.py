@@ -30,7 +30,7 @@ from typing import Any, Self
 from devcluster import build, control, gcs, install
 from devcluster.kube import Kube, KubeError, Object
 from devcluster.layout import State
-from devcluster.options import Options, installed_trainer, passed_on
+from devcluster.options import Options
 
 
 class StalledError(AssertionError):
@@ -56,7 +56,7 @@ class Cluster:
         """A cluster in ``folder``, ended in any case, with everything that it ran; its logs stay in the folder."""
         state = State(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        options = chosen_options(warm=warm)
+        options = Options.chosen(warm=warm)
         build.ensure()
         try:
             control.up(state, options, operator=operator)
@@ -238,11 +238,6 @@ class Cluster:
         async for event in self._kube.watch(_collection(path), fieldSelector=_selector(path)):
             for found in event.objects:
                 yield found
-
-
-def chosen_options(*, warm: bool) -> Options:
-    """What `up` would choose in this environment."""
-    return Options(warm=warm, trainer=installed_trainer(), environment=passed_on())
 
 
 def _collection(path: str) -> str:

@@ -1,6 +1,7 @@
 """A cluster's life: up again and again, two at once, mended when half-dead, and gone without a trace."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from devcluster import control
 from devcluster.errors import ClusterError
 from devcluster.identity import Identity
+from devcluster.options import Options
 from devcluster.supervisor import recorded
-from devcluster.testing import Cluster, chosen_options
+from devcluster.testing import Cluster
 
 
 def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: Cluster, tmp_path: Path) -> None:
@@ -21,7 +23,7 @@ def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: Cluster, tmp_pat
         first = recorded(own.state)
 
         # a second `up` finds all of it running
-        control.up(own.state, chosen_options(warm=False), operator=False)
+        control.up(own.state, Options.chosen(warm=False), operator=False)
         assert recorded(own.state) == first
 
         # a component that dies is started again
@@ -32,11 +34,19 @@ def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: Cluster, tmp_pat
         # the supervisor is killed: its children live on, and `up` replaces them
         first = recorded(own.state)
         first["supervisor"].signal_group(signal.SIGKILL)
-        control.up(own.state, chosen_options(warm=False), operator=False)
+        control.up(own.state, Options.chosen(warm=False), operator=False)
         second = recorded(own.state)
         assert set(second) == set(first)
         assert not any(identity.lives() for identity in first.values())
         assert own.find("/api/v1/namespaces/default/configmaps/kept") is not None
+
+        # an operator whose code has changed since is exchanged, and nothing else
+        options = Options.chosen(warm=False)
+        control.up(own.state, options, operator=True)
+        older = recorded(own.state)
+        control.up(own.state, replace(options, operator_code="edited"), operator=True)
+        second = recorded(own.state)
+        assert {name for name in second if second[name] != older[name]} == {"operator"}
 
     assert not any(identity.lives() for identity in second.values())
     with pytest.raises(ClusterError, match="no cluster runs in"):
