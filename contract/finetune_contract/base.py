@@ -14,9 +14,13 @@ Uri = Annotated[str, Field(pattern=r"^(gs|file)://", max_length=1024)]
 
 
 class Record(BaseModel):
-    """An immutable record: unknown keys are refused, so a newer writer is never half understood."""
+    """An immutable record: unknown keys are refused, so a newer writer is never half understood.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
+    A number that is none (a loss that diverged) is written as the string "NaN" or "Infinity": JSON has no other way,
+    and a null could not be read back where a number must stand.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     def to_json(self) -> str:
         """Compact JSON without the keys that hold None."""

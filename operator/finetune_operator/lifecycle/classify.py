@@ -78,7 +78,8 @@ def classify(attempt: Attempt, job: str, *, suspend: bool) -> Verdict | None:  #
     result = files.result if files else None
     noted = files.failure if files else None
     end_of_jobset = children.jobset_end_time(attempt.jobset) if attempt.jobset else None
-    finished = result.finished if result else end_of_jobset
+    # A node's clock may be ahead; the JobSet's end is told by the control plane.
+    finished = min((time for time in (result and result.finished, end_of_jobset) if time), default=None)
     if result and result.outcome is Outcome.SUCCEEDED:
         wrong = _incomplete(attempt, result)
         if wrong is None:
@@ -157,7 +158,7 @@ def _from_pods(attempt: Attempt, job: str) -> Failure:
             code=_SIGKILL,
             reason="PodLost",
             message=f"{stage}: JobSet {jobset_name(job, stage, attempt.key.number)} ended without a record of the "
-            f"trainer, and its pods are gone or ended well.{told}",
+            f"trainer, and its pods are gone or ended well.{told}"[:1024],
         )
     # The known codes tell most: a host that was killed because another failed says nothing of its own.
     pod, state = min(ended, key=lambda pair: (not _telling(pair[1]), pair[0]["metadata"]["name"]))

@@ -15,7 +15,6 @@ type Told = tuple[ConditionStatus, str, str]
 """Status, reason, message."""
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
-_MESSAGE_LIMIT = 1024
 
 
 def conditions(
@@ -40,7 +39,7 @@ def conditions(
             "type": str(kind),
             "status": str(status),
             "reason": str(reason),
-            "message": message[:_MESSAGE_LIMIT],
+            "message": message,
             "observedGeneration": generation,
             "lastTransitionTime": since.get((kind, status), stamp(now)),
         }

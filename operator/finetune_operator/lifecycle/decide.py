@@ -276,7 +276,7 @@ def _final(look: Survey) -> Failure:
         update={
             "reason": Reason.RETRIES_EXHAUSTED.value,
             "message": f"{view.failure.message} That was number {used_up.used}, and {used_up.field} is "
-            f"{used_up.allowed}."[:1024],
+            f"{used_up.allowed}.",
         }
     )
 

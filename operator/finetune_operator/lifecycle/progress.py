@@ -9,6 +9,8 @@ from finetune_operator.lifecycle.times import parse, stamp
 
 type Object = Mapping[str, Any]
 
+#: Beyond it no step count is one; a larger integer does not fit a float.
+_MOST_STEPS = 2**53
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -53,16 +55,17 @@ def progress_status(
         "lastUpdateTime": stamp(progress.updated),
     }
     if progress.step_time_p50 is not None and progress.step_time_p95 is not None:
-        status["stepTimeMilliseconds"] = {
-            "p50": round(1000 * progress.step_time_p50),
-            "p95": round(1000 * progress.step_time_p95),
-        }
+        times = (progress.step_time_p50, progress.step_time_p95)
+        low, high = (_whole(1000 * time) for time in times)
+        if low is not None and high is not None:
+            status["stepTimeMilliseconds"] = {"p50": low, "p95": high}
         left = progress.total_steps - progress.step
-        if left > 0 and outcome is None:
-            low, high = (math.ceil(left * time) for time in (progress.step_time_p50, progress.step_time_p95))
-            status["etaSeconds"] = {"low": low, "high": max(low, high)}
-            status["etaText"] = eta_text(low, max(low, high))
-    if progress.tokens_per_second is not None and math.isfinite(progress.tokens_per_second):
+        if 0 < left < _MOST_STEPS and outcome is None:
+            first, last = (_whole(left * time, up=True) for time in times)
+            if first is not None and last is not None:
+                status["etaSeconds"] = {"low": first, "high": max(first, last)}
+                status["etaText"] = eta_text(first, max(first, last))
+    if progress.tokens_per_second is not None:
         status["tokensPerSecond"] = decimal(progress.tokens_per_second)
     points = [(step, loss) for step, loss in progress.curve if math.isfinite(loss)]
     if points:
@@ -78,7 +81,7 @@ def eta_text(low: int, high: int) -> str:
     """``18-24m``, ``40-55s``, ``2-3h``; one number where both are equal."""
     for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
         if high >= 2 * size or size == 1:
-            first, last = low // size, math.ceil(high / size)
+            first, last = low // size, -(-high // size)
             return f"{last}{unit}" if first == last else f"{first}-{last}{unit}"
     raise AssertionError("seconds always fit")
 
@@ -86,8 +89,11 @@ def eta_text(low: int, high: int) -> str:
 def sparkline(values: Sequence[float]) -> str:
     """The course of the values in one line, lowest to highest."""
     low, high = min(values), max(values)
-    span = high - low
-    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in values)
+    # Halved, since the distance of two floats may be none.
+    span = high / 2 - low / 2
+    return "".join(
+        _BARS[round((value / 2 - low / 2) / span * (len(_BARS) - 1)) if span else 0] for value in values
+    )
 
 
 def _metrics(progress: Progress) -> list[Object]:
@@ -107,3 +113,10 @@ def _metrics(progress: Progress) -> list[Object]:
         for name, value, step in measured
         if value is not None and math.isfinite(value)
     ]
+
+
+def _whole(value: float, *, up: bool = False) -> int | None:
+    """Rounded; None for what is no number."""
+    if not math.isfinite(value):
+        return None
+    return math.ceil(value) if up else round(value)

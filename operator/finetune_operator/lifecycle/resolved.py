@@ -60,7 +60,7 @@ def _model(plan: Plan, findings: Findings) -> Object:
         return {"source": hub.repo if hub else plan.model.uri}
     return {
         "source": found.source,
-        "revision": found.revision[:128],
+        "revision": found.revision,
         "architecture": found.architecture,
         "parameters": found.parameters,
         "maxtextModel": found.maxtext_model,
@@ -69,10 +69,11 @@ def _model(plan: Plan, findings: Findings) -> Object:
 
 
 def _dataset(report: DatasetReport, uri: str) -> Object:
-    truncated = 100 * report.truncated_rows / report.rows if report.rows else 0.0
+    rows = max(1, report.rows)
+    truncated = 100 * min(max(0, report.truncated_rows), rows) / rows
     return {
         "name": report.name,
-        "revision": report.revision[:128],
+        "revision": report.revision,
         "format": report.format,
         "rows": report.rows,
         "tokens": report.tokens,

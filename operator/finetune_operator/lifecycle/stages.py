@@ -1,7 +1,7 @@
 """Where every stage stands, derived from its attempts and from the cache of converted models."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from finetune_contract import (
@@ -109,8 +109,12 @@ class Survey:
 
 def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspend: bool) -> Survey:
     """Judge every attempt and every stage."""
-    verdicts = {attempt.key: classify(attempt, plan.job.name, suspend=suspend) for attempt in attempts}
-    judged = [(attempt, verdict) for attempt in attempts if (verdict := verdicts[attempt.key])]
+    verdicts = (classify(attempt, plan.job.name, suspend=suspend) for attempt in attempts)
+    judged = [
+        (attempt, _believed(verdict, observed.now))
+        for attempt, verdict in zip(attempts, verdicts, strict=True)
+        if verdict
+    ]
     counters = budgets.count(judged)
     views: list[StageView] = []
     findings = Findings()
@@ -135,6 +139,11 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         findings=findings,
         total_attempts=len(attempts),
     )
+
+
+def _believed(verdict: Verdict, now: datetime) -> Verdict:
+    """An end that is still to come was told by a clock that is wrong: nothing waits for it."""
+    return verdict if verdict.finished is None or verdict.finished <= now else replace(verdict, finished=None)
 
 
 def _view(

@@ -9,6 +9,7 @@ from finetune_operator.api import Phase, Reason, StagePhase
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.classify import Verdict
 from finetune_operator.lifecycle.conditions import conditions
+from finetune_operator.lifecycle.fitting import fit
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.progress import decimal, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
@@ -54,7 +55,7 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
         status["waiting"] = _waiting(situation, previous, observed.now)
     if situation.course.finished:
         status["completionTime"] = previous.get("completionTime") or stamp(observed.now)
-    return status
+    return fit(status)
 
 
 def _phase(situation: Situation, look: Survey | None) -> Phase:
@@ -247,7 +248,7 @@ def _evaluation(look: Survey) -> Object | None:
         return {"result": {"loss": decimal(train.evaluation_loss)}}
     told: dict[str, Any] = {}
     if measured.dataset_hash:
-        told["datasetHash"] = measured.dataset_hash[:128]
+        told["datasetHash"] = measured.dataset_hash
     if measured.baseline:
         told["baseline"] = _metrics(measured.baseline)
     if measured.tuned:
@@ -267,7 +268,7 @@ def _artifacts(look: Survey) -> list[Object]:
             "name": artifact.name,
             "type": artifact.type,
             "uri": artifact.uri,
-            "digest": artifact.digest[:128],
+            "digest": artifact.digest,
             "sizeBytes": artifact.size_bytes,
         }
         for artifact in (look.export.artifacts if look.export else ())
@@ -303,4 +304,4 @@ def _waiting(situation: Situation, previous: Object, now: datetime) -> Object:
     assert wait is not None, "told only while something is waited for"
     before = previous.get("waiting") or {}
     since = before["since"] if before.get("reason") == wait.reason else stamp(wait.since or now)
-    return {"reason": str(wait.reason), "since": since, "message": wait.message[:1024]}
+    return {"reason": str(wait.reason), "since": since, "message": wait.message}

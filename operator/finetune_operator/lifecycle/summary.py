@@ -10,7 +10,6 @@ from finetune_operator.lifecycle.stages import Survey
 
 type Object = Mapping[str, Any]
 
-_LIMIT = 1024
 _DOING = {
     Stage.PREFLIGHT: "Checking the model and the data on CPU",
     Stage.CONVERT: "Converting the model and proving that it can be exported",
@@ -20,14 +19,10 @@ _DOING = {
 }
 
 
-def summarize(situation: Situation, look: Survey | None, progress: Object | None) -> str:
-    """``status.summary``. It quotes the progress that the status shows, so both move together."""
-    return _text(situation, look, progress)[:_LIMIT]
-
-
-def _text(  # noqa: PLR0911  one per case
+def summarize(  # noqa: PLR0911  one per case
     situation: Situation, look: Survey | None, progress: Object | None
 ) -> str:
+    """``status.summary``. It quotes the progress that the status shows, so both move together."""
     if situation.course is Course.INVALID and situation.refused:
         return f"Not started: {situation.refused.message}"
     if look is None:

@@ -4,8 +4,12 @@ from datetime import UTC, datetime
 
 
 def stamp(time: datetime) -> str:
-    """``2026-11-21T12:00:00Z``"""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """``2026-11-21T12:00:00Z``; total, also where a trainer's clock tells the end of all years."""
+    try:
+        time = time.astimezone(UTC)
+    except OverflowError:
+        time = time.replace(tzinfo=UTC)
+    return time.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def parse(text: str) -> datetime:

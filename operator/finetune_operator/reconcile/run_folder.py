@@ -1,5 +1,6 @@
 """Reads a job's run folder into what decisions see. Never takes a fault of the store for absence."""
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Self
@@ -127,13 +128,13 @@ class RunFolderReader:
 
 def attempt_of(folder: str) -> AttemptKey | None:
     """``train-2`` -> (Train, 2); None for a name that is no attempt's."""
-    short, _, number = folder.rpartition("-")
-    if short not in _STAGES or not number.isdecimal():
-        return None
-    return AttemptKey(_STAGES[short], int(number))
+    match = _ATTEMPT.fullmatch(folder)
+    return AttemptKey(_STAGES[match[1]], int(match[2])) if match else None
 
 
 _STAGES = {stage.short: stage for stage in Stage}
+#: 999 at most: what fits the names of pods.
+_ATTEMPT = re.compile(f"({'|'.join(_STAGES)})-([1-9][0-9]{{0,2}})")
 
 
 def fingerprint_of(attempts: dict[AttemptKey, AttemptFiles]) -> str | None:

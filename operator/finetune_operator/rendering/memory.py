@@ -11,6 +11,8 @@ from finetune_operator.planning import Findings, Plan
 _FACTORS = {Stage.CONVERT: 1.3 * 4, Stage.EXPORT: (4 + 2 + 2) * 1.1}
 _SLACK_GIB = 8
 _PREFLIGHT_GIB = 8
+#: More is no model, but a record gone wrong: the pod then asks for what no node has, and says so.
+_MOST_PARAMETERS = 10**15
 #: Sizes that node types come in, GiB.
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 1024, 1408, 1952, 3844, 5888)
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -28,7 +30,7 @@ def cpu_memory_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
     limit = _gib(plan.cpu_pool.max_memory) if plan.cpu_pool.max_memory else None
     if stage is Stage.PREFLIGHT:
         return _PREFLIGHT_GIB if limit is None else min(_PREFLIGHT_GIB, int(limit))
-    parameters = findings.preflight.model.parameters if findings.preflight else 0
+    parameters = min(findings.preflight.model.parameters, _MOST_PARAMETERS) if findings.preflight else 0
     needed = parameters * _FACTORS[stage] / 2**30 + _SLACK_GIB
     size = next((size for size in _SIZES if size >= needed), ceil(needed))
     if limit is None or size <= limit:

@@ -1,0 +1,289 @@
+"""Whatever a trainer measures, writes or is called: the status is one that the API server stores."""
+
+import math
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from finetune_contract import Failure, Outcome, Progress, Stage, StageResult
+from finetune_operator.api.crd import job_crd, root_schema
+from finetune_operator.cli.schema_check import check_rules, check_schema
+from finetune_operator.lifecycle import AttemptFiles
+from finetune_operator.lifecycle.fitting import fit
+from finetune_operator.lifecycle.times import parse, stamp
+from tests.unit.lifecycle.world import World
+
+STATUS = root_schema(job_crd())["properties"]["status"]
+
+#: More than once each: hypothesis seldom draws the values that hurt.
+floats = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 0.0])
+integers = st.integers(-1, 2000) | st.sampled_from([-(2**63), 2**31, 2**53, 2**63, 10**400])
+texts = st.text(max_size=20) | st.sampled_from(["", "x" * 300, "y" * 5000, "\x00", "🙂" * 2000])
+uris = st.sampled_from(["gs://bucket/a", "file:///a", "gs://", "file://relative", "gs://b/" + "u" * 1000])
+times = st.sampled_from(
+    ["0001-01-01T00:00:00+12:00", "9999-12-31T23:59:59-12:00", "2026-11-21T12:00:00Z", "2300-01-01T00:00:00Z"]
+)
+reasons = st.sampled_from(["Broken", "X" * 63, "Suspended", "Preempted"])
+
+
+def record(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(fields)
+
+
+numbers = st.dictionaries(texts, floats, max_size=5)
+results = record(loss=floats, perplexity=floats, tokens=integers, rows=integers)
+reports = record(
+    path=texts,
+    name=texts,
+    uri=texts,
+    revision=texts,
+    format=texts | st.just("Messages"),
+    rows=integers,
+    tokens=integers,
+    trained_tokens=integers,
+    truncated_rows=integers,
+    dropped_rows=integers,
+)
+manifests = record(
+    fingerprint=texts,
+    inputs=st.dictionaries(texts, texts, max_size=3),
+    items=uris,
+    size_bytes=integers,
+    seconds=floats,
+    export_proven=st.booleans(),
+    proof=texts,
+    created=times,
+)
+details: dict[Stage, st.SearchStrategy[dict[str, Any]]] = {
+    Stage.PREFLIGHT: record(
+        kind=st.just("Preflight"),
+        model=record(
+            source=texts,
+            revision=texts,
+            architecture=texts,
+            parameters=integers,
+            maxtext_model=texts,
+            layout=texts,
+        ),
+        train=reports,
+        validation=st.none() | reports,
+        steps=integers,
+        max_seq_length=st.none() | integers,
+        fingerprint=texts,
+        fingerprint_inputs=st.dictionaries(texts, texts, max_size=3),
+        report=uris,
+    ),
+    Stage.CONVERT: record(kind=st.just("Convert"), manifest=manifests),
+    Stage.TRAIN: record(
+        kind=st.just("Train"),
+        step=integers,
+        total_steps=integers,
+        start_step=integers,
+        first_loss=floats,
+        last_loss=floats,
+        evaluation_loss=st.none() | floats,
+        checkpoints=st.lists(record(step=integers, uri=uris, metrics=numbers), max_size=15),
+        seconds=numbers,
+    ),
+    Stage.EVALUATE: record(
+        kind=st.just("Evaluate"),
+        dataset=texts,
+        dataset_hash=texts,
+        baseline=st.none() | results,
+        tuned=st.none() | results,
+        samples_uri=st.none() | uris,
+    ),
+    Stage.EXPORT: record(
+        kind=st.just("Export"),
+        artifacts=st.lists(
+            record(
+                name=texts,
+                type=st.sampled_from(["HuggingFace", "Adapter", "ModelCard", "Report"]),
+                uri=uris,
+                digest=texts,
+                size_bytes=integers,
+            ),
+            max_size=40,
+        ),
+        manifest=uris,
+    ),
+}
+failures = record(
+    code=st.sampled_from([64, 66, 69, 70, 75, 78, 1, -9]),
+    reason=reasons,
+    message=texts.map(lambda text: text[:1024]),
+    fix=texts.map(lambda text: text[:512]),
+    evidence=texts.map(lambda text: text[:4096]),
+    host=integers,
+)
+progresses = record(
+    attempt=st.just(1) | integers,
+    step=integers,
+    total_steps=integers,
+    start_step=integers,
+    metrics=record(
+        loss=floats, perplexity=floats, gradient_norm=floats, learning_rate=floats, tokens=integers
+    ),
+    evaluation=st.none() | record(step=integers, loss=floats, perplexity=floats, tokens=integers),
+    step_time_p50=floats,
+    step_time_p95=floats,
+    tokens_per_second=floats,
+    curve=st.lists(st.tuples(integers, floats), max_size=48),
+    checkpoints=st.lists(integers, max_size=10),
+    updated=times,
+)
+
+
+def complaints(status: Any) -> list[str]:
+    """What the API server would say."""
+    found = check_schema(status, STATUS) or check_rules(status, STATUS, sound=True)
+    return [f"{finding.place}: {finding.message}" for finding in found]
+
+
+@cache
+def _reached(stage: Stage) -> World:
+    world = World()
+    world.until(stage)
+    return world
+
+
+def world_at(stage: Stage) -> tuple[World, str]:
+    """A world whose job has reached that stage, and the name of the stage's JobSet."""
+    return deepcopy(_reached(stage)), f"support-bot-{stage.short}-1"
+
+
+few = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=40)
+
+
+@few
+@given(progresses)
+def test_any_progress_gives_a_status_that_is_stored(document: dict[str, Any]) -> None:
+    world, _ = world_at(Stage.TRAIN)
+    world.progress = Progress.model_validate(document)
+    for _ in range(2):
+        world.reconcile()
+        assert complaints(world.status) == []
+
+
+@pytest.mark.parametrize("stage", Stage)
+@few
+@given(data=st.data())
+def test_any_result_gives_a_status_that_is_stored(stage: Stage, data: st.DataObject) -> None:
+    world, name = world_at(stage)
+    outcome = data.draw(st.sampled_from(Outcome))
+    document = {
+        "stage": stage,
+        "attempt": 1,
+        "outcome": outcome,
+        "exit_code": data.draw(integers),
+        "started": data.draw(times),
+        "finished": data.draw(times),
+        "details": data.draw(details[stage] if outcome is Outcome.SUCCEEDED else st.none() | details[stage]),
+        "failure": data.draw(failures) if outcome is Outcome.FAILED else None,
+    }
+    # By way of JSON, as it is read.
+    result = StageResult.model_validate_json(StageResult.model_validate(document).to_json())
+    world.attempts[world.key_of(name)] = AttemptFiles(result=result, failure=result.failure)
+    world.end_pods(name, 0 if outcome is Outcome.SUCCEEDED else 1)
+    world.end_jobset(name, "Completed")
+    for _ in range(2):
+        world.reconcile()
+        assert complaints(world.status) == []
+        world.wait(world.look_again_after or 0)
+
+
+@few
+@given(failures, st.sampled_from(["", "m" * 9000]))
+def test_any_bad_end_gives_a_status_that_is_stored(document: dict[str, Any], words: str) -> None:
+    world, name = world_at(Stage.TRAIN)
+    world.attempts[world.key_of(name)] = AttemptFiles(failure=Failure.model_validate(document))
+    world.end_pods(name, 1)
+    world.end_jobset(name, "Failed")
+    world.jobsets[name]["status"]["conditions"][0]["message"] = words
+    world.reconcile()
+    assert complaints(world.status) == []
+
+
+def test_a_jobset_that_ends_with_many_words_is_told_in_part() -> None:
+    world, name = world_at(Stage.TRAIN)
+    world.end_pods(name, 0)
+    world.end_jobset(name, "Failed")
+    world.jobsets[name]["status"]["conditions"][0]["message"] = "m" * 9000
+    world.reconcile()
+    assert complaints(world.status) == []
+    assert world.status["attempts"]["history"][-1]["reason"] == "PodLost"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_is_left_out_and_survives_the_files(value: float) -> None:
+    world, name = world_at(Stage.TRAIN)
+    world.train(name, 10)
+    assert world.progress is not None
+    metrics = world.progress.metrics.model_copy(update={"perplexity": value})
+    world.progress = Progress.model_validate_json(
+        world.progress.model_copy(update={"metrics": metrics, "curve": [(9, value), (10, 1.5)]}).to_json()
+    )
+    assert repr(world.progress.metrics.perplexity) == repr(value)
+    world.wait(60)
+    world.reconcile()
+    told = world.status["progress"]
+    assert [each["name"] for each in told["metrics"]] == ["loss"]
+    assert told["curve"]["points"] == [{"step": 10, "value": "1.5"}]
+
+
+def test_what_fits_is_unchanged_and_fitting_is_idempotent() -> None:
+    world = World()
+    world.to_the_end()
+    assert fit(world.status) == world.status
+    spoilt = world.status | {"summary": "s" * 2000, "stage": "Nowhere"}
+    once = fit(spoilt)
+    assert once == fit(once)
+    assert "stage" not in once
+    assert once["summary"] == "s" * 1023 + "…"
+
+
+def test_an_object_that_lacks_what_makes_it_goes_alone() -> None:
+    points = [{"step": step, "value": value} for step, value in enumerate(["1", "nan", "2", "inf", "3"])]
+    curve = {"metric": "loss", "points": points}
+    progress = {"step": 1, "totalSteps": 5, "curve": curve}
+    told = fit({"observedGeneration": 1, "progress": progress})["progress"]["curve"]["points"]
+    assert [each["value"] for each in told] == ["1", "2", "3"]
+
+
+def test_an_address_is_left_out_rather_than_cut() -> None:
+    long = "gs://bucket/" + "u" * 2000
+    model = {"name": "model", "type": "HuggingFace"}
+    status = {
+        "observedGeneration": 1,
+        "evaluation": {"samplesURI": long},
+        "artifacts": [{**model, "uri": long}, {**model, "uri": "gs://bucket/model"}],
+    }
+    assert fit(status) == {
+        "observedGeneration": 1,
+        "evaluation": {},
+        "artifacts": [{**model, "uri": "gs://bucket/model"}],
+    }
+
+
+def test_a_clock_that_is_ahead_delays_no_retry() -> None:
+    world, name = world_at(Stage.TRAIN)
+    world.fail(name, 69)
+    key = world.key_of(name)
+    files = world.attempts[key]
+    assert files.result is not None
+    late = files.result.model_copy(update={"finished": parse("2300-01-01T00:00:00Z")})
+    world.attempts[key] = replace(files, result=late)
+    del world.jobsets[name]
+    world.reconcile()
+    assert world.created[-1] == "support-bot-train-2"
+
+
+@given(st.datetimes(timezones=st.timezones()))
+def test_every_time_has_a_stamp_of_one_form(time: Any) -> None:
+    assert len(stamp(time)) == len("2026-11-21T12:00:00Z")
+    parse(stamp(time))
