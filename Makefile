@@ -76,7 +76,7 @@ lint: install trainer ## ruff, mypy --strict on both sides, import-linter
 	@.venv/bin/lint-imports --no-logo
 
 ##@ Upkeep
-.PHONY: format generate lock bench clean
+.PHONY: format generate lock bench check-real clean
 format: install ## Format and sort
 	@.venv/bin/ruff check --fix --quiet . || true
 	@.venv/bin/ruff format .
@@ -90,6 +90,9 @@ lock: $(UV) ## Resolve the hashed requirement files anew
 bench: install trainer cluster-programs ## Measure operator and quickstart; prints what docs/benchmarks.md records
 	@$(PYTHON) -m tests.bench
 	@$(PYTHON) -m tests.bench.quickstart
+
+check-real: install reference ## Ask the model that make demo-real exported the same questions under transformers
+	@$(PYTHON) -m tests.bench.transformers_answers smollm2-gsm8k
 
 clean: down ## Remove .venv and this project's cluster state (not the built programs)
 	@rm -rf .venv "$(FINETUNE_CACHE)/state"

@@ -62,6 +62,11 @@ def main() -> None:
 def cluster_environment(*options: str) -> dict[str, str]:
     """Start the cluster, or find it running; KUBECONFIG and the object store's address."""
     subprocess.run([sys.executable, "-m", "devcluster", "up", *options], cwd=ROOT, check=True)
+    return running_environment()
+
+
+def running_environment() -> dict[str, str]:
+    """KUBECONFIG and the object store's address of the cluster that runs."""
     shown = subprocess.run(
         [sys.executable, "-m", "devcluster", "env"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
