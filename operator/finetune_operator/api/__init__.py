@@ -28,12 +28,13 @@ from finetune_operator.api.paths import field_paths
 from finetune_operator.api.policies import CachePolicy
 from finetune_operator.api.profile import (
     DEFAULT_PROFILE_ANNOTATION,
-    Defaults,
     FineTuneProfile,
     FineTuneProfileSpec,
     FineTuneProfileStatus,
 )
-from finetune_operator.api.status import FineTuneJobStatus, StagePhase
+from finetune_operator.api.profile_policy import Defaults
+from finetune_operator.api.status import FineTuneJobStatus
+from finetune_operator.api.status_course import StagePhase
 
 __all__ = [
     "API_VERSION",

@@ -110,6 +110,9 @@ Message = Annotated[str, Field(max_length=1024)]
 LongText = Annotated[str, Field(max_length=4096)]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
 LabelValue = Annotated[str, Field(max_length=63)]
+Digest = Annotated[str, Field(max_length=128)]
+Address = Annotated[str, Field(max_length=1024)]
+"""Of any kind: a repository's name, a URI."""
 Uri = Annotated[str, Field(pattern=r"^(gs://[a-z0-9]|file:///).+", max_length=1024)]
 """Object storage: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
 HubRepo = Annotated[

@@ -1,7 +1,6 @@
 """The FineTuneProfile that a platform team writes: how and where jobs may run."""
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -9,77 +8,27 @@ from pydantic import Field
 from finetune_operator.api.common import (
     API_VERSION,
     ApiModel,
-    Decimal,
     DnsLabel,
     DnsName,
-    EngineKey,
     Flag,
     ImageRef,
     LabelKey,
     LabelValue,
     NonNegative,
-    NonNegativeDecimal,
-    Positive,
-    PositiveDecimal,
-    Quantity,
     ShortText,
-    Topology,
     Uri,
     Whole,
     distinct,
     list_map,
 )
 from finetune_operator.api.conditions import Condition
-from finetune_operator.api.evaluation import Evaluation
-from finetune_operator.api.export import Export
 from finetune_operator.api.meta import ObjectMeta
-from finetune_operator.api.method import Hyperparameters
-from finetune_operator.api.placement import Capacity, Resources
-from finetune_operator.api.policies import Checkpointing, HangPolicy, Preflight, Recovery
+from finetune_operator.api.profile_nodes import CpuPool, Flavor, PathwaysNodes
+from finetune_operator.api.profile_policy import AllowedModels, Constraints, Defaults
 from finetune_operator.api.rules import Rule
 
 #: Marks the profile that jobs without profileRef run under.
 DEFAULT_PROFILE_ANNOTATION = "tpu-finetune.dev/is-default-profile"
-
-NodeSelector = Annotated[Mapping[LabelKey, LabelValue], Field(max_length=16)]
-FieldPath = Annotated[
-    str, Field(pattern=r"^[a-z][A-Za-z0-9]*(\.[a-z][A-Za-z0-9]*)*$", min_length=1, max_length=128)
-]
-"""A place in a job's spec, without the leading spec."""
-UriPattern = Annotated[str, Field(pattern=r"^(gs|file)://.*", max_length=1024)]
-
-
-class TolerationOperator(StrEnum):
-    """As in Kubernetes."""
-
-    EXISTS = "Exists"
-    EQUAL = "Equal"
-
-
-class TaintEffect(StrEnum):
-    """As in Kubernetes."""
-
-    NO_SCHEDULE = "NoSchedule"
-    PREFER_NO_SCHEDULE = "PreferNoSchedule"
-    NO_EXECUTE = "NoExecute"
-
-
-class Toleration(ApiModel):
-    """A toleration, as in a pod."""
-
-    key: LabelKey | None = None
-    """Key of the taint. Default: any, with operator: Exists."""
-    operator: TolerationOperator | None = None
-    """Exists or Equal. Default: Equal."""
-    value: LabelValue | None = None
-    """Value of the taint, with operator: Equal."""
-    effect: TaintEffect | None = None
-    """Effect of the taint. Default: any."""
-    toleration_seconds: NonNegative | None = None
-    """How long a NoExecute taint is tolerated. Default: for ever."""
-
-
-Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=16)]
 
 
 class Owner(ApiModel):
@@ -135,133 +84,6 @@ class Queue(ApiModel):
     """Priority of all stages. Default: the queue's."""
     allow_job_labels: Flag | None = None
     """Let the job's own kueue.x-k8s.io labels win. Default: false."""
-
-
-class Flavor(ApiModel):
-    """TPU slices that a job may get, and what they cost."""
-
-    name: DnsLabel
-    """Name, for example spot."""
-    capacity: Capacity
-    """Kind of capacity."""
-    accelerator: ShortText
-    """GKE's accelerator label, for example tpu-v6e-slice."""
-    topologies: Annotated[tuple[Topology, ...], Field(min_length=1, max_length=32), *distinct()]
-    """GKE's topology labels that are allowed."""
-    chips_per_host: Annotated[Positive, Field(le=8)] | None = None
-    """Where a shape comes with different hosts: which one."""
-    max_slices: Annotated[Positive, Field(le=256)] | None = None
-    """Most slices per job. Default: 1."""
-    chip_hour_price: NonNegativeDecimal | None = None
-    """Price of a chip hour, in the profile's currency. Default: unknown, so no cost is shown."""
-    reservation: ShortText | None = None
-    """Name of the reservation, for capacity: Reservation."""
-    node_selector: NodeSelector | None = None
-    """Further node labels that are asked for."""
-    tolerations: Tolerations | None = None
-    """Further tolerations."""
-
-
-class CpuPool(ApiModel):
-    """Nodes for the stages on CPU."""
-
-    node_selector: NodeSelector | None = None
-    """Node labels that are asked for."""
-    tolerations: Tolerations | None = None
-    """Tolerations."""
-    max_memory: Quantity | None = None
-    """Most memory that a stage may ask for."""
-
-
-class PathwaysNodes(ApiModel):
-    """Nodes for Pathways' head."""
-
-    head_node_selector: NodeSelector | None = None
-    """Node labels that are asked for."""
-
-
-class AllowedModels(ApiModel):
-    """Models that may be tuned."""
-
-    allow: (
-        Annotated[
-            tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
-            Field(min_length=1, max_length=128),
-        ]
-        | None
-    ) = None
-    """Repositories or URIs, * stands for any characters. Default: all."""
-
-
-class Defaults(ApiModel):
-    """Values for what a job leaves out. Lists replace; setting one member of a union drops the others."""
-
-    hyperparameters: Hyperparameters | None = None
-    """Defaults of spec.hyperparameters."""
-    resources: Resources | None = None
-    """Defaults of spec.resources."""
-    checkpointing: Checkpointing | None = None
-    """Defaults of spec.checkpointing."""
-    recovery: Recovery | None = None
-    """Defaults of spec.recovery."""
-    hang_policy: HangPolicy | None = None
-    """Defaults of spec.hangPolicy."""
-    preflight: Preflight | None = None
-    """Defaults of spec.preflight."""
-    evaluation: Evaluation | None = None
-    """Defaults of spec.evaluation."""
-    export: Export | None = None
-    """Defaults of spec.export."""
-
-
-class Limit(ApiModel):
-    """A range for a number of the job, judged on the resolved value."""
-
-    rules: ClassVar = (
-        Rule(
-            cel="has(self.min) || has(self.max)",
-            message="a limit without min and max limits nothing: set one",
-            holds=lambda self: self.min is not None or self.max is not None,
-        ),
-    )
-
-    path: FieldPath
-    """The field, for example hyperparameters.epochs."""
-    min: Decimal | None = None
-    """Least value."""
-    max: Decimal | None = None
-    """Highest value."""
-
-
-class AllowedOverrides(ApiModel):
-    """engineOverrides that jobs may set."""
-
-    allow: Annotated[tuple[EngineKey, ...], Field(max_length=256), *distinct()] | None = None
-    """Keys. Default: all that the engine knows; an empty list: none."""
-
-
-class AllowedUris(ApiModel):
-    """Places beyond the profile's own storage; * stands for any characters."""
-
-    read: Annotated[tuple[UriPattern, ...], Field(max_length=64)] | None = None
-    """Where models and datasets may lie. Default: anywhere."""
-    write: Annotated[tuple[UriPattern, ...], Field(max_length=64)] | None = None
-    """Where exports may go. Default: anywhere."""
-
-
-class Constraints(ApiModel):
-    """What jobs may not exceed or change."""
-
-    max_chip_hours: PositiveDecimal | None = None
-    """Most chip hours per job, as estimated and as used."""
-    limits: Annotated[tuple[Limit, ...], Field(max_length=64), *list_map("path")] | None = None
-    """Ranges for numbers."""
-    locked: Annotated[tuple[FieldPath, ...], Field(max_length=64), *distinct()] | None = None
-    """Fields that only the profile sets: a job that sets one to another value is refused."""
-    engine_overrides: AllowedOverrides | None = None
-    """engineOverrides that jobs may set."""
-    uris: AllowedUris | None = None
-    """Places to read from and write to."""
 
 
 class EnvVar(ApiModel):

@@ -1,0 +1,100 @@
+"""Of a profile: the nodes that stages run on, and what they cost."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from finetune_operator.api.common import (
+    ApiModel,
+    DnsLabel,
+    LabelKey,
+    LabelValue,
+    NonNegative,
+    NonNegativeDecimal,
+    Positive,
+    Quantity,
+    ShortText,
+    Topology,
+    distinct,
+)
+from finetune_operator.api.placement import Capacity
+
+NodeSelector = Annotated[Mapping[LabelKey, LabelValue], Field(max_length=16)]
+
+
+class TolerationOperator(StrEnum):
+    """As in Kubernetes."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    """As in Kubernetes."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(ApiModel):
+    """A toleration, as in a pod."""
+
+    key: LabelKey | None = None
+    """Key of the taint. Default: any, with operator: Exists."""
+    operator: TolerationOperator | None = None
+    """Exists or Equal. Default: Equal."""
+    value: LabelValue | None = None
+    """Value of the taint, with operator: Equal."""
+    effect: TaintEffect | None = None
+    """Effect of the taint. Default: any."""
+    toleration_seconds: NonNegative | None = None
+    """How long a NoExecute taint is tolerated. Default: for ever."""
+
+
+Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=16)]
+
+
+class Flavor(ApiModel):
+    """TPU slices that a job may get, and what they cost."""
+
+    name: DnsLabel
+    """Name, for example spot."""
+    capacity: Capacity
+    """Kind of capacity."""
+    accelerator: ShortText
+    """GKE's accelerator label, for example tpu-v6e-slice."""
+    topologies: Annotated[tuple[Topology, ...], Field(min_length=1, max_length=32), *distinct()]
+    """GKE's topology labels that are allowed."""
+    chips_per_host: Annotated[Positive, Field(le=8)] | None = None
+    """Where a shape comes with different hosts: which one."""
+    max_slices: Annotated[Positive, Field(le=256)] | None = None
+    """Most slices per job. Default: 1."""
+    chip_hour_price: NonNegativeDecimal | None = None
+    """Price of a chip hour, in the profile's currency. Default: unknown, so no cost is shown."""
+    reservation: ShortText | None = None
+    """Name of the reservation, for capacity: Reservation."""
+    node_selector: NodeSelector | None = None
+    """Further node labels that are asked for."""
+    tolerations: Tolerations | None = None
+    """Further tolerations."""
+
+
+class CpuPool(ApiModel):
+    """Nodes for the stages on CPU."""
+
+    node_selector: NodeSelector | None = None
+    """Node labels that are asked for."""
+    tolerations: Tolerations | None = None
+    """Tolerations."""
+    max_memory: Quantity | None = None
+    """Most memory that a stage may ask for."""
+
+
+class PathwaysNodes(ApiModel):
+    """Nodes for Pathways' head."""
+
+    head_node_selector: NodeSelector | None = None
+    """Node labels that are asked for."""

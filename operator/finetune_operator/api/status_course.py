@@ -1,0 +1,224 @@
+"""How a job goes: its stages, attempts and progress, and what they have cost."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from finetune_contract import FailureClass, Stage
+from finetune_operator.api.common import (
+    ApiModel,
+    Decimal,
+    Digest,
+    DnsLabel,
+    DnsName,
+    Message,
+    NonNegative,
+    Quantity,
+    ReasonText,
+    ShortText,
+    Timestamp,
+    Uri,
+    Whole,
+    list_map,
+)
+from finetune_operator.api.status_resolved import SecondsRange
+
+
+class StagePhase(StrEnum):
+    """Where one stage stands."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    SKIPPED = "Skipped"
+
+
+class CacheOutcome(StrEnum):
+    """Whether the work was already done by another job."""
+
+    HIT = "Hit"
+    MISS = "Miss"
+
+
+class StageCache(ApiModel):
+    """Whether the work was already done by another job."""
+
+    result: CacheOutcome
+    """Hit or Miss."""
+    fingerprint: Digest | None = None
+    """Of everything that decides the result."""
+    source_uri: Annotated[Uri | None, Field(alias="sourceURI")] = None
+    """Where it lies."""
+    size_bytes: Whole | None = None
+    """How large it is."""
+    saved_seconds: Decimal | None = None
+    """What the hit saved."""
+    miss_because: Annotated[tuple[ShortText, ...], Field(max_length=8)] | None = None
+    """Inputs that differed from the nearest entry."""
+
+
+class StageStatus(ApiModel):
+    """One stage."""
+
+    name: Stage
+    """Which."""
+    phase: StagePhase
+    """Where it stands."""
+    reason: ReasonText | None = None
+    """Why, in one word."""
+    attempt: NonNegative | None = None
+    """The newest attempt."""
+    job_set: DnsLabel | None = None
+    """The JobSet of that attempt."""
+    start_time: Timestamp | None = None
+    """When its first attempt began."""
+    completion_time: Timestamp | None = None
+    """When it ended."""
+    cache: StageCache | None = None
+    """Whether the work was already done by another job."""
+    resumed_from_step: NonNegative | None = None
+    """The checkpoint that the newest attempt began at."""
+    message: Message | None = None
+    """In a sentence."""
+
+
+class MetricPoint(ApiModel):
+    """A metric's newest value."""
+
+    name: ShortText
+    """Its name, for example loss."""
+    value: Decimal
+    """Its value."""
+    step: NonNegative
+    """The step it was measured at."""
+
+
+class CurvePoint(ApiModel):
+    """One point of a curve."""
+
+    step: NonNegative
+    """The step."""
+    value: Decimal
+    """The value."""
+
+
+class Curve(ApiModel):
+    """A metric over the whole run, thinned."""
+
+    metric: ShortText
+    """Which metric."""
+    sparkline: Annotated[str, Field(max_length=64)] | None = None
+    """Drawn in one line of text."""
+    points: Annotated[tuple[CurvePoint, ...], Field(max_length=48)] | None = None
+    """Its points."""
+
+
+class StepTime(ApiModel):
+    """Time per step, recently."""
+
+    p50: NonNegative
+    """Median."""
+    p95: NonNegative
+    """Slow ones."""
+
+
+class ProgressStatus(ApiModel):
+    """How far training is."""
+
+    step: NonNegative
+    """Optimizer steps done."""
+    total_steps: NonNegative
+    """Optimizer steps to do."""
+    step_text: ShortText | None = None
+    """Both, for people."""
+    percent: NonNegative | None = None
+    """Share done."""
+    eta_seconds: SecondsRange | None = None
+    """Time left."""
+    eta_text: ShortText | None = None
+    """Time left, for people."""
+    step_time_milliseconds: StepTime | None = None
+    """Time per step."""
+    tokens_per_second: Decimal | None = None
+    """Trained tokens per second over all devices."""
+    mfu_percent: Decimal | None = None
+    """Share of the chips' peak that is used."""
+    peak_hbm: Annotated[Quantity | None, Field(alias="peakHBM")] = None
+    """Most memory used on a chip."""
+    metrics: Annotated[tuple[MetricPoint, ...], Field(max_length=32), *list_map("name")] | None = None
+    """Newest values."""
+    curve: Curve | None = None
+    """The loss over the whole run."""
+    last_update_time: Timestamp | None = None
+    """When the trainer last reported."""
+
+
+class AttemptRecord(ApiModel):
+    """One ended attempt."""
+
+    stage: Stage
+    """Of which stage."""
+    attempt: NonNegative
+    """Its number."""
+    failure_class: Annotated[FailureClass | None, Field(alias="class")] = None
+    """Who is charged with its end; absent when it did its work."""
+    reason: ReasonText
+    """How it ended."""
+    node: DnsName | None = None
+    """Where it was first seen to end."""
+    start_step: NonNegative | None = None
+    """Training step it began at."""
+    end_step: NonNegative | None = None
+    """Training step it reached."""
+
+
+class Attempts(ApiModel):
+    """How often stages were started, and why they had to be started again."""
+
+    total: NonNegative
+    """Attempts over all stages."""
+    preemption: NonNegative = 0
+    """Ended by preemption, eviction or suspension; not charged."""
+    infrastructure: NonNegative = 0
+    """Ended by node, network or storage faults."""
+    user: NonNegative = 0
+    """Ended by a fault of the job itself."""
+    history: Annotated[tuple[AttemptRecord, ...], Field(max_length=10)] | None = None
+    """The newest."""
+
+
+class GoodputSeconds(ApiModel):
+    """Where the time went."""
+
+    queued: Whole = 0
+    """Waiting for quota."""
+    provisioning: Whole = 0
+    """Waiting for nodes and images."""
+    startup: Whole = 0
+    """From running pods to the first step."""
+    productive: Whole = 0
+    """Steps that count."""
+    recomputed: Whole = 0
+    """Steps that had to be done again."""
+
+
+class Goodput(ApiModel):
+    """Share of the time that moved the training forward."""
+
+    percent: Decimal
+    """productive / all."""
+    seconds: GoodputSeconds
+    """Where the time went."""
+
+
+class Cost(ApiModel):
+    """What the job has used so far."""
+
+    chip_hours: Decimal
+    """TPU chip hours."""
+    amount: Decimal | None = None
+    """Money, in the profile's currency."""
+    budget_remaining: Decimal | None = None
+    """What is left of the budget."""

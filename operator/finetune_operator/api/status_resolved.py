@@ -1,0 +1,173 @@
+"""``status.resolved`` and ``status.estimate``: what was found out before anything ran."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from finetune_operator.api.common import (
+    Address,
+    ApiModel,
+    Decimal,
+    Digest,
+    DnsLabel,
+    DnsName,
+    ImageRef,
+    Message,
+    NonNegative,
+    Quantity,
+    ShortText,
+    Token,
+    Uri,
+    Whole,
+)
+from finetune_operator.api.data import DatasetFormat
+from finetune_operator.api.placement import Capacity, Controller
+from finetune_operator.api.policies import MemoryCheck
+
+
+class SecondsRange(ApiModel):
+    """An estimate in seconds."""
+
+    low: Whole
+    """At least."""
+    high: Whole
+    """At most."""
+
+
+class ResolvedProfile(ApiModel):
+    """The profile, as it was at admission."""
+
+    name: DnsName
+    """Its name."""
+    hash: Digest
+    """Hash of its spec."""
+
+
+class ResolvedModel(ApiModel):
+    """What the model is."""
+
+    source: Address
+    """Where it comes from."""
+    revision: Digest | None = None
+    """Commit, or digest over the folder's files."""
+    architecture: ShortText | None = None
+    """As config.json names it."""
+    parameters: Whole | None = None
+    """Number of parameters."""
+    maxtext_model: ShortText | None = None
+    """MaxText's name of it."""
+    layout: ShortText | None = None
+    """How the converted checkpoint is laid out."""
+
+
+class ResolvedDataset(ApiModel):
+    """What a dataset is."""
+
+    name: DnsLabel
+    """Its name."""
+    revision: Digest | None = None
+    """Commit, or digest over the files."""
+    format: DatasetFormat | None = None
+    """The format that was seen."""
+    rows: Whole | None = None
+    """Rows that take part."""
+    tokens: Whole | None = None
+    """Tokens in them."""
+    truncated_percent: Decimal | None = None
+    """Share of rows that were cut to maxSeqLength."""
+    dropped_rows: Whole | None = None
+    """Rows that could not take part."""
+    report_uri: Annotated[Uri | None, Field(alias="reportURI")] = None
+    """The whole report."""
+
+
+class ResolvedHyperparameters(ApiModel):
+    """Numbers instead of Auto."""
+
+    steps: Whole | None = None
+    """Optimizer steps of the whole training."""
+    global_batch_size: NonNegative | None = None
+    """Sequences per optimizer step."""
+    per_device_batch_size: Decimal | None = None
+    """Sequences per device and forward pass; below 1 where devices share a sequence."""
+    max_seq_length: Whole | None = None
+    """Longest sequence in tokens, after the model's own limit."""
+
+
+class ResolvedResources(ApiModel):
+    """The slice, and why it was chosen."""
+
+    tpu: Token
+    """Google's name, for example v6e-16."""
+    accelerator: ShortText
+    """GKE's accelerator label."""
+    topology: Token
+    """GKE's topology label."""
+    machine_type: ShortText | None = None
+    """GKE's machine type."""
+    chips: NonNegative
+    """Over all slices."""
+    hosts: NonNegative
+    """Over all slices."""
+    slices: NonNegative
+    """Number of slices."""
+    capacity: Capacity
+    """Kind of capacity."""
+    controller: Controller | None = None
+    """How the hosts work together."""
+    why: Message | None = None
+    """Why this slice."""
+
+
+class ResolvedMemory(ApiModel):
+    """Whether it fits."""
+
+    estimated_per_chip: Quantity | None = None
+    """What the training needs."""
+    limit_per_chip: Quantity | None = None
+    """What a chip has."""
+    source: MemoryCheck
+    """How that was found out."""
+
+
+class ResolvedImages(ApiModel):
+    """The images that run."""
+
+    trainer: ImageRef
+    """The trainer's."""
+
+
+class Resolved(ApiModel):
+    """Everything that decides the result, resolved once."""
+
+    spec_hash: Digest | None = None
+    """Hash of the merged spec."""
+    profile: ResolvedProfile | None = None
+    """The profile, as it was at admission."""
+    model: ResolvedModel | None = None
+    """What the model is."""
+    datasets: Annotated[tuple[ResolvedDataset, ...], Field(max_length=48)] | None = None
+    """What the datasets are."""
+    hyperparameters: ResolvedHyperparameters | None = None
+    """Numbers instead of Auto."""
+    resources: ResolvedResources | None = None
+    """The slice, and why it was chosen."""
+    memory: ResolvedMemory | None = None
+    """Whether it fits."""
+    checkpoint: ShortText | None = None
+    """Which checkpoint is exported, where that differs from what the default would be later."""
+    images: ResolvedImages | None = None
+    """The images that run."""
+    run_folder: Uri | None = None
+    """Where everything of this run lies."""
+
+
+class Estimate(ApiModel):
+    """What the whole job is expected to take."""
+
+    duration_seconds: SecondsRange | None = None
+    """Running time."""
+    chip_hours: Decimal | None = None
+    """TPU chip hours."""
+    cost: Decimal | None = None
+    """Money, in the profile's currency."""
