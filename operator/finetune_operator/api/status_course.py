@@ -56,7 +56,7 @@ class StageCache(ApiModel):
     saved_seconds: Decimal | None = None
     """What the hit saved."""
     miss_because: Annotated[tuple[ShortText, ...], Field(max_length=8)] | None = None
-    """Inputs that differed from the nearest entry."""
+    """Why nothing was reused, where that is known."""
 
 
 class StageStatus(ApiModel):
@@ -167,7 +167,7 @@ class AttemptRecord(ApiModel):
     reason: ReasonText
     """How it ended."""
     node: DnsName | None = None
-    """Where it was first seen to end."""
+    """Where it ran: the node of the host that failed, else of the first one. Absent where its pods were gone first."""
     start_step: NonNegative | None = None
     """Training step it began at."""
     end_step: NonNegative | None = None

@@ -10,6 +10,7 @@ from finetune_operator.lifecycle.times import parse
 
 type Object = Mapping[str, Any]
 
+_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _TERMINAL = ("Completed", "Failed")
 _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 
@@ -104,6 +105,16 @@ def _hindrance(pod: Object) -> Hindrance | None:
                 since=None,
             )
     return None
+
+
+def node_of(pods: Iterable[Object], host: int) -> str | None:
+    """The node of the slice's host of that number; of any pod where none is called that."""
+    placed = {
+        pod["metadata"].get("labels", {}).get(_INDEX_LABEL): pod["spec"]["nodeName"]
+        for pod in pods
+        if pod.get("spec", {}).get("nodeName")
+    }
+    return placed.get(str(host)) or next(iter(placed.values()), None)
 
 
 def terminated(pods: Iterable[Object]) -> list[tuple[Object, Object]]:

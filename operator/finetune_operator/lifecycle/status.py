@@ -6,6 +6,7 @@ from typing import Any
 
 from finetune_contract import EvaluationResult, Stage, TrainOutcome
 from finetune_operator.api import Phase, Reason, StagePhase
+from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.classify import Verdict
 from finetune_operator.lifecycle.conditions import conditions
@@ -80,7 +81,7 @@ def _of_survey(observed: Observed, situation: Situation, look: Survey, previous:
         "stage": str(look.live.key.stage if look.live else look.current.stage),
         "resolved": resolved_status(look.plan, look.findings),
         "stages": _stages(observed, situation, look, previous),
-        "attempts": _attempts(look),
+        "attempts": _attempts(look, previous),
         "startTime": previous.get("startTime") or stamp(observed.now),
     }
     if evaluation := _evaluation(look):
@@ -165,8 +166,13 @@ def _resumed_from(view: StageView, observed: Observed) -> int | None:
     return None
 
 
-def _attempts(look: Survey) -> Object:
-    history = [_ended(attempt, verdict) for attempt, verdict in look.judged]
+def _attempts(look: Survey, previous: Object) -> Object:
+    told_before = previous.get("attempts", {}).get("history", ())
+    nodes = {(each["stage"], each["attempt"]): each["node"] for each in told_before if "node" in each}
+    history = [
+        _ended(attempt, verdict, nodes.get((attempt.key.stage, attempt.key.number)))
+        for attempt, verdict in look.judged
+    ]
     told: dict[str, Any] = {
         "total": look.total_attempts,
         "preemption": look.counters.preemption,
@@ -178,7 +184,8 @@ def _attempts(look: Survey) -> Object:
     return told
 
 
-def _ended(attempt: Attempt, verdict: Verdict) -> Object:
+def _ended(attempt: Attempt, verdict: Verdict, node: str | None) -> Object:
+    """``node``: as it was told before; its pods may be gone since."""
     told: dict[str, Any] = {
         "stage": str(attempt.key.stage),
         "attempt": attempt.key.number,
@@ -186,6 +193,9 @@ def _ended(attempt: Attempt, verdict: Verdict) -> Object:
     }
     if verdict.failure_class is not None:
         told["class"] = str(verdict.failure_class)
+    node = children.node_of(attempt.pods, verdict.failure.host if verdict.failure else 0) or node
+    if node:
+        told["node"] = node
     details = attempt.files.result.details if attempt.files and attempt.files.result else None
     if isinstance(details, TrainOutcome):
         told["startStep"], told["endStep"] = details.start_step, details.step

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import ExitCode, Stage
+from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
-from finetune_operator.lifecycle import decide
+from finetune_operator.lifecycle import AttemptFiles, decide
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 
 
@@ -456,3 +456,22 @@ def test_a_bad_end_is_told_once() -> None:
     for _ in range(3):
         world.reconcile()
     assert [notice.reason for notice in world.events].count("Preempted") == 1
+
+
+def test_the_history_tells_the_node_of_the_host_that_failed_and_keeps_it() -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = world.until(Stage.TRAIN)
+    for index, pod in enumerate(world.pods_of(name)):
+        pod["spec"] = {"nodeName": f"node-{index}"}
+        pod["metadata"]["labels"] = pod["metadata"]["labels"] | {
+            "batch.kubernetes.io/job-completion-index": str(index)
+        }
+    key = world.key_of(name)
+    failure = Failure(code=69, reason="Broken", message="it broke", host=1)
+    world.attempts[key] = AttemptFiles(failure=failure)
+    world.kill(name, 69)
+    world.reconcile()
+    assert world.status["attempts"]["history"][-1]["node"] == "node-1"
+    world.lose(name)
+    world.reconcile()
+    assert world.status["attempts"]["history"][-1]["node"] == "node-1"
