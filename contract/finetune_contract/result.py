@@ -23,6 +23,8 @@ class ModelIdentity(Record):
     source: str
     revision: str
     """Commit of the hub repository, or a digest over the folder's files (names, sizes, checksums)."""
+    tokenizer_revision: str | None = None
+    """Commit of the tokenizer's repository, where it comes from one of its own."""
     architecture: str
     parameters: int
     maxtext_model: str

@@ -1,13 +1,63 @@
 """Shared by the trainer's tests. They run in the trainer's environment (tests/run trainer)."""
 
+import atexit
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from devcluster.fixtures.chat_data import write_data
+from devcluster.fixtures.hub import Hub
+from tests.trainer.models import qwen3
+from tests.trainer.stages import Stages, serve
 
 # before anything imports JAX
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR",
     str(Path(os.environ.get("FINETUNE_CACHE", "~/.cache/finetune-tpu")).expanduser() / "jax"),
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+# Before anything imports huggingface_hub: there is one hub for all tests, of this process. Whoever asks for something
+# by mistake is told that it is not there; no token or cache of this machine is used.
+_HUB = Hub()
+_HOME = tempfile.mkdtemp(prefix="finetune-hub-")
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING"))]:
+    del os.environ[name]
+os.environ.update({"HF_ENDPOINT": _HUB.address, "HF_HOME": _HOME, "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """The stand-in, empty, with a cache of the test's own."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    yield _HUB
+    _HUB.clear()
+
+
+@pytest.fixture(scope="session")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
+    """One for all tests: importing MaxText takes longer than most of them."""
+    root = tmp_path_factory.mktemp("stages")
+    (root / "models").mkdir()
+    qwen3(root / "models")
+    write_data(root / "data")
+    with serve(root) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def converted(stages: Stages) -> str:
+    """Address of the converted Qwen3."""
+    result = stages.run("Convert", "conversion")
+    assert result.details is not None, result.failure
+    assert result.details.kind == "Convert"
+    assert result.details.manifest.export_proven
+    return result.details.manifest.items

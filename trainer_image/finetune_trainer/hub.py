@@ -1,67 +1,93 @@
-"""Snapshots of the Hugging Face Hub, pinned to a commit, through the hub's own cache.
+"""Repositories of the Hugging Face Hub, pinned to a commit, through the hub's own library and cache.
 
-``HF_HUB_OFFLINE``, ``HF_HOME`` and ``HF_TOKEN`` act as everywhere; with a filled cache nothing is asked of the network.
+Two steps, so that nothing is fetched that nobody asked for: ``find`` settles the commit and learns which files it has,
+``fetch`` brings the ones that are named. ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``HF_TOKEN`` act as
+everywhere; with a filled cache and ``HF_HUB_OFFLINE=1`` nothing is asked of the network.
 """
 
-from collections.abc import Sequence
+import glob
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePosixPath
 
-from finetune_contract import ExitCode, HubRef
-from finetune_trainer.errors import StageError
+from huggingface_hub import constants, get_cached_repo_tree, snapshot_download
+from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+from finetune_contract import HubRef
+from finetune_trainer.hub_errors import Kind, asked_pause, explain, passing
+
+#: Seconds between looks at a hub that does not answer, where it names none itself. The operator tries again later.
+_PAUSES = (1.0, 4.0, 15.0)
+_LONGEST_PAUSE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    path: Path
+class Repository:
+    """One commit of a repository. ``where`` is the place in the user's spec that names it."""
+
+    name: str
+    kind: Kind
     commit: str
+    files: tuple[str, ...]
+    """All of the commit's, sorted; offline without a cached listing, those that the cache holds."""
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.commit[:12]}"
 
 
-def snapshot(
-    ref: HubRef, kind: Literal["model", "dataset"], where: str, *, include: Sequence[str] | None = None
-) -> Snapshot:
-    """Fetches the files that match ``include`` (None: all); ``where`` is the place in the user's spec.
+def find(ref: HubRef, kind: Kind, where: str) -> Repository:
+    """Settles ``ref.revision`` (branch, tag or commit). Fetches no file.
 
-    Raises ``StageError`` 66 for a repository or revision that is not there, 77 for one that asks for a licence or
-    token, 69 when the hub does not answer.
+    Raises ``StageError`` 66 for a repository or revision that is not there, 77 where access was refused, 69 when the
+    hub does not answer, retries included.
     """
-    from huggingface_hub import errors, snapshot_download
-
-    saw = f"{ref.repo}@{ref.revision}"
+    folder = _download(ref, kind, where, ())
     try:
-        path = Path(
-            snapshot_download(
-                ref.repo,
-                repo_type=kind,
-                revision=ref.revision,
-                allow_patterns=list(include) if include else None,
-            )
+        files = [entry.path for entry in get_cached_repo_tree(ref.repo, repo_type=kind, revision=folder.name)]
+    except CachedRepoTreeNotFoundError:
+        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    # Git has no such names; somebody's mirror might.
+    inside = sorted(name for name in files if not {"..", "/"} & set(PurePosixPath(name).parts))
+    return Repository(name=ref.repo, kind=kind, commit=folder.name, files=tuple(inside), where=where)
+
+
+def fetch(repository: Repository, names: Iterable[str]) -> Path:
+    """A folder with these files of the commit, below their names. Raises as ``find`` does."""
+    ref = HubRef(repo=repository.name, revision=repository.commit)
+    return _download(ref, repository.kind, repository.where, names)
+
+
+def _download(ref: HubRef, kind: Kind, where: str, names: Iterable[str]) -> Path:
+    patterns = [glob.escape(name) for name in names]
+
+    def once() -> str:
+        return snapshot_download(
+            ref.repo,
+            repo_type=kind,
+            revision=ref.revision,
+            allow_patterns=patterns,
+            # without this, a commit that is known by its id is looked up even when the network is off
+            local_files_only=constants.is_offline_mode(),
         )
-    except errors.GatedRepoError as error:
-        raise StageError(
-            ExitCode.PERMISSION_DENIED, "HubAccessDenied", "the repository asks for its terms to be accepted",
-            where=where, saw=saw, fix="Accept the terms on the hub and name a token in huggingFaceTokenSecretRef.",
-        ) from error  # fmt: skip
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise StageError(
-            ExitCode.INPUT_MISSING, "HubRepositoryMissing",
-            f"the hub has no such {kind} or revision, or the token may not see it", where=where, saw=saw,
-            expected=f"a {kind} repository", fix="Correct the name, or name a token in huggingFaceTokenSecretRef.",
-        ) from error  # fmt: skip
-    except errors.LocalEntryNotFoundError as error:
-        raise StageError(
-            ExitCode.UNAVAILABLE, "HubUnavailable", "the hub did not answer and the local cache does not hold it",
-            where=where, saw=saw, fix="Nothing to change: the operator tries again.",
-        ) from error  # fmt: skip
-    except errors.HfHubHTTPError as error:
-        if error.response is not None and error.response.status_code in (401, 403):
-            raise StageError(
-                ExitCode.PERMISSION_DENIED, "HubAccessDenied", "the hub refused the request", where=where, saw=saw,
-                fix="Check the token in huggingFaceTokenSecretRef.",
-            ) from error  # fmt: skip
-        raise StageError(
-            ExitCode.UNAVAILABLE, "HubUnavailable", "the hub did not answer as it should", where=where, saw=saw,
-            fix="Nothing to change: the operator tries again.",
-        ) from error  # fmt: skip
-    return Snapshot(path=path, commit=path.name)
+
+    try:
+        return Path(_patiently(once, time.sleep))
+    except Exception as error:
+        explained = explain(error, ref, kind, where)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _patiently[T](call: Callable[[], T], sleep: Callable[[float], None]) -> T:
+    """The library retries downloads, but not the look-up of a revision or of the listing."""
+    for pause in _PAUSES:
+        try:
+            return call()
+        except Exception as error:
+            if not passing(error):
+                raise
+            sleep(min(asked_pause(error) or pause, _LONGEST_PAUSE))
+    return call()

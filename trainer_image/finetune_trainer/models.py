@@ -1,19 +1,26 @@
 """The user's model on this machine: from the hub or from a folder in object storage. No JAX, no MaxText."""
 
+import fnmatch
+import glob
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from finetune_contract import ExitCode, ModelIdentity, ModelSource
+from finetune_trainer import hub
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.fingerprint import LAYOUT
-from finetune_trainer.hub import snapshot
 from finetune_trainer.storage import Entry, Store
+from finetune_trainer.weights import INDEX, SINGLE, weight_files
 
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-_SMALL = ("*.json", "*.jinja", "tokenizer.model", "README.md", "LICENSE*", "NOTICE", "USE_POLICY.md")
+#: Everything but the weights. Folders below hold other formats of the same model (original/, onnx/).
+_SMALL = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "README.md", "LICENSE*", "NOTICE",
+          "USE_POLICY.md")  # fmt: skip
+#: Weights in formats that are not read, for the error.
+_OTHER_WEIGHTS = (".bin", ".gguf", ".pth", ".pt", ".msgpack", ".h5", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +32,14 @@ class LocalModel:
     """Hub name or address, as the user wrote it."""
     revision: str
     """Commit on the hub; of a folder, a digest over names, sizes and checksums of config.json and weights."""
+    tokenizer_revision: str | None = None
+    """Commit of the tokenizer's own repository on the hub, where it has one."""
 
     def identity(self, plan: ModelPlan) -> ModelIdentity:
         return ModelIdentity(
             source=self.source,
             revision=self.revision,
+            tokenizer_revision=self.tokenizer_revision,
             architecture=plan.architecture,
             parameters=plan.parameters,
             maxtext_model=plan.model_name,
@@ -39,57 +49,99 @@ class LocalModel:
 
 def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bool) -> LocalModel:
     """Fetches config.json, tokenizer and small files, and the weights where ``weights``; a ``file://`` folder is used
-    where it lies. Raises ``StageError`` 66, 69 or 77."""
-    include = (*_SMALL, *_WEIGHTS) if weights else _SMALL
-    path, revision = _fetch(source, scratch / "model", store, include, "model", whole=True)
-    tokenizer = path
+    where it lies. The weights must be there in any case. Raises ``StageError`` 66, 69 or 77."""
+    model = _find(source, scratch / "model", store, "model")
+    _require_model(model)
+    path = model.fetch(model.small())
+    needed = weight_files(path, where=model.source)
+    _require_weights(model, needed)
+    if weights:
+        path = model.fetch([*model.small(), *needed])
+    tokenizer_path, tokenizer_revision = path, None
     if source.tokenizer is not None:
-        tokenizer, _ = _fetch(
-            source.tokenizer, scratch / "tokenizer", store, _SMALL, "model.tokenizer", whole=False
-        )
-    return LocalModel(path=path, tokenizer_path=tokenizer, source=_name(source), revision=revision)
+        tokenizer = _find(source.tokenizer, scratch / "tokenizer", store, "model.tokenizer")
+        tokenizer_path = tokenizer.fetch(tokenizer.small())
+        tokenizer_revision = tokenizer.revision if source.tokenizer.hugging_face else None
+    return LocalModel(
+        path=path,
+        tokenizer_path=tokenizer_path,
+        source=model.source,
+        revision=model.revision,
+        tokenizer_revision=tokenizer_revision,
+    )
 
 
-def _name(source: ModelSource) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A folder that was found, and how to get files of it."""
+
+    source: str
+    """Hub name or address, as the user wrote it."""
+    where: str
+    """The field of the spec that names it."""
+    revision: str
+    names: frozenset[str]
+    fetch: Callable[[Sequence[str]], Path]
+    """Brings files by name; returns the folder."""
+
+    def small(self) -> list[str]:
+        return sorted(name for name in self.names if _is_small(name))
+
+
+def _is_small(name: str) -> bool:
+    return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in _SMALL)
+
+
+def _find(source: ModelSource, scratch: Path, store: Store, where: str) -> _Found:
     if source.hugging_face is not None:
-        return source.hugging_face.repo
-    assert source.uri is not None
-    return source.uri
-
-
-def _fetch(
-    source: ModelSource, scratch: Path, store: Store, include: tuple[str, ...], where: str, *, whole: bool
-) -> tuple[Path, str]:
-    """``whole``: it must be a model, not a tokenizer alone."""
-    if source.hugging_face is not None:
-        found = snapshot(source.hugging_face, "model", f"{where}.huggingFace", include=include)
-        return found.path, found.commit
-    assert source.uri is not None
-    entries = list(store.entries(source.uri))
+        repository = hub.find(source.hugging_face, "model", f"{where}.huggingFace")
+        return _Found(
+            source=repository.name, where=repository.where, revision=repository.commit,
+            names=frozenset(repository.files), fetch=partial(hub.fetch, repository),
+        )  # fmt: skip
+    uri = source.uri
+    assert uri is not None
+    entries = list(store.entries(uri))
     if not entries:
         raise StageError(
             ExitCode.INPUT_MISSING, "ModelMissing", "there is no such folder, or it is empty",
-            where=f"{where}.uri", saw=source.uri, expected="a folder in Hugging Face format",
+            where=f"{where}.uri", saw=uri, expected="a folder in Hugging Face format",
             fix="Correct the address, or put the model there.",
         )  # fmt: skip
-    if whole:
-        _require_model(source.uri, {_relative(entry, source.uri) for entry in entries}, where)
-    return store.fetch_folder(source.uri, scratch, include=include), _digest(entries, source.uri)
+    return _Found(
+        source=uri, where=f"{where}.uri", revision=_digest(entries, uri),
+        names=frozenset(_relative(entry, uri) for entry in entries),
+        fetch=lambda names: store.fetch_folder(uri, scratch, include=[glob.escape(name) for name in names]),
+    )  # fmt: skip
 
 
-def _require_model(uri: str, names: set[str], where: str) -> None:
+def _require_model(model: _Found) -> None:
     """Config and weights lie in the folder itself. Raises ``StageError`` 66 with what is there instead."""
-    if "config.json" not in names:
-        reason, missing = "ConfigMissing", "config.json"
-        fix = "Name the folder that save_pretrained wrote."
-    elif not any(name.endswith(".safetensors") and "/" not in name for name in names):
-        reason, missing = "WeightsMissing", "safetensors weights"
+    if "config.json" not in model.names:
+        shown = sorted(model.names)
+        raise _incomplete(
+            model, "ConfigMissing", "config.json", shown, "Name the folder that save_pretrained wrote."
+        )
+    if not model.names & {SINGLE, INDEX}:
+        shown = sorted(name for name in model.names if name.endswith(_OTHER_WEIGHTS)) or sorted(model.names)
         fix = "Save the model with save_pretrained(..., safe_serialization=True) and upload the folder again."
-    else:
-        return
-    shown = ", ".join(sorted(names)[:4]) + (", …" if len(names) > 4 else "")
-    raise StageError(
-        ExitCode.INPUT_MISSING, reason, f"the folder has no {missing}", where=f"{where}.uri", saw=f"{uri} with {shown}",
+        raise _incomplete(model, "WeightsMissing", "safetensors weights", shown, fix)
+
+
+def _require_weights(model: _Found, needed: Sequence[str]) -> None:
+    missing = [name for name in needed if name not in model.names]
+    if missing:
+        raise _incomplete(
+            model, "WeightsMissing", missing[0], sorted(name for name in needed if name in model.names),
+            f"Upload the missing files: {', '.join(missing[:4])}.",
+        )  # fmt: skip
+
+
+def _incomplete(model: _Found, reason: str, missing: str, names: Sequence[str], fix: str) -> StageError:
+    shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+    return StageError(
+        ExitCode.INPUT_MISSING, reason, f"the folder has no {missing}", where=model.where,
+        saw=f"{model.source} with {shown or 'nothing'}",
         expected="config.json, the tokenizer's files, and model.safetensors or its shards with their index", fix=fix,
     )  # fmt: skip
 

@@ -89,22 +89,20 @@ def _plain(name: str) -> str:
     return name
 
 
+def weight_files(folder: Path, *, where: str = "") -> list[str]:
+    """Names of the files that hold the weights, as the folder's index tells, or the single file without one.
+
+    Raises ``StageError`` 64 for an index that cannot be read.
+    """
+    if not (folder / INDEX).is_file():
+        return [SINGLE]
+    return sorted(_indexed(folder, where or str(folder)))
+
+
 def _files(folder: Path, shown: str) -> dict[Path, list[str] | None]:
     """Files with the names that the index lists for each; None where there is no index."""
     if (folder / INDEX).is_file():
-        try:
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-            listed = [(str(name), str(file)) for name, file in index["weight_map"].items()]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _mismatch(
-                f"{shown}/{INDEX}", "the index is not readable", str(error), "weight_map"
-            ) from None
-        files: dict[Path, list[str] | None] = {}
-        for name, file in listed:
-            names = files.setdefault(folder / file, [])
-            assert names is not None
-            names.append(name)
-        return files
+        return {folder / file: names for file, names in _indexed(folder, shown).items()}
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: None}
     others = sorted(path.name for path in folder.glob("*.bin")) + sorted(
@@ -115,6 +113,18 @@ def _files(folder: Path, shown: str) -> dict[Path, list[str] | None]:
         saw=", ".join(others[:4]) or "no weights at all", expected=f"{SINGLE} or {INDEX}",
         fix="Save the model with save_pretrained(..., safe_serialization=True) and upload the folder again.",
     )  # fmt: skip
+
+
+def _indexed(folder: Path, shown: str) -> dict[str, list[str]]:
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        listed = [(str(name), str(file)) for name, file in index["weight_map"].items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _mismatch(f"{shown}/{INDEX}", "the index is not readable", str(error), "weight_map") from None
+    files: dict[str, list[str]] = {}
+    for name, file in listed:
+        files.setdefault(file, []).append(name)
+    return files
 
 
 def _headers(file: Path, names: list[str] | None, shown: str) -> Iterator[Tensor]:

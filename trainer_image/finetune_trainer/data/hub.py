@@ -1,67 +1,156 @@
-"""Datasets of the Hugging Face Hub, pinned to a commit.
+"""The files of one split of a dataset on the Hugging Face Hub, pinned to a commit.
 
-The snapshot is fetched first (through the hub's own cache, so that an offline machine with a filled cache works) and
-``datasets`` then reads that folder: what was pinned is what is read.
+Which files make up a configuration and a split is for ``datasets`` to say (the ``configs`` of the README, or the
+names of files and folders), but it would fetch all splits, and nothing when the network is off. So it is shown a
+folder that has the repository's names, its README and no data; what it picks there is then fetched, and read as any
+other file.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from finetune_contract import DatasetSource, ExitCode
+from finetune_trainer import hub
 from finetune_trainer.errors import StageError
-from finetune_trainer.hub import snapshot
+from finetune_trainer.hub import Repository
+
+#: What ``datasets`` reads before it looks at data.
+_DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
+#: Fields of a configuration that say which files it has, or what it is called; any other changes how they are read.
+_NAMING = frozenset({"name", "version", "data_dir", "data_files", "description", "features"})
+_PARQUET_BRANCH = "refs/convert/parquet"
+_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubRows:
+class HubFile:
+    uri: str
+    """``hf://datasets/<repo>@<commit>/<path>``, as the hub's file system spells it."""
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSplit:
     uri: str
     """``hf://datasets/<repo>@<commit>/<config>/<split>``, for people."""
     commit: str
-    rows: Iterable[Mapping[str, Any]]
+    files: Sequence[HubFile]
 
 
-def load(spec: DatasetSource, scratch: Path) -> HubRows:
-    """The rows of one split. Raises 66 for a repository, revision, configuration or split that is not there, 77 for
-    one that asks for a licence or token, 69 when the hub does not answer."""
+def fetch_split(spec: DatasetSource, scratch: Path, readable: Sequence[str]) -> HubSplit:
+    """Finds and fetches the split's files, whose names must end in one of ``readable``.
+
+    Raises ``StageError`` 65 for a dataset of another kind, 66 for a repository, revision, configuration or split that
+    is not there, 77 where access was refused, 69 when the hub does not answer.
+    """
+    assert spec.hugging_face is not None
+    repository = hub.find(spec.hugging_face, "dataset", f"{spec.path}.huggingFace")
+    _refuse_script(repository)
+    names = _names(repository, _outline(repository, scratch), spec)
+    for name in names:
+        if not name.endswith(tuple(readable)):
+            raise _unreadable(
+                repository,
+                "files of this kind cannot be read",
+                name,
+                f"names that end in {', '.join(readable)}",
+            )
+    folder = hub.fetch(repository, names)
+    root = f"hf://datasets/{repository.name}@{repository.commit}"
+    return HubSplit(
+        uri="/".join(part for part in (root, spec.config, spec.split) if part),
+        commit=repository.commit,
+        files=[HubFile(uri=f"{root}/{name}", path=folder / name) for name in names],
+    )
+
+
+def _refuse_script(repository: Repository) -> None:
+    script = f"{repository.name.rpartition('/')[2]}.py"
+    if script in repository.files:
+        raise _unreadable(
+            repository, "the dataset is made by a program of its own, and such programs are never run (there is no "
+            "trust_remote_code)", script, "data files",
+        )  # fmt: skip
+
+
+def _outline(repository: Repository, scratch: Path) -> Path:
+    """A folder named as the repository, with all its names and none of its data."""
+    folder = scratch / "outlines" / repository.commit / repository.name.rpartition("/")[2]
+    described = [name for name in _DESCRIPTIONS if name in repository.files]
+    source = hub.fetch(repository, described)
+    for name in repository.files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((source / name).read_bytes() if name in described else b"")
+    return folder
+
+
+def _names(repository: Repository, outline: Path, spec: DatasetSource) -> list[str]:
+    """The split's files, in their order."""
     import datasets
 
-    assert spec.hugging_face is not None
-    repo = spec.hugging_face.repo
-    where = f"{spec.path}.huggingFace"
-    found = snapshot(spec.hugging_face, "dataset", where)
-    folder, commit = found.path, found.commit
-    cache = str(scratch / "datasets")
-    datasets.disable_progress_bars()
-    try:
-        configs = datasets.get_dataset_config_names(str(folder))
-        if spec.config is not None and spec.config not in configs:
-            raise _no_such(f"{where}.config", spec.config, configs)
-        splits = datasets.get_dataset_split_names(str(folder), spec.config)
-        if spec.split not in splits:
-            raise _no_such(f"{where}.split", spec.split, splits)
-        rows = datasets.load_dataset(str(folder), spec.config, split=spec.split, cache_dir=cache)
-    except (datasets.exceptions.DatasetsError, ValueError, FileNotFoundError) as error:
-        raise StageError(
-            ExitCode.BAD_DATA,
-            "HubDatasetUnreadable",
-            "the repository holds no dataset that can be read",
-            where=where,
-            saw=f"{repo}@{commit[:12]}: {error}"[:400],
-            fix="Name config and split, or use another dataset.",
-        ) from error
-    name = "/".join(part for part in (spec.config, spec.split) if part)
-    return HubRows(uri=f"hf://datasets/{repo}@{commit}/{name}", commit=commit, rows=rows)
-
-
-def _no_such(where: str, saw: str, known: list[str]) -> StageError:
-    return StageError(
-        ExitCode.INPUT_MISSING,
-        "DatasetMissing",
-        "the repository has none of this name",
-        where=where,
-        saw=saw,
-        expected=f"one of {', '.join(known[:20])}",
-        fix="Correct the name.",
+    path = str(outline)
+    configs = _asked(repository, outline, lambda: datasets.get_dataset_config_names(path))
+    if spec.config is not None and spec.config not in configs:
+        raise _no_such(repository, "config", "configuration", spec.config, configs)
+    default = _asked(repository, outline, lambda: datasets.get_dataset_default_config_name(path))
+    if spec.config is None and len(configs) > 1 and default is None:
+        raise _no_such(repository, "config", "default configuration", "none named", configs)
+    config = _asked(
+        repository,
+        outline,
+        lambda: (
+            datasets.load_dataset_builder(path, spec.config, cache_dir=str(outline.parent / "cache")).config
+        ),
     )
+    if spec.split not in config.data_files:
+        raise _no_such(repository, "split", "split", spec.split, [str(split) for split in config.data_files])
+    if options := _reading_options(config):
+        raise _unreadable(
+            repository,
+            "its README asks for a way of reading that is not supported",
+            ", ".join(options),
+            "plain rows",
+        )
+    return [Path(file).relative_to(outline.resolve()).as_posix() for file in config.data_files[spec.split]]
+
+
+def _asked[T](repository: Repository, outline: Path, question: Callable[[], T]) -> T:
+    """An answer of ``datasets``. Whatever it stumbles over lies in the repository's names or README."""
+    try:
+        return question()
+    except Exception as error:
+        said = " ".join(str(error).replace(str(outline), repository.name).split())[:160]
+        files = ", ".join(repository.files[:4]) + (", …" if len(repository.files) > 4 else "")
+        raise _unreadable(
+            repository, "no data files can be made out", f"{said}; its files: {files}",
+            "data files, or a README whose configs name them",
+        ) from error  # fmt: skip
+
+
+def _reading_options(config: Any) -> list[str]:
+    plain = type(config)()
+    return [
+        field.name
+        for field in fields(config)
+        if field.name not in _NAMING and getattr(config, field.name) != getattr(plain, field.name)
+    ]
+
+
+def _no_such(repository: Repository, field: str, what: str, saw: str, known: Sequence[str]) -> StageError:
+    return StageError(
+        ExitCode.INPUT_MISSING, "DatasetMissing", f"the dataset has no {what} of this name",
+        where=f"{repository.where}.{field}", saw=f"{saw} in {repository}",
+        expected=f"one of {', '.join(known[:_SHOWN])}", fix=f"Set {repository.where}.{field} to one that is there.",
+    )  # fmt: skip
+
+
+def _unreadable(repository: Repository, what: str, saw: str, expected: str) -> StageError:
+    return StageError(
+        ExitCode.BAD_DATA, "HubDatasetUnreadable", what, where=repository.where, saw=f"{saw[:300]} in {repository}",
+        expected=expected,
+        fix=f"Set revision: {_PARQUET_BRANCH}, where the hub keeps a Parquet copy of most public datasets, or put JSON "
+        "lines into object storage and use uri.",
+    )  # fmt: skip

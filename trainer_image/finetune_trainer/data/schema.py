@@ -160,7 +160,8 @@ class Schema:
                 "Content in parts and tool calls without text are not supported; write one string.",
                 saw=_kind(content) if "content" in message else "no content",
             )
-        return {**message, "role": mapped}
+        # Columnar files give every message every key; templates ask whether a key is there.
+        return {**{key: value for key, value in message.items() if value is not None}, "role": mapped}
 
     def _bad_role(self, role: object, index: int, place: Place) -> StageError:
         if not isinstance(role, str):

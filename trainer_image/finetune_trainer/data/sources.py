@@ -4,7 +4,7 @@ import gzip
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,26 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """One file on this machine, and what to call it. ``where`` is the field of the spec that names it."""
+
+    dataset: str
+    where: str
+    uri: str
+    path: Path
+    one_of_many: bool
+
+    def place(self, row: int) -> Place:
+        return Place(path=self.dataset, file=self.uri, row=row, one_of_many=self.one_of_many)
+
+    def unreadable(self, reason: str, what: str, saw: str, fix: str, *, expected: str = "") -> StageError:
+        """The file as a whole is not what its name says."""
+        return StageError(
+            ExitCode.BAD_DATA, reason, what, where=self.where, saw=saw, expected=expected, fix=fix
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSource:
     """A dataset that was found. ``revision`` names its content: a commit, or a digest of names, sizes and checksums.
 
@@ -68,20 +88,10 @@ class OpenSource:
 
 def open_source(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
     """Finds the dataset and brings its files to this machine (a ``file://`` one stays where it is)."""
-    return _open_hub(spec, scratch) if spec.hugging_face is not None else _open_uri(spec, store, scratch)
-
-
-def _open_hub(spec: DatasetSource, scratch: Path) -> OpenSource:
-    found = hub.load(spec, scratch)
-
-    def rows() -> Iterator[Row]:
-        for number, value in enumerate(found.rows, start=1):
-            yield Row(place=Place(path=spec.path, file=found.uri, row=number), value=value)
-
-    return OpenSource(spec=spec, uri=found.uri, revision=found.commit, rows=rows)
-
-
-def _open_uri(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
+    if spec.hugging_face is not None:
+        split = hub.fetch_split(spec, scratch, SUFFIXES)
+        found = [(file.uri, file.path) for file in split.files]
+        return _open(spec, split.uri, split.commit, found, f"{spec.path}.huggingFace")
     assert spec.uri is not None
     entries = store.glob(spec.uri)
     if not entries:
@@ -97,15 +107,24 @@ def _open_uri(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
             expected=f"a name that ends in {', '.join(SUFFIXES)}",
             fix="Convert the file to JSON lines, or narrow the glob.",
         )
-    files = [(entry.uri, _local(entry.uri, store, scratch)) for entry in entries]
+    found = [(entry.uri, _local(entry.uri, store, scratch)) for entry in entries]
+    return _open(spec, spec.uri, _digest(entries), found, f"{spec.path}.uri")
+
+
+def _open(
+    spec: DatasetSource, uri: str, revision: str, found: Sequence[tuple[str, Path]], where: str
+) -> OpenSource:
+    files = [
+        _File(dataset=spec.path, where=where, uri=uri, path=path, one_of_many=len(found) > 1)
+        for uri, path in found
+    ]
 
     def rows() -> Iterator[Row]:
-        for uri, path in files:
-            for number, value in _READERS[_suffix(uri)](path, spec.path, uri, len(files) > 1):
-                place = Place(path=spec.path, file=uri, row=number, one_of_many=len(files) > 1)
-                yield Row(place=place, value=value)
+        for file in files:
+            for number, value in _READERS[_suffix(file.uri)](file):
+                yield Row(place=file.place(number), value=value)
 
-    return OpenSource(spec=spec, uri=spec.uri, revision=_digest(entries), rows=rows)
+    return OpenSource(spec=spec, uri=uri, revision=revision, rows=rows)
 
 
 def _not_found(path: str, uri: str) -> StageError:
@@ -141,30 +160,30 @@ def _suffix(name: str) -> str:
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 
 
-# --- readers: (path, spec path, uri, one of many) -> (row number, row) ----------------------------------------------
+# --- readers: file -> (row number, row) -----------------------------------------------------------------------------
+
+type Rows = Iterator[tuple[int, Mapping[str, Any]]]
 
 
-def _json_lines(path: Path, spec: str, uri: str, many: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with gzip.open(path, "rb") if uri.endswith(".gz") else path.open("rb") as stream:
+def _json_lines(file: _File) -> Rows:
+    with gzip.open(file.path, "rb") if file.uri.endswith(".gz") else file.path.open("rb") as stream:
         try:
-            yield from _lines(stream, spec, uri, many)
+            yield from _lines(stream, file)
         except (gzip.BadGzipFile, EOFError) as error:
-            raise StageError(
-                ExitCode.BAD_DATA,
+            raise file.unreadable(
                 "UnreadableFile",
                 "the file is not whole gzip data",
-                where=f"{spec}.uri",
-                saw=f"{uri}: {error}",
-                fix="Compress and upload the file again.",
+                f"{file.uri}: {error}",
+                "Compress and upload the file again.",
             ) from error
 
 
-def _lines(stream: Any, spec: str, uri: str, many: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _lines(stream: Any, file: _File) -> Rows:
     for number, line in enumerate(stream, start=1):
         text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if not text.strip():
             continue
-        place = Place(path=spec, file=uri, row=number, one_of_many=many)
+        place = file.place(number)
         try:
             value = json.loads(text)
         except UnicodeDecodeError as error:
@@ -181,52 +200,48 @@ def _lines(stream: Any, spec: str, uri: str, many: bool) -> Iterator[tuple[int, 
                 where=str(place),
                 saw=_excerpt(error.doc, error.pos),
                 expected="one JSON object per line",
-                fix=f"Mend or remove this line. File: {uri}",
+                fix=f"Mend or remove this line. File: {file.uri}",
             ) from None
         yield number, _object(value, place)
 
 
-def _json_document(path: Path, spec: str, uri: str, many: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _json_document(file: _File) -> Rows:
     """A JSON array of rows; a file of JSON lines under this name is read as such."""
-    data = path.read_bytes()
+    data = file.path.read_bytes()
     if not data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        yield from _lines(io.BytesIO(data), spec, uri, many)
+        yield from _lines(io.BytesIO(data), file)
         return
     try:
         values = json.loads(data)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise StageError(
-            ExitCode.BAD_DATA,
+        raise file.unreadable(
             "DatasetNotJson",
             f"the file is not JSON: {error}",
-            where=f"{spec}.uri",
-            saw=uri,
+            file.uri,
+            "Mend the file.",
             expected="an array of objects",
-            fix="Mend the file.",
         ) from None
     for number, value in enumerate(values, start=1):
-        yield number, _object(value, Place(path=spec, file=uri, row=number, one_of_many=many))
+        yield number, _object(value, file.place(number))
 
 
-def _parquet(path: Path, spec: str, uri: str, _: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _parquet(file: _File) -> Rows:
     import pyarrow
     from pyarrow import parquet
 
     try:
-        table = parquet.ParquetFile(path)
+        table = parquet.ParquetFile(file.path)
         number = 0
         for batch in table.iter_batches(batch_size=1024):
             for value in batch.to_pylist():
                 number += 1
                 yield number, value
     except pyarrow.ArrowException as error:
-        raise StageError(
-            ExitCode.BAD_DATA,
+        raise file.unreadable(
             "UnreadableFile",
             "the file is not whole Parquet data",
-            where=f"{spec}.uri",
-            saw=f"{uri}: {error}"[:300],
-            fix="Write and upload the file again.",
+            f"{file.uri}: {error}"[:300],
+            "Write and upload the file again.",
         ) from error
 
 

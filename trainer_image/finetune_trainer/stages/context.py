@@ -89,7 +89,7 @@ def load_tokenizer(model: LocalModel) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model.tokenizer_path))
+        tokenizer = AutoTokenizer.from_pretrained(str(model.tokenizer_path), trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StageError(
             ExitCode.INPUT_MISSING,
@@ -98,7 +98,7 @@ def load_tokenizer(model: LocalModel) -> Any:
             where=model.source,
             saw=" ".join(str(error).split())[:300],
             expected="tokenizer.json and tokenizer_config.json",
-            fix="Put the tokenizer's files beside the model, or name model.tokenizer.",
+            fix="Put the tokenizer's files beside the model, or name model.tokenizer (code of its own is never run).",
         ) from error
     if not tokenizer.is_fast:
         raise StageError(

@@ -1,0 +1,111 @@
+"""What the hub's library raises, as one thing to do for somebody."""
+
+from typing import Literal
+
+import httpx
+from huggingface_hub import HfApi, constants, errors, get_token
+
+from finetune_contract import ExitCode, HubRef
+from finetune_trainer.errors import StageError
+
+type Kind = Literal["model", "dataset"]
+
+_UNAUTHORIZED, _TIMEOUT, _TOO_MANY, _SERVER = 401, 408, 429, 500
+_SET_SECRET = "put a token that may read it into a Secret and name that in spec.huggingFaceTokenSecretRef."  # noqa: S105  advice, no secret
+
+
+def passing(error: BaseException) -> bool:
+    """Whether the same call may do better in a while: no answer, too many requests, a fault of the server."""
+    cause = _root(error)
+    if isinstance(cause, errors.HfHubHTTPError):
+        return _is_passing(cause.response.status_code)
+    return isinstance(cause, httpx.TransportError)
+
+
+def asked_pause(error: BaseException) -> float | None:
+    """Seconds that the hub asks to wait."""
+    cause = _root(error)
+    asked = cause.response.headers.get("Retry-After", "") if isinstance(cause, errors.HfHubHTTPError) else ""
+    return float(asked) if asked.isdecimal() else None
+
+
+def explain(error: Exception, ref: HubRef, kind: Kind, where: str) -> StageError | None:
+    """``where`` is the reference's place in the user's spec. None for an error that is not the hub's."""
+    cause = _root(error)
+    saw = f"{kind} {ref.repo}, revision {ref.revision}"
+    if isinstance(error, errors.LocalEntryNotFoundError) and constants.is_offline_mode():
+        return StageError(
+            ExitCode.INPUT_MISSING, "HubCacheMiss", "the hub is switched off, and its cache does not hold this",
+            where=where, saw=f"{saw}, in {constants.HF_HUB_CACHE}", expected="a filled cache with HF_HUB_OFFLINE=1",
+            fix="Fill the cache, or remove HF_HUB_OFFLINE from the profile's pod.env.",
+        )  # fmt: skip
+    if _unnamed(cause) or isinstance(
+        cause, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)
+    ):
+        return _not_to_be_had(cause, ref, kind, where, saw)
+    if isinstance(cause, errors.HfHubHTTPError):
+        status = cause.response.status_code
+        if _is_passing(status):
+            return _unavailable(where, f"{saw}: {status} from {constants.ENDPOINT}")
+        said = cause.response.headers.get("X-Error-Message", "")
+        return StageError(
+            ExitCode.PERMISSION_DENIED, "HubAccessDenied", "the hub refused the request", where=where,
+            saw=f"{saw}: {status} {said}".rstrip(), expected="a valid token that may read it",
+            fix=f"The token may have ended or lack the right: {_SET_SECRET}",
+        )  # fmt: skip
+    if isinstance(cause, (httpx.HTTPError, errors.LocalEntryNotFoundError)):
+        return _unavailable(where, f"{saw}: {type(cause).__name__} at {constants.ENDPOINT}")
+    return None
+
+
+def _not_to_be_had(cause: BaseException, ref: HubRef, kind: Kind, where: str, saw: str) -> StageError:
+    if isinstance(cause, errors.GatedRepoError):
+        page = ref.repo if kind == "model" else f"datasets/{ref.repo}"
+        return StageError(
+            ExitCode.PERMISSION_DENIED, "HubAccessDenied", f"the {kind} is open only to those who accepted its terms",
+            where=where, saw=saw, expected="a token of an account that was granted access",
+            fix=f"Accept the terms at {constants.ENDPOINT}/{page}, then {_SET_SECRET}",
+        )  # fmt: skip
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return StageError(
+            ExitCode.INPUT_MISSING, "HubRevisionMissing", f"the {kind} has no such revision", where=where, saw=saw,
+            expected=_known_revisions(ref, kind), fix=f"Correct {where}.revision.",
+        )  # fmt: skip
+    # The hub answers alike for what is not there and for what the token, or nobody, may not see.
+    return StageError(
+        ExitCode.INPUT_MISSING, "HubRepositoryMissing", f"the hub shows no such {kind}: it is not there, or private",
+        where=where, saw=f"{saw}, asked {'without a token' if get_token() is None else 'with a token'}",
+        expected=f"a {kind} on {constants.ENDPOINT}", fix=f"Correct {where}.repo; if it is private, {_SET_SECRET}",
+    )  # fmt: skip
+
+
+def _unnamed(cause: BaseException) -> bool:
+    """A request without a token was refused: the hub's answer for what is not there. The library knows that, but only
+    of addresses with https."""
+    refused = isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == _UNAUTHORIZED
+    return refused and get_token() is None
+
+
+def _known_revisions(ref: HubRef, kind: Kind) -> str:
+    try:
+        found = HfApi().list_repo_refs(ref.repo, repo_type=kind)
+    except (httpx.HTTPError, OSError):
+        return "a branch, tag or commit"
+    names = [name.name for name in (*found.branches, *found.tags)]
+    return f"a commit, or one of {', '.join(names[:20])}"
+
+
+def _unavailable(where: str, saw: str) -> StageError:
+    return StageError(
+        ExitCode.UNAVAILABLE, "HubUnavailable", "the hub did not answer as it should, retries included", where=where,
+        saw=saw, fix="Nothing to change: the operator tries again. With a mirror of your own, check HF_ENDPOINT.",
+    )  # fmt: skip
+
+
+def _is_passing(status: int) -> bool:
+    return status in (_TIMEOUT, _TOO_MANY) or status >= _SERVER
+
+
+def _root(error: BaseException) -> BaseException:
+    """The library says ``LocalEntryNotFoundError`` for whatever kept it from asking the hub; its cause tells what."""
+    return error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
