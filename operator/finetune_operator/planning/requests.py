@@ -1,6 +1,6 @@
 """Plan, stage and what earlier stages found -> the contract's stage request."""
 
-from finetune_contract import Hyperparameters, Stage, StageRequest
+from finetune_contract import DatasetSource, DataSpec, Hyperparameters, ModelSource, Stage, StageRequest
 from finetune_contract.request import MAX_REQUEST_BYTES
 from finetune_operator.api import Reason
 from finetune_operator.planning.errors import Refused
@@ -20,8 +20,8 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "run_folder": plan.run_folder.uri,
             "cache": plan.cache.uri,
             "use_cache": plan.use_cache,
-            "model": plan.model,
-            "data": plan.data,
+            "model": _model(plan, findings),
+            "data": _data(plan, findings),
             "method": plan.method,
             "hyperparameters": _hyperparameters(plan, findings),
             "mesh": plan.mesh,
@@ -43,6 +43,39 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "environment. Shorten spec.evaluation.prompts or spec.engineOverrides.",
         )
     return request
+
+
+def _model(plan: Plan, findings: Findings) -> ModelSource:
+    """With the commits that preflight settled: a branch that moves between two stages must not change the model."""
+    if findings.preflight is None:
+        return plan.model
+    found = findings.preflight.model
+    model = _pinned(plan.model, found.revision)
+    if model.tokenizer is None:
+        return model
+    return model.model_copy(update={"tokenizer": _pinned(model.tokenizer, found.tokenizer_revision)})
+
+
+def _data(plan: Plan, findings: Findings) -> DataSpec:
+    """With the commits that preflight settled."""
+    if findings.preflight is None:
+        return plan.data
+    reports = (findings.preflight.train, findings.preflight.validation)
+    commits = {report.path: report.revision for report in reports if report is not None}
+    return plan.data.model_copy(
+        update={
+            "train": [_pinned(source, commits.get(source.path)) for source in plan.data.train],
+            "validation": [_pinned(source, commits.get(source.path)) for source in plan.data.validation],
+        }
+    )
+
+
+def _pinned[Source: (ModelSource, DatasetSource)](source: Source, commit: str | None) -> Source:
+    """``source`` at ``commit``, where it is on the hub; a folder or file has no commit."""
+    if source.hugging_face is None or commit is None:
+        return source
+    reference = source.hugging_face.model_copy(update={"revision": commit})
+    return source.model_copy(update={"hugging_face": reference})
 
 
 def _hyperparameters(plan: Plan, findings: Findings) -> Hyperparameters:

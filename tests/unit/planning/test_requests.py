@@ -1,0 +1,71 @@
+"""What a stage is told, once earlier stages have found out more than the spec says."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import DatasetReport, ModelIdentity, PreflightOutcome, Stage, StageRequest
+from finetune_operator.planning import Findings, admit, stage_request
+from tests.unit.lifecycle.world import job, profile
+
+MODEL, WORDS, TRAIN, VALIDATION = (character * 40 for character in "abcd")
+ON_HUB: dict[str, Any] = {
+    "model": {
+        "huggingFace": {"repo": "acme/tiny", "revision": "v1"},
+        "tokenizer": {"huggingFace": {"repo": "acme/words"}},
+    },
+    "datasets": {
+        "train": [{"huggingFace": {"repo": "acme/chats", "split": "train_sft"}}],
+        "validation": [{"huggingFace": {"repo": "acme/chats", "split": "test_sft", "revision": "next"}}],
+    },
+}
+ELSEWHERE: dict[str, Any] = {"model": {"uri": "gs://models/tiny", "tokenizer": {"uri": "gs://models/words"}}}
+
+
+def report(kind: str, revision: str) -> DatasetReport:
+    return DatasetReport(
+        path=f"spec.datasets.{kind}[0]", name=f"{kind}-0", uri="…", revision=revision, format="Messages", rows=10,
+        tokens=100, trained_tokens=50,
+    )  # fmt: skip
+
+
+FOUND = PreflightOutcome(
+    model=ModelIdentity(
+        source="acme/tiny", revision=MODEL, tokenizer_revision=WORDS, architecture="Qwen3ForCausalLM",
+        parameters=1, maxtext_model="qwen3-0.6b", layout="scanned/float32",
+    ),
+    train=report("train", TRAIN), validation=report("validation", VALIDATION), steps=10, max_seq_length=512,
+    fingerprint="f", fingerprint_inputs={}, report="gs://a/report.json",
+)  # fmt: skip
+
+
+def request(stage: Stage, spec: dict[str, Any], found: PreflightOutcome | None = FOUND) -> StageRequest:
+    return stage_request(admit(job(**spec), [profile()]).plan, stage, 1, Findings(preflight=found))
+
+
+def revisions(request: StageRequest) -> list[str]:
+    sources = [request.model, request.model.tokenizer, *request.data.train, *request.data.validation]
+    return [source.hugging_face.revision for source in sources if source and source.hugging_face]
+
+
+def test_preflight_is_told_the_branches_and_tags_that_the_user_wrote() -> None:
+    assert revisions(request(Stage.PREFLIGHT, ON_HUB, None)) == ["v1", "main", "main", "next"]
+
+
+@pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN, Stage.EVALUATE, Stage.EXPORT])
+def test_later_stages_are_told_the_commits_that_preflight_settled(stage: Stage) -> None:
+    told = request(stage, ON_HUB)
+    assert revisions(told) == [MODEL, WORDS, TRAIN, VALIDATION]
+    assert [source.split for source in (*told.data.train, *told.data.validation)] == ["train_sft", "test_sft"]
+
+
+@pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN])
+def test_folders_and_files_stay_as_they_are(stage: Stage) -> None:
+    found = FOUND.model_copy(
+        update={"model": FOUND.model.model_copy(update={"tokenizer_revision": None}), "validation": None}
+    )
+    told = request(stage, ELSEWHERE, found)
+    assert (told.model, told.data) == (
+        request(stage, ELSEWHERE, None).model,
+        request(stage, ELSEWHERE, None).data,
+    )
