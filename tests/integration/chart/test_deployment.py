@@ -1,0 +1,194 @@
+"""The Deployment as helm installs it, run as its manifest says: command, environment, probes, grace, account.
+
+The nodes of the local cluster have no mounts and no pod network, so this test stands in for the kubelet with what a
+process can be given: the account's token in a folder, and free ports in place of the pod's own.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from devcluster.testing import Cluster
+from tests.integration import trainer_double
+from tests.integration.chart.conftest import CHART, Helm
+
+PROFILE = "packaged"
+IMAGE = "localhost/finetune-operator"
+#: Stands for the pod's name.
+POD = "operator-pod"
+
+
+@pytest.fixture
+def release(cluster: Cluster, helm: Helm, namespace: str) -> Iterator[str]:
+    """A release that serves its own namespace, while the cluster's own operator rests; its name."""
+    cluster.stop("operator")
+    release = f"of-{namespace}"
+    common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig))
+    settings = f"crds.install=false,namespaces={{{namespace}}},image.repository={IMAGE}"
+    installed = helm("install", release, str(CHART), *common, "--set", settings)
+    assert installed.returncode == 0, installed.stderr
+    yield release
+    removed = helm("uninstall", release, *common)
+    assert removed.returncode == 0, removed.stderr
+
+
+def test_the_deployment_becomes_ready_and_takes_a_job_to_planned(
+    cluster: Cluster, release: str, namespace: str, tmp_path: Path
+) -> None:
+    cluster.add_image(trainer_double.IMAGE, trainer_double.install(tmp_path / "bin"))
+    cluster.apply(trainer_double.profile(PROFILE, tmp_path))
+    name = f"{release}-finetune-operator"
+    deployment = cluster.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+    with started(cluster, deployment, namespace, tmp_path) as pod:
+        pod.await_probe("readinessProbe")
+        assert pod.probe("livenessProbe") == 200
+        assert cluster.get(lease)["spec"]["holderIdentity"] == POD
+
+        manifest = trainer_double.job(namespace, "careful", PROFILE)
+        cluster.apply({**manifest, "spec": {**manifest["spec"], "planOnly": True}})
+        job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/careful"
+        done = cluster.wait(job, lambda found: finished(found) == "Planned")
+        assert done["status"]["summary"].startswith("Planned")
+        assert b'finetune_api_requests_total{code="201",resource="jobsets",verb="create"}' in pod.fetch(
+            "metrics", "/metrics"
+        )
+
+        assert pod.terminated() == 0
+        assert cluster.get(lease)["spec"]["holderIdentity"] == ""
+
+
+def test_a_pod_whose_rights_are_gone_is_alive_but_not_ready_and_says_why(
+    cluster: Cluster, helm: Helm, release: str, namespace: str, tmp_path: Path
+) -> None:
+    name = f"{release}-finetune-operator"
+    deployment = cluster.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
+    cluster.delete(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings/{name}")
+    with started(cluster, deployment, namespace, tmp_path) as pod:
+        pod.await_probe("livenessProbe")
+        pod.await_text("readinessProbe", "cannot be listed")
+        assert pod.probe("readinessProbe") == 503
+        assert pod.terminated() == 0
+
+
+def finished(job: Mapping[str, Any]) -> str:
+    """Reason of the condition Finished when it is true."""
+    conditions = job.get("status", {}).get("conditions", ())
+    return next((c["reason"] for c in conditions if c["type"] == "Finished" and c["status"] == "True"), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """The container's process and what its manifest says about it."""
+
+    process: subprocess.Popen[bytes]
+    spec: Mapping[str, Any]
+    ports: Mapping[str, int]
+    """Name of the container's port -> the port that it really has."""
+    log: Path
+
+    def probe(self, kind: str) -> int:
+        """HTTP status of one probe's answer; 0 without an answer."""
+        return self._ask(kind)[0]
+
+    def await_probe(self, kind: str) -> None:
+        """Returns at the probe's first success."""
+        self._await(kind, lambda status, _: status == 200)
+
+    def await_text(self, kind: str, text: str) -> None:
+        """Returns when the probe's answer holds ``text``."""
+        self._await(kind, lambda _, answer: text in answer)
+
+    def fetch(self, port: str, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[port]}{path}", timeout=5) as answer:
+            return bytes(answer.read())
+
+    def terminated(self) -> int:
+        """Exit code after SIGTERM. Raises TimeoutExpired where the grace period does not suffice."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(self.spec["terminationGracePeriodSeconds"])
+
+    def _ask(self, kind: str) -> tuple[int, str]:
+        get = self.spec["containers"][0][kind]["httpGet"]
+        try:
+            return 200, self.fetch(get["port"], get["path"]).decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def _await(self, kind: str, good: Callable[[int, str], bool], seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not good(*(seen := self._ask(kind))):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"{kind}: {seen}\n{self.log.read_text()}"
+            time.sleep(0.1)  # a probe is polled: that is its nature
+
+
+@contextmanager
+def started(cluster: Cluster, deployment: Mapping[str, Any], namespace: str, folder: Path) -> Iterator[Pod]:
+    """The pod's container as a process; killed at the end if it still runs."""
+    spec = deployment["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["image"].startswith(IMAGE)
+    free = {port["name"]: _free_port() for port in container["ports"]}
+    api = urlsplit(cluster.server)
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HOME": "/",
+        **{entry["name"]: entry.get("value", "") for entry in container["env"]},
+        # what a kubelet gives and mounts
+        "KUBERNETES_SERVICE_HOST": str(api.hostname),
+        "KUBERNETES_SERVICE_PORT": str(api.port),
+        "FINETUNE_SERVICEACCOUNT_DIR": str(_account(cluster, spec["serviceAccountName"], namespace, folder)),
+        # what a pod network gives
+        "FINETUNE_IDENTITY": POD,
+        "FINETUNE_HEALTH_HOST": "127.0.0.1",
+        "FINETUNE_HEALTH_PORT": str(free["health"]),
+        "FINETUNE_METRICS_PORT": str(free["metrics"]),
+    }
+    log = folder / "operator.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            container["command"], env=environment, cwd="/", stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield Pod(process=process, spec=spec, ports=free, log=log)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _account(cluster: Cluster, name: str, namespace: str, folder: Path) -> Path:
+    """The folder that a kubelet mounts: token, ca.crt, namespace."""
+    mounted = folder / "serviceaccount"
+    mounted.mkdir()
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = mounted / "token"
+    os.close(os.open(token, os.O_CREAT, 0o600))
+    token.write_text(cluster.create(path, request)["status"]["token"])
+    roots = cluster.get(f"/api/v1/namespaces/{namespace}/configmaps/kube-root-ca.crt")
+    (mounted / "ca.crt").write_text(roots["data"]["ca.crt"])
+    (mounted / "namespace").write_text(namespace)
+    return mounted
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
