@@ -1,7 +1,6 @@
 """Tokens and masks: exactly what a model would write is trained, whatever the template does."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +132,14 @@ def test_with_train_on_prompt_everything_is_trained() -> None:
     assert Renderer(of, train_on_prompt=True).tokens(conversation(*TWO_TURNS)).trained.all()
 
 
+def test_a_prompt_and_its_completion_are_a_chat_where_there_is_a_template() -> None:
+    of = tokenizer(CHATML)
+    tokens = Renderer(of, train_on_prompt=False).tokens(TextPair(place=PLACE, prompt="2+2=", completion="4"))
+    asked = "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n"
+    assert of.decode(tokens.ids) == f"{asked}4<|im_end|>\n"
+    assert trained_text(tokens, of) == ["4<|im_end|>"]
+
+
 def test_texts_are_joined_without_a_template_and_ended_with_eos() -> None:
     of = tokenizer(None)
     tokens = Renderer(of, train_on_prompt=False).tokens(TextPair(place=PLACE, prompt="2+2=", completion=" 4"))
@@ -158,14 +165,10 @@ def test_conversations_need_a_template() -> None:
         Renderer(tokenizer(None), train_on_prompt=False).tokens(conversation(*TWO_TURNS))
 
 
-def test_prompts_are_put_as_the_data_were_and_answers_end_where_turns_do(tmp_path: Path) -> None:
+def test_prompts_are_put_as_the_data_were_and_answers_end_where_turns_do() -> None:
     of = tokenizer(CHATML)
-    renderer = Renderer(of, train_on_prompt=False)
-    assert (
-        of.decode(renderer.prompt("hi", chat=True))
-        == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert of.decode(renderer.prompt("hi", chat=False)) == "hi"
-    ends = {of.decode([token]) for token in renderer.end_ids(chat=True)}
-    assert ends == {"<eos>", "<|im_end|>"}
-    assert {of.decode([token]) for token in renderer.end_ids(chat=False)} == {"<eos>"}
+    chat, plain = (Renderer(each, train_on_prompt=False) for each in (of, tokenizer(None)))
+    assert of.decode(chat.prompt("hi")) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert of.decode(plain.prompt("hi")) == "hi"
+    assert {of.decode([token]) for token in chat.end_ids()} == {"<eos>", "<|im_end|>"}
+    assert {of.decode([token]) for token in plain.end_ids()} == {"<eos>"}

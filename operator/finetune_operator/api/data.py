@@ -53,7 +53,8 @@ class Columns(ApiModel):
     messages: Column = None
     """The list of role and content, for Messages."""
     prompt: Column = None
-    """What is given, for PromptCompletion and Preference."""
+    """What is given, for PromptCompletion and Preference. Text is a user's message where the tokenizer has a chat
+    template, and stands right before the completion where it has none; a list of messages is taken as it is."""
     completion: Column = None
     """What is to be learnt, for PromptCompletion."""
     question: Column = None

@@ -24,11 +24,6 @@ class Dataset:
     digest: str
     """sha256 over all tokens and masks: equal digests train and evaluate alike."""
 
-    @property
-    def chat(self) -> bool:
-        """Whether the data went through the chat template, and so should prompts."""
-        return self.report.format != Format.PROMPT_COMPLETION
-
 
 def prepare(
     sources: list[DatasetSource],

@@ -1,7 +1,7 @@
 """What a row may look like, and the errors for one that does not: pure.
 
 Two formats. *Messages*: a list of role and content. *PromptCompletion*: a prompt and its completion, both strings
-(no chat template is applied) or both lists of messages.
+or both lists of messages.
 """
 
 import itertools
@@ -44,7 +44,8 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPair:
-    """A prompt and its completion as they stand, without a template."""
+    """A prompt and its completion as plain text: a chat of two turns where the tokenizer has a chat template, else the
+    one right after the other."""
 
     place: Place
     prompt: str

@@ -61,13 +61,14 @@ class Renderer:
 
     def tokens(self, example: Example) -> Tokens:
         """The example's tokens. Raises ``StageError`` 65 where the template refuses the conversation."""
-        if isinstance(example, TextPair):
-            return self._pair(example)
-        return self._conversation(example)
+        if isinstance(example, Conversation):
+            return self._conversation(example)
+        return self._conversation(_as_chat(example)) if self._tokenizer.chat_template else self._pair(example)
 
-    def prompt(self, text: str, *, chat: bool) -> list[int]:
-        """Token ids that ask the model to answer ``text``: as a user's message of a chat, or as it stands."""
-        if not chat:
+    def prompt(self, text: str) -> list[int]:
+        """Token ids that ask the model to answer ``text``: as a user's message of a chat, or, without a chat
+        template, as it stands. A prompt with its completion is trained the same way."""
+        if not self._tokenizer.chat_template:
             bos = self._tokenizer.bos_token_id
             return [*([bos] if self._adds_bos and bos is not None else []), *self._encode(text)[0]]
         rendered = self._tokenizer.apply_chat_template(
@@ -75,13 +76,12 @@ class Renderer:
         )
         return self._encode(rendered)[0]
 
-    def end_ids(self, *, chat: bool) -> frozenset[int]:
+    def end_ids(self) -> frozenset[int]:
         """Tokens that end an answer: the end of sequence, and what the template closes an assistant's turn with."""
         ends = {self._tokenizer.eos_token_id}
-        if chat:
-            answer = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-            place = Place(path="", file="", row=0)
-            tokens = self._conversation(Conversation(place=place, messages=answer, trained=[False, True]))
+        if self._tokenizer.chat_template:
+            pair = TextPair(place=Place(path="", file="", row=0), prompt="x", completion="y")
+            tokens = self._conversation(_as_chat(pair))
             ends |= {int(i) for i in tokens.ids[tokens.trained][-1:] if int(i) in self._special}
         return frozenset(i for i in ends if i is not None)
 
@@ -155,6 +155,11 @@ class Renderer:
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         offsets = encoded["offset_mapping"]
         return list(encoded["input_ids"]), [start for start, _ in offsets], [end for _, end in offsets]
+
+
+def _as_chat(pair: TextPair) -> Conversation:
+    messages = [{"role": "user", "content": pair.prompt}, {"role": "assistant", "content": pair.completion}]
+    return Conversation(place=pair.place, messages=messages, trained=[False, True])
 
 
 def turn_spans(

@@ -7,8 +7,7 @@ from finetune_contract import EvaluateOutcome, EvaluationResult, Sample
 from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches
-from finetune_trainer.data.prepare import Dataset, preview
-from finetune_trainer.data.schema import Conversation
+from finetune_trainer.data.prepare import Dataset
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.engine_config import training_config
@@ -87,21 +86,12 @@ def measure(context: Context, model: "LoadedModel", data: Dataset | None) -> Mea
         result = EvaluationResult(
             loss=loss.mean, perplexity=perplexity(loss.mean), tokens=loss.tokens, rows=data.report.rows
         )
-    chat = _asked_as_chat(context, data)
     answers = greedy(
         model.model,
         model.config,
         model.mesh,
-        [context.renderer.prompt(prompt, chat=chat) for prompt in request.evaluation.prompts],
+        [context.renderer.prompt(prompt) for prompt in request.evaluation.prompts],
         max_new_tokens=request.evaluation.max_new_tokens,
-        end_ids=context.renderer.end_ids(chat=chat),
+        end_ids=context.renderer.end_ids(),
     )
     return Measured(result=result, answers=[context.tokenizer.decode(answer).strip() for answer in answers])
-
-
-def _asked_as_chat(context: Context, data: Dataset | None) -> bool:
-    """Prompts are put as the training data put them: through the chat template, or as they stand."""
-    if data is not None:
-        return data.chat
-    first = preview(context.request.data.train, context.store, context.scratch, rows=1)
-    return isinstance(first[0], Conversation)
