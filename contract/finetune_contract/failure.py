@@ -8,6 +8,10 @@ from pydantic import Field
 from finetune_contract.base import Record
 from finetune_contract.exit_codes import ExitCode
 
+#: Reason of a process that ended because another process of its stage was gone without a word; somebody else may know
+#: more (the culprit's pod).
+PEER_LOST = "PeerLost"
+
 
 class FailureClass(StrEnum):
     """Who has to act, and which budget an attempt is charged to."""
@@ -38,6 +42,7 @@ class Failure(Record):
     evidence: Annotated[str, Field(max_length=4096)] = ""
     """The last lines of the traceback or log, redacted."""
     host: int = 0
+    """Which process of the stage failed; not always the one that wrote this."""
 
     @property
     def failure_class(self) -> FailureClass:

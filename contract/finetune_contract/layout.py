@@ -79,6 +79,8 @@ class RunFolder:
         return f"{self.attempt(stage, number)}/result.json"
 
     def failure(self, stage: str, number: int) -> str:
+        """Written by the process that failed first, on whatever host, and only where there is none yet; the operator's
+        own judgement replaces it."""
         return f"{self.attempt(stage, number)}/failure.json"
 
     def log_tail(self, stage: str, number: int) -> str:

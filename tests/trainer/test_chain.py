@@ -1,101 +1,13 @@
 """Real stages on a tiny model: convert, train, evaluate and export, with a stop in the middle."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devcluster.fixtures.chat_data import write_data
-from finetune_contract import Outcome, Progress, StageRequest, StageResult
-from tests.trainer.models import qwen3
-from tests.trainer.requests import request
+from finetune_contract import Outcome
+from tests.trainer.stages import Stages
 
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
-
-
-class Stages:
-    """Runs stages in forks of one warm process."""
-
-    def __init__(self, root: Path, server: subprocess.Popen[str]) -> None:
-        self.root, self._server = root, server
-
-    def run(self, stage: str, run: str = "run", *, stop_at: int | None = None, **changes: Any) -> StageResult:
-        made = request(self.root, stage, run, **changes)
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        environment = {
-            "FINETUNE_REQUEST": made.to_json(),
-            "TERMINATION_MESSAGE_PATH": str(self.root / "termination"),
-        }
-        print(json.dumps(environment), file=self._server.stdin, flush=True)
-        pid = int(self._server.stdout.readline())
-        if stop_at is not None:
-            self._stop(pid, run, stop_at)
-        ended, code = self._server.stdout.readline().split()
-        assert int(ended) == pid
-        result = self._result(made)
-        assert int(code) == result.exit_code, result.failure
-        return result
-
-    def _result(self, made: StageRequest) -> StageResult:
-        folder = Path(made.run_folder.removeprefix("file://"))
-        path = folder / "attempts" / f"{made.stage.short}-{made.attempt}" / "result.json"
-        return StageResult.model_validate_json(path.read_bytes())
-
-    def _stop(self, pid: int, run: str, step: int) -> None:
-        """SIGTERM once the progress record has passed ``step``."""
-        path = self.root / run / "train/progress.json"
-        while not path.exists() or Progress.model_validate_json(path.read_bytes()).step < step:
-            os.kill(pid, 0)
-            time.sleep(0.01)
-        os.kill(pid, signal.SIGTERM)
-
-    def losses(self, run: str) -> dict[int, str]:
-        lines = (self.root / run / "train/metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line, parse_float=str) for line in lines]
-        return {row["step"]: row["loss"] for row in rows if "loss" in row}
-
-
-@pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
-    root = tmp_path_factory.mktemp("chain")
-    (root / "models").mkdir()
-    qwen3(root / "models")
-    write_data(root / "data")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(root / "jax")}
-    with (
-        (root / "server.log").open("wb") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.warm"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            cwd=Path(__file__).parents[2],
-            text=True,
-        ) as server,
-    ):
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n", (root / "server.log").read_text()
-        yield Stages(root, server)
-        assert server.stdin is not None
-        server.stdin.close()
-
-
-@pytest.fixture(scope="module")
-def converted(stages: Stages) -> str:
-    result = stages.run("Convert", "conversion")
-    assert result.details is not None, result.failure
-    assert result.details.kind == "Convert"
-    assert result.details.manifest.export_proven
-    return result.details.manifest.items
 
 
 def test_preflight_counts_the_rows_and_steps(stages: Stages) -> None:
@@ -123,12 +35,8 @@ def test_the_exported_model_has_the_loss_that_training_ended_with(
     assert evaluated.baseline is not None
     assert evaluated.tuned.loss == trained.evaluation_loss
     assert evaluated.tuned.loss < evaluated.baseline.loss
-    done = subprocess.run(
-        [Path(sys.executable).with_name("finetune-stage"), "evaluate", "--json", "--max-seq-length", "64",
-         "--precision", "FP32", "--model", exported.artifacts[0].uri, "--data", stages.root / "data/eval.jsonl"],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert json.loads(done.stdout)["loss"] == pytest.approx(trained.evaluation_loss, rel=1e-3)
+    measured = stages.evaluate(exported.artifacts[0].uri)
+    assert measured["loss"] == pytest.approx(trained.evaluation_loss, rel=1e-3)
 
 
 def test_a_stopped_training_goes_on_as_if_nothing_had_happened(stages: Stages, converted: str) -> None:
@@ -160,10 +68,3 @@ def test_a_loss_that_is_no_number_ends_the_training_before_it_is_saved(
     assert result.failure is not None
     assert result.failure.reason == "Diverged"
     assert not list((stages.root / "diverged/train/checkpoints").glob("[0-9]*"))
-
-
-def test_packed_rows_are_trained(stages: Stages, converted: str) -> None:
-    result = stages.run(
-        "Train", "packed", converted=converted, data={"packing": True}, hyperparameters={"steps": 4}
-    )
-    assert result.outcome is Outcome.SUCCEEDED, result.failure

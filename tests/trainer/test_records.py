@@ -10,8 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jax.errors import JaxRuntimeError
 
-from finetune_contract import EvaluationPoint, ExitCode, Metrics, Outcome, Progress, RunFolder, StageResult
+from finetune_contract import (
+    EvaluationPoint,
+    ExitCode,
+    Failure,
+    Metrics,
+    Outcome,
+    Progress,
+    RunFolder,
+    StageResult,
+)
+from finetune_contract.failure import PEER_LOST
 from finetune_trainer.attempt import Attempt, LogTail, as_stage_error
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
@@ -24,18 +35,22 @@ CANARY = "hf_canary5f1dcanary"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def attempt(root: Path, *, first: bool = True, **changes: Any) -> Attempt:
+def attempt(root: Path, *, host: int = 0, **changes: Any) -> Attempt:
     redact = Redactor({"HF_TOKEN": CANARY})
     return Attempt(
         request=request(root, "Preflight", **changes),
         store=open_store(),
-        first=first,
-        host=0,
+        first=host == 0,
+        host=host,
         tail=LogTail(redact),
         redact=redact,
         termination=root / "termination",
         now=lambda: NOW,
     )
+
+
+def fail(made: Attempt, error: BaseException) -> int:
+    return made.failed(made.failure_of(error))
 
 
 def result(root: Path) -> StageResult:
@@ -48,7 +63,7 @@ def test_a_failure_is_recorded_told_to_kubernetes_and_becomes_its_exit_code(tmp_
     error = StageError(
         ExitCode.BAD_DATA, "DatasetEmpty", "the dataset is empty", where="spec.datasets.train[0]"
     )
-    assert made.failed(error) == 65
+    assert fail(made, error) == 65
     found = result(tmp_path)
     assert (found.outcome, found.exit_code) == (Outcome.FAILED, 65)
     assert found.failure is not None
@@ -61,17 +76,74 @@ def test_a_failure_is_recorded_told_to_kubernetes_and_becomes_its_exit_code(tmp_
     }  # fmt: skip
 
 
-def test_only_process_0_writes_and_the_others_have_the_same_code(tmp_path: Path) -> None:
-    made = attempt(tmp_path, first=False)
+def written(root: Path) -> dict[str, str]:
+    """The attempt's files."""
+    folder = root / "run/attempts/prep-1"
+    return {path.name: path.read_text() for path in folder.iterdir()} if folder.exists() else {}
+
+
+def test_a_process_other_than_the_first_writes_its_failure_and_nothing_else(tmp_path: Path) -> None:
+    made = attempt(tmp_path, host=1)
     made.begin()
-    assert made.failed(MemoryError("no more")) == ExitCode.OUT_OF_MEMORY
-    assert not (tmp_path / "run").exists()
+    assert fail(made, MemoryError("no more")) == ExitCode.OUT_OF_MEMORY
+    assert set(written(tmp_path)) == {"failure.json"}
+    assert Failure.model_validate_json(written(tmp_path)["failure.json"]).host == 1
+
+
+def test_of_several_failures_the_first_one_is_kept(tmp_path: Path) -> None:
+    fail(attempt(tmp_path, host=1), MemoryError("no more"))
+    fail(attempt(tmp_path), RuntimeError("the other one is gone"))
+    assert Failure.model_validate_json(written(tmp_path)["failure.json"]).reason == "OutOfMemory"
+    assert result(tmp_path).failure is not None
+
+
+def test_the_first_process_records_what_another_has_told(tmp_path: Path) -> None:
+    told = attempt(tmp_path / "elsewhere", host=1).failure_of(
+        StageError(ExitCode.BAD_DATA, "BadRow", "row 41")
+    )
+    assert attempt(tmp_path).failed(told) == ExitCode.BAD_DATA
+    assert result(tmp_path).failure == told
+
+
+def test_a_process_that_only_misses_another_leaves_no_record_of_it(tmp_path: Path) -> None:
+    fail(attempt(tmp_path, host=1), StageError(ExitCode.UNAVAILABLE, PEER_LOST, "host 0 is gone"))
+    assert written(tmp_path) == {}
+
+
+LOST = JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4242")
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "lost"),
+    [
+        (2, LOST, True),
+        (2, JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out"), True),
+        (1, LOST, False),
+        (2, JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False),
+        (2, ConnectionResetError("Connection reset by peer"), False),
+        (2, StageError(ExitCode.BAD_DATA, "BadRow", "gloo"), False),
+    ],
+)
+def test_a_lost_process_is_told_from_other_errors(count: int, error: Exception, lost: bool) -> None:
+    found = Processes(count=count, index=0).cause(error)
+    assert (isinstance(found, StageError) and found.reason == PEER_LOST) is lost
+    assert lost or found is error
+
+
+def test_an_end_that_could_not_be_recorded_is_not_the_end(tmp_path: Path) -> None:
+    """The store fails once: the failure to record becomes the failure that is recorded."""
+    made = attempt(tmp_path)
+    (tmp_path / "run").touch()  # a file where a folder must be
+    with pytest.raises(StageError) as caught:
+        made.stopped()
+    (tmp_path / "run").unlink()
+    assert fail(made, caught.value) == result(tmp_path).exit_code != 75
 
 
 def test_the_first_end_counts(tmp_path: Path) -> None:
     made = attempt(tmp_path)
     assert made.stopped() == 75
-    made.failed(ValueError("too late"))
+    assert fail(made, ValueError("too late")) == 75
     assert result(tmp_path).outcome is Outcome.STOPPED
 
 
@@ -81,7 +153,7 @@ def test_no_secret_reaches_any_record(tmp_path: Path) -> None:
     try:
         raise ValueError(f"https://user:{CANARY}@hub")
     except ValueError as error:
-        made.failed(error)
+        fail(made, error)
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert CANARY.encode() not in everything
     assert BLOT.encode() in everything
@@ -102,7 +174,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(("error", "code"), ERRORS, ids=[repr(e)[:40] for e, _ in ERRORS])
 def test_exceptions_become_exit_codes(error: Exception, code: int, tmp_path: Path) -> None:
-    assert attempt(tmp_path).failed(error) == code
+    assert fail(attempt(tmp_path), error) == code
 
 
 def test_the_cause_counts_where_the_error_itself_says_nothing() -> None:
@@ -181,7 +253,7 @@ while not stopper.requested:
     sum(range(1000))
 print("noticed", flush=True)
 if sys.argv[1] == "deferred":
-    stopper.resume()
+    exit_now(75)
 time.sleep(60)
 """
 

@@ -1,11 +1,16 @@
-"""A process that has imported the trainer once and forks for every stage: python warm.py, a JSON line of environment in,
-``<pid>`` and ``<pid> <exit code>`` out."""
+"""A process that has imported the trainer once and forks for every run of ``finetune-stage``: python -m tests.trainer.warm
+
+A JSON line in, a line out. ``{"start": {"environment", "arguments", "log", "fault"}}`` answers the process's id,
+``{"wait": id}`` its exit code, once it has ended.
+"""
 
 import json
 import os
 import sys
+from importlib import import_module
+from typing import Any
 
-from finetune_trainer.main import main, preload
+from finetune_trainer.main import preload, run
 
 
 def serve() -> None:
@@ -14,13 +19,34 @@ def serve() -> None:
     preload()
     print("ready", file=answers)
     for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            os.environ.update(json.loads(line))
-            os._exit(main(os.environ))
-        print(pid, file=answers)
-        _, status = os.waitpid(pid, 0)
-        print(pid, os.waitstatus_to_exitcode(status), file=answers)
+        match json.loads(line):
+            case {"start": wanted}:
+                pid = os.fork()
+                if pid == 0:
+                    become(**wanted)
+                print(pid, file=answers)
+            case {"wait": int(pid)}:
+                _, status = os.waitpid(pid, 0)
+                print(os.waitstatus_to_exitcode(status), file=answers)
+
+
+def become(environment: dict[str, str], arguments: list[str], log: str, fault: list[Any] | None) -> None:
+    """``fault``: name and arguments of a function in ``tests.trainer.faults``, called before the stage begins."""
+    os.environ.update(environment)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.argv = ["finetune-stage", *arguments]
+    code: object = 1
+    try:
+        if fault:
+            getattr(import_module("tests.trainer.faults"), fault[0])(*fault[1:])
+        run()
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        sys.stdout.flush()
+        os._exit(code if isinstance(code, int) else 1)
 
 
 if __name__ == "__main__":

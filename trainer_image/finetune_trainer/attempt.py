@@ -1,7 +1,8 @@
 """The records of one attempt, and how the end of a stage becomes them: result, failure, log tail, exit code.
 
-``request.json`` is written first of all, ``result.json`` at the end in every case that the process lives to see. Only
-process 0 writes; the others just end with the code.
+``request.json`` is written first of all, ``result.json`` at the end in every case that the process lives to see, both
+by process 0 alone. ``failure.json`` is written by the process that fails, whichever it is: the first one's counts,
+since the others fail because of it.
 """
 
 import logging
@@ -29,6 +30,7 @@ from finetune_contract import (
     StageResult,
     TrainOutcome,
 )
+from finetune_contract.failure import PEER_LOST
 from finetune_trainer.errors import StageError
 from finetune_trainer.redaction import Redactor
 from finetune_trainer.storage import Store
@@ -102,7 +104,8 @@ class Attempt:
     termination: Path
     now: Callable[[], datetime]
     started: datetime = field(init=False)
-    _ended: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _ending: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _code: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.started = self.now()
@@ -119,15 +122,15 @@ class Attempt:
         if self.first:
             self.store.write(self.folder.request(*self._place), self.redact(self.request.to_json()))
 
-    def succeeded(self, details: Details) -> ExitCode:
+    def succeeded(self, details: Details) -> int:
         return self._end(Outcome.SUCCEEDED, ExitCode.OK, details, None)
 
-    def stopped(self, details: Details | None = None) -> ExitCode:
+    def stopped(self, details: Details | None = None) -> int:
         return self._end(Outcome.STOPPED, ExitCode.STOPPED, details, None)
 
-    def failed(self, error: BaseException) -> int:
-        """Records the failure and returns the exit code that tells its class."""
-        failure = self.failure_of(error)
+    def failed(self, failure: Failure) -> int:
+        """Records the failure, this process's or one that another process told, and returns the exit code that tells
+        its class."""
         self._terminate(failure)
         return self._end(Outcome.FAILED, failure.code, None, failure)
 
@@ -163,12 +166,23 @@ class Attempt:
         except OSError as error:
             logging.getLogger(__name__).warning("no termination message at %s: %s", self.termination, error)
 
-    def _end[Code: int](
-        self, outcome: Outcome, code: Code, details: Details | None, failure: Failure | None
-    ) -> Code:
-        # The stopper's thread and the main thread may both come here; the first one's word counts.
-        if not self._ended.acquire(blocking=False) or not self.first:
-            return code
+    def _end(self, outcome: Outcome, code: int, details: Details | None, failure: Failure | None) -> int:
+        """The stopper's thread and the main thread may both come here: the first one's word counts, and its code is
+        the other's answer too, once all is written. What could not be recorded has not ended: the error does."""
+        with self._ending:
+            if self._code is None:
+                self._record(outcome, code, details, failure)
+                self._code = code
+            return self._code
+
+    def _record(self, outcome: Outcome, code: int, details: Details | None, failure: Failure | None) -> None:
+        # A process that fails because another one did has nothing to tell, unless nobody else can.
+        if failure is not None and (
+            self.first or (failure.host == self.host and failure.reason != PEER_LOST)
+        ):
+            self.store.create(self.folder.failure(*self._place), self.redact(failure.to_json()))
+        if not self.first:
+            return
         result = StageResult(
             stage=self.request.stage,
             attempt=self.request.attempt,
@@ -181,10 +195,7 @@ class Attempt:
         )
         self.tail.settle()
         self.store.write(self.folder.log_tail(*self._place), self.tail.text(), content_type="text/plain")
-        if failure is not None:
-            self.store.write(self.folder.failure(*self._place), failure.to_json())
         self.store.write(self.folder.result(*self._place), self.redact(result.to_json()))
-        return code
 
 
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|out of memory|OOM when allocating", re.IGNORECASE)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_contract import ExitCode, Stage, StageRequest
+from finetune_contract import ExitCode, Failure, Stage, StageRequest
 from finetune_contract.request import REQUEST_VARIABLE
 from finetune_trainer.attempt import Attempt, Details, LogTail
 from finetune_trainer.processes import Processes
@@ -66,12 +66,12 @@ def main(environment: Mapping[str, str]) -> int:
         termination=termination,
         now=lambda: datetime.now(UTC),
     )
-    stopper = Stopper(lambda: exit_now(attempt.stopped()))
+    stopper = Stopper(lambda: _end(attempt.stopped, ExitCode.STOPPED))
     try:
         attempt.begin()
         code = _run(request.stage, attempt, processes, stopper, environment)
     except BaseException as error:  # noqa: BLE001 - the boundary: whatever it is becomes a record and an exit code
-        code = attempt.failed(error)
+        code = _failed(error, attempt, processes)
     tail.settle()
     return int(code)
 
@@ -87,13 +87,40 @@ def _run(
     function: Callable[[Context], Details] = module.run
     from finetune_trainer.stages.train import TrainingStopped
 
-    processes.join(environment.get("JAX_PLATFORMS", ""))
+    # Only training has something to save at an agreed step; Evaluate ends at once.
+    processes.join(environment.get("JAX_PLATFORMS", ""), agree_on_stops=stage is Stage.TRAIN)
+    processes.watch(lambda told: _end(lambda: attempt.failed(_heard(told)), ExitCode.UNAVAILABLE))
     try:
         code: int = attempt.succeeded(function(context))
     except TrainingStopped as stop:
         code = attempt.stopped(stop.outcome)
     processes.leave()
     return code
+
+
+def _failed(error: BaseException, attempt: Attempt, processes: Processes) -> int:
+    """Records why the stage failed, here or in another process, and ends the others."""
+    told = processes.told()
+    if told is not None:
+        return attempt.failed(_heard(told))
+    failure = attempt.failure_of(processes.cause(error))
+    try:
+        return attempt.failed(failure)
+    finally:
+        processes.tell(failure.to_json())
+
+
+def _heard(told: str) -> Failure:
+    return Failure.model_validate_json(told)
+
+
+def _end(record: Callable[[], int], otherwise: int) -> None:
+    """Ends the process from another thread than the main one, also where the end cannot be recorded."""
+    code = otherwise
+    try:
+        code = record()
+    finally:
+        exit_now(code)
 
 
 def _log_to_standard_error(request: StageRequest) -> None:

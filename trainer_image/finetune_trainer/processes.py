@@ -1,11 +1,31 @@
-"""The processes of a stage: how many, which one this is, and how they find each other."""
+"""The processes of a stage: how many, which one this is, how they find each other and how they fail together.
 
+A process that fails would leave the others waiting for it in a collective operation, until the coordinator misses its
+heartbeats (100 s) or Kubernetes kills them (at the end of the grace period). So it tells its failure through JAX's
+key-value store; every process has a thread that waits for such word and ends the process with the same code.
+"""
+
+import contextlib
 import os
-from collections.abc import Mapping
+import re
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from finetune_contract import ExitCode
+from finetune_contract.failure import PEER_LOST
 from finetune_trainer.errors import StageError
+
+_FAILED = "finetune/failed"
+#: The wait for word of a failure is renewed after this long.
+_WAIT_MILLISECONDS = 24 * 3600 * 1000
+#: How JAX's runtime tells that another process does not answer: gloo's and gRPC's words.
+_LOST = re.compile(
+    r"gloo|connection (?:closed|reset|refused)|socket closed|heartbeat|coordination service|other task|"
+    r"\bUNAVAILABLE\b|\bDEADLINE_EXCEEDED\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +54,9 @@ class Processes:
     def first(self) -> bool:
         return self.index == 0
 
-    def join(self, platforms: str) -> None:
-        """Connects the processes. From then on JAX's own notifier, not Python, receives SIGTERM.
+    def join(self, platforms: str, *, agree_on_stops: bool) -> None:
+        """Connects the processes. ``agree_on_stops``: from then on JAX's own notifier, not Python, receives SIGTERM, so
+        that all processes stop at the same step.
 
         On TPU JAX finds coordinator and neighbours itself; on CPU they are stated.
         """
@@ -43,6 +64,7 @@ class Processes:
             return
         import jax
 
+        jax.config.update("jax_enable_preemption_service", agree_on_stops)
         if "cpu" not in platforms.split(","):
             jax.distributed.initialize()
             return
@@ -64,13 +86,73 @@ class Processes:
             coordinator_bind_address=self.coordinator if self.first else None,
         )
 
+    def watch(self, end: Callable[[str], None]) -> None:
+        """From now on ``end`` is called, on a thread of its own, with what another process has told."""
+        client = self._client()
+        if client is not None:
+            threading.Thread(target=_await_word, args=(client, end), name="peers", daemon=True).start()
+
+    def tell(self, failure: str) -> None:
+        """Ends the others. The first word counts; to be called when all is recorded, just before the end."""
+        client = self._client()
+        if client is not None:
+            with contextlib.suppress(Exception):  # told already, or nobody is there any more
+                client.key_value_set(_FAILED, failure)
+
+    def told(self) -> str | None:
+        """What another process has told."""
+        client = self._client()
+        if client is None:
+            return None
+        try:
+            word: str = client.key_value_try_get(_FAILED)
+        except Exception:  # noqa: BLE001 - JAX says by an exception that nothing was told; or the coordinator is gone
+            return None
+        return word
+
+    def cause(self, error: BaseException) -> BaseException:
+        """The loss of another process, where ``error`` came of it; else ``error`` itself."""
+        if self.count == 1:
+            return error
+        from jax.errors import JaxRuntimeError
+
+        if not isinstance(error, JaxRuntimeError) or not _LOST.search(str(error)):
+            return error
+        return StageError(
+            ExitCode.UNAVAILABLE,
+            PEER_LOST,
+            "another process of this stage does not answer, or ended without a word",
+            where=f"host {self.index} of {self.count}",
+            saw=" ".join(str(error).split())[:300],
+            fix="Nothing to change: the operator looks for the cause and tries again.",
+        )
+
     def leave(self) -> None:
         """Waits for the others and disconnects; without it the first to exit brings the others down."""
-        if self.count > 1:
+        if self._client() is not None:
             import jax
 
-            if jax.distributed.is_initialized():
-                jax.distributed.shutdown()
+            jax.distributed.shutdown()
+
+    def _client(self) -> Any:
+        """JAX's connection to the coordinator, None before ``join`` and where there is one process only."""
+        if self.count == 1:
+            return None
+        from jax._src import distributed  # JAX's public interface hides the key-value store
+
+        return distributed.global_state.client
+
+
+def _await_word(client: Any, end: Callable[[str], None]) -> None:
+    while True:
+        try:
+            word: str = client.blocking_key_value_get(_FAILED, _WAIT_MILLISECONDS)
+        except Exception as error:  # noqa: BLE001 - JAX has one type for all
+            if "DEADLINE_EXCEEDED" in str(error):
+                continue
+            return  # disconnected, or the coordinator is gone: then JAX itself ends the process
+        end(word)
+        return
 
 
 def platforms() -> str:

@@ -1,8 +1,9 @@
 """SIGTERM: somebody wants this process to end (preemption, suspend, deletion).
 
 A thread, not a Python signal handler, hears it: a handler would wait until the main thread leaves native code, and a
-compilation can outlast the grace period. Where nothing would be lost the thread ends the process at once; while a
-training runs it only takes note, and the training saves at its next step.
+compilation can outlast the grace period. Where nothing would be lost the thread ends the process at once; once a
+training has done a step it only takes note, and the training saves before its next step. A training that is all but
+done ends well.
 """
 
 import os
@@ -33,18 +34,9 @@ class Stopper:
         return self._requested.is_set()
 
     def defer(self) -> None:
-        """From here on the main thread looks at ``requested`` itself. Ends at once if a signal was first."""
+        """From here on the main thread looks at ``requested`` itself. A signal that was first has ended the process."""
         with self._lock:
             self._deferred = True
-            if self._requested.is_set():
-                self._end()
-
-    def resume(self) -> None:
-        """Ends what ``defer`` began: nothing is left to save."""
-        with self._lock:
-            self._deferred = False
-            if self._requested.is_set():
-                self._end()
 
     def _listen(self, reader: socket.socket) -> None:
         while number := reader.recv(1):

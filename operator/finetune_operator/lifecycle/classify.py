@@ -20,12 +20,14 @@ from finetune_contract import (
     StageResult,
     TrainOutcome,
 )
+from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.rendering import jobset_name
 
-_SIGTERM = 128 + 15
-_SIGKILL = 128 + 9
+_SIGNALLED = 128
+_SIGTERM = _SIGNALLED + 15
+_SIGKILL = _SIGNALLED + 9
 
 #: Reasons of records that the operator writes about ends that were not the trainer's doing.
 SUSPENDED = "Suspended"
@@ -90,7 +92,8 @@ def classify(attempt: Attempt, job: str, *, suspend: bool) -> Verdict | None:  #
     if result:
         failure, record = _from_result(attempt, result, noted)
         return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=record)
-    if noted:
+    taken = children.disrupted(attempt.pods)
+    if noted and not (taken and _of_another_host(noted)):
         return Verdict(ending=Ending.FAILED, failure=noted, finished=finished)
     if attempt.jobset is None and suspend:
         return Verdict(ending=Ending.SUSPENDED, record=suspension())
@@ -122,6 +125,10 @@ def _from_result(
     """The failure that counts, and a record where it is the operator's own judgement."""
     if noted and noted.reason == PREEMPTED:
         return noted, None
+    taken = children.disrupted(attempt.pods)
+    elsewhere = _elsewhere(attempt, result, noted, taken)
+    if elsewhere is not None:
+        return elsewhere, None if elsewhere == noted else elsewhere
     if result.outcome is Outcome.STOPPED:
         return (
             Failure(
@@ -136,12 +143,30 @@ def _from_result(
         reason="Unexplained",
         message=f"{attempt.key.stage} ended with code {result.exit_code} and gave no reason.",
     )
-    taken = children.disrupted(attempt.pods)
     if failure.failure_class is FailureClass.INFRASTRUCTURE and taken:
         # When one host is taken, the others crash of it, often first.
         preempted = _preempted(attempt, taken, evidence=failure.message)
         return preempted, preempted
     return failure, None
+
+
+def _elsewhere(
+    attempt: Attempt, result: StageResult, noted: Failure | None, taken: children.Object | None
+) -> Failure | None:
+    """What another process than the first failed of, where the first was stopped or failed because of it: Kubernetes
+    ends a Job's other pods when one has failed."""
+    stopped = result.outcome is Outcome.STOPPED
+    if not stopped and not (result.failure and result.failure.reason == PEER_LOST):
+        return None
+    if noted and noted.host != 0 and not (taken and _of_another_host(noted)):
+        return noted
+    killed = [pair for pair in children.terminated(attempt.pods) if pair[1].get("reason") == "OOMKilled"]
+    return _died(attempt.key.stage, *killed[0]) if killed else None
+
+
+def _of_another_host(noted: Failure) -> bool:
+    """Whether a host other than the first may have failed only because another was gone."""
+    return noted.host != 0 and noted.failure_class is FailureClass.INFRASTRUCTURE
 
 
 def _from_pods(attempt: Attempt, job: str) -> Failure:
@@ -160,8 +185,11 @@ def _from_pods(attempt: Attempt, job: str) -> Failure:
             message=f"{stage}: JobSet {jobset_name(job, stage, attempt.key.number)} ended without a record of the "
             f"trainer, and its pods are gone or ended well.{told}"[:1024],
         )
-    # The known codes tell most: a host that was killed because another failed says nothing of its own.
-    pod, state = min(ended, key=lambda pair: (not _telling(pair[1]), pair[0]["metadata"]["name"]))
+    return _died(stage, *min(ended, key=lambda pair: (_silence(pair[1]), pair[0]["metadata"]["name"])))
+
+
+def _died(stage: Stage, pod: children.Object, state: children.Object) -> Failure:
+    """What the end of a pod's process tells."""
     code, name = int(state["exitCode"]), pod["metadata"]["name"]
     evidence = str(state.get("message", ""))[-4096:]
     if state.get("reason") == "OOMKilled":
@@ -188,12 +216,19 @@ def _from_pods(attempt: Attempt, job: str) -> Failure:
     )
 
 
-def _telling(state: children.Object) -> bool:
-    return state.get("exitCode") in ExitCode._value2member_map_ or state.get("reason") == "OOMKilled"
+def _silence(state: children.Object) -> int:
+    """How little an end tells of its cause. A host that was stopped or killed because another failed says nothing of
+    its own, and one that missed another only says so."""
+    if state.get("reason") == "OOMKilled":
+        return 0
+    code = int(state["exitCode"])
+    if code in ExitCode._value2member_map_:
+        return {ExitCode.UNAVAILABLE: 1, ExitCode.STOPPED: 3}.get(ExitCode(code), 0)
+    return 2 if code < _SIGNALLED else 4
 
 
 def _signal(code: int) -> str:
-    return f" (killed by signal {code - 128})" if 128 < code < 160 else ""
+    return f" (killed by signal {code - _SIGNALLED})" if _SIGNALLED < code < 160 else ""
 
 
 def _preempted(attempt: Attempt, taken: children.Object, evidence: str = "") -> Failure:

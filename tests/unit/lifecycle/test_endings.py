@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import ExitCode, Stage
-from tests.unit.lifecycle.world import World
+from finetune_contract import ExitCode, Failure, Stage
+from finetune_contract.failure import PEER_LOST
+from tests.unit.lifecycle.world import World, job
 
 DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]}
 RACED = {
@@ -98,6 +99,90 @@ def test_a_host_that_crashes_because_another_was_taken_is_no_fault() -> None:
     world.lose(name)
     world.reconcile()
     assert counters(world) == NOT_CHARGED
+
+
+BAD_ROW = Failure(code=ExitCode.BAD_DATA, reason="BadRow", message="row 41", host=1)
+CRASHED = Failure(code=1, reason="UnexpectedError", message="what nobody foresaw", host=1)
+PEER_GONE = Failure(code=ExitCode.UNAVAILABLE, reason=PEER_LOST, message="host 1 does not answer")
+
+
+def two_hosts() -> tuple[World, str]:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = world.until(Stage.TRAIN)
+    assert len(world.pods_of(name)) == 2
+    return world, name
+
+
+@pytest.mark.parametrize(
+    ("noted", "status", "charged", "reason"),
+    [
+        (BAD_ROW, {}, USERS, "BadRow"),
+        (BAD_ROW, DISRUPTED, USERS, "BadRow"),
+        (CRASHED, {}, CHARGED, "UnexpectedError"),
+        (CRASHED, DISRUPTED, NOT_CHARGED, "Preempted"),
+        (None, {}, NOT_CHARGED, "Preempted"),
+    ],
+    ids=["its own fault", "its own fault, and then taken", "crashed", "crashed of it", "nobody failed"],
+)
+@pytest.mark.parametrize(
+    "recorded", [True, False], ids=["the first says it was stopped", "the first says nothing"]
+)
+def test_the_host_that_failed_is_judged_and_not_the_first_that_was_stopped_because_of_it(
+    recorded: bool, noted: Failure | None, status: dict[str, Any], charged: dict[str, int], reason: str
+) -> None:
+    world, name = two_hosts()
+    world.note(name, noted)
+    if recorded:
+        world.stop(name)
+        for pod in world.pods_of(name):
+            pod["status"].update(status)
+    else:
+        world.kill(name, 75, **status)
+    world.reconcile()
+    assert counters(world) == charged
+    assert world.status["attempts"]["history"][-1]["reason"] == reason
+
+
+def test_a_first_host_that_misses_another_is_asked_whether_that_ran_out_of_memory() -> None:
+    world, name = two_hosts()
+    world.fail(name, PEER_GONE.code, PEER_GONE.reason, PEER_GONE.message)
+    state = world.pods_of(name)[1]["status"]["containerStatuses"][0]["state"]["terminated"]
+    state.update({"exitCode": 137, "reason": "OOMKilled"})
+    world.reconcile()
+    assert world.status["failure"]["reason"] == "HostOutOfMemory"
+    assert counters(world) == USERS
+
+
+def test_a_first_host_that_misses_another_of_which_nothing_is_known_is_a_fault_of_the_infrastructure() -> (
+    None
+):
+    world, name = two_hosts()
+    world.fail(name, PEER_GONE.code, PEER_GONE.reason, PEER_GONE.message)
+    world.reconcile()
+    assert counters(world) == CHARGED
+    assert world.status["attempts"]["history"][-1]["reason"] == PEER_LOST
+
+
+@pytest.mark.parametrize(
+    ("codes", "charged", "reason"),
+    [
+        ((75, 65), USERS, "BadData"),
+        ((75, 1), CHARGED, "ProcessDied"),
+        ((69, 65), USERS, "BadData"),
+        ((137, 75), NOT_CHARGED, "Preempted"),
+        ((134, 1), CHARGED, "ProcessDied"),
+    ],
+)
+def test_of_two_pods_without_a_record_the_one_that_tells_more_is_believed(
+    codes: tuple[int, int], charged: dict[str, int], reason: str
+) -> None:
+    world, name = two_hosts()
+    world.kill(name, codes[0])
+    terminated = world.pods_of(name)[1]["status"]["containerStatuses"][0]["state"]["terminated"]
+    terminated["exitCode"] = codes[1]
+    world.reconcile()
+    assert counters(world) == charged
+    assert world.status["attempts"]["history"][-1]["reason"] == reason
 
 
 def test_a_success_is_believed_though_a_process_crashed_at_its_exit() -> None:

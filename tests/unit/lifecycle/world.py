@@ -362,6 +362,11 @@ class World:
         self.end_pods(name, code)
         self.end_jobset(name, "Failed")
 
+    def note(self, name: str, failure: Failure | None) -> None:
+        """A process other than the first says why it fails."""
+        key = self.key_of(name)
+        self.attempts[key] = replace(self.attempts.get(key, AttemptFiles()), failure=failure)
+
     def kill(self, name: str, code: int = 137, **status: Any) -> None:
         """The process dies without a word."""
         self.end_pods(name, code, **status)

@@ -51,6 +51,7 @@ def run(context: Context) -> TrainOutcome:
         checkpoint_every=request.checkpointing.every_steps,
         evaluate_every=request.evaluation.every_steps,
         stop_requested=lambda: context.stopper.requested,
+        begin_saving=context.stopper.defer,
         learning_rates=session.learning_rates,
         report=report,
         evaluation=None
@@ -62,7 +63,6 @@ def run(context: Context) -> TrainOutcome:
         rows=data.rows, batch_size=h.global_batch_size, seed=h.seed, shuffle=request.data.shuffle
     )
     stopped = None
-    context.stopper.defer()
     try:
         session.run(batches, control)
     except Stopped as stop:
@@ -74,7 +74,6 @@ def run(context: Context) -> TrainOutcome:
     outcome = _outcome(context, session, steps, seconds)
     if stopped is not None:
         raise TrainingStopped(outcome)
-    context.stopper.resume()
     return outcome
 
 

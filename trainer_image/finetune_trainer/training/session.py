@@ -21,7 +21,7 @@ from finetune_contract import CheckpointPolicy
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.lora import with_lora
 from finetune_trainer.spread import ROW_AXES
-from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch
+from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch, stop_agreed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,10 @@ class Session:
                 raise RuntimeError(
                     f"training ended after step {trainer.train_steps} of {control.total_steps}"
                 )
+            if control.report is not None:
+                control.report.flush()
+            if stop_agreed(control.total_steps, control.stop_requested):
+                raise Stopped(control.total_steps)
             trainer.evaluate()
 
 

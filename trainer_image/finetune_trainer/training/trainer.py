@@ -70,6 +70,8 @@ class Control:
     checkpoint_every: int
     evaluate_every: int | None
     stop_requested: Callable[[], bool]
+    begin_saving: Callable[[], None]
+    """Called when a step is done that no checkpoint holds: from then on a stop waits for the next step."""
     learning_rates: npt.NDArray[np.float64]
     """By steps done before."""
     report: Report | None = None
@@ -204,6 +206,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
     @override
     def _post_process_train_step(self, aux: Any) -> None:
         """Runs before the step is counted and its checkpoint saved."""
+        self.control.begin_saving()
         done = self.train_steps + 1
         self._norms[done] = aux["grad_norm"]
         if done % self.control.checkpoint_every == 0 or done == self.control.total_steps:

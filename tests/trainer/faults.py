@@ -1,0 +1,90 @@
+"""What goes wrong in a stage, for tests: called in the stage's process before it begins."""
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from finetune_trainer.stopping import Stopper
+
+
+def raise_at_step(step: int, kind: str, text: str) -> None:
+    """The batch of this step cannot be made."""
+    from finetune_trainer.data.batches import TrainBatches
+
+    def batch(original: Callable[..., Any], *arguments: Any) -> Any:
+        if arguments[1] == step:
+            raise {"ValueError": ValueError, "MemoryError": MemoryError}[kind](text)
+        return original(*arguments)
+
+    _wrap(TrainBatches, "batch", batch)
+
+
+def raise_before_joining(text: str) -> None:
+    """The process fails before the others know it."""
+    from finetune_trainer.processes import Processes
+
+    def join(_: Callable[..., Any], *__: Any, **___: Any) -> Any:
+        raise ValueError(text)
+
+    _wrap(Processes, "join", join)
+
+
+def killed_at_step(step: int) -> None:
+    """The process is gone from one moment to the next, as when it runs out of memory."""
+    from finetune_trainer.data.batches import TrainBatches
+
+    def batch(original: Callable[..., Any], *arguments: Any) -> Any:
+        if arguments[1] == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments)
+
+    _wrap(TrainBatches, "batch", batch)
+
+
+def terminated_at(place: str, call: int = 1) -> None:
+    """SIGTERM at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``. The call goes on when
+    the signal was heard."""
+    module, _, path = place.partition(":")
+    *outer, name = path.split(".")
+    holder: Any = import_module(module)
+    for part in outer:
+        holder = getattr(holder, part)
+    heard = _stoppers()
+    calls = 0
+
+    def act(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for stopper in heard:
+                stopper._requested.wait()
+        return original(*arguments, **named)
+
+    _wrap(holder, name, act)
+
+
+def _stoppers() -> list[Stopper]:
+    """Those that are made from now on."""
+    made: list[Stopper] = []
+    original = Stopper.__init__
+
+    def init(self: Stopper, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        made.append(self)
+
+    Stopper.__init__ = init  # type: ignore[method-assign]
+    return made
+
+
+def _wrap(holder: Any, name: str, act: Callable[..., Any]) -> None:
+    original = getattr(holder, name)
+
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        return act(original, *arguments, **named)
+
+    setattr(holder, name, wrapped)

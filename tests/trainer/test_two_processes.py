@@ -1,0 +1,96 @@
+"""Train and Evaluate in two processes, as on a slice of two hosts: the same numbers as in one, and one's failure is the
+end of both."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import Failure, Outcome, StageRequest, StageResult
+from finetune_contract.failure import PEER_LOST
+from tests.trainer.requests import request
+from tests.trainer.stages import Running, Stages, attempt_folder, await_file, result_of
+
+TWO_HOSTS = {"mesh": {"hosts": 2, "chips_per_host": 1, "fsdp": 2}}
+#: The step whose batch fails: not the first, so that both have met in a collective before.
+FAILING = 3
+
+
+def asked(stages: Stages, converted: str, stage: str, run: str, **changes: Any) -> StageRequest:
+    return request(
+        stages.root, stage, run, converted=converted, **{"hyperparameters": {"steps": 6}, **changes}
+    )
+
+
+def ends(running: list[Running]) -> list[int]:
+    return [each.wait() for each in running]
+
+
+def read(made: StageRequest) -> StageResult:
+    found = result_of(made)
+    assert found is not None
+    return found
+
+
+def test_two_processes_train_and_evaluate_as_one_does(stages: Stages, converted: str) -> None:
+    results: dict[str, list[Any]] = {}
+    for run, mesh in (("one-process", {}), ("two-processes", TWO_HOSTS)):
+        results[run] = []
+        for stage in ("Train", "Evaluate"):
+            made = asked(stages, converted, stage, run, train_step=6, **mesh)
+            if mesh:
+                running = stages.pair(made)
+                assert ends(running) == [0, 0], "\n".join(each.log[-2000:] for each in running)
+            else:
+                stages.run(stage, run, converted=converted, train_step=6, hyperparameters={"steps": 6})
+            results[run].append(read(made).details)
+    one, two = results.values()
+    losses = [
+        [float(loss) for loss in stages.losses(run).values()] for run in ("one-process", "two-processes")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert two[0].evaluation_loss == pytest.approx(one[0].evaluation_loss, rel=1e-5)
+    assert two[1].tuned.loss == pytest.approx(one[1].tuned.loss, rel=1e-5)
+    assert two[1].baseline.loss == pytest.approx(one[1].baseline.loss, rel=1e-5)
+    assert two[1].samples == one[1].samples
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_failure_in_one_process_ends_both_and_is_told_as_that_ones(
+    stages: Stages, converted: str, culprit: int
+) -> None:
+    made = asked(stages, converted, "Train", f"failed-{culprit}", **TWO_HOSTS)
+    faults: list[Any] = [(), ()]
+    faults[culprit] = ("raise_at_step", FAILING, "MemoryError", "no room for the batch")
+    codes = ends(stages.pair(made, faults=faults))
+    found = read(made)
+    assert (found.outcome, found.exit_code, codes[0]) == (Outcome.FAILED, 78, 78)
+    assert codes[culprit] == 78
+    assert found.failure is not None
+    assert (found.failure.reason, found.failure.host) == ("OutOfMemory", culprit)
+    assert found.failure == written(made)
+
+
+def test_a_process_that_fails_before_they_meet_leaves_its_own_record(stages: Stages, converted: str) -> None:
+    made = asked(stages, converted, "Evaluate", "failed-early", **TWO_HOSTS)
+    first, second = stages.pair(made, faults=[(), ("raise_before_joining", "no such thing")])
+    assert second.wait() == 1
+    assert written(made).host == 1
+    await_file(attempt_folder(made) / "request.json")
+    first.terminate()  # as Kubernetes does when a pod of the Job has failed
+    assert first.wait() == 75
+    assert read(made).outcome is Outcome.STOPPED
+    assert written(made).reason == "UnexpectedError"
+
+
+def test_a_process_that_is_killed_is_missed_and_nobody_else_is_blamed(stages: Stages, converted: str) -> None:
+    made = asked(stages, converted, "Train", "killed", **TWO_HOSTS)
+    first, second = stages.pair(made, faults=[(), ("killed_at_step", FAILING)])
+    assert second.wait() == -9
+    assert first.wait() == 69
+    found = read(made).failure
+    assert found is not None
+    assert (found.reason, found.host) == (PEER_LOST, 0)
+
+
+def written(made: StageRequest) -> Failure:
+    return Failure.model_validate_json((attempt_folder(made) / "failure.json").read_bytes())
