@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from devcluster.testing import Cluster
+from finetune_operator.cli.validate import validate_text
+from tests.unit.cli.scalars import KEYS, SCALARS
 
 ROOT = Path(__file__).parents[2]
 FINETUNE = Path(sys.executable).with_name("finetune")
@@ -57,6 +59,63 @@ def test_kubectl_takes_every_jobset_that_plan_prints(
         f"jobset.jobset.x-k8s.io/quickstart-{stage}-1"
         for stage in ("prep", "conv", "train", "eval", "export")
     ]
+
+
+def test_kubectl_reads_scalars_and_keys_as_the_commands_do(cluster: Cluster) -> None:
+    values = "".join(f"  v{number}: {text}\n" for number, text in enumerate(SCALARS))
+    keys = "".join(f"  {text}: x\n" for text in KEYS)
+    head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
+    read = [
+        json.loads(cluster.kubectl("label", "--local", "-f", "-", "a=b", "-o", "json", stdin=text))["data"]
+        for text in (f"{head}data:\n{values}", f"{head}data:\n{keys}")
+    ]
+    assert read == [
+        {f"v{number}": value for number, value in enumerate(SCALARS.values())},
+        dict.fromkeys(KEYS.values(), "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hyperparameters: {learningRate: 2e-5}",
+        'hyperparameters: {learningRate: "2e-5"}',
+        "hyperparameters: {seed: 1_000}",
+        "hyperparameters: {seed: 0x10}",
+        "hyperparameters: {seed: 017}",
+        "hyperparameters: {seed: 1e3}",
+        "hyperparameters: {seed: 1.5}",
+        "hyperparameters: {seed: 1:30}",
+        "suspend: yes",
+        "suspend: y",
+        'suspend: "yes"',
+        "suspend: oN",
+        "engineOverrides: {key: on}",
+        "engineOverrides: {key: 2026-01-01}",
+        "engineOverrides: {key: 1_000}",
+        "engineOverrides: {key: 1e400}",
+        "engineOverrides: {on: a}",
+        "engineOverrides: {key: .inf}",
+        "resources: {tpu: v6e-2x2}",
+        "resources: {tpu: v6e-2x2x1x1}",
+        "resources: {topology: 2x2, accelerator: 0x10}",
+    ],
+)
+def test_validate_judges_as_the_server_does(
+    cluster: Cluster, namespace: str, line: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "apiVersion: tpu-finetune.dev/v1alpha1\nkind: FineTuneJob\nmetadata: {name: judged}\nspec:\n"
+        "  model: {uri: gs://models/tiny}\n  datasets: {train: [{uri: gs://data/a.jsonl}]}\n"
+        f"  method: {{type: SFT}}\n  {line}\n"
+    )
+    try:
+        cluster.kubectl("apply", "--dry-run=server", "-n", namespace, "-f", str(file))
+        taken = True
+    except AssertionError:
+        taken = False
+    assert (validate_text(file.read_text(), file="job.yaml") == []) is taken
 
 
 def test_examples_are_taken_by_the_api_server(cluster: Cluster, namespace: str) -> None:

@@ -3,9 +3,11 @@
 import pytest
 import yaml
 
+from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.validate import Problem, validate_text
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, profile
+from tests.unit.cli.scalars import KEYS, SCALARS
 
 HEAD = """\
 apiVersion: tpu-finetune.dev/v1alpha1
@@ -50,7 +52,11 @@ def test_a_problem_names_file_line_place_and_fix() -> None:
     [
         ("a: [1\n", 2, "no YAML"),
         (HEAD + "  suspend: true\n  suspend: false\n", 9, "'suspend' stands twice"),
-        (HEAD + "  engineOverrides: {1: a}\n", 8, "key 1 is not a string"),
+        (HEAD + "  engineOverrides: {~: a}\n", 8, "key None is not a string"),
+        (HEAD + "  engineOverrides: {true: a, yes: a}\n", 8, "'true' stands twice"),
+        (HEAD + "  engineOverrides: {a: .inf}\n", 8, ".inf is no number that JSON knows"),
+        (HEAD + "  engineOverrides: {a: !!set {b}}\n", 8, "!!set has no place"),
+        (HEAD + "  engineOverrides: {a: !other b}\n", 8, "!other has no place"),
         ("x: *nothing\n", 1, "undefined alias"),
         ("[" * 20000, 1, "nested too deeply"),
         ("x: 1\ny: \x00\n", 2, "character 0x0"),
@@ -62,6 +68,26 @@ def test_what_cannot_be_read_is_told_with_its_line(text: str, line: int, said: s
     assert said in problem.message
 
 
+@pytest.mark.parametrize(("text", "value"), SCALARS.items())
+def test_scalars_are_read_as_kubectl_reads_them(text: str, value: object) -> None:
+    """The table is held against kubectl itself by tests/integration/test_cli.py."""
+    (document,) = read_documents(f"key: {text}\n")
+    read = document.content["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(("text", "key"), KEYS.items())
+def test_keys_are_strings(text: str, key: str) -> None:
+    (document,) = read_documents(f"{text}: 1\n")
+    assert document.content == {key: 1}
+
+
+def test_anchors_are_merged() -> None:
+    (document,) = read_documents("base: &base {x: 1, z: 1}\nother: {<<: *base, x: 2}\n")
+    assert document.content["other"] == {"x": 2, "z": 1}
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
@@ -69,7 +95,6 @@ def test_what_cannot_be_read_is_told_with_its_line(text: str, line: int, said: s
         ("1.5", "a string, not 1.5"),
         ("1_000", "a string, not 1000"),
         ("yes", "a string, not true"),
-        (".inf", "a string, not inf"),
         ("1:30", None),
         ("2026-01-01", None),
         ('"2e-5"', None),
@@ -78,7 +103,7 @@ def test_what_cannot_be_read_is_told_with_its_line(text: str, line: int, said: s
         ("", "a string, not empty"),
     ],
 )
-def test_scalars_are_read_as_kubectl_reads_them(value: str, kind: str | None) -> None:
+def test_a_number_where_text_belongs_is_refused_as_the_server_does(value: str, kind: str | None) -> None:
     found = problems(HEAD + f"  engineOverrides:\n    key: {value}\n")
     assert [problem.message for problem in found] == ([f"must be {kind}"] if kind else [])
 
