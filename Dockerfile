@@ -27,6 +27,8 @@ RUN for package in contract .; do \
  && /tools/bin/uv pip install --quiet --no-cache --python /opt/finetune/bin/python --no-deps /wheels/*.whl
 
 FROM ${BASE}
+LABEL org.opencontainers.image.title="finetune-operator" org.opencontainers.image.licenses="Apache-2.0"
+COPY LICENSE /licenses/LICENSE
 COPY --from=build /opt/finetune /opt/finetune
 ENV PATH=/opt/finetune/bin:$PATH PYTHONUNBUFFERED=1
 # Numeric, so that runAsNonRoot can be judged without the image's passwd file.

@@ -1,16 +1,19 @@
-"""``python -P -m finetune_operator``: runs the operator.
+"""``python -P -m finetune_operator``: runs the operator. It takes no arguments; ``--help`` lists its variables.
 
 Exit codes: 0 stopped by a signal; 1 a fault (leadership lost, watches ended): start it again; 2 it cannot run as
 it is set up (settings, credentials, a port that is taken): the message says what to change.
 """
 
+import argparse
 import asyncio
 import logging
 import sys
+from collections.abc import Sequence
+from importlib.metadata import version
 
 from finetune_operator.cluster.connect import NoCredentials
 from finetune_operator.runtime.logs import configure
-from finetune_operator.runtime.settings import Settings, SettingsError
+from finetune_operator.runtime.settings import Settings, SettingsError, usage
 
 log = logging.getLogger("finetune_operator")
 
@@ -22,7 +25,20 @@ async def _run(settings: Settings) -> None:
     await Operator(settings, decide=decide).run()
 
 
-def main() -> int:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="finetune_operator",
+        description="Runs the operator in a pod, as the pod's service account. The environment sets it up:",
+        epilog=usage(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=version("finetune-operator"))
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    # An argument would otherwise be taken and ignored.
+    _parser().parse_args(arguments)
     try:
         settings = Settings.from_environment()
     except SettingsError as error:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -30,10 +31,10 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 class Settings(BaseModel):
     """Each field is the environment variable ``FINETUNE_<FIELD>`` in capitals."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     serviceaccount_dir: Annotated[Path, AfterValidator(Path.absolute)] = DEFAULT_FOLDER
-    """Token, CA and namespace; another folder on a local cluster, where nothing is mounted."""
+    """token, ca.crt and namespace; another folder on a local cluster, where nothing is mounted."""
     namespaces: Annotated[list[str], BeforeValidator(_split)] = []
     """Comma separated; empty: all, which needs a ClusterRole."""
     workers: Annotated[int, Field(ge=1, le=64)] = 8
@@ -41,12 +42,14 @@ class Settings(BaseModel):
     and stay polite."""
     resync_seconds: Seconds = 600
     """How often all live jobs are looked at without an event: the net below lost events."""
-    health_host: str = "0.0.0.0"  # noqa: S104  the kubelet and Prometheus come from outside the pod
+    health_host: str = "0.0.0.0"  # noqa: S104
+    """Where both ports listen: the kubelet and Prometheus come from outside the pod."""
     health_port: Port = 8080
     """/healthz and /readyz, for the kubelet. 0: a free port, told in the log."""
     metrics_port: Port = 9090
     """/metrics on a port of its own, so that a network policy can tell Prometheus from the kubelet."""
     lease_name: str = "finetune-operator"
+    """Of the operators that name the same Lease, one works."""
     lease_namespace: str | None = None
     """Default: the service account's namespace."""
     identity: Annotated[str, Field(min_length=1, max_length=253)] = socket.gethostname()
@@ -54,8 +57,9 @@ class Settings(BaseModel):
     drain_seconds: Seconds = 20
     """After SIGTERM, for the jobs in hand; below the pod's terminationGracePeriodSeconds of 30."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
+    """debug, info, warning or error."""
     log_format: Annotated[Literal["json", "text"], BeforeValidator(_lower)] = "json"
-    """text: for a person at a terminal."""
+    """json, or text for a person at a terminal."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -75,3 +79,15 @@ class Settings(BaseModel):
     @property
     def service_account(self) -> ServiceAccountFolder:
         return ServiceAccountFolder(self.serviceaccount_dir)
+
+
+def usage() -> str:
+    """Every variable with its default and meaning, for people."""
+    lines = []
+    for name, field in Settings.model_fields.items():
+        # The host's name differs from pod to pod and is no default that one could rely on.
+        default = "" if name == "identity" or field.default in (None, []) else f" [{field.default}]"
+        meaning = " ".join((field.description or "").split())
+        lines.append(textwrap.fill(f"FINETUNE_{name.upper()}{default}", 100))
+        lines.append(textwrap.fill(meaning, 100, initial_indent="    ", subsequent_indent="    "))
+    return "\n".join(lines)

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from finetune_operator.runtime.settings import Settings, SettingsError
+from finetune_operator.__main__ import main
+from finetune_operator.runtime.settings import Settings, SettingsError, usage
 
 
 def test_nothing_needs_to_be_set() -> None:
@@ -42,3 +43,17 @@ def test_variables_are_read_and_empty_ones_count_as_absent() -> None:
 def test_a_value_that_cannot_be_used_is_named_with_its_variable(variable: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"{variable}='{value}'"):
         Settings.from_environment({variable: value})
+
+
+def test_help_names_every_variable_with_its_meaning() -> None:
+    text = usage()
+    for name, field in Settings.model_fields.items():
+        assert f"FINETUNE_{name.upper()}" in text
+        assert field.description, name
+
+
+def test_an_argument_is_refused_rather_than_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--namespace", "team-a"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --namespace team-a" in capsys.readouterr().err
