@@ -1,8 +1,8 @@
 """``finetune validate``: what the API server and the operator would refuse, told without a cluster.
 
 A manifest passes the CRD's own schema, the CRD's own CEL rules (those on transitions need the stored object and
-are left out) and the models, in this order. The verdict is the server's, but for two things that it takes without a word:
-the last of two equal keys, and a field without a value, which it drops.
+are left out) and the models, in this order. The verdict is the server's, but for two things that it takes without a
+word: the last of two equal keys, and a field without a value, which it drops.
 """
 
 from collections.abc import Callable, Iterator, Mapping

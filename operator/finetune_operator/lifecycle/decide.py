@@ -13,7 +13,7 @@ from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import Survey, survey, waiting_input
 from finetune_operator.lifecycle.status import build_status, pace
-from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.times import parse, stamp
 from finetune_operator.planning import (
     Plan,
     Refused,
@@ -24,12 +24,14 @@ from finetune_operator.planning import (
     render_snapshot,
     replan,
 )
-from finetune_operator.rendering import CpuPoolTooSmall, render_jobset
+from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, jobset_name, render_jobset
 
 #: Seconds; nothing tells the job when a profile, a Secret or the store comes back.
 _PROFILE_LOOK = 15.0
 _STORE_LOOK = 5.0
 _STARTING_LOOK = 5.0
+#: From a JobSet to its first pod: a second where nothing is in the way.
+_NO_PODS_SECONDS = 20
 
 
 def decide(observed: Observed) -> Decision:
@@ -188,6 +190,8 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
     running = attempt.running
     wait = _input_wait(look)
     obstacle = None if running else children.hindrance(attempt.pods)
+    if _makes_no_pods(observed, attempt):
+        wait = Wait(reason=WaitingReason.INPUT, message=_no_pods(look.plan, attempt))
     if obstacle:
         wait = Wait(reason=obstacle.reason, message=obstacle.message, since=obstacle.since)
         if obstacle.missing_reference:
@@ -203,6 +207,26 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
     )
     soon = pace(observed.live_jobs) if running else max(_STARTING_LOOK, observed.live_jobs / 20)
     return _decision(observed, situation, look, soon)
+
+
+def _makes_no_pods(observed: Observed, attempt: Attempt) -> bool:
+    if attempt.jobset is None or attempt.pods or children.deleting(attempt.jobset):
+        return False
+    created = attempt.jobset["metadata"].get("creationTimestamp")
+    return created is not None and (observed.now - parse(created)).total_seconds() > _NO_PODS_SECONDS
+
+
+def _no_pods(plan: Plan, attempt: Attempt) -> str:
+    """The Job controller tells the reason in Events alone, which the operator may not read."""
+    stage, namespace = attempt.key.stage, plan.job.namespace
+    name = jobset_name(plan.job.name, stage, attempt.key.number)
+    account, group = (
+        (plan.service_account_tpu, "slice") if stage in TPU_STAGES else (plan.service_account_cpu, "cpu")
+    )
+    return (
+        f'JobSet {name} makes no pods. Is there a ServiceAccount "{account}" in namespace "{namespace}", and do quota '
+        f"and admission policies let its pods in? kubectl -n {namespace} describe job {name}-{group}-0 tells which."
+    )
 
 
 def _suspend(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:

@@ -26,8 +26,10 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.decision import Decision, Notice
 from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.observe import owned_by
 from finetune_operator.reconcile.run_folder import Folders
+from finetune_operator.rendering.labels import UID_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class Applier:
         for deletion in decision.deletions:
             await self._cluster.delete(JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True)
         if decision.jobset is not None:
-            await self._cluster.create(JOBSETS, decision.jobset)
+            await self._create_jobset(job, decision.jobset)
             created = decision.jobset["metadata"]["name"]
             log.info("created JobSet %s", created)
             self._created(JobSetCreated(namespace, name, created))
@@ -120,11 +122,18 @@ class Applier:
             if owned_by(found, job["metadata"]["uid"]):
                 # What it says has been decided already; this decision rests on something else.
                 raise Conflict("the job was admitted meanwhile; looking again", status=409) from error
-            raise Conflict(
-                f"ConfigMap {metadata['name']} belongs to another owner: delete or rename it. "
-                "(That of an earlier job of this name goes by itself.)",
-                status=409,
-            ) from error
+            raise NameTaken("ConfigMap", metadata["namespace"], metadata["name"]) from error
+
+    async def _create_jobset(self, job: Object, jobset: Object) -> None:
+        """Conflict: it is there already, so the look was stale. NameTaken: what is there is not the job's."""
+        try:
+            await self._cluster.create(JOBSETS, jobset)
+        except Conflict as error:
+            metadata, labels = jobset["metadata"], {UID_LABEL: job["metadata"]["uid"]}
+            own = await self._cluster.list(JOBSETS, metadata["namespace"], labels=labels)
+            if any(each["metadata"]["name"] == metadata["name"] for each in own):
+                raise
+            raise NameTaken("JobSet", metadata["namespace"], metadata["name"]) from error
 
     async def _tell(self, job: Object, notice: Notice, now: datetime) -> None:
         """One Event, best effort: the status has said it already."""

@@ -8,7 +8,20 @@ from finetune_operator.artifacts.port import StorageDenied, StorageError
 from finetune_operator.cluster.port import Conflict, Object, Rejected, Unavailable
 from finetune_operator.planning.errors import Refused
 
+
+class NameTaken(Conflict):
+    """A child's name belongs to an object that is not the job's: it is neither adopted nor touched."""
+
+    def __init__(self, kind: str, namespace: str, name: str) -> None:
+        super().__init__(
+            f'{kind} "{name}" in namespace "{namespace}" exists and does not belong to this job. Delete or rename it '
+            "(that of an earlier job of this name goes by itself); the job goes on then",
+            status=409,
+        )
+
+
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (NameTaken, "NameTaken"),
     (Conflict, "ChangedMeanwhile"),
     (Rejected, "RefusedByAPIServer"),
     (Unavailable, "APIServerUnavailable"),

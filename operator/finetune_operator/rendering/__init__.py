@@ -1,6 +1,6 @@
 """Plan, stage, attempt -> JobSet, as plain dicts. Pure."""
 
-from finetune_operator.rendering.jobset import render_jobset
+from finetune_operator.rendering.jobset import TPU_STAGES, render_jobset
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
     JOB_LABEL,
@@ -17,6 +17,7 @@ __all__ = [
     "JOB_LABEL",
     "KNOWN_LATER_ANNOTATION",
     "STAGE_LABEL",
+    "TPU_STAGES",
     "UID_LABEL",
     "CpuPoolTooSmall",
     "attempt_of",

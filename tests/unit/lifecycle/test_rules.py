@@ -268,6 +268,27 @@ def test_a_missing_secret_is_named_with_its_key() -> None:
     assert world.condition("Valid")["status"] == "True"
 
 
+@pytest.mark.parametrize(
+    ("stage", "account", "group"), [(Stage.PREFLIGHT, "ft-cpu", "cpu"), (Stage.TRAIN, "ft-train", "slice")]
+)
+def test_a_jobset_that_makes_no_pods_is_told_with_what_may_be_missing(
+    stage: Stage, account: str, group: str
+) -> None:
+    world = World()
+    name = world.until(stage)
+    world.pods.clear()
+    world.reconcile()
+    assert "makes no pods" not in world.status["summary"]
+    world.wait(30)
+    world.reconcile()
+    assert world.status["waiting"]["reason"] == "WaitingForInput"
+    for part in (name, f'ServiceAccount "{account}" in namespace "team-a"', f"describe job {name}-{group}-0"):
+        assert part in world.status["summary"]
+    world.run(name)
+    world.reconcile()
+    assert "waiting" not in world.status
+
+
 def test_a_job_that_finds_no_node_says_what_the_scheduler_says() -> None:
     world = World()
     message = "0/4 nodes are available: 2 Insufficient google.com/tpu."

@@ -13,6 +13,7 @@ from finetune_operator.cluster.port import (
 from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
+from finetune_operator.reconcile.errors import NameTaken
 from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeCluster, FakeStore, child, job
 
 NOTICE = Notice(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
@@ -101,6 +102,15 @@ async def test_a_jobset_whose_name_is_taken_is_a_stale_look(bench: Bench) -> Non
     assert len(bench.created) == 1
 
 
+async def test_a_jobset_name_that_a_stranger_holds_is_said_and_the_stranger_left_alone(bench: Bench) -> None:
+    strange = {"apiVersion": "v1", "kind": "JobSet", "metadata": {"name": "demo-prep-1", "namespace": "team"}}
+    bench.cluster.put(JOBSETS, strange)
+    with pytest.raises(NameTaken, match=r'JobSet "demo-prep-1" in namespace "team" .* Delete or rename it'):
+        await bench.apply(Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1")))
+    (found,) = bench.cluster.of(JOBSETS)
+    assert "ownerReferences" not in found["metadata"]
+
+
 async def test_a_snapshot_of_ours_that_appeared_meanwhile_wins(bench: Bench) -> None:
     bench.cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
     with pytest.raises(Conflict, match="admitted meanwhile"):
@@ -109,7 +119,9 @@ async def test_a_snapshot_of_ours_that_appeared_meanwhile_wins(bench: Bench) -> 
 
 async def test_a_snapshot_name_that_a_stranger_holds_is_said(bench: Bench) -> None:
     bench.cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan", owner="stranger"))
-    with pytest.raises(Conflict, match="demo-plan belongs to another owner: delete or rename"):
+    with pytest.raises(
+        NameTaken, match=r'ConfigMap "demo-plan" .* does not belong to this job. Delete or rename'
+    ):
         await bench.apply(Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")))
 
 

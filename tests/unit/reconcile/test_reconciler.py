@@ -120,7 +120,7 @@ async def test_a_conflict_is_shown_only_when_it_stays(cluster: FakeCluster) -> N
     assert condition(cluster) == {}
     with pytest.raises(ReconcileError):
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=8)
-    assert "taken" in condition(cluster)["message"]
+    assert "does not belong to this job" in condition(cluster)["message"]
 
 
 # --- crash anywhere -----------------------------------------------------------------------------------------
