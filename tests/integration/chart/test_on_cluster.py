@@ -3,6 +3,7 @@
 import yaml
 
 from devcluster.testing import Cluster
+from tests.integration import trainer_double
 from tests.integration.chart.conftest import CHART, Helm, Render
 
 
@@ -66,3 +67,30 @@ def test_install_upgrade_and_uninstall(cluster: Cluster, helm: Helm, namespace: 
     assert cluster.find(
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/finetunejobs.tpu-finetune.dev"
     )
+
+
+def test_crds_and_jobs_outlive_the_release(cluster: Cluster, helm: Helm, namespace: str) -> None:
+    """The cluster's CRDs were applied by hand, so the release takes them over, as docs/install-gke.md says."""
+    cluster.apply(trainer_double.job(namespace, "kept", "nobody"))
+    common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig))
+    release = f"of-{namespace}"
+
+    refused = helm("install", release, str(CHART), *common)
+    assert refused.returncode != 0
+    assert "exists and cannot be imported" in refused.stderr
+    installed = helm("install", release, str(CHART), *common, "--take-ownership")
+    assert installed.returncode == 0, installed.stderr
+    assert f"kubectl -n {namespace} rollout status deployment/{release}-finetune-operator" in installed.stdout
+
+    # What left the chart's hands in an upgrade is not deleted either.
+    upgraded = helm("upgrade", release, str(CHART), *common, "--set", "crds.install=false")
+    assert upgraded.returncode == 0, upgraded.stderr
+    back = helm("upgrade", release, str(CHART), *common, "--set", "crds.install=true", "--take-ownership")
+    assert back.returncode == 0, back.stderr
+
+    removed = helm("uninstall", release, *common)
+    assert removed.returncode == 0, removed.stderr
+    assert "[CustomResourceDefinition] finetunejobs.tpu-finetune.dev" in removed.stdout
+    job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/kept"
+    assert "deletionTimestamp" not in cluster.get(job)["metadata"]
+    cluster.delete(job)
