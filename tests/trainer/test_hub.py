@@ -253,6 +253,18 @@ def test_a_hub_that_is_not_there_is_told(
     assert hasty
 
 
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_branch_is_never_taken_from_the_cache_while_the_hub_is_asked(
+    hub: Hub, tmp_path: Path, hasty: list[float], status: int
+) -> None:
+    commit = hub.push(REPO, tiny(tmp_path))
+    fetched(tmp_path, source())
+    hub.fail(status)
+    assert refusal(tmp_path, source()).reason in ("HubAccessDenied", "HubUnavailable")
+    # what a commit holds cannot change: the cache will do
+    assert fetched(tmp_path, source(commit)).revision == commit
+
+
 # --- without a network ------------------------------------------------------------------------------------------------
 
 
@@ -287,11 +299,11 @@ def test_a_filled_cache_is_enough_and_the_network_is_left_alone(
 def test_a_cache_that_lacks_the_weights_is_told_without_a_network(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.push(REPO, tiny(tmp_path))
+    commit = hub.push(REPO, tiny(tmp_path))
     fetched(tmp_path, source(), weights=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert fetched(tmp_path, source(), weights=False).revision
-    for model in (source(), source("v9")):
+    assert fetched(tmp_path, source(commit), weights=False).revision == commit
+    for model in (source(commit), source("v9")):
         with pytest.raises(StageError, match="the hub is switched off") as caught:
             fetched(tmp_path, model)
         assert (caught.value.code, caught.value.reason) == (ExitCode.INPUT_MISSING, "HubCacheMiss")

@@ -6,12 +6,13 @@ everywhere; with a filled cache and ``HF_HUB_OFFLINE=1`` nothing is asked of the
 """
 
 import glob
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from huggingface_hub import constants, get_cached_repo_tree, snapshot_download
+from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
 from finetune_contract import HubRef
@@ -20,6 +21,7 @@ from finetune_trainer.hub_errors import Kind, asked_pause, explain, passing
 #: Seconds between looks at a hub that does not answer, where it names none itself. The operator tries again later.
 _PAUSES = (1.0, 4.0, 15.0)
 _LONGEST_PAUSE = 60.0
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ def find(ref: HubRef, kind: Kind, where: str) -> Repository:
     Raises ``StageError`` 66 for a repository or revision that is not there, 77 where access was refused, 69 when the
     hub does not answer, retries included.
     """
-    folder = _download(ref, kind, where, ())
+    folder = _download(_settled(ref, kind, where), kind, where, ())
     try:
         files = [entry.path for entry in get_cached_repo_tree(ref.repo, repo_type=kind, revision=folder.name)]
     except CachedRepoTreeNotFoundError:
@@ -59,6 +61,17 @@ def fetch(repository: Repository, names: Iterable[str]) -> Path:
     return _download(ref, repository.kind, repository.where, names)
 
 
+def _settled(ref: HubRef, kind: Kind, where: str) -> HubRef:
+    """At a commit. The library alone would take the cache's word for a branch when the hub refuses or is down, and the
+    model would silently be that of another day."""
+    if constants.is_offline_mode() or _COMMIT.fullmatch(ref.revision):
+        return ref
+    info = _asked(
+        lambda: HfApi().repo_info(ref.repo, repo_type=kind, revision=ref.revision), ref, kind, where
+    )
+    return ref.model_copy(update={"revision": info.sha})
+
+
 def _download(ref: HubRef, kind: Kind, where: str, names: Iterable[str]) -> Path:
     patterns = [glob.escape(name) for name in names]
 
@@ -72,8 +85,12 @@ def _download(ref: HubRef, kind: Kind, where: str, names: Iterable[str]) -> Path
             local_files_only=constants.is_offline_mode(),
         )
 
+    return Path(_asked(once, ref, kind, where))
+
+
+def _asked[T](call: Callable[[], T], ref: HubRef, kind: Kind, where: str) -> T:
     try:
-        return Path(_patiently(once, time.sleep))
+        return _patiently(call, time.sleep)
     except Exception as error:
         explained = explain(error, ref, kind, where)
         if explained is None:
