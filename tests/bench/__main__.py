@@ -1,10 +1,12 @@
 """The operator's own latencies, writes and memory on a real control plane.
 
-    python -m tests.bench [--runs 5] [--jobs 50] [--memory 100 1000]
+    python -m tests.bench [--runs 5] [--jobs 50] [--every 0.2 0] [--memory 100 1000]
 
 No stage runs: pods stay unbound, as scheduler and node agent are stopped, and this program writes what a trainer
-would have written and marks the JobSet as completed. Times are this program's: from its request, or from the watch
-event that it saw, to the watch event that shows the operator's answer. Prints Markdown tables of medians.
+would have written and says of the pod what a kubelet would say: it has succeeded. Times are this program's: from its
+request, or from the watch event that it saw, to the watch event that shows the operator's answer. All jobs are in
+flight at once; one is applied, or one stage ends, every so many seconds (0: all at the same moment). Prints Markdown
+tables of medians.
 """
 
 import argparse
@@ -28,16 +30,19 @@ from tests.integration import trainer_double
 PROFILE = "bench"
 JOBS = "/apis/tpu-finetune.dev/v1alpha1/namespaces/{}/finetunejobs"
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"
+PODS = "/api/v1/namespaces/{}/pods"
 WRITES = ("create", "apply", "patch", "delete")
 PATIENCE = 300
 
 
 class Run:
-    """One run of ``count`` jobs through all stages, all of them in flight at once."""
+    """One run of ``count`` jobs through all stages, all of them in flight at once; seconds ``every`` news."""
 
-    def __init__(self, kube: Kube, namespace: str, count: int) -> None:
+    def __init__(self, kube: Kube, namespace: str, count: int, every: float) -> None:
         self._kube = kube
         self._namespace = namespace
+        self._every = every
+        self._turn = asyncio.Lock()
         self._names = [f"j{number}" for number in range(count)]
         self._applied: dict[str, float] = {}
         self._finished: dict[str, float] = {}
@@ -46,6 +51,7 @@ class Run:
         self._shown: set[tuple[str, str]] = set()
         self._created: set[str] = set()
         self._completed: set[str] = set()
+        self._pods: set[str] = set()
         self._succeeded: set[str] = set()
         self._all_begun = asyncio.Event()
         self._all_done = asyncio.Event()
@@ -54,8 +60,10 @@ class Run:
 
     async def go(self) -> Mapping[str, list[float]]:
         async with asyncio.TaskGroup() as group:
-            watches = [group.create_task(self._watch_jobs()), group.create_task(self._watch_jobsets())]
+            watching = (self._watch_jobs(), self._watch_jobsets(), self._watch_pods())
+            watches = [group.create_task(watch) for watch in watching]
             for name in self._names:
+                await self._take_turn()
                 self._applied[name] = time.monotonic()
                 await self._kube.create(
                     JOBS.format(self._namespace), trainer_double.job(self._namespace, name, PROFILE)
@@ -65,6 +73,10 @@ class Run:
             for watch in watches:
                 watch.cancel()
         return self.seconds
+
+    async def _take_turn(self) -> None:
+        async with self._turn:
+            await asyncio.sleep(self._every)
 
     async def _watch_jobs(self) -> None:
         async for event in self._kube.watch(JOBS.format(self._namespace)):
@@ -105,36 +117,35 @@ class Run:
                 self.seconds["JobSet finished → next JobSet"].append(now - self._finished[job])
             else:
                 self.seconds["apply → first JobSet"].append(now - self._applied[job])
-            task = asyncio.create_task(self._complete(jobset))
-            self._completing.add(task)
-            task.add_done_callback(self._completing.discard)
         ended = any(each["type"] == "Completed" for each in jobset.get("status", {}).get("conditions", []))
         if ended and name not in self._completed:
             self._completed.add(name)
             self._finished[job] = now
 
-    async def _complete(self, jobset: Object) -> None:
-        """What a trainer and the JobSet controller do: the records, then the condition."""
+    async def _watch_pods(self) -> None:
+        async for event in self._kube.watch(PODS.format(self._namespace)):
+            for pod in event.objects:
+                name = pod["metadata"]["name"]
+                if event.type != "DELETED" and name not in self._pods:
+                    self._pods.add(name)
+                    task = asyncio.create_task(self._complete(pod))
+                    self._completing.add(task)
+                    task.add_done_callback(self._completing.discard)
+
+    async def _complete(self, pod: Object) -> None:
+        """What a trainer and a kubelet do: the records, then the pod's end."""
         # All jobs of the run are to be in flight at once.
         await self._all_begun.wait()
-        now = datetime.now(UTC)
-        trainer_double.write(trainer_double.records(_request(jobset), now))
-        condition = {
-            "type": "Completed",
-            "status": "True",
-            "reason": "AllJobsCompleted",
-            "message": "jobset completed successfully",
-            "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
-        path = f"{JOBSETS.format(self._namespace)}/{jobset['metadata']['name']}/status"
-        await self._kube.patch(path, {"status": {"terminalState": "Completed", "conditions": [condition]}})
+        await self._take_turn()
+        trainer_double.write(trainer_double.records(_request(pod), datetime.now(UTC)))
+        path = f"{PODS.format(self._namespace)}/{pod['metadata']['name']}/status"
+        await self._kube.patch(path, {"status": {"phase": "Succeeded"}})
 
 
-def _request(jobset: Object) -> StageRequest:
-    """Out of the pod template's environment, where ``$`` is written ``$$``."""
-    (replicated,) = jobset["spec"]["replicatedJobs"]
-    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+def _request(pod: Object) -> StageRequest:
+    (container,) = pod["spec"]["containers"]
     value = next(each["value"] for each in container["env"] if each["name"] == "FINETUNE_REQUEST")
+    # Kubernetes expands $(VAR) in values, so that ``$`` is written ``$$``.
     return StageRequest.model_validate_json(value.replace("$$", "$"))
 
 
@@ -156,15 +167,14 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-async def runs(cluster: Cluster, folder: Path, count: int, number: int) -> None:
-    cluster.apply(trainer_double.profile(PROFILE, folder))
+async def runs(cluster: Cluster, count: int, number: int, every: float) -> None:
     medians: dict[str, list[tuple[float, float]]] = defaultdict(list)
     writes: dict[str, list[float]] = defaultdict(list)
     async with Kube.of(cluster.kubeconfig) as kube:
         for _ in range(number):
             namespace = await asyncio.to_thread(cluster.namespace, "bench")
             before = await asyncio.to_thread(api_writes, cluster)
-            seconds = await Run(kube, namespace, count).go()
+            seconds = await Run(kube, namespace, count, every).go()
             after = await asyncio.to_thread(api_writes, cluster)
             for name, values in seconds.items():
                 medians[name].append((percentile(values, 0.5), percentile(values, 0.99)))
@@ -172,7 +182,8 @@ async def runs(cluster: Cluster, folder: Path, count: int, number: int) -> None:
                 writes[name].append((value - before.get(name, 0)) / count)
             print(json.dumps({name: pairs[-1] for name, pairs in medians.items()}), file=sys.stderr)
             await kube.delete(f"/api/v1/namespaces/{namespace}")
-    print(f"\nLatency with {count} jobs in flight, medians of {number} runs, milliseconds\n")
+    pace = f"one change every {every} s" if every else "all at the same moment"
+    print(f"\nLatency with {count} jobs in flight, {pace}; medians of {number} runs, milliseconds\n")
     print("| from → to | p50 | p99 |\n|---|---|---|")
     for name, pairs in medians.items():
         p50, p99 = (statistics.median(pair[index] for pair in pairs) * 1000 for index in (0, 1))
@@ -219,17 +230,18 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--every", type=float, nargs="*", default=[0.2, 0])
     parser.add_argument("--memory", type=int, nargs="*", default=[100, 1000])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
         with Cluster.started(folder / "cluster", warm=False) as cluster:
-            # Unbound pods go at once when their JobSet has ended; bound ones would wait for a kubelet, and the
-            # operator rightly counts a pod that may still be saving as running.
             for component in ("node-agent", "kube-scheduler"):
                 cluster.stop(component)
             cluster.start("operator")
-            asyncio.run(runs(cluster, folder, options.jobs, options.runs))
+            cluster.apply(trainer_double.profile(PROFILE, folder))
+            for every in options.every:
+                asyncio.run(runs(cluster, options.jobs, options.runs, every))
             asyncio.run(memory(cluster, options.memory))
 
 
