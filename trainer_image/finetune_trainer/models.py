@@ -30,6 +30,8 @@ class LocalModel:
     tokenizer_path: Path
     source: str
     """Hub name or address, as the user wrote it."""
+    tokenizer_source: str
+    """The model's, or that of the tokenizer's own."""
     revision: str
     """Commit on the hub; of a folder, a digest over names, sizes and checksums of config.json and weights."""
     tokenizer_revision: str | None = None
@@ -57,7 +59,7 @@ def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bo
     _require_weights(model, needed)
     if weights:
         path = model.fetch([*model.small(), *needed])
-    tokenizer_path, tokenizer_revision = path, None
+    tokenizer, tokenizer_path, tokenizer_revision = model, path, None
     if source.tokenizer is not None:
         tokenizer = _find(source.tokenizer, scratch / "tokenizer", store, "model.tokenizer")
         tokenizer_path = tokenizer.fetch(tokenizer.small())
@@ -66,6 +68,7 @@ def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bo
         path=path,
         tokenizer_path=tokenizer_path,
         source=model.source,
+        tokenizer_source=tokenizer.source,
         revision=model.revision,
         tokenizer_revision=tokenizer_revision,
     )

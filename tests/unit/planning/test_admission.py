@@ -35,6 +35,11 @@ LATER: list[tuple[dict[str, Any], str]] = [
     ),
     ({"datasets": {"train": [SOURCE, SOURCE]}}, "spec.datasets.train has 2 entries"),
     ({"datasets": {"train": [{**SOURCE, "format": "Text"}]}}, "spec.datasets.train[0].format = Text"),
+    ({"datasets": {"train": [SOURCE], "chatTemplate": {"inline": "{{ x }}"}}}, "spec.datasets.chatTemplate"),
+    (
+        {"datasets": {"train": [SOURCE], "chatTemplate": {"configMapRef": {"name": "chat", "key": "jinja"}}}},
+        "spec.datasets.chatTemplate",
+    ),
 ]
 
 
