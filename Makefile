@@ -31,6 +31,8 @@ down: ## Stop the local cluster
 .PHONY: install tools trainer reference cluster-programs
 tools: $(UV)
 $(UV):
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 12))' \
+	  || { echo "python3 is $$(python3 --version 2>&1); Python 3.12 or later must come first on PATH" >&2; exit 1; }
 	@echo "installing uv into $(FINETUNE_CACHE)/tools"
 	@python3 -m venv $(FINETUNE_CACHE)/tools
 	@$(FINETUNE_CACHE)/tools/bin/python -m pip install --quiet --require-hashes -r requirements/tools.txt

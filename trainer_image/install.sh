@@ -17,7 +17,9 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(dirname "$here")"
 cache="${FINETUNE_CACHE:-$HOME/.cache/finetune-tpu}"
 uv="${UV:-$cache/tools/bin/uv}"
-python="${PYTHON:-$cache/tools/bin/python}"
+# The engine's line, whatever the operator runs on; where the machine has none, uv fetches one into the cache.
+python="${FINETUNE_PYTHON:-3.12}"
+export UV_PYTHON_INSTALL_DIR="${UV_PYTHON_INSTALL_DIR:-$cache/python}"
 
 case "$name" in
   trainer) locks=("$here/requirements.txt" "$here/requirements-nodeps.txt" "$here/requirements-test.txt"); salt="$root" ;;
@@ -37,7 +39,9 @@ if [[ ! -e "$complete" ]]; then
   rm -rf "$venv"
   {
     echo "installing the $name environment into $venv"
-    "$uv" venv -q --python "$python" "$venv"
+    "$uv" venv -q --python "$python" "$venv" || {
+      echo "install.sh: no Python $python; install Python 3.12, or name yours: FINETUNE_PYTHON=/path/to/python3.12 $0"; exit 69
+    }
     export VIRTUAL_ENV="$venv"
     if [[ "$name" == trainer ]]; then
       "$uv" pip install -q --require-hashes -r "$here/requirements.txt" -r "$here/requirements-test.txt"
