@@ -57,8 +57,19 @@ def _with_spec(document: Document, spec: Document) -> Document:
 _ASCII = st.characters(codec="ascii", exclude_categories=("Cc",))
 
 
+#: By identity of the schema, which is kept so that no other gets its identity. Building a strategy of the whole API
+#: takes far longer than drawing from it.
+_built: dict[int, tuple[Document, st.SearchStrategy[Any]]] = {}
+
+
 def following(schema: Document) -> st.SearchStrategy[Any]:
     """Values that every keyword of the schema accepts; its rules may refuse them."""
+    if id(schema) not in _built:
+        _built[id(schema)] = (schema, _following(schema))
+    return _built[id(schema)][1]
+
+
+def _following(schema: Document) -> st.SearchStrategy[Any]:
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     match schema["type"]:
