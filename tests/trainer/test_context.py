@@ -8,6 +8,8 @@ import pytest
 
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_contract import ExitCode
+from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import Context
@@ -44,6 +46,13 @@ def test_preflight_reports_the_lowered_length_and_the_rows_it_cuts(context: Cont
     assert found.max_seq_length == 24
     assert found.train.truncated_rows == found.train.rows == 12
     assert found.to_json().encode() == context.store.read(found.report)
+
+
+def test_a_config_that_transformers_itself_refuses_is_the_users_to_correct(context: Context) -> None:
+    write_model(context.scratch / "models/qwen3", Spec(family="llama", hidden=64, heads=3, kv_heads=1))
+    with pytest.raises(StageError, match=r"hidden size \(64\) is not a multiple") as caught:
+        preflight.run(context)
+    assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "InvalidModelConfig")
 
 
 def test_a_length_within_the_models_limit_stays(context: Context, caplog: pytest.LogCaptureFixture) -> None:

@@ -86,10 +86,21 @@ class Context:
 
 def load_tokenizer(model: LocalModel) -> Any:
     """The model's tokenizer, a fast one (it knows which characters each token stands for)."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model.tokenizer_path), trust_remote_code=False)
+    except StrictDataclassError as error:  # it reads the config.json beside the tokenizer too
+        raise StageError(
+            ExitCode.BAD_REQUEST,
+            "InvalidModelConfig",
+            "transformers does not accept config.json",
+            where=model.tokenizer_source,
+            saw=" ".join(str(error).split())[:300],
+            expected="a config.json that transformers can read",
+            fix="Correct the field that the message names, or copy the model's config.json again.",
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StageError(
             ExitCode.INPUT_MISSING,
