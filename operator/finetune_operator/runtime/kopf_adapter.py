@@ -70,6 +70,8 @@ class KopfHost:
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
             settings=self._settings(),
+            # Unused without peering. kopf's default asks for the name of the user, and a pod's user has none.
+            identity="finetune-operator",  # type: ignore[arg-type]  # a NewType of str that kopf keeps to itself
             clusterwide=not self._namespaces,
             namespaces=list(self._namespaces),
         )
