@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -46,7 +47,7 @@ def killed_at_step(step: int) -> None:
 
 def terminated_at(place: str, call: int = 1) -> None:
     """SIGTERM at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``. The call goes on when
-    the signal was heard."""
+    the signal was noted; where the signal ends the process, it does so here."""
     module, _, path = place.partition(":")
     *outer, name = path.split(".")
     holder: Any = import_module(module)
@@ -62,6 +63,8 @@ def terminated_at(place: str, call: int = 1) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             for stopper in heard:
                 stopper._requested.wait()
+                if not stopper._deferred:
+                    threading.Event().wait()  # the process ends here
         return original(*arguments, **named)
 
     _wrap(holder, name, act)
