@@ -88,7 +88,8 @@ def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_eve
         trainer=trainer,
         config=config,
         mesh=mesh,
-        learning_rates=np.asarray(schedule(jnp.arange(steps)), np.float64),
+        # a constant schedule without warm-up answers with one number for all steps
+        learning_rates=np.broadcast_to(np.asarray(schedule(jnp.arange(steps)), np.float64), (steps,)),
     )
 
 
