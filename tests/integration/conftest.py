@@ -4,13 +4,19 @@ Fixtures
     cluster   devcluster.testing.Cluster, without an operator until a test asks for one (its docstring is the manual)
     namespace a fresh namespace of that cluster, with the service accounts that stage pods use
     operator  the cluster, with the operator running as its own ServiceAccount, restarted where a test stopped it
+    runs      where the run folders of the trainer's double lie
+    double    a cluster with the operator and a profile whose stages take no time
+    held      the same, but stages last until they are killed
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from devcluster.testing import Cluster
+from tests.integration import trainer_double
+from tests.integration.jobs import PROFILE
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +34,22 @@ def namespace(cluster: Cluster) -> str:
 def operator(cluster: Cluster) -> Cluster:
     cluster.start("operator")
     return cluster
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("double")
+
+
+@pytest.fixture
+def double(operator: Cluster, runs: Path) -> Cluster:
+    operator.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+    operator.apply(trainer_double.profile(PROFILE, runs))
+    return operator
+
+
+@pytest.fixture
+def held(operator: Cluster, runs: Path) -> Cluster:
+    operator.add_image(trainer_double.IMAGE, trainer_double.install(runs / "slow", seconds=3600))
+    operator.apply(trainer_double.profile(PROFILE, runs))
+    return operator

@@ -2,76 +2,22 @@
 
 import os
 import signal
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from devcluster.testing import Cluster
 from finetune_contract import RunFolder, Stage
 from tests.integration import trainer_double
-
-type Object = dict[str, Any]
-PROFILE = "double"
-
-
-def job_path(namespace: str, name: str) -> str:
-    return f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/{name}"
-
-
-def jobset_path(namespace: str, name: str) -> str:
-    return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/{name}"
-
-
-def condition(found: Object, kind: str) -> str:
-    conditions = found.get("status", {}).get("conditions", [])
-    return next((each["status"] for each in conditions if each["type"] == kind), "")
-
-
-def phase(*wanted: str) -> Callable[[Object], bool]:
-    return lambda found: found.get("status", {}).get("phase") in wanted
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("double")
-
-
-@pytest.fixture
-def double(operator: Cluster, folder: Path) -> Cluster:
-    """A cluster with the operator, whose stages take no time."""
-    operator.add_image(trainer_double.IMAGE, trainer_double.install(folder / "bin"))
-    operator.apply(trainer_double.profile(PROFILE, folder))
-    return operator
-
-
-@pytest.fixture
-def held(operator: Cluster, folder: Path) -> Cluster:
-    """A cluster with the operator, whose stages last until they are killed."""
-    operator.add_image(trainer_double.IMAGE, trainer_double.install(folder / "slow", seconds=3600))
-    operator.apply(trainer_double.profile(PROFILE, folder))
-    return operator
-
-
-def jobsets(cluster: Cluster, namespace: str) -> list[str]:
-    found = cluster.list(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")
-    return sorted(each["metadata"]["name"] for each in found)
-
-
-def _await_file(uri: str, seconds: float = 60) -> None:
-    """Returns when the double has written it. It has no event that could be awaited."""
-    path = Path(uri.removeprefix("file://"))
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} is not there after {seconds:.0f} s"
-        time.sleep(0.1)
-
-
-def uid_of(cluster: Cluster, namespace: str, jobset: str) -> str:
-    return str(cluster.get(jobset_path(namespace, jobset))["metadata"]["uid"])
+from tests.integration.jobs import (
+    PROFILE,
+    await_file,
+    condition,
+    job_path,
+    jobset_path,
+    jobsets,
+    phase,
+    uid_of,
+)
 
 
 def test_a_job_goes_through_all_stages_once(double: Cluster, namespace: str) -> None:
@@ -91,14 +37,14 @@ def test_a_job_goes_through_all_stages_once(double: Cluster, namespace: str) -> 
 
 
 def test_a_job_without_its_profile_waits_and_goes_on_when_it_appears(
-    double: Cluster, namespace: str, folder: Path
+    double: Cluster, namespace: str, runs: Path
 ) -> None:
     double.apply(trainer_double.job(namespace, "early", f"late-{namespace}"))
     waiting = double.wait(
         job_path(namespace, "early"), lambda job: condition(job, "Valid") == "False", seconds=30
     )
     assert f"late-{namespace}" in waiting["status"]["summary"]
-    double.apply(trainer_double.profile(f"late-{namespace}", folder))
+    double.apply(trainer_double.profile(f"late-{namespace}", runs))
     double.wait(job_path(namespace, "early"), lambda job: condition(job, "Valid") == "True", seconds=30)
     double.delete(job_path(namespace, "early"))
 
@@ -126,7 +72,7 @@ def test_a_jobset_that_vanished_unseen_is_missed_and_made_again(held: Cluster, n
     """The watch's cache still has it (the operator is frozen while it goes): the live look decides."""
     held.apply(trainer_double.job(namespace, "ghost", PROFILE))
     started = held.wait(job_path(namespace, "ghost"), phase("Running", "Validating"), seconds=30)
-    _await_file(RunFolder(started["status"]["resolved"]["runFolder"]).request("prep", 1))
+    await_file(RunFolder(started["status"]["resolved"]["runFolder"]).request("prep", 1))
     process = int(held.status()["operator"]["pid"])
     os.kill(process, signal.SIGSTOP)
     try:

@@ -124,8 +124,8 @@ def profile(name: str, folder: Path) -> dict[str, object]:
     }
 
 
-def job(namespace: str, name: str, profile_name: str) -> dict[str, object]:
-    """A job of that profile, with all five stages."""
+def job(namespace: str, name: str, profile_name: str, **spec: object) -> dict[str, object]:
+    """A job of that profile, with all five stages; ``spec`` is laid over what it asks for."""
     return {
         "apiVersion": "tpu-finetune.dev/v1alpha1",
         "kind": "FineTuneJob",
@@ -136,6 +136,7 @@ def job(namespace: str, name: str, profile_name: str) -> dict[str, object]:
             "datasets": {"train": [{"uri": "file:///data/train.jsonl"}], "maxSeqLength": 64},
             "method": {"type": "SFT"},
             "evaluation": {"prompts": ["Hello"]},
+            **spec,
         },
     }
 

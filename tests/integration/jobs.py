@@ -1,0 +1,56 @@
+"""Words of tests about whole jobs: where things are, and what to wait for."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from devcluster.testing import Cluster
+
+type Object = dict[str, Any]
+PROFILE = "double"
+
+
+def job_path(namespace: str, name: str) -> str:
+    return f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/{name}"
+
+
+def jobset_path(namespace: str, name: str) -> str:
+    return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/{name}"
+
+
+def condition_of(found: Object, kind: str) -> Object:
+    """The whole condition; empty where there is none yet."""
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == kind), {})
+
+
+def condition(found: Object, kind: str) -> str:
+    return str(condition_of(found, kind).get("status", ""))
+
+
+def phase(*wanted: str) -> Callable[[Object], bool]:
+    return lambda found: found.get("status", {}).get("phase") in wanted
+
+
+def says(*parts: str) -> Callable[[Object], bool]:
+    """The job's summary holds all of them."""
+    return lambda found: all(part in found.get("status", {}).get("summary", "") for part in parts)
+
+
+def jobsets(cluster: Cluster, namespace: str) -> list[str]:
+    found = cluster.list(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")
+    return sorted(each["metadata"]["name"] for each in found)
+
+
+def uid_of(cluster: Cluster, namespace: str, jobset: str) -> str:
+    return str(cluster.get(jobset_path(namespace, jobset))["metadata"]["uid"])
+
+
+def await_file(uri: str, seconds: float = 60) -> None:
+    """Returns when the double has written it. It has no event that could be awaited."""
+    path = Path(uri.removeprefix("file://"))
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} is not there after {seconds:.0f} s"
+        time.sleep(0.1)

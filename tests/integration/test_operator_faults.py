@@ -1,0 +1,319 @@
+"""Jobs in trouble on the real control plane: what is told, what is left alone, and how they go on."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from devcluster import operator_process
+from devcluster.kube import KubeError
+from devcluster.testing import Cluster
+from finetune_contract import RunFolder, Stage
+from tests.integration import pods, trainer_double
+from tests.integration.jobs import (
+    PROFILE,
+    Object,
+    await_file,
+    condition,
+    condition_of,
+    job_path,
+    jobset_path,
+    jobsets,
+    phase,
+    says,
+    uid_of,
+)
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
+ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+
+
+def started(cluster: Cluster, namespace: str, name: str, **spec: object) -> RunFolder:
+    """A job whose preflight runs, for as long as it is let."""
+    cluster.apply(trainer_double.job(namespace, name, PROFILE, **spec))
+    found = cluster.wait(
+        job_path(namespace, name), lambda job: "resolved" in job.get("status", {}), seconds=30
+    )
+    run = RunFolder(found["status"]["resolved"]["runFolder"])
+    await_file(run.request("prep", 1))
+    return run
+
+
+def speed_up(cluster: Cluster, runs: Path) -> None:
+    """From now on stages take no time."""
+    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+
+
+# --- deletion
+
+
+@pytest.mark.parametrize("operator_is_there", [True, False])
+def test_a_deleted_job_takes_its_children_and_leaves_its_artefacts(
+    held: Cluster, namespace: str, operator_is_there: bool
+) -> None:
+    run = started(held, namespace, "brief")
+    if not operator_is_there:
+        held.stop("operator")
+    held.delete(job_path(namespace, "brief"))
+    # No finalizer: nobody has to be there.
+    held.wait_gone(job_path(namespace, "brief"), seconds=10)
+    held.wait_gone(jobset_path(namespace, "brief-prep-1"))
+    held.wait_gone(f"/api/v1/namespaces/{namespace}/configmaps/brief-plan")
+    assert held.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/job=brief") == []
+    await_file(run.request("prep", 1), seconds=0)
+
+
+def test_a_job_created_again_under_its_name_starts_fresh(held: Cluster, namespace: str, runs: Path) -> None:
+    first = started(held, namespace, "again")
+    speed_up(held, runs)
+    held.delete(job_path(namespace, "again"))
+    held.apply(trainer_double.job(namespace, "again", PROFILE))
+    done = held.wait(job_path(namespace, "again"), phase("Succeeded"), seconds=120)
+    assert done["status"]["resolved"]["runFolder"] != first.uri
+    assert done["status"]["attempts"]["total"] == len(Stage)
+
+
+# --- edits
+
+
+def test_an_edit_that_is_refused_is_told_and_stops_nothing(held: Cluster, namespace: str) -> None:
+    started(held, namespace, "edited")
+    before = uid_of(held, namespace, "edited-prep-1")
+    path = job_path(namespace, "edited")
+    with pytest.raises(KubeError, match=r"spec: Invalid value.*model cannot be changed"):
+        held.patch(path, {"spec": {"model": {"uri": "file:///models/other"}}})
+    held.patch(path, {"spec": {"resources": {"tpu": "v6e-16"}}})
+    told = held.wait(path, lambda job: condition(job, "Valid") == "False", seconds=30)
+    valid = condition_of(told, "Valid")
+    assert valid["reason"] == "NoFlavorFits"
+    assert 'is not offered by profile "double". It offers: tpu-v6e-slice 2x2' in valid["message"]
+    held.patch(path, {"spec": {"resources": {"tpu": "v6e-2x2"}}})
+    held.wait(path, lambda job: condition_of(job, "Valid").get("observedGeneration") == 3, seconds=30)
+    assert condition(held.get(path), "Valid") == "True"
+    assert uid_of(held, namespace, "edited-prep-1") == before
+    held.delete(path)
+
+
+def test_an_edit_of_what_is_still_to_come_takes_effect(held: Cluster, namespace: str, runs: Path) -> None:
+    started(held, namespace, "shorter")
+    held.patch(job_path(namespace, "shorter"), {"spec": {"evaluation": None}})
+    speed_up(held, runs)
+    held.delete(jobset_path(namespace, "shorter-prep-1"))
+    held.wait(job_path(namespace, "shorter"), phase("Succeeded"), seconds=120)
+    assert "shorter-eval-1" not in jobsets(held, namespace)
+
+
+# --- lifecycle
+
+
+def test_a_job_that_is_born_suspended_waits_and_starts(double: Cluster, namespace: str) -> None:
+    path = job_path(namespace, "later")
+    double.apply(trainer_double.job(namespace, "later", PROFILE, suspend=True))
+    double.wait(path, phase("Suspended"), seconds=30)
+    assert jobsets(double, namespace) == []
+    double.patch(path, {"spec": {"suspend": False}})
+    double.wait(path, phase("Succeeded"), seconds=120)
+
+
+def test_a_job_is_suspended_in_the_middle_and_goes_on(held: Cluster, namespace: str, runs: Path) -> None:
+    started(held, namespace, "paused")
+    path = job_path(namespace, "paused")
+    held.patch(path, {"spec": {"suspend": True}})
+    paused = held.wait(path, phase("Suspended"), seconds=60)
+    assert condition(paused, "Suspended") == "True"
+    assert jobsets(held, namespace) == []
+    speed_up(held, runs)
+    held.patch(path, {"spec": {"suspend": False}})
+    done = held.wait(path, phase("Succeeded"), seconds=120)
+    assert "paused-prep-2" in jobsets(held, namespace)
+    attempts = done["status"]["attempts"]
+    assert (attempts["preemption"], attempts["infrastructure"], attempts["user"]) == (0, 0, 0)
+    assert attempts["history"][0]["reason"] == "Suspended"
+
+
+def test_plan_only_ends_after_preflight(double: Cluster, namespace: str) -> None:
+    double.apply(trainer_double.job(namespace, "planned", PROFILE, planOnly=True))
+    done = double.wait(job_path(namespace, "planned"), phase("Planned"), seconds=60)
+    assert condition(done, "Finished") == "True"
+    assert "No TPU time was used." in done["status"]["summary"]
+    assert jobsets(double, namespace) == ["planned-prep-1"]
+
+
+# --- what is missing
+
+
+def test_a_profile_that_is_deleted_is_not_missed(held: Cluster, namespace: str, runs: Path) -> None:
+    name = f"gone-{namespace}"
+    held.apply(trainer_double.profile(name, runs))
+    started(held, namespace, "orphan", profileRef={"name": name})
+    held.delete(f"/apis/tpu-finetune.dev/v1alpha1/finetuneprofiles/{name}")
+    speed_up(held, runs)
+    held.delete(jobset_path(namespace, "orphan-prep-1"))
+    held.wait(job_path(namespace, "orphan"), phase("Succeeded"), seconds=120)
+
+
+def test_a_secret_that_is_missing_is_named_and_its_arrival_noticed(double: Cluster, namespace: str) -> None:
+    path = job_path(namespace, "secretive")
+    double.apply(
+        trainer_double.job(namespace, "secretive", PROFILE, huggingFaceTokenSecretRef={"name": "hf"})
+    )
+    waiting = double.wait(path, lambda job: condition(job, "Valid") == "False", seconds=60)
+    assert condition_of(waiting, "Valid")["reason"] == "SecretNotFound"
+    assert f'key "token" of Secret "hf" in namespace {namespace}' in waiting["status"]["summary"]
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "hf", "namespace": namespace},
+        "stringData": {"token": "not-a-token"},
+    }
+    double.apply(secret)
+    done = double.wait(path, phase("Succeeded"), seconds=120)
+    assert condition(done, "Valid") == "True"
+    assert jobsets(double, namespace) == sorted(f"secretive-{stage.short}-1" for stage in Stage)
+
+
+def test_a_namespace_without_the_service_accounts_is_told(double: Cluster, namespace: str) -> None:
+    account = f"/api/v1/namespaces/{namespace}/serviceaccounts/ft-cpu"
+    double.delete(account)
+    path = job_path(namespace, "nobody")
+    double.apply(trainer_double.job(namespace, "nobody", PROFILE))
+    double.wait(
+        path, says("makes no pods", 'ServiceAccount "ft-cpu"', f'namespace "{namespace}"'), seconds=90
+    )
+    double.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "ft-cpu", "namespace": namespace},
+        }
+    )
+    double.wait(path, phase("Succeeded"), seconds=180)
+    assert jobsets(double, namespace) == sorted(f"nobody-{stage.short}-1" for stage in Stage)
+
+
+def test_a_request_that_no_container_can_be_given_is_refused(double: Cluster, namespace: str) -> None:
+    path = job_path(namespace, "wordy")
+    double.apply(
+        trainer_double.job(namespace, "wordy", PROFILE, evaluation={"prompts": ["€" * 2048] * 16})
+    )
+    told = double.wait(path, lambda job: condition(job, "Valid") == "False", seconds=30)
+    assert condition_of(told, "Valid")["reason"] == "RequestTooLarge"
+    assert jobsets(double, namespace) == []
+    double.patch(path, {"spec": {"evaluation": {"prompts": ["Hello"]}}})
+    double.wait(path, phase("Succeeded"), seconds=120)
+
+
+# --- what is in the way
+
+
+def test_a_jobset_of_a_stranger_is_neither_adopted_nor_touched(double: Cluster, namespace: str) -> None:
+    strange = pods.jobset(namespace, "squat-prep-1", pods.replicated_job("cpu", pods.spec("sleep", "3600")))
+    double.apply(strange)
+    before = double.get(jobset_path(namespace, "squat-prep-1"))["metadata"]
+    path = job_path(namespace, "squat")
+    double.apply(trainer_double.job(namespace, "squat", PROFILE))
+    told = double.wait(
+        path, lambda job: condition_of(job, "Reconciling").get("reason") == "NameTaken", seconds=60
+    )
+    assert f'JobSet "squat-prep-1" in namespace "{namespace}"' in told["status"]["summary"]
+    assert "Delete or rename it" in told["status"]["summary"]
+    after = double.get(jobset_path(namespace, "squat-prep-1"))["metadata"]
+    assert (after["uid"], after.get("ownerReferences")) == (before["uid"], None)
+    assert "deletionTimestamp" not in after
+    double.delete(jobset_path(namespace, "squat-prep-1"))
+    double.wait(path, phase("Succeeded"), seconds=180)
+
+
+@contextmanager
+def without_right(cluster: Cluster, resource: str, verb: str) -> Iterator[None]:
+    """The operator's roles lack one right for a while."""
+    spoilt: list[tuple[str, list[Object]]] = []
+    for role in cluster.list(ROLES, labelSelector="app.kubernetes.io/name=finetune-operator"):
+        rules = role.get("rules") or []
+        fewer = [
+            rule | {"verbs": [each for each in rule["verbs"] if each != verb]}
+            if resource in rule.get("resources", ())
+            else rule
+            for rule in rules
+        ]
+        if fewer != rules:
+            path = f"{ROLES}/{role['metadata']['name']}"
+            spoilt.append((path, rules))
+            cluster.patch(path, {"rules": fewer})
+    assert spoilt, f"no role grants {verb} on {resource}"
+    try:
+        yield
+    finally:
+        for path, rules in spoilt:
+            cluster.patch(path, {"rules": rules})
+
+
+def test_a_right_that_is_missing_is_told_and_its_return_noticed(double: Cluster, namespace: str) -> None:
+    path = job_path(namespace, "powerless")
+    with without_right(double, "jobsets", "create"):
+        double.apply(trainer_double.job(namespace, "powerless", PROFILE))
+        told = double.wait(
+            path,
+            lambda job: condition_of(job, "Reconciling").get("reason") == "RefusedByAPIServer",
+            seconds=60,
+        )
+        assert 'cannot create resource "jobsets"' in told["status"]["summary"]
+        assert "operator's role" in told["status"]["summary"]
+    done = double.wait(path, phase("Succeeded"), seconds=180)
+    assert condition_of(done, "Reconciling")["reason"] == "Succeeded"
+    assert jobsets(double, namespace) == sorted(f"powerless-{stage.short}-1" for stage in Stage)
+
+
+# --- two operators
+
+
+@contextmanager
+def operators(cluster: Cluster, folder: Path, *names: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Processes of the operator, which nobody starts again; the cluster's own is down meanwhile."""
+    cluster.stop("operator")
+    component = operator_process.operator(cluster.state, cluster.ports)
+    inherited = {name: value for name, value in os.environ.items() if name not in component.env}
+    own = {name: value for name, value in component.env.items() if value is not None}
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name in names:
+            ports = {"FINETUNE_HEALTH_PORT": "0", "FINETUNE_METRICS_PORT": "0"}
+            with (folder / f"{name}.log").open("wb") as log:
+                running[name] = subprocess.Popen(
+                    component.argv,
+                    env=inherited | own | ports | {"FINETUNE_IDENTITY": name},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+        yield running
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+        cluster.start("operator")
+
+
+def test_of_two_operators_one_acts_and_the_other_takes_over(
+    held: Cluster, namespace: str, runs: Path, tmp_path: Path
+) -> None:
+    def holds(lease: Object) -> bool:
+        return lease["spec"].get("holderIdentity") in running
+
+    with operators(held, tmp_path, "one", "two") as running:
+        leader = held.wait(LEASE, holds, seconds=60)["spec"]["holderIdentity"]
+        (other,) = running.keys() - {leader}
+        started(held, namespace, "shared")
+        assert '"message": "created JobSet shared-prep-1"' in (tmp_path / f"{leader}.log").read_text()
+        running[leader].kill()
+        held.wait(LEASE, lambda lease: lease["spec"].get("holderIdentity") == other, seconds=60)
+        speed_up(held, runs)
+        held.delete(jobset_path(namespace, "shared-prep-1"))
+        held.wait(job_path(namespace, "shared"), phase("Succeeded"), seconds=120)
+        logs = {name: (tmp_path / f"{name}.log").read_text() for name in running}
+        assert "created JobSet" in logs[other]
+        assert "shared-train-1" not in logs[leader]
+    expected = ["shared-prep-2", *(f"shared-{stage.short}-1" for stage in list(Stage)[1:])]
+    assert jobsets(held, namespace) == sorted(expected)
