@@ -93,6 +93,16 @@ def test_only_what_is_needed_is_fetched(hub: Hub, tmp_path: Path) -> None:
     assert not hub.asked(REPO) & set(others)
 
 
+def test_a_download_leaves_one_line_in_the_log_and_no_bars(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commit = hub.push(REPO, tiny(tmp_path))
+    with caplog.at_level("INFO", logger="finetune_trainer"):
+        fetched(tmp_path, source(), weights=False)
+    assert [record.message for record in caplog.records] == [f"{REPO}@{commit[:12]}: fetching 5 of 6 files"]
+    assert capfd.readouterr().err == ""
+
+
 def test_a_listing_of_several_pages_is_read_whole(hub: Hub, tmp_path: Path) -> None:
     hub.push(REPO, {**tiny(tmp_path), **{f"runs/{number:03}.txt": "x" for number in range(120)}})
     found = repositories.find(HubRef(repo=REPO), "model", "model.huggingFace")

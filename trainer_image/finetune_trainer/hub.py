@@ -6,6 +6,7 @@ everywhere; with a filled cache and ``HF_HUB_OFFLINE=1`` nothing is asked of the
 """
 
 import glob
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -14,9 +15,12 @@ from pathlib import Path, PurePosixPath
 
 from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from finetune_contract import HubRef
 from finetune_trainer.hub_errors import Kind, asked_pause, explain, passing
+
+_LOG = logging.getLogger(__name__)
 
 #: Seconds between looks at a hub that does not answer, where it names none itself. The operator tries again later.
 _PAUSES = (1.0, 4.0, 15.0)
@@ -57,8 +61,9 @@ def find(ref: HubRef, kind: Kind, where: str) -> Repository:
 
 def fetch(repository: Repository, names: Iterable[str]) -> Path:
     """A folder with these files of the commit, below their names. Raises as ``find`` does."""
-    ref = HubRef(repo=repository.name, revision=repository.commit)
-    return _download(ref, repository.kind, repository.where, names)
+    ref, wanted = HubRef(repo=repository.name, revision=repository.commit), list(names)
+    _LOG.info("%s: fetching %d of %d files", repository, len(wanted), len(repository.files))
+    return _download(ref, repository.kind, repository.where, wanted)
 
 
 def _settled(ref: HubRef, kind: Kind, where: str) -> HubRef:
@@ -74,6 +79,7 @@ def _settled(ref: HubRef, kind: Kind, where: str) -> HubRef:
 
 def _download(ref: HubRef, kind: Kind, where: str, names: Iterable[str]) -> Path:
     patterns = [glob.escape(name) for name in names]
+    disable_progress_bars()  # a log is no terminal
 
     def once() -> str:
         return snapshot_download(
