@@ -29,9 +29,10 @@ from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, jobset_name
 #: Seconds; nothing tells the job when a profile, a Secret or the store comes back.
 _PROFILE_LOOK = 15.0
 _STORE_LOOK = 5.0
-_STARTING_LOOK = 5.0
 #: From a JobSet to its first pod: a second where nothing is in the way.
-_NO_PODS_SECONDS = 20
+_NO_PODS_SECONDS = 20.0
+#: Watches tell of JobSets and pods; this is for what a watch may lose.
+_SAFETY_LOOK = 30.0
 
 
 def decide(observed: Observed) -> Decision:
@@ -179,7 +180,7 @@ def _create(observed: Observed, look: Survey) -> Decision:
     situation = Situation(
         course=Course.ACTIVE, starting=True, recovering=_recovering(look), wait=_input_wait(look)
     )
-    decision = _decision(observed, situation, created, _STARTING_LOOK)
+    decision = _decision(observed, situation, created, _NO_PODS_SECONDS)
     return replace(decision, jobset=jobset)
 
 
@@ -205,8 +206,14 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
         recovering=not running and _recovering(look),
         wait=wait,
     )
-    soon = pace(observed.live_jobs) if running else max(_STARTING_LOOK, observed.live_jobs / 20)
-    return _decision(observed, situation, look, soon)
+    return _decision(observed, situation, look, _next_look(observed, attempt))
+
+
+def _next_look(observed: Observed, attempt: Attempt) -> float:
+    """Seconds. Only training writes to its run folder before it ends, and no watch tells of that."""
+    if attempt.running and attempt.key.stage is Stage.TRAIN:
+        return pace(observed.live_jobs)
+    return max(_SAFETY_LOOK if attempt.pods else _NO_PODS_SECONDS, pace(observed.live_jobs))
 
 
 def _makes_no_pods(observed: Observed, attempt: Attempt) -> bool:
@@ -240,7 +247,7 @@ def _suspend(observed: Observed, look: Survey, attempt: Attempt, refused: Refuse
 
 def _stop(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
     situation = Situation(course=Course.SUSPENDING, refused=refused, running=attempt.running)
-    decision = _decision(observed, situation, look, _STARTING_LOOK)
+    decision = _decision(observed, situation, look, _SAFETY_LOOK)
     return replace(
         decision, deletions=tuple(_deletion(each) for each in observed.jobsets if _stoppable(each))
     )
@@ -268,7 +275,7 @@ def _blind(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], why: s
                 for each in previous["conditions"]
             ],
         }
-    return Decision(status=told, look_again_after=_STORE_LOOK)
+    return Decision(status=told, look_again_after=max(_STORE_LOOK, observed.live_jobs / 20))
 
 
 def _decision(

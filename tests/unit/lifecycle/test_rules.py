@@ -464,6 +464,23 @@ def test_many_live_jobs_report_less_often() -> None:
     assert world.look_again_after == 50
 
 
+@pytest.mark.parametrize("stage", list(Stage))
+def test_only_training_is_looked_at_where_no_watch_tells(stage: Stage) -> None:
+    world = World()
+    name = world.until(stage)
+    world.run(name)
+    world.reconcile()
+    assert world.look_again_after == (10 if stage is Stage.TRAIN else 30)
+
+
+def test_a_jobset_without_pods_is_looked_at_when_that_becomes_strange() -> None:
+    world = World()
+    world.reconcile()
+    world.reconcile()
+    assert len(world.live()) == 1
+    assert world.look_again_after == 20
+
+
 def test_one_event_tells_each_transition() -> None:
     world = World()
     world.to_the_end()
