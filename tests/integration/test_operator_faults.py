@@ -196,9 +196,7 @@ def test_a_namespace_without_the_service_accounts_is_told(double: Cluster, names
 
 def test_a_request_that_no_container_can_be_given_is_refused(double: Cluster, namespace: str) -> None:
     path = job_path(namespace, "wordy")
-    double.apply(
-        trainer_double.job(namespace, "wordy", PROFILE, evaluation={"prompts": ["€" * 2048] * 16})
-    )
+    double.apply(trainer_double.job(namespace, "wordy", PROFILE, evaluation={"prompts": ["€" * 2048] * 16}))
     told = double.wait(path, lambda job: condition(job, "Valid") == "False", seconds=30)
     assert condition_of(told, "Valid")["reason"] == "RequestTooLarge"
     assert jobsets(double, namespace) == []

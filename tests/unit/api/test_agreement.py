@@ -22,7 +22,7 @@ KINDS = {
     "profile": (PROFILE, PROFILE_SCHEMA, parse_profile, FineTuneProfile),
 }
 thorough = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

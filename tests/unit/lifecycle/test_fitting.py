@@ -157,7 +157,7 @@ def world_at(stage: Stage) -> tuple[World, str]:
     return deepcopy(_reached(stage)), f"support-bot-{stage.short}-1"
 
 
-few = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=40)
+few = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=25)
 
 
 @few

@@ -150,7 +150,7 @@ FAULTS: dict[str, Callable[[], BaseException | None]] = {
 }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     script=st.lists(
         st.tuples(st.sampled_from(["before", "after"]), st.sampled_from(sorted(FAULTS))), max_size=60

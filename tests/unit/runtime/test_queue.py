@@ -85,7 +85,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 
 TestSchedule = ScheduleMachine.TestCase
-TestSchedule.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSchedule.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize(("failures", "seconds"), [(1, 0.25), (2, 0.5), (5, 4), (10, 120), (100_000, 120)])
