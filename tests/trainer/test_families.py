@@ -102,7 +102,9 @@ def test_llama3_scaling_keeps_its_own_factors() -> None:
     ],
     ids=["llama3 scaling", "linear scaling", "sliding window", "text part of an image model"],
 )  # fmt: skip
-def test_the_limit_of_a_model_is_its_max_position_embeddings_whatever_else_it_says(spec: dict[str, Any]) -> None:
+def test_the_limit_of_a_model_is_its_max_position_embeddings_whatever_else_it_says(
+    spec: dict[str, Any],
+) -> None:
     """As transformers and serving engines read it: scalings are counted in already, windows only slide."""
     assert plan_of(context=4096, **spec).context_length == 4096
 
