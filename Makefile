@@ -59,7 +59,7 @@ test: lint install trainer reference cluster-programs ## Everything: lint, unit,
 	@tests/run
 
 test-unit: install ## Pure tests, seconds
-	@$(PYTHON) -m pytest -q tests/unit
+	@tests/run unit
 
 test-trainer: install trainer reference ## The trainer's own tests, in its environment
 	@tests/run trainer

@@ -114,7 +114,7 @@ class Kube:
         content_type: str = "application/json",
     ) -> Object:
         """One call; the decoded answer. Raises KubeError for a refusal, aiohttp.ClientError when nobody answers."""
-        data = None if body is None else json.dumps(body)
+        data = None if body is None else json.dumps(body, ensure_ascii=False)
         headers = {"Content-Type": content_type} if body is not None else None
         async with self.session().request(method, path, data=data, params=params, headers=headers) as answer:
             text = await answer.text()

@@ -13,6 +13,11 @@ from finetune_operator.artifacts import google_store
 from finetune_operator.artifacts.google_store import GoogleStore
 from finetune_operator.artifacts.port import StorageDenied, StorageError, StorageUnavailable
 
+#: The library leaves the answer to a download that failed to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 
 @dataclass
 class Bucket:
@@ -49,8 +54,13 @@ def store(bucket: Bucket) -> Iterator[GoogleStore]:
     made = GoogleStore()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> Iterator[None]:
+    """What the library leaves behind goes here, and not in somebody else's test."""
+    yield
     with warnings.catch_warnings():
-        # The library leaves the answer to a download that failed to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 

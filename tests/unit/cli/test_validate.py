@@ -58,7 +58,7 @@ def test_a_problem_names_file_line_place_and_fix() -> None:
         (HEAD + "  engineOverrides: {a: !!set {b}}\n", 8, "!!set has no place"),
         (HEAD + "  engineOverrides: {a: !other b}\n", 8, "!other has no place"),
         ("x: *nothing\n", 1, "undefined alias"),
-        ("[" * 2500, 1, "nested too deeply"),
+        ("[" * 1500, 1, "nested too deeply"),
         ("x: 1\ny: \x00\n", 2, "character 0x0"),
     ],
 )
