@@ -20,7 +20,7 @@ def load(folder: Path) -> Any:
     if (folder / "adapter_config.json").is_file():
         base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))[
             "base_model_name_or_path"
-        ]
+        ].removeprefix("file://")
         return PeftModel.from_pretrained(load(Path(base)), folder).eval()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     multimodal = config["architectures"][0].endswith("ForConditionalGeneration")

@@ -1,0 +1,179 @@
+"""Every family through the real stages, in shapes that catalogue models do not have: training lowers the loss, and
+transformers (and PEFT) find in the exported folders the loss that our evaluation reports."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_contract import (
+    ConvertOutcome,
+    EvaluateOutcome,
+    ExportOutcome,
+    PreflightOutcome,
+    StageRequest,
+    TrainOutcome,
+)
+from finetune_trainer.data.layout import TokenFile
+from finetune_trainer.processes import Processes
+from finetune_trainer.stages.context import Context
+from finetune_trainer.storage import open_store
+from tests.trainer.reference import Reference
+from tests.trainer.requests import request
+from tests.trainer.stages import Stages
+
+pytestmark = pytest.mark.reference
+
+#: Large enough weights that every part of the function shows; an odd vocabulary; heads that do not fill the width.
+BASE = Spec(std=0.125, vocab=509, context=256)
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+FAMILIES = {
+    "llama": {"family": "llama", "head_dim": 32, "hidden": 72, "heads": 3, "kv_heads": 1, "config": {"rope_parameters": LLAMA3}},
+    "llama-tied": {"family": "llama", "tied": True, "hidden": 72, "heads": 6, "kv_heads": 2, "layers": 3},
+    "qwen3": {"family": "qwen3", "tied": False, "head_dim": 32, "kv_heads": 1, "heads": 3, "hidden": 72},
+    "gemma2": {"family": "gemma2", "hidden": 72, "config": {"sliding_window": 8, "query_pre_attn_scalar": 18}},
+    "gemma3": {"family": "gemma3", "layers": 7, "hidden": 72, "config": {"sliding_window": 8}},
+}  # fmt: skip
+FULL: dict[str, Any] = {}
+LORA = {"lora": {"rank": 4, "alpha": 8.0}}
+ATTENTION_ONLY = {"lora": {"rank": 2, "alpha": 4.0, "target_modules": ["q_proj", "v_proj"]}}
+CASES = [
+    ("llama", FULL), ("llama", ATTENTION_ONLY), ("llama-tied", FULL), ("qwen3", FULL), ("gemma2", FULL),
+    ("gemma2", LORA), ("gemma3", FULL), ("gemma3", LORA),
+]  # fmt: skip
+STEPS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The folders of one training, and the loss that Evaluate found."""
+
+    folders: dict[str, Path]
+    loss: float
+
+
+@pytest.fixture(scope="module")
+def exports() -> dict[str, Exported]:
+    """Of the cases so far, for one call of the reference in the end."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def prepared(stages: Stages) -> dict[str, str]:
+    """Addresses of converted models, by family; made when first asked for."""
+    return {}
+
+
+def changes(family: str, root: Path) -> dict[str, Any]:
+    return {
+        "model": {"uri": f"file://{root}/models/{family}"},
+        "hyperparameters": {"steps": STEPS, "learning_rate": 5e-3, "schedule": "Constant"},
+        "data": {"max_seq_length": 48},
+        "checkpointing": {"every_steps": 100},
+        "evaluation": {"baseline": False, "prompts": []},
+    }
+
+
+def convert(stages: Stages, family: str, prepared: dict[str, str]) -> str:
+    if family not in prepared:
+        write_model(stages.root / "models" / family, Spec(**{**_fields(BASE), **FAMILIES[family]}))
+        asked = changes(family, stages.root)
+        checked = stages.run("Preflight", f"{family}-base", **asked)
+        assert isinstance(checked.details, PreflightOutcome), checked.failure
+        made = stages.run("Convert", f"{family}-base", **asked)
+        assert isinstance(made.details, ConvertOutcome), made.failure
+        assert made.details.manifest.export_proven
+        assert made.details.manifest.fingerprint == checked.details.fingerprint
+        prepared[family] = made.details.manifest.items
+    return prepared[family]
+
+
+@pytest.mark.parametrize(
+    ("family", "method"), CASES, ids=[f"{family}-{'lora' if method else 'full'}" for family, method in CASES]
+)
+def test_a_family_is_trained_evaluated_and_exported(
+    stages: Stages,
+    prepared: dict[str, str],
+    exports: dict[str, Exported],
+    family: str,
+    method: dict[str, Any],
+) -> None:
+    asked = {**changes(family, stages.root), "method": method, "converted": convert(stages, family, prepared)}
+    run = f"{family}-{'lora' if method else 'full'}"
+    trained = stages.run("Train", run, **asked)
+    assert isinstance(trained.details, TrainOutcome), trained.failure
+    losses = [float(loss) for loss in stages.losses(run).values()]
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0] - 0.05
+    evaluated = stages.run("Evaluate", run, train_step=STEPS, **asked).details
+    assert isinstance(evaluated, EvaluateOutcome)
+    assert evaluated.tuned is not None
+    assert evaluated.tuned.loss == pytest.approx(trained.details.evaluation_loss, rel=1e-6)
+    content = "Both" if method else "Merged"
+    exported = stages.run(
+        "Export", run, train_step=STEPS, **asked, export={"content": content, "dtype": "FP32"}
+    ).details
+    assert isinstance(exported, ExportOutcome)
+    folders = {each.name: Path(each.uri.removeprefix("file://")) for each in exported.artifacts}
+    exports[run] = Exported(folders=folders, loss=evaluated.tuned.loss)
+
+
+@pytest.fixture
+def judged(stages: Stages, exports: dict[str, Exported]) -> Iterator[dict[str, float]]:
+    """Transformers' loss of every exported folder on the validation set, by its address."""
+    family = next(iter(FAMILIES))
+    made = request(stages.root, "Evaluate", **changes(family, stages.root))
+    tokens = validation_tokens(made, stages.root)
+    rows = [tokens.read(index) for index in range(len(tokens))]
+    folders = {f"{run} {kind}": path for run, each in exports.items() for kind, path in each.folders.items()}
+    with closing(Reference(folders, [row.ids.tolist() for row in rows], stages.root / "judged")) as reference:
+        yield {
+            name: token_loss(reference.logits(name), [(row.ids, row.trained) for row in rows])
+            for name in folders
+        }
+
+
+def test_transformers_and_peft_find_the_loss_that_evaluation_reports(
+    exports: dict[str, Exported], judged: dict[str, float]
+) -> None:
+    reported = {name: exports[name.rpartition(" ")[0]].loss for name in judged}
+    assert judged
+    # exported in float32: what bfloat16 rounds away (1e-3 here) says nothing about the function
+    assert judged == pytest.approx(reported, rel=1e-4)
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _fields(spec: Spec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+
+
+def validation_tokens(made: StageRequest, scratch: Path) -> TokenFile:
+    context = Context(
+        request=made, store=open_store(), processes=Processes(count=1, index=0),
+        stopper=None, scratch=scratch,  # type: ignore[arg-type]  # nothing here is stopped
+    )  # fmt: skip
+    data = context.validation_data()
+    assert data is not None
+    return data.rows.tokens
+
+
+def token_loss(logits: list[np.ndarray], rows: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Nats per trained token, in float64."""
+    total, count = 0.0, 0
+    for values, (ids, trained) in zip(logits, rows, strict=True):
+        wide = values[:-1].astype(np.float64)
+        normal = np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1)) + wide.max(-1)
+        nats = normal - wide[np.arange(len(ids) - 1), ids[1:]]
+        total += float(nats[trained[1:]].sum())
+        count += int(trained[1:].sum())
+    return total / count
