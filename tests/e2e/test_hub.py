@@ -1,0 +1,77 @@
+"""Model and data from the Hugging Face Hub, private, with a token: its stand-in serves, the real libraries ask."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devcluster import samples
+from devcluster.fixtures.hub import Hub
+from finetune_contract import Stage
+from tests.e2e.workbench import Workbench, finetune_job, stage_of
+
+TOKEN = "hf_canary7d20"
+MODEL, DATA = "acme/tiny-qwen3", "acme/capitals"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as served:
+        served.tokens[TOKEN] = frozenset({MODEL})
+        yield served
+
+
+@pytest.fixture
+def hub_profile(bench: Workbench, hub: Hub, tmp_path: Path) -> Iterator[str]:
+    """The profile `local` with the hub's address, as a platform team names its mirror."""
+    local = bench.get("finetuneprofile", "local")
+    environment = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hub")}
+    pod = {"env": [{"name": name, "value": value} for name, value in environment.items()]}
+    bench.apply(
+        {
+            "apiVersion": local["apiVersion"],
+            "kind": local["kind"],
+            "metadata": {"name": "hub"},
+            "spec": {**local["spec"], "pod": pod},
+        }
+    )
+    yield "hub"
+    bench.delete("finetuneprofile", "hub")
+
+
+def test_a_branch_that_moves_during_the_run_changes_nothing_and_the_token_stays_hidden(
+    bench: Workbench, hub: Hub, hub_profile: str, tiny_model: Path
+) -> None:
+    capitals = samples.folder_of(samples.CAPITALS)
+    model = hub.push(MODEL, {path.name: path.read_bytes() for path in tiny_model.iterdir()}, private=True)
+    # as files are named on the hub, these are the splits train and test
+    splits = {"train.jsonl": "train.jsonl", "test.jsonl": "eval.jsonl"}
+    data = hub.push(
+        DATA, {name: (capitals / source).read_bytes() for name, source in splits.items()}, kind="dataset"
+    )
+    bench.kubectl("create", "secret", "generic", "hf", f"--from-literal=token={TOKEN}")
+    bench.apply(
+        finetune_job(
+            "from-hub",
+            profileRef={"name": hub_profile},
+            huggingFaceTokenSecretRef={"name": "hf"},
+            model={"huggingFace": {"repo": MODEL}},
+            datasets={
+                "train": [{"huggingFace": {"repo": DATA, "split": "train"}}],
+                "validation": [{"huggingFace": {"repo": DATA, "split": "test"}}],
+                "maxSeqLength": 64,
+            },
+        )
+    )
+    bench.wait("from-hub", lambda job: job.get("status", {}).get("stage") in ("Convert", "Train"))
+    hub.push(MODEL, {"README.md": "gone"}, private=True)
+    hub.push(DATA, {"README.md": "gone"}, kind="dataset")
+    job = bench.succeed("from-hub", patience=600)
+
+    resolved = job["status"]["resolved"]
+    assert resolved["model"]["revision"] == model
+    assert {dataset["revision"] for dataset in resolved["datasets"]} == {data}
+    assert stage_of(job, Stage.EXPORT)["phase"] == "Succeeded"
+    assert TOKEN not in json.dumps(job)
+    assert any(seen.authorization == f"Bearer {TOKEN}" for seen in hub.seen)
