@@ -7,8 +7,9 @@ SHELL := /bin/bash
 export FINETUNE_CACHE ?= $(HOME)/.cache/finetune-tpu
 UV := $(FINETUNE_CACHE)/tools/bin/uv
 PYTHON := .venv/bin/python
-# Tests and the cluster write no byte code into the tree of a reader.
 export UV_LINK_MODE ?= copy
+# Compiled once at installation, also where the shell forbids Python to write byte code.
+export UV_COMPILE_BYTECODE ?= 1
 
 ##@ First steps
 .PHONY: help demo demo-real up down

@@ -43,6 +43,8 @@ if [[ ! -e "$complete" ]]; then
       echo "install.sh: no Python $python; install Python 3.12, or name yours: FINETUNE_PYTHON=/path/to/python3.12 $0"; exit 69
     }
     export VIRTUAL_ENV="$venv"
+    # once here: where the shell forbids writing byte code, each start of a stage would compile JAX and MaxText anew
+    export UV_COMPILE_BYTECODE=1
     if [[ "$name" == trainer ]]; then
       "$uv" pip install -q --require-hashes -r "$here/requirements.txt" -r "$here/requirements-test.txt"
       "$uv" pip install -q --require-hashes --no-deps -r "$here/requirements-nodeps.txt"
