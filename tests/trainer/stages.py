@@ -78,7 +78,7 @@ class Stages:
         made = request(self.root, stage, run, **changes)
         running = self.start(fault=fault, FINETUNE_REQUEST=made.to_json())
         if stop_at is not None:
-            self._stop(running.pid, run, stop_at)
+            self._stop(running.pid, made, stop_at)
         code = running.wait()
         result = result_of(made)
         assert result is not None, running.log[-4000:]
@@ -110,10 +110,11 @@ class Stages:
         found: dict[str, Any] = json.loads(running.log.splitlines()[-1])
         return found
 
-    def _stop(self, pid: int, run: str, step: int) -> None:
-        path = self.root / run / "train/progress.json"
+    def _stop(self, pid: int, made: StageRequest, step: int) -> None:
+        path = Path(made.run_folder.removeprefix("file://")) / "train/progress.json"
         while not path.exists() or Progress.model_validate_json(path.read_bytes()).step < step:
-            os.kill(pid, 0)
+            ended = result_of(made)
+            assert ended is None, ended
             time.sleep(0.01)
         os.kill(pid, signal.SIGTERM)
 

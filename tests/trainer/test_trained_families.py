@@ -74,7 +74,7 @@ def prepared(stages: Stages) -> dict[str, str]:
 
 def changes(family: str, root: Path) -> dict[str, Any]:
     return {
-        "model": {"uri": f"file://{root}/models/{family}"},
+        "model": {"uri": f"file://{root}/models/shaped-{family}"},
         "hyperparameters": {"steps": STEPS, "learning_rate": 5e-3, "schedule": "Constant"},
         "data": {"max_seq_length": 48},
         "checkpointing": {"every_steps": 100},
@@ -84,7 +84,7 @@ def changes(family: str, root: Path) -> dict[str, Any]:
 
 def convert(stages: Stages, family: str, prepared: dict[str, str]) -> str:
     if family not in prepared:
-        write_model(stages.root / "models" / family, Spec(**{**_fields(BASE), **FAMILIES[family]}))
+        write_model(stages.root / "models" / f"shaped-{family}", Spec(**{**_fields(BASE), **FAMILIES[family]}))
         asked = changes(family, stages.root)
         checked = stages.run("Preflight", f"{family}-base", **asked)
         assert isinstance(checked.details, PreflightOutcome), checked.failure
