@@ -55,7 +55,7 @@ cluster-programs: install ## Build the pinned control plane programs
 	@$(PYTHON) -m devcluster build
 
 ##@ Checks
-.PHONY: test test-unit test-integration test-e2e test-trainer lint
+.PHONY: test test-unit test-integration test-e2e test-trainer test-thorough lint
 test: lint install trainer reference cluster-programs ## Everything: lint, unit, trainer, integration, end to end
 	@tests/run
 
@@ -64,6 +64,9 @@ test-unit: install ## Pure tests, seconds
 
 test-trainer: install trainer reference ## The trainer's own tests, in its environment
 	@tests/run trainer
+
+test-thorough: install trainer reference ## What `make test` leaves out: the other method of each model family
+	@"$$(trainer_image/install.sh)"/bin/python -m pytest -c trainer_image/pytest.ini --rootdir . -q -m "thorough or reference" tests/trainer/test_trained_families.py
 
 test-integration: install cluster-programs ## On the real control plane, without training
 	@tests/run integration
