@@ -55,6 +55,8 @@ def test_a_deleted_job_takes_its_children_and_leaves_its_artefacts(
     held: Cluster, namespace: str, operator_is_there: bool
 ) -> None:
     run = started(held, namespace, "brief")
+    pods = held.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/job=brief")
+    assert pods
     if not operator_is_there:
         held.stop("operator")
     held.delete(job_path(namespace, "brief"))
@@ -62,7 +64,8 @@ def test_a_deleted_job_takes_its_children_and_leaves_its_artefacts(
     held.wait_gone(job_path(namespace, "brief"), seconds=10)
     held.wait_gone(jobset_path(namespace, "brief-prep-1"))
     held.wait_gone(f"/api/v1/namespaces/{namespace}/configmaps/brief-plan")
-    assert held.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/job=brief") == []
+    for pod in pods:
+        held.wait_gone(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}")
     await_file(run.request("prep", 1), seconds=0)
 
 
