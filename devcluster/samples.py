@@ -102,6 +102,16 @@ def read(uri: str, environment: Mapping[str, str]) -> bytes:
     return content
 
 
+def download(uri: str, folder: Path, endpoint: str) -> Path:
+    """The objects below ``uri`` as files below ``folder``."""
+    bucket, _, prefix = uri.removeprefix("gs://").partition("/")
+    for blob in client(endpoint).list_blobs(bucket, prefix=f"{prefix}/"):
+        target = folder / blob.name.removeprefix(f"{prefix}/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        blob.download_to_filename(target)
+    return folder
+
+
 def answers() -> dict[str, str]:
     """Question -> the word that a right answer holds, of the capitals data."""
     rows = (json.loads(line) for line in (folder_of(CAPITALS) / "train.jsonl").read_text().splitlines())

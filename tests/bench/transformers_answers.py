@@ -31,7 +31,7 @@ def main() -> None:
     ours = [(sample["prompt"], sample["tuned"] or "") for sample in map(json.loads, rows)]
     limit = job["spec"]["evaluation"]["generation"]["maxNewTokens"]
     with tempfile.TemporaryDirectory() as folder:
-        download(exported, Path(folder), environment)
+        samples.download(exported, Path(folder), environment["STORAGE_EMULATOR_HOST"])
         theirs = under_transformers(Path(folder), [prompt for prompt, _ in ours], limit)
     worst = 1.0
     for (prompt, our), their in zip(ours, theirs, strict=True):
@@ -41,14 +41,6 @@ def main() -> None:
         worst = min(worst, share)
         print(f"{prompt}\n  evaluation    {our!r}\n  transformers  {their!r}\n  equal for {share:.0%}\n")
     sys.exit(worst < 0.5)
-
-
-def download(uri: str, folder: Path, environment: dict[str, str]) -> None:
-    bucket, _, prefix = uri.removeprefix("gs://").partition("/")
-    for blob in samples.client(environment["STORAGE_EMULATOR_HOST"]).list_blobs(bucket, prefix=f"{prefix}/"):
-        target = folder / blob.name.removeprefix(f"{prefix}/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        blob.download_to_filename(target)
 
 
 def under_transformers(folder: Path, prompts: list[str], limit: int) -> list[str]:

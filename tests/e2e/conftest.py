@@ -68,16 +68,8 @@ def files(tmp_path: Path) -> Path:
 @pytest.fixture
 def files_profile(bench: Workbench, files: Path) -> Iterator[str]:
     """The profile `local`, with its artefacts and cache on plain files."""
-    local = bench.get("finetuneprofile", "local")
     storage = {"artifacts": f"file://{files}/ft-artifacts", "cache": f"file://{files}/ft-cache"}
-    bench.apply(
-        {
-            "apiVersion": local["apiVersion"],
-            "kind": local["kind"],
-            "metadata": {"name": "files"},
-            "spec": {**local["spec"], "storage": storage},
-        }
-    )
+    bench.apply_profile("files", storage=storage)
     yield "files"
     bench.delete("finetuneprofile", "files")
 

@@ -104,16 +104,8 @@ def test_a_missing_profile_is_named_and_the_job_goes_on_when_it_appears(bench: W
     assert profile in message(waiting, "Valid")
     assert reason(waiting, "Valid") == "ProfileNotFound"
 
-    local = bench.get("finetuneprofile", "local")
     try:
-        bench.apply(
-            {
-                "apiVersion": local["apiVersion"],
-                "kind": local["kind"],
-                "metadata": {"name": profile},
-                "spec": local["spec"],
-            }
-        )
+        bench.apply_profile(profile)
         bench.wait("late-profile", lambda job: condition(job, "Valid") == "True")
     finally:
         bench.delete("finetuneprofile", profile)

@@ -25,17 +25,9 @@ def hub() -> Iterator[Hub]:
 @pytest.fixture
 def hub_profile(bench: Workbench, hub: Hub, tmp_path: Path) -> Iterator[str]:
     """The profile `local` with the hub's address, as a platform team names its mirror."""
-    local = bench.get("finetuneprofile", "local")
     environment = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hub")}
     pod = {"env": [{"name": name, "value": value} for name, value in environment.items()]}
-    bench.apply(
-        {
-            "apiVersion": local["apiVersion"],
-            "kind": local["kind"],
-            "metadata": {"name": "hub"},
-            "spec": {**local["spec"], "pod": pod},
-        }
-    )
+    bench.apply_profile("hub", pod=pod)
     yield "hub"
     bench.delete("finetuneprofile", "hub")
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
+from devcluster import samples
 from finetune_contract import Progress, RunFolder, Stage, StageResult
 
 type Object = dict[str, Any]
@@ -53,6 +53,18 @@ class Workbench:
 
     def apply(self, manifest: Object) -> None:
         self.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+
+    def apply_profile(self, name: str, **spec: Any) -> None:
+        """The profile `local` under another name, with parts of its spec replaced or added."""
+        local = self.get("finetuneprofile", "local")
+        self.apply(
+            {
+                "apiVersion": local["apiVersion"],
+                "kind": local["kind"],
+                "metadata": {"name": name},
+                "spec": {**local["spec"], **spec},
+            }
+        )
 
     def delete(self, kind: str, name: str) -> None:
         self.kubectl("delete", kind, name, "--wait=false")
@@ -127,11 +139,7 @@ class Workbench:
     # --- object storage -------------------------------------------------------------------------------------
 
     def store(self) -> storage.Client:
-        return storage.Client(
-            project="local",
-            credentials=AnonymousCredentials(),
-            client_options={"api_endpoint": self.gcs_endpoint},
-        )
+        return samples.client(self.gcs_endpoint)
 
     def read(self, uri: str) -> bytes | None:
         """Content of a ``gs://`` or ``file://`` object, None when there is none."""
@@ -148,12 +156,7 @@ class Workbench:
 
     def download(self, uri: str, folder: Path) -> Path:
         """The objects below ``uri`` as files below ``folder``."""
-        bucket, _, prefix = uri.removeprefix("gs://").partition("/")
-        for blob in self.store().list_blobs(bucket, prefix=f"{prefix}/"):
-            target = folder / blob.name.removeprefix(f"{prefix}/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            blob.download_to_filename(target)
-        return folder
+        return samples.download(uri, folder, self.gcs_endpoint)
 
     def upload(self, folder: Path, uri: str) -> str:
         bucket, _, prefix = uri.removeprefix("gs://").partition("/")
