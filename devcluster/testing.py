@@ -22,10 +22,14 @@ import shutil
 import signal
 import subprocess
 import threading
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from devcluster import build, control, gcs, install
 from devcluster.kube import Kube, KubeError, Object
@@ -195,6 +199,12 @@ class Cluster:
     def status(self) -> dict[str, Object]:
         """By component: state, pid, seconds, restarts, memory in bytes."""
         return {row["name"]: row for row in control.call(self.state, {"do": "status"})}
+
+    def metrics(self, name: str) -> tuple[Sample, ...]:
+        """The operator's samples of that name, e.g. ``finetune_api_requests_total``."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['operator-metrics']}/metrics") as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return tuple(sample for family in families for sample in family.samples if sample.name == name)
 
     def add_image(self, image: str, programs: Path) -> None:
         """From now on nodes can run ``image``: its containers find ``programs`` first on PATH."""

@@ -16,8 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -149,17 +148,12 @@ def _request(pod: Object) -> StageRequest:
     return StageRequest.model_validate_json(value.replace("$$", "$"))
 
 
-def api_writes(cluster: Cluster) -> dict[str, float]:
+def api_writes(cluster: Cluster) -> Counter[str]:
     """``verb resource`` -> successful writes since the operator's start, from its own metrics."""
-    found: dict[str, float] = {}
-    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.ports['operator-metrics']}/metrics") as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith("finetune_api_requests_total{"):
-                labels, value = line.removeprefix("finetune_api_requests_total{").split("} ")
-                pairs = dict(part.split("=") for part in labels.replace('"', "").split(","))
-                if pairs["verb"] in WRITES and pairs["code"].startswith("2"):
-                    key = f"{pairs['verb']} {pairs['resource']}"
-                    found[key] = found.get(key, 0) + float(value)
+    found: Counter[str] = Counter()
+    for sample in cluster.metrics("finetune_api_requests_total"):
+        if sample.labels["verb"] in WRITES and sample.labels["code"].startswith("2"):
+            found[f"{sample.labels['verb']} {sample.labels['resource']}"] += int(sample.value)
     return found
 
 
@@ -179,7 +173,7 @@ async def runs(cluster: Cluster, count: int, number: int, every: float) -> None:
             for name, values in seconds.items():
                 medians[name].append((percentile(values, 0.5), percentile(values, 0.99)))
             for name, value in after.items():
-                writes[name].append((value - before.get(name, 0)) / count)
+                writes[name].append((value - before[name]) / count)
             print(json.dumps({name: pairs[-1] for name, pairs in medians.items()}), file=sys.stderr)
             await kube.delete(f"/api/v1/namespaces/{namespace}")
     pace = f"one change every {every} s" if every else "all at the same moment"

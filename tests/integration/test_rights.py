@@ -1,7 +1,5 @@
 """The operator's rights are the least: each one is used in an ordinary life, and nothing is asked for beyond them."""
 
-import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from tests.integration import trainer_double
 
 PROFILE = "rights"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
-_ROW = re.compile(r'finetune_api_requests_total\{code="(\d+)",resource="([^"]+)",verb="([^"]+)"\} (\S+)')
 
 type Right = tuple[str, str]
 """Resource and verb, in Kubernetes' words."""
@@ -34,12 +31,13 @@ def newborn(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
 
 def requests(cluster: Cluster) -> set[tuple[Right, int]]:
     """What the operator's own client has asked for, and the HTTP status of the answers."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.ports['operator-metrics']}/metrics") as answer:
-        rows = _ROW.findall(answer.read().decode())
     # To the API server, an apply is a patch.
     verbs = {"apply": "patch"}
     return {
-        ((resource, verbs.get(verb, verb)), int(code)) for code, resource, verb, count in rows if float(count)
+        ((labels["resource"], verbs.get(labels["verb"], labels["verb"])), int(labels["code"]))
+        for labels in (
+            sample.labels for sample in cluster.metrics("finetune_api_requests_total") if sample.value
+        )
     }
 
 

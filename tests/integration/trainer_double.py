@@ -13,25 +13,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from finetune_contract import (
-    Artifact,
     CacheLayout,
-    CheckpointRecord,
-    ConvertManifest,
     ConvertOutcome,
-    DatasetReport,
-    EvaluateOutcome,
-    EvaluationResult,
-    ExportOutcome,
-    ModelIdentity,
     Outcome,
-    PreflightOutcome,
     Progress,
     RunFolder,
-    Stage,
     StageRequest,
     StageResult,
     TrainOutcome,
 )
+from tests import stage_outcomes
 
 IMAGE = "localhost/trainer-double:test"
 STEPS = 10
@@ -41,29 +32,15 @@ def records(request: StageRequest, now: datetime) -> Mapping[str, str]:
     """URI -> content of every file of one attempt that succeeded, in the order of writing."""
     run, stage, number = RunFolder(request.run_folder), request.stage, request.attempt
     files = {run.request(stage.short, number): request.to_json()}
-    match stage:
-        case Stage.PREFLIGHT:
-            details = _preflight(request, run)
-        case Stage.CONVERT:
-            manifest = _manifest(request, now)
-            files[CacheLayout(request.cache).convert_manifest(manifest.fingerprint)] = manifest.to_json()
-            details = ConvertOutcome(manifest=manifest)
-        case Stage.TRAIN:
-            files[run.progress] = Progress(
-                attempt=number, step=STEPS, total_steps=STEPS, updated=now
-            ).to_json()
-            checkpoint = CheckpointRecord(step=STEPS, uri=run.checkpoint(STEPS))
-            details = TrainOutcome(
-                step=STEPS, total_steps=STEPS, first_loss=2.0, last_loss=1.0, checkpoints=[checkpoint]
-            )
-        case Stage.EVALUATE:
-            result = EvaluationResult(loss=1.0, perplexity=2.7, tokens=10, rows=1)
-            details = EvaluateOutcome(tuned=result)
-        case Stage.EXPORT:
-            model = Artifact(
-                name="model", type="HuggingFace", uri=run.model, digest="sha256:" + "0" * 64, size_bytes=1
-            )
-            details = ExportOutcome(artifacts=[model], manifest=run.export_manifest)
+    # One fingerprint per job: jobs do not share conversions, so that each shows all of its stages.
+    fingerprint = request.job.uid.replace("-", "").ljust(64, "0")
+    details = stage_outcomes.details(request, fingerprint=fingerprint, steps=STEPS, now=now)
+    if isinstance(details, ConvertOutcome):
+        manifest = CacheLayout(request.cache).convert_manifest(fingerprint)
+        files[manifest] = details.manifest.to_json()
+    if isinstance(details, TrainOutcome):
+        progress = Progress(attempt=number, step=STEPS, total_steps=STEPS, updated=now)
+        files[run.progress] = progress.to_json()
     files[run.result(stage.short, number)] = StageResult(
         stage=stage,
         attempt=number,
@@ -139,48 +116,6 @@ def job(namespace: str, name: str, profile_name: str, **spec: object) -> dict[st
             **spec,
         },
     }
-
-
-def _preflight(request: StageRequest, run: RunFolder) -> PreflightOutcome:
-    return PreflightOutcome(
-        model=ModelIdentity(
-            source=request.model.uri or "",
-            revision="0",
-            architecture="Qwen3ForCausalLM",
-            parameters=1000,
-            maxtext_model="qwen3-0.6b",
-            layout="scanned/float32",
-        ),
-        train=DatasetReport(
-            path="spec.datasets.train[0]",
-            name="train-0",
-            uri=request.data.train[0].uri or "",
-            revision="0",
-            format="Messages",
-            rows=1,
-            tokens=10,
-            trained_tokens=5,
-        ),
-        steps=STEPS,
-        # One per job: jobs do not share conversions, so that each shows all of its stages.
-        fingerprint=request.job.uid.replace("-", "").ljust(64, "0"),
-        fingerprint_inputs={"model": "tiny"},
-        report=run.preflight_report,
-    )
-
-
-def _manifest(request: StageRequest, now: datetime) -> ConvertManifest:
-    fingerprint = request.fingerprint or ""
-    output = CacheLayout(request.cache).convert_output(fingerprint, request.job.uid, request.attempt)
-    return ConvertManifest(
-        fingerprint=fingerprint,
-        inputs={"model": "tiny"},
-        items=f"{output}/0/items",
-        size_bytes=1,
-        seconds=1.0,
-        export_proven=True,
-        created=now,
-    )
 
 
 if __name__ == "__main__":

@@ -31,6 +31,14 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(1) from None
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"finetune {version('finetune-operator')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="finetune",
     cls=Commands,
@@ -39,6 +47,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the FineTuneJob.")]
 Namespace = Annotated[

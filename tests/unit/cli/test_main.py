@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ spec:
 
 def finetune(*arguments: object, stdin: str | None = None) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = finetune("--version")
+    assert (done.exit_code, done.stdout) == (0, f"finetune {version('finetune-operator')}\n")
 
 
 def test_plan_tells_stages_slice_batch_names_and_run_folder() -> None:

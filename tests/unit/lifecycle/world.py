@@ -11,18 +11,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from finetune_contract import (
-    Artifact,
     CheckpointRecord,
     ConvertManifest,
     ConvertOutcome,
-    DatasetReport,
-    EvaluateOutcome,
-    EvaluationResult,
     ExitCode,
-    ExportOutcome,
     Failure,
     Metrics,
-    ModelIdentity,
     Outcome,
     PreflightOutcome,
     Progress,
@@ -43,6 +37,7 @@ from finetune_operator.lifecycle import (
 )
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.rendering import attempt_of
+from tests import stage_outcomes
 
 type Object = dict[str, Any]
 
@@ -401,62 +396,12 @@ class World:
         )
 
     def details(self, request: StageRequest) -> Any:
-        run = self.folder
-        match request.stage:
-            case Stage.PREFLIGHT:
-                return PreflightOutcome(
-                    model=ModelIdentity(
-                        source="gs://models/tiny",
-                        revision="sha256:1",
-                        architecture="Qwen3ForCausalLM",
-                        parameters=1_000_000,
-                        maxtext_model="qwen3-0.6b",
-                        layout="scanned/float32",
-                    ),
-                    train=_report("spec.datasets.train[0]", "train-0", 400),
-                    validation=_report("spec.datasets.validation[0]", "validation-0", 40),
-                    steps=TOTAL_STEPS,
-                    max_seq_length=512,
-                    fingerprint=self.fingerprint,
-                    fingerprint_inputs={"model": "sha256:1"},
-                    report=run.preflight_report,
-                )
-            case Stage.CONVERT:
-                return ConvertOutcome(manifest=self.manifest(request.attempt, proven=request.export_proof))
-            case Stage.TRAIN:
-                return self.train_outcome()
-            case Stage.EVALUATE:
-                return EvaluateOutcome(
-                    dataset_hash="sha256:2",
-                    baseline=EvaluationResult(loss=2.0, perplexity=7.39, tokens=100, rows=10),
-                    tuned=EvaluationResult(loss=1.0, perplexity=2.72, tokens=100, rows=10),
-                    samples_uri=run.evaluation_samples,
-                )
-            case Stage.EXPORT:
-                return ExportOutcome(
-                    artifacts=[
-                        Artifact(
-                            name="model",
-                            type="HuggingFace",
-                            uri=run.model,
-                            digest="sha256:3",
-                            size_bytes=4_000_000,
-                        )
-                    ],
-                    manifest=run.export_manifest,
-                )
+        if request.stage is Stage.TRAIN:
+            return self.train_outcome()
+        return stage_outcomes.details(request, fingerprint=self.fingerprint, steps=TOTAL_STEPS, now=self.now)
 
-    def manifest(self, attempt: int = 1, *, proven: bool = True, uid: str = UID) -> ConvertManifest:
-        return ConvertManifest(
-            fingerprint=self.fingerprint,
-            inputs={"model": "sha256:1"},
-            items=f"gs://cache/convert/{self.fingerprint}/{uid[:8]}-{attempt}/0/items",
-            size_bytes=4_000_000,
-            seconds=12.0,
-            export_proven=proven,
-            proof="300 tensors identical" if proven else "",
-            created=self.now,
-        )
+    def manifest(self, *, proven: bool = True, uid: str = UID) -> ConvertManifest:
+        return stage_outcomes.manifest("gs://cache", self.fingerprint, uid, now=self.now, proven=proven)
 
     # --- short cuts -----------------------------------------------------------------------------------------
 
@@ -502,16 +447,3 @@ class World:
             if not live:
                 self.wait(self.look_again_after or 1)
         raise AssertionError(f"not finished: {self.status.get('summary')}")
-
-
-def _report(path: str, name: str, rows: int) -> DatasetReport:
-    return DatasetReport(
-        path=path,
-        name=name,
-        uri="gs://data/chat.jsonl",
-        revision="sha256:9",
-        format="Messages",
-        rows=rows,
-        tokens=rows * 20,
-        trained_tokens=rows * 10,
-    )
