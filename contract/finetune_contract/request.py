@@ -60,6 +60,8 @@ class ModelSource(Record):
     """What the user said it is; inferred from config.json when None."""
     tokenizer: "ModelSource | None" = None
     """Where the tokenizer lies when not with the model."""
+    digest: str | None = None
+    """Of a folder's config.json and weights, as preflight found them: another content is an error. None: any."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -78,6 +80,8 @@ class DatasetSource(Record):
     split: str = "train"
     uri: str | None = None
     """A file or glob, ``gs://`` or ``file://``."""
+    digest: str | None = None
+    """Of the files at ``uri``, as preflight found them: another content is an error. None: any."""
     format: Literal["Auto", "Messages", "PromptCompletion"] = "Auto"
     columns: dict[str, str] = {}
     """Our name -> the dataset's column: messages, prompt, completion."""

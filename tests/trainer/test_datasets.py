@@ -104,6 +104,19 @@ def test_the_revision_is_that_of_the_content_wherever_it_lies(tmp_path: Path) ->
     assert revisions[0] == revisions[1] != revisions[2]
 
 
+def test_files_that_are_no_longer_what_preflight_found_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(GOOD)
+    uri = f"file://{file}"
+    found = open_source(source(uri), open_store(), tmp_path).revision
+    assert open_source(source(uri, digest=found), open_store(), tmp_path).revision == found
+    file.write_text(GOOD.replace("hello", "other"))
+    with pytest.raises(StageError, match="is not what preflight checked") as error:
+        open_source(source(uri, digest=found), open_store(), tmp_path)
+    assert (error.value.code, error.value.reason) == (ExitCode.BAD_DATA, "InputChanged")
+    assert error.value.where == "spec.datasets.train[0].uri"
+
+
 AT = "spec.datasets.train[0]"
 BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
     ("a role that is not ours", lines(*[GOOD] * 40, messages(("user", "x"), ("bot", "y"))), {},

@@ -7,6 +7,21 @@ _MESSAGE_LIMIT = 1024
 _FIELD_LIMIT = 512
 
 
+def require_unchanged(digest: str | None, found: str, *, where: str, uri: str) -> None:
+    """Raises ``StageError`` 65 where an input is not what preflight found. ``digest`` None: nothing is known of it."""
+    if digest in (None, found):
+        return
+    raise StageError(
+        ExitCode.BAD_DATA,
+        "InputChanged",
+        f"{uri} is not what preflight checked",
+        where=where,
+        saw=f"content {found[:12]}",
+        expected=f"content {str(digest)[:12]}",
+        fix="Create a job of another name for the new content, and leave inputs as they are while a job runs.",
+    )
+
+
 def _clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from finetune_contract import ExitCode, ModelIdentity, ModelSource
 from finetune_trainer import hub
-from finetune_trainer.errors import StageError
+from finetune_trainer.errors import StageError, require_unchanged
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.fingerprint import LAYOUT
 from finetune_trainer.storage import Entry, Store
@@ -51,7 +51,8 @@ class LocalModel:
 
 def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bool) -> LocalModel:
     """Fetches config.json, tokenizer and small files, and the weights where ``weights``; a ``file://`` folder is used
-    where it lies. The weights must be there in any case. Raises ``StageError`` 66, 69 or 77."""
+    where it lies. The weights must be there in any case. Raises ``StageError`` 65 (changed since
+    preflight), 66, 69 or 77."""
     model = _find(source, scratch / "model", store, "model")
     _require_model(model)
     path = model.fetch(model.small())
@@ -111,8 +112,10 @@ def _find(source: ModelSource, scratch: Path, store: Store, where: str) -> _Foun
             where=f"{where}.uri", saw=uri, expected="a folder in Hugging Face format",
             fix="Correct the address, or put the model there.",
         )  # fmt: skip
+    revision = _digest(entries, uri)
+    require_unchanged(source.digest, revision, where=f"{where}.uri", uri=uri)
     return _Found(
-        source=uri, where=f"{where}.uri", revision=_digest(entries, uri),
+        source=uri, where=f"{where}.uri", revision=revision,
         names=frozenset(_relative(entry, uri) for entry in entries),
         fetch=lambda names: store.fetch_folder(uri, scratch, include=[glob.escape(name) for name in names]),
     )  # fmt: skip

@@ -46,7 +46,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
 
 
 def _model(plan: Plan, findings: Findings) -> ModelSource:
-    """With the commits that preflight settled: a branch that moves between two stages must not change the model."""
+    """As preflight found it: a branch or a folder that changes between two stages must not change the model."""
     if findings.preflight is None:
         return plan.model
     found = findings.preflight.model
@@ -57,24 +57,26 @@ def _model(plan: Plan, findings: Findings) -> ModelSource:
 
 
 def _data(plan: Plan, findings: Findings) -> DataSpec:
-    """With the commits that preflight settled."""
+    """As preflight found it."""
     if findings.preflight is None:
         return plan.data
     reports = (findings.preflight.train, findings.preflight.validation)
-    commits = {report.path: report.revision for report in reports if report is not None}
+    revisions = {report.path: report.revision for report in reports if report is not None}
     return plan.data.model_copy(
         update={
-            "train": [_pinned(source, commits.get(source.path)) for source in plan.data.train],
-            "validation": [_pinned(source, commits.get(source.path)) for source in plan.data.validation],
+            "train": [_pinned(source, revisions.get(source.path)) for source in plan.data.train],
+            "validation": [_pinned(source, revisions.get(source.path)) for source in plan.data.validation],
         }
     )
 
 
-def _pinned[Source: (ModelSource, DatasetSource)](source: Source, commit: str | None) -> Source:
-    """``source`` at ``commit``, where it is on the hub; a folder or file has no commit."""
-    if source.hugging_face is None or commit is None:
+def _pinned[Source: (ModelSource, DatasetSource)](source: Source, revision: str | None) -> Source:
+    """``source`` at the commit, or with the digest, that preflight found."""
+    if revision is None:
         return source
-    reference = source.hugging_face.model_copy(update={"revision": commit})
+    if source.hugging_face is None:
+        return source.model_copy(update={"digest": revision})
+    reference = source.hugging_face.model_copy(update={"revision": revision})
     return source.model_copy(update={"hugging_face": reference})
 
 

@@ -15,7 +15,7 @@ KNOWN_LATER_ANNOTATION = "tpu-finetune.dev/known-later"
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
 _STEPS = "hyperparameters.steps (from Preflight)"
-_COMMITS = "revisions on the hub, as commits (from Preflight)"
+_INPUTS = "commits and digests of the inputs (from Preflight)"
 _LATER = {
     Stage.PREFLIGHT: (),
     Stage.CONVERT: ("fingerprint (from Preflight)", "memory (from the model's size, Preflight)"),
@@ -49,10 +49,10 @@ def offline_plan(job: Object, profile: Object) -> Plan:
 def _render(plan: Plan, stage: Stage) -> dict[str, Any]:
     jobset = render_jobset(plan, stage, 1, Findings())
     later = list(_LATER[stage])
-    if stage is not Stage.PREFLIGHT and plan.hyperparameters.steps is None:
-        later.append(_STEPS)
-    if stage is not Stage.PREFLIGHT and plan.reads_hub:
-        later.append(_COMMITS)
+    if stage is not Stage.PREFLIGHT:
+        later.append(_INPUTS)
+        if plan.hyperparameters.steps is None:
+            later.append(_STEPS)
     if later:
         jobset["metadata"].setdefault("annotations", {})[KNOWN_LATER_ANNOTATION] = "; ".join(later)
     return jobset

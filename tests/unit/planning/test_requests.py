@@ -59,13 +59,12 @@ def test_later_stages_are_told_the_commits_that_preflight_settled(stage: Stage) 
     assert [source.split for source in (*told.data.train, *told.data.validation)] == ["train_sft", "test_sft"]
 
 
-@pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN])
-def test_folders_and_files_stay_as_they_are(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN, Stage.EVALUATE, Stage.EXPORT])
+def test_later_stages_are_told_the_content_of_folders_and_files(stage: Stage) -> None:
     found = FOUND.model_copy(
         update={"model": FOUND.model.model_copy(update={"tokenizer_revision": None}), "validation": None}
     )
-    told = request(stage, ELSEWHERE, found)
-    assert (told.model, told.data) == (
-        request(stage, ELSEWHERE, None).model,
-        request(stage, ELSEWHERE, None).data,
-    )
+    first, told = request(Stage.PREFLIGHT, ELSEWHERE, None), request(stage, ELSEWHERE, found)
+    assert told.model == first.model.model_copy(update={"digest": MODEL})
+    assert told.data.train == [first.data.train[0].model_copy(update={"digest": TRAIN})]
+    assert told.data.validation == first.data.validation

@@ -11,7 +11,7 @@ from typing import Any
 
 from finetune_contract import DatasetSource, ExitCode
 from finetune_trainer.data import hub
-from finetune_trainer.errors import StageError
+from finetune_trainer.errors import StageError, require_unchanged
 from finetune_trainer.storage import Entry, Store, has_wildcard, local_path, name_of
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
@@ -87,7 +87,10 @@ class OpenSource:
 
 
 def open_source(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
-    """Finds the dataset and brings its files to this machine (a ``file://`` one stays where it is)."""
+    """Finds the dataset and brings its files to this machine (a ``file://`` one stays where it is).
+
+    Raises ``StageError`` 65 for files that cannot be read or have changed since preflight, 66 where there are none.
+    """
     if spec.hugging_face is not None:
         split = hub.fetch_split(spec, scratch, SUFFIXES)
         found = [(file.uri, file.path) for file in split.files]
@@ -107,8 +110,10 @@ def open_source(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
             expected=f"a name that ends in {', '.join(SUFFIXES)}",
             fix="Convert the file to JSON lines, or narrow the glob.",
         )
+    revision = _digest(entries)
+    require_unchanged(spec.digest, revision, where=f"{spec.path}.uri", uri=spec.uri)
     found = [(entry.uri, _local(entry.uri, store, scratch)) for entry in entries]
-    return _open(spec, spec.uri, _digest(entries), found, f"{spec.path}.uri")
+    return _open(spec, spec.uri, revision, found, f"{spec.path}.uri")
 
 
 def _open(
