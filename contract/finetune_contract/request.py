@@ -145,7 +145,7 @@ class Hyperparameters(Record):
 
 
 class MeshSpec(Record):
-    """Devices of the train and evaluate stages: data x fsdp x tensor = hosts x chips_per_host x slices."""
+    """JAX devices of the train and evaluate stages: data x fsdp x tensor, one or more for each chip."""
 
     hosts: int
     """Per slice."""
@@ -154,6 +154,11 @@ class MeshSpec(Record):
     data: int = 1
     fsdp: int
     tensor: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Over all slices."""
+        return self.data * self.fsdp * self.tensor
 
 
 class CheckpointPolicy(Record):

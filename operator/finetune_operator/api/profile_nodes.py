@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from finetune_operator.api.common import (
     distinct,
 )
 from finetune_operator.api.placement import Capacity
+from finetune_operator.api.rules import Rule
 
 NodeSelector = Annotated[Mapping[LabelKey, LabelValue], Field(max_length=16)]
 
@@ -60,6 +61,14 @@ Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=16)]
 class Flavor(ApiModel):
     """TPU slices that a job may get, and what they cost."""
 
+    rules: ClassVar = (
+        Rule(
+            cel="(self.capacity == 'Reservation') == has(self.reservation)",
+            message="reservation names the reservation of capacity: Reservation: set both or neither",
+            holds=lambda self: (self.capacity is Capacity.RESERVATION) == (self.reservation is not None),
+        ),
+    )
+
     name: DnsLabel
     """Name, for example spot."""
     capacity: Capacity
@@ -75,9 +84,9 @@ class Flavor(ApiModel):
     chip_hour_price: NonNegativeDecimal | None = None
     """Price of a chip hour, in the profile's currency. Default: unknown, so no cost is shown."""
     reservation: ShortText | None = None
-    """Name of the reservation, for capacity: Reservation."""
+    """For capacity: Reservation: its name, or projects/PROJECT/reservations/NAME for one of another project."""
     node_selector: NodeSelector | None = None
-    """Further node labels that are asked for."""
+    """Further node labels that are asked for. A label that the operator sets itself is replaced."""
     tolerations: Tolerations | None = None
     """Further tolerations."""
 

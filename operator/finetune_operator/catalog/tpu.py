@@ -134,6 +134,16 @@ def shape_by_topology(accelerator: str, topology: str, *, chips_per_host: int | 
     return _one(found, f"{accelerator} {topology}", chips_per_host)
 
 
+@cache
+def shares_labels(shape: TpuShape) -> bool:
+    """Whether GKE gives nodes of another machine type the same accelerator and topology labels."""
+    return any(
+        (other.accelerator, other.topology) == (shape.accelerator, shape.topology)
+        and other.machine_type != shape.machine_type
+        for other in all_shapes()
+    )
+
+
 def _near_numbers(family: str, number: str) -> str:
     """The names of a family whose numbers are nearest; the number is one of chips or of cores."""
     numbers = {

@@ -113,23 +113,24 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
 def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
     shape, mesh, numbers = plan.placement.shape, plan.mesh, plan.hyperparameters
-    devices = mesh.data * mesh.fsdp * mesh.tensor
     yield f"{plan.job.name}, with profile {plan.profile_name}"
     yield ""
     for stage, jobset in zip(plan.stages, jobsets, strict=True):
         (group,) = jobset["spec"]["replicatedJobs"]
-        where = f"{shape.name} {shape.topology}" if group["name"] == "slice" else "CPU"
+        where = f"{_slices(plan)}{shape.name} {shape.topology}" if group["name"] == "slice" else "CPU"
         yield f"  {stage.value:<10} {where:<12} {jobset['metadata']['name']:<36} {_DOES[stage]}"
     yield ""
     yield _row(
         "TPU",
-        f"{plan.chips} chips of {shape.accelerator} {shape.topology}, {_hosts(plan)}, {plan.placement.capacity}",
+        f"{plan.chips} chips of {_slices(plan)}{shape.accelerator} {shape.topology}, {_hosts(plan)}, "
+        f"{plan.placement.capacity}",
     )
     yield _row("", plan.placement.why)
     yield _row("Mesh", f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}")
     yield _row(
         "Batch",
-        f"{numbers.global_batch_size} rows a step over {devices} devices, up to {plan.data.max_seq_length} tokens each",
+        f"{numbers.global_batch_size} rows a step over {mesh.devices} devices, "
+        f"up to {plan.data.max_seq_length} tokens each",
     )
     yield _row(
         "Length",
@@ -158,8 +159,12 @@ def _row(label: str, value: str) -> str:
 
 
 def _hosts(plan: Plan) -> str:
-    hosts = plan.placement.shape.hosts
+    hosts = plan.placement.shape.hosts * plan.mesh.slices
     return f"{hosts} host{'s' if hosts > 1 else ''}"
+
+
+def _slices(plan: Plan) -> str:
+    return f"{plan.mesh.slices} x " if plan.mesh.slices > 1 else ""
 
 
 def _method(plan: Plan) -> str:

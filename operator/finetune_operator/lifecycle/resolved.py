@@ -13,7 +13,6 @@ type Object = Mapping[str, Any]
 def resolved_status(plan: Plan, findings: Findings) -> Object:
     """From the plan, completed by what preflight found out."""
     shape, mesh = plan.placement.shape, plan.mesh
-    devices = mesh.hosts * mesh.chips_per_host * mesh.slices
     steps = findings.preflight.steps if findings.preflight else plan.hyperparameters.steps
     resolved: dict[str, Any] = {
         "specHash": plan.spec_hash,
@@ -21,7 +20,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
         "model": _model(plan, findings),
         "hyperparameters": {
             "globalBatchSize": plan.hyperparameters.global_batch_size,
-            "perDeviceBatchSize": decimal(plan.hyperparameters.global_batch_size / devices),
+            "perDeviceBatchSize": decimal(plan.hyperparameters.global_batch_size / mesh.devices),
         },
         "resources": {
             "tpu": shape.name,

@@ -1,5 +1,6 @@
 """Devices, mesh and global batch: numbers that must fit each other, checked before anything runs."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,18 +13,26 @@ DEFAULT_GLOBAL_BATCH = 8
 
 
 def resolve_mesh(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -> MeshSpec:
-    """The mesh over all devices. What is left out is 1, but fsdp, which takes what remains. Raises Refused."""
-    devices = shape.chips * slices * (shape.devices_per_chip or 1)
-    data = int(parallelism.get("data", 1))
+    """The mesh over all devices. Slices split the data axis, since only its traffic is slow enough for the network
+    between them. What is left out is the least, but fsdp, which takes what remains. Raises Refused."""
+    devices = _devices(shape, slices, parallelism)
+    data = int(parallelism.get("data", slices))
     tensor = int(parallelism.get("tensor", 1))
     rest, remainder = divmod(devices, data * tensor)
     fsdp = int(parallelism.get("fsdp", rest))
     if data * fsdp * tensor != devices or (remainder and "fsdp" not in parallelism):
+        many = f"{slices} slices of " if slices > 1 else ""
         raise Refused(
             Reason.PARALLELISM_MISMATCH,
             f"spec.resources.parallelism: data {data} x fsdp {fsdp} x tensor {tensor} is {data * fsdp * tensor}, "
-            f"but {shape.accelerator} {shape.topology} has {devices} devices. "
+            f"but {many}{shape.accelerator} {shape.topology} has {devices} devices. "
             f"Leave fsdp out, or choose numbers whose product is {devices}.",
+        )
+    if data % slices:
+        raise Refused(
+            Reason.PARALLELISM_MISMATCH,
+            f"spec.resources.parallelism.data: {data} is no multiple of the {slices} slices, which split the data "
+            f"axis. Leave it out, or set it to {slices} or a multiple.",
         )
     return MeshSpec(
         hosts=shape.hosts,
@@ -35,12 +44,28 @@ def resolve_mesh(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -
     )
 
 
+def _devices(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -> int:
+    """JAX devices over all slices. Of a chip that nobody has published it of, the job must say it."""
+    if shape.devices_per_chip is not None:
+        return shape.chips * slices * shape.devices_per_chip
+    axes = [int(parallelism.get(name, 0)) for name in ("data", "fsdp", "tensor")]
+    devices = math.prod(axes)
+    if not devices or devices % (shape.chips * slices):
+        raise Refused(
+            Reason.PARALLELISM_MISMATCH,
+            f"spec.resources.parallelism: how many JAX devices a chip of {shape.accelerator} has is not known. "
+            "Set data, fsdp and tensor, so that their product is the number of devices, "
+            f"a multiple of {shape.chips * slices}.",
+        )
+    return devices
+
+
 def resolve_global_batch(hyperparameters: Mapping[str, Any], mesh: MeshSpec) -> int:
     """Rows per optimizer step; where nothing is said 8, or one per device where that is more. Raises Refused.
 
     The batch dimension is split over data and fsdp, so it must be divisible by their product.
     """
-    devices = mesh.hosts * mesh.chips_per_host * mesh.slices
+    devices = mesh.devices
     if "globalBatchSize" in hyperparameters:
         batch, path = int(hyperparameters["globalBatchSize"]), "spec.hyperparameters.globalBatchSize"
     elif "perDeviceBatchSize" in hyperparameters:

@@ -123,7 +123,8 @@ def make_plan(job: Object, snapshot: Snapshot) -> Plan:
     profile, metadata = snapshot.profile, job["metadata"]
     live = merge(BUILT_IN, profile.get("defaults", {}), job["spec"])
     spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
-    placement = place(spec["resources"], snapshot.profile_name, profile["flavors"])
+    queued = "localQueue" in profile.get("queue", {})
+    placement = place(spec["resources"], snapshot.profile_name, profile["flavors"], queued=queued)
     mesh = resolve_mesh(
         placement.shape, spec["resources"]["slices"], spec["resources"].get("parallelism", {})
     )

@@ -28,8 +28,6 @@ JOB: tuple[Later, ...] = (
     Later("childTTLSecondsAfterFinished"),
     Later("budget"),
     Later("resources.controller", ("McJAX",), "use McJAX"),
-    Later("resources.slices", (1,), "use one larger slice"),
-    Later("resources.capacity[]", ("OnDemand",), "use OnDemand"),
     Later("checkpointing.everySeconds", instead="use everySteps"),
     Later("checkpointing.keep.best", (0,), "use keep.last"),
     Later("checkpointing.bestBy"),
@@ -83,8 +81,6 @@ PROFILE: tuple[Later, ...] = (
     Later("queue", instead="leave it out: jobs go to the scheduler directly"),
     Later("pathways"),
     Later("constraints.maxChipHours"),
-    Later("flavors[].maxSlices", (1,), "use 1"),
-    Later("flavors[].reservation"),
     Later("pod.hostNetwork", (False,), "use false"),
     Later("pod.privileged", (False,), "use false"),
 )

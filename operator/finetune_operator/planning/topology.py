@@ -7,12 +7,11 @@ from typing import Any
 
 from finetune_operator.api import Reason
 from finetune_operator.catalog import CatalogError, TpuShape, shape_by_name, shape_by_topology
+from finetune_operator.planning import nodes
 from finetune_operator.planning.errors import Refused
 
-#: Families whose single slices run today; others resolve in the catalogue and are refused by name.
-PROVEN_FAMILIES = frozenset({"v6e"})
-#: Flavors of other capacities are passed over where the job names none.
-SUPPORTED_CAPACITY = ("OnDemand",)
+#: No price is no offer: such a flavor is chosen only where none has a price.
+_UNPRICED = Decimal("Infinity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,55 +21,96 @@ class Placement:
     shape: TpuShape
     flavor: str
     capacity: str
+    queued_provisioning: bool
+    """All nodes are asked for at once, through the queue; the job starts when they are there."""
     node_selector: Mapping[str, str]
+    """Of every pod on the slice."""
     tolerations: tuple[Mapping[str, Any], ...]
     chip_hour_price: str | None
     why: str
 
 
-def place(resources: Mapping[str, Any], profile_name: str, flavors: Sequence[Mapping[str, Any]]) -> Placement:
-    """The slice for merged ``resources``. Raises Refused."""
-    capacity = resources.get("capacity", SUPPORTED_CAPACITY)
-    offered = [
-        flavor
-        for flavor in flavors
-        if flavor["capacity"] in capacity and flavor["capacity"] in SUPPORTED_CAPACITY
-    ]
-    named = "tpu" in resources or "accelerator" in resources or "topology" in resources
-    if not named:
-        return _cheapest(offered, profile_name)
-    shape = _wanted(resources, offered)
-    _refuse_unproven(shape)
+def place(
+    resources: Mapping[str, Any], profile_name: str, flavors: Sequence[Mapping[str, Any]], *, queued: bool
+) -> Placement:
+    """The slice for merged ``resources``.
+
+    Args:
+        resources: ``spec.resources`` over all defaults.
+        profile_name: for messages.
+        flavors: the profile's.
+        queued: whether a queue admits the job's slices.
+
+    Raises:
+        Refused: there is no such slice, or the profile does not offer it.
+    """
+    preferred = resources.get("capacity")
+    slices = resources["slices"]
+    offered = _in_order([f for f in flavors if f.get("maxSlices", 1) >= slices], preferred)
+    if not ("tpu" in resources or "accelerator" in resources or "topology" in resources):
+        return _cheapest(offered, profile_name, preferred, slices, queued=queued)
+    shape = _wanted(resources, offered, flavors)
+    _refuse_slices(shape, slices)
     for flavor in offered:
         if _offers(flavor, shape):
             said = resources.get("tpu") or f"{resources['accelerator']} {resources['topology']}"
-            return _placement(shape, flavor, f"spec.resources asks for {said}")
+            return _placement(shape, flavor, f"spec.resources asks for {said}", queued=queued)
+    many = f"{slices} slices of " if slices > 1 else ""
+    capacity = f", {'/'.join(preferred)}" if preferred else ""
     listed = "; ".join(_describe(flavor) for flavor in flavors) or "none"
     raise Refused(
         Reason.NO_FLAVOR_FITS,
-        f"spec.resources: {shape.accelerator} {shape.topology} ({shape.hosts} x {shape.chips_per_host} chips, "
-        f'{"/".join(capacity)}) is not offered by profile "{profile_name}". It offers: {listed}.',
+        f"spec.resources: {many}{shape.accelerator} {shape.topology} ({shape.hosts} x {shape.chips_per_host} chips"
+        f'{capacity}) is not offered by profile "{profile_name}". It offers: {listed}.',
     )
 
 
-def _wanted(resources: Mapping[str, Any], offered: Sequence[Mapping[str, Any]]) -> TpuShape:
+def _in_order(
+    flavors: Sequence[Mapping[str, Any]], preferred: Sequence[str] | None
+) -> list[Mapping[str, Any]]:
+    """Those of the capacities that the job accepts, in the job's order; the profile's order decides the rest."""
+    if preferred is None:
+        return list(flavors)
+    accepted = [flavor for flavor in flavors if flavor["capacity"] in preferred]
+    return sorted(accepted, key=lambda flavor: preferred.index(flavor["capacity"]))
+
+
+def _refuse_slices(shape: TpuShape, slices: int) -> None:
+    """GKE connects slices only where each has several hosts."""
+    if slices > 1 and not shape.multi_host:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.resources.slices: {slices} slices of {shape.name} ({shape.topology}) cannot be connected, as each "
+            "is a single host. Use one larger slice, or slices of several hosts.",
+        )
+
+
+def _wanted(
+    resources: Mapping[str, Any], offered: Sequence[Mapping[str, Any]], flavors: Sequence[Mapping[str, Any]]
+) -> TpuShape:
+    """What the job names; where that means two machines, the one that the flavors say."""
     try:
         return _shape(resources, resources.get("chipsPerHost"))
     except CatalogError as error:
         if not error.ambiguous:
             where = "spec.resources.tpu" if "tpu" in resources else "spec.resources"
             raise Refused(Reason.UNKNOWN_TPU, f"{where}: {error}") from error
-        fitting = {
-            shape.chips_per_host: shape
-            for flavor in offered
-            if (chips := flavor.get("chipsPerHost")) and (shape := _try_shape(resources, chips))
-            if _offers(flavor, shape)
-        }
-        if len(fitting) == 1:
-            return next(iter(fitting.values()))
+        said = _said(resources, offered) or _said(resources, flavors)
+        if len(said) == 1:
+            return next(iter(said.values()))
         raise Refused(
             Reason.AMBIGUOUS_TPU_SHAPE, f"spec.resources: {error} Say which with chipsPerHost."
         ) from error
+
+
+def _said(resources: Mapping[str, Any], flavors: Sequence[Mapping[str, Any]]) -> Mapping[int, TpuShape]:
+    """By chips per host: the wanted slices that flavors tell."""
+    return {
+        shape.chips_per_host: shape
+        for flavor in flavors
+        if (chips := flavor.get("chipsPerHost")) and (shape := _try_shape(resources, chips))
+        if _offers(flavor, shape)
+    }
 
 
 def _shape(resources: Mapping[str, Any], chips_per_host: int | None) -> TpuShape:
@@ -97,10 +137,19 @@ def _offers(flavor: Mapping[str, Any], shape: TpuShape) -> bool:
     )
 
 
-def _cheapest(offered: Sequence[Mapping[str, Any]], profile_name: str) -> Placement:
-    """The cheapest proven shape of the flavors; the flavors' own order decides between equals."""
-    choices: list[tuple[Decimal, int, TpuShape, Mapping[str, Any]]] = []
+def _cheapest(
+    offered: Sequence[Mapping[str, Any]],
+    profile_name: str,
+    preferred: Sequence[str] | None,
+    slices: int,
+    *,
+    queued: bool,
+) -> Placement:
+    """The cheapest slice of the first capacity that the job prefers; the flavors' own order decides between equals."""
+    choices: list[tuple[int, Decimal, int, int, TpuShape, Mapping[str, Any]]] = []
     for order, flavor in enumerate(offered):
+        price = Decimal(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else _UNPRICED
+        rank = preferred.index(flavor["capacity"]) if preferred else 0
         for topology in flavor["topologies"]:
             try:
                 shape = shape_by_topology(
@@ -108,40 +157,38 @@ def _cheapest(offered: Sequence[Mapping[str, Any]], profile_name: str) -> Placem
                 )
             except CatalogError:
                 continue
-            if shape.family in PROVEN_FAMILIES:
-                choices.append(
-                    (Decimal(flavor.get("chipHourPrice") or 0) * shape.chips, order, shape, flavor)
-                )
+            if shape.multi_host or slices == 1:
+                choices.append((rank, price * shape.chips, shape.chips, order, shape, flavor))
     if not choices:
         raise Refused(
             Reason.NO_FLAVOR_FITS,
             f'spec.resources names no TPU and profile "{profile_name}" has no flavor to choose from: '
             "set spec.resources.tpu.",
         )
-    _, _, shape, flavor = min(choices, key=lambda choice: (choice[0], choice[2].chips, choice[1]))
-    return _placement(shape, flavor, "the cheapest slice of the profile, since spec.resources names none")
+    *_, shape, flavor = min(choices, key=lambda choice: choice[:4])
+    return _placement(
+        shape,
+        flavor,
+        "the cheapest slice of the profile, since spec.resources names none",
+        queued=queued,
+    )
 
 
-def _placement(shape: TpuShape, flavor: Mapping[str, Any], why: str) -> Placement:
+def _placement(shape: TpuShape, flavor: Mapping[str, Any], why: str, *, queued: bool) -> Placement:
+    queued_provisioning = queued and flavor["capacity"] == "FlexStart"
     return Placement(
         shape=shape,
         flavor=flavor["name"],
         capacity=flavor["capacity"],
-        node_selector=flavor.get("nodeSelector", {}),
-        tolerations=tuple(flavor.get("tolerations", ())),
+        queued_provisioning=queued_provisioning,
+        node_selector=nodes.node_selector(shape, flavor, queued_provisioning=queued_provisioning),
+        tolerations=nodes.tolerations(flavor, queued_provisioning=queued_provisioning),
         chip_hour_price=flavor.get("chipHourPrice"),
         why=f"{why}; flavor {flavor['name']}",
     )
 
 
-def _refuse_unproven(shape: TpuShape) -> None:
-    if shape.family not in PROVEN_FAMILIES:
-        raise Refused(
-            Reason.NOT_YET_SUPPORTED,
-            f"spec.resources: {shape.accelerator} comes later; this version runs on tpu-v6e-slice.",
-        )
-
-
 def _describe(flavor: Mapping[str, Any]) -> str:
     chips = f", {flavor['chipsPerHost']} chips per host" if "chipsPerHost" in flavor else ""
-    return f"{flavor['accelerator']} {', '.join(flavor['topologies'])} ({flavor['capacity']}{chips})"
+    slices = f", up to {flavor['maxSlices']} slices" if flavor.get("maxSlices", 1) > 1 else ""
+    return f"{flavor['accelerator']} {', '.join(flavor['topologies'])} ({flavor['capacity']}{chips}{slices})"

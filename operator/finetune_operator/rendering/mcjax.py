@@ -9,34 +9,38 @@ from finetune_operator.rendering.pod import pod_spec
 
 EXCLUSIVE_TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _TPU = "google.com/tpu"
+#: Between the hosts of a slice, and what GKE scrapes the chips' metrics from.
+_PORTS = (
+    {"name": "tpu", "containerPort": 8471},
+    {"name": "tpu-metrics", "containerPort": 8431},
+)
+#: Between slices.
+_MEGASCALE = {"name": "megascale", "containerPort": 8080}
+#: Queued provisioning gives nodes for at most so long, seconds.
+_MAX_RUN_SECONDS = 7 * 24 * 3600
 
 
 def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
     """The pod of one host."""
-    shape = plan.placement.shape
-    chips = {_TPU: str(shape.chips_per_host)}
+    chips = {_TPU: str(plan.placement.shape.chips_per_host)}
     return pod_spec(
         plan,
         request,
         service_account=plan.service_account_tpu,
         resources={"requests": chips, "limits": dict(chips)},
-        node_selector={
-            "cloud.google.com/gke-tpu-accelerator": shape.accelerator,
-            "cloud.google.com/gke-tpu-topology": shape.topology,
-            **plan.placement.node_selector,
-        },
-        tolerations=[
-            {"key": _TPU, "operator": "Exists", "effect": "NoSchedule"},
-            *plan.placement.tolerations,
-        ],
-        # 8471: between the hosts of a slice; 8431: what GKE scrapes the chips' metrics from.
-        ports=[{"name": "tpu", "containerPort": 8471}, {"name": "tpu-metrics", "containerPort": 8431}],
+        node_selector=plan.placement.node_selector,
+        tolerations=plan.placement.tolerations,
+        ports=_PORTS if plan.mesh.slices == 1 else [*_PORTS, _MEGASCALE],
         shared_memory=True,
     )
 
 
 def slice_annotations(plan: Plan) -> Mapping[str, str]:
-    """One slice per node pool, which only multi-host slices need: a single host would lock a whole shared pool."""
+    """Of the JobSet."""
+    annotations = {}
     if plan.placement.shape.multi_host:
-        return {EXCLUSIVE_TOPOLOGY: "cloud.google.com/gke-nodepool"}
-    return {}
+        # One slice per node pool. A single host would lock a whole shared pool.
+        annotations[EXCLUSIVE_TOPOLOGY] = "cloud.google.com/gke-nodepool"
+    if plan.placement.queued_provisioning:
+        annotations["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] = str(_MAX_RUN_SECONDS)
+    return annotations

@@ -21,9 +21,7 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 LATER: list[tuple[dict[str, Any], str]] = [
     ({"retry": {"generation": 1}}, "spec.retry"),
     ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
-    ({"resources": {"tpu": "v6e-4", "slices": 2}}, "spec.resources.slices = 2"),
     ({"resources": {"tpu": "v6e-4", "controller": "Pathways"}}, "spec.resources.controller = Pathways"),
-    ({"resources": {"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}}, "spec.resources.capacity[0] = Spot"),
     ({"checkpointing": {"everySeconds": 60}}, "spec.checkpointing.everySeconds"),
     ({"preflight": {"memory": "Compile"}}, "spec.preflight.memory = Compile"),
     ({"export": {"checkpoint": "Best"}}, "spec.export.checkpoint = Best"),
@@ -88,7 +86,10 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ),
     ({"resources": {"tpu": "v9-1"}}, [profile()], Reason.UNKNOWN_TPU),
     ({"resources": {"tpu": "v6e-16"}}, [profile()], Reason.NO_FLAVOR_FITS),
-    ({"resources": {"tpu": "v5e-16"}}, [profile()], Reason.NOT_YET_SUPPORTED),
+    ({"resources": {"tpu": "v5e-16"}}, [profile()], Reason.NO_FLAVOR_FITS),
+    ({"resources": {"tpu": "v6e-4", "capacity": ["Spot"]}}, [profile()], Reason.NO_FLAVOR_FITS),
+    ({"resources": {"tpu": "v6e-8", "slices": 2}}, [profile()], Reason.NO_FLAVOR_FITS),
+    ({"resources": {"tpu": "v6e-4", "slices": 2}}, [profile()], Reason.INVALID_SPEC),
     ({"resources": {"tpu": "v6e-4", "parallelism": {"fsdp": 3}}}, [profile()], Reason.PARALLELISM_MISMATCH),
     ({"hyperparameters": {"globalBatchSize": 6}}, [profile()], Reason.BATCH_MISMATCH),
     ({"export": {"content": "Adapter"}}, [profile()], Reason.INVALID_SPEC),
@@ -143,6 +144,75 @@ def test_a_flavor_that_does_not_exist_is_refused(flavor: dict[str, Any], said: s
     refused = refusal(job(), profile(flavors=[known | flavor]))
     assert refused.reason == Reason.PROFILE_INVALID
     assert said in refused.message
+
+
+def flavors(*capacities: str, **more: Any) -> list[dict[str, Any]]:
+    """A flavor of v6e slices, one host or two, for each capacity."""
+    return [
+        {
+            "name": capacity.lower(),
+            "capacity": capacity,
+            "accelerator": "tpu-v6e-slice",
+            "topologies": ["2x2", "2x4"],
+            "chipsPerHost": 4,
+            **more,
+        }
+        for capacity in capacities
+    ]
+
+
+PREFERENCES: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
+    ({"tpu": "v6e-4"}, flavors("OnDemand", "Spot"), "OnDemand"),
+    ({"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}, flavors("OnDemand", "Spot"), "Spot"),
+    ({"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}, flavors("OnDemand"), "OnDemand"),
+    ({"capacity": ["FlexStart", "Spot"]}, flavors("Spot", "FlexStart"), "FlexStart"),
+    ({}, [*flavors("OnDemand", chipHourPrice="2"), *flavors("Spot", chipHourPrice="1")], "Spot"),
+    ({}, [*flavors("Spot"), *flavors("OnDemand", chipHourPrice="2")], "OnDemand"),
+    ({"tpu": "v6e-4"}, [*flavors("Spot")], "Spot"),
+]
+
+
+@pytest.mark.parametrize(("resources", "offered", "chosen"), PREFERENCES)
+def test_the_jobs_order_of_capacities_counts_then_the_profiles(
+    resources: dict[str, Any], offered: list[dict[str, Any]], chosen: str
+) -> None:
+    plan = admit(job(resources=resources), [profile(flavors=offered, currency="USD")]).plan
+    assert plan.placement.capacity == chosen
+
+
+def test_several_slices_split_the_data_axis_and_need_several_hosts_each() -> None:
+    offered = flavors("OnDemand", maxSlices=4)
+    plan = admit(
+        job(resources={"tpu": "v6e-8", "slices": 4, "parallelism": {"tensor": 2}}),
+        [profile(flavors=offered)],
+    ).plan
+    assert (plan.mesh.data, plan.mesh.fsdp, plan.mesh.tensor, plan.chips) == (4, 4, 2, 32)
+    assert admit(job(resources={"slices": 2}), [profile(flavors=offered)]).plan.placement.shape.hosts == 2
+    for resources, said in (
+        ({"tpu": "v6e-4", "slices": 2}, "2 slices of v6e-4 (2x2) cannot be connected"),
+        ({"tpu": "v6e-8", "slices": 5}, "5 slices of tpu-v6e-slice 2x4 (2 x 4 chips) is not offered"),
+        ({"tpu": "v6e-8", "slices": 4, "parallelism": {"data": 2}}, "no multiple of the 4 slices"),
+    ):
+        assert said in refusal(job(resources=resources), profile(flavors=offered)).message
+
+
+def test_a_reservation_is_named_where_and_only_where_there_is_one() -> None:
+    assert "reservation" in refusal(job(), profile(flavors=flavors("Reservation"))).message
+    wrong = flavors("OnDemand", reservation="spring")
+    assert refusal(job(), profile(flavors=wrong)).reason == Reason.PROFILE_INVALID
+
+
+def test_chips_of_which_nothing_is_published_need_the_mesh_in_words() -> None:
+    seven = {
+        "name": "seven",
+        "capacity": "OnDemand",
+        "accelerator": "tpu7",
+        "topologies": ["2x2x2"],
+    }
+    offered = profile(flavors=[seven])
+    assert "how many JAX devices" in refusal(job(resources={"tpu": "tpu7-16"}), offered).message
+    mesh = {"data": 1, "fsdp": 16, "tensor": 1}
+    assert admit(job(resources={"tpu": "tpu7-16", "parallelism": mesh}), [offered]).plan.mesh.devices == 16
 
 
 def test_no_wish_gets_the_cheapest_slice_and_says_so() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_contract import Stage, StageRequest
-from finetune_operator.catalog import TpuShape, all_shapes
+from finetune_operator.catalog import TpuShape, all_shapes, shape_by_name
+from finetune_operator.catalog.tpu import chips_of_topology
 from finetune_operator.planning import Refused
-from finetune_operator.planning.topology import PROVEN_FAMILIES
 from finetune_operator.rendering import plan_offline
 from tests.snapshots import check
 from tests.unit.lifecycle.world import job, profile
@@ -112,20 +112,72 @@ def test_the_longest_names_fit() -> None:
         assert len(f"{last}-{group}-0-63-xxxxx") <= 63
 
 
-@given(st.sampled_from([shape for shape in all_shapes() if shape.family in PROVEN_FAMILIES]))
-def test_pods_times_chips_is_the_slice(shape: TpuShape) -> None:
+def on(shape: TpuShape, capacity: str = "OnDemand", slices: int = 1, **profile_spec: Any) -> dict[str, Any]:
+    """The training's JobSet on slices of that shape."""
     flavor = {
         "name": "only",
-        "capacity": "OnDemand",
+        "capacity": capacity,
         "accelerator": shape.accelerator,
         "topologies": [shape.topology],
         "chipsPerHost": shape.chips_per_host,
+        "maxSlices": slices,
     }
-    wanted = job(resources={"accelerator": shape.accelerator, "topology": shape.topology})
-    jobset = dict(plan_offline(wanted, profile(flavors=[flavor])))[Stage.TRAIN]
-    hosts = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"]
+    if capacity == "Reservation":
+        flavor["reservation"] = "projects/shared/reservations/spring"
+    resources: dict[str, Any] = {
+        "accelerator": shape.accelerator,
+        "topology": shape.topology,
+        "slices": slices,
+    }
+    if shape.devices_per_chip is None:
+        resources["parallelism"] = {"data": slices, "fsdp": shape.chips, "tensor": 1}
+    return dict(plan_offline(job(resources=resources), profile(flavors=[flavor], **profile_spec)))[
+        Stage.TRAIN
+    ]
+
+
+@pytest.mark.parametrize("accelerator", sorted({shape.accelerator for shape in all_shapes()}))
+def test_pods_times_chips_is_the_slice_for_every_shape(accelerator: str) -> None:
+    for shape in all_shapes():
+        if shape.accelerator == accelerator:
+            _assert_whole(shape, slices=3 if shape.multi_host else 1)
+
+
+def _assert_whole(shape: TpuShape, slices: int) -> None:
+    jobset = on(shape, slices=slices)
+    (group,) = jobset["spec"]["replicatedJobs"]
+    hosts = group["template"]["spec"]["completions"]
     chips = int(pod(jobset)["containers"][0]["resources"]["limits"]["google.com/tpu"])
-    assert hosts * chips == shape.chips
+    assert group["replicas"] == slices, shape
+    assert group["template"]["spec"]["parallelism"] == hosts == shape.hosts, shape
+    assert hosts * chips == shape.hosts * shape.chips_per_host == chips_of_topology(shape.topology), shape
+    selector = pod(jobset)["nodeSelector"]
+    assert selector["cloud.google.com/gke-tpu-accelerator"] == shape.accelerator
+    assert selector["cloud.google.com/gke-tpu-topology"] == shape.topology
+    request = StageRequest.model_validate_json(env(jobset)["FINETUNE_REQUEST"]["value"].replace("$$", "$"))
+    assert request.mesh.devices == slices * shape.chips * (shape.devices_per_chip or 1), shape
+    assert request.mesh.data % slices == 0, shape
+
+
+#: Cases that differ in kind, each capacity, and a shape of every family.
+SLICES: list[tuple[str, str, int | None, int, str]] = [
+    ("v6e-256", "v6e-256", None, 1, "OnDemand"),
+    ("v5e-16-twice", "v5litepod-16", None, 2, "OnDemand"),
+    ("v5p-128-spot", "v5p-128", None, 1, "Spot"),
+    ("v6e-8-one-host", "v6e-8", 8, 1, "OnDemand"),
+    ("v6e-8-two-hosts", "v6e-8", 4, 1, "Reservation"),
+    ("v4-16", "v4-16", None, 1, "OnDemand"),
+    ("tpu7x-32", "tpu7x-2x2x4", None, 1, "FlexStart"),
+    ("tpu7-16", "tpu7-16", None, 1, "OnDemand"),
+]
+
+
+@pytest.mark.parametrize(("case", "name", "chips_per_host", "slices", "capacity"), SLICES)
+def test_slices_of_every_kind_are_the_golden_ones(
+    case: str, name: str, chips_per_host: int | None, slices: int, capacity: str
+) -> None:
+    jobset = on(shape_by_name(name, chips_per_host=chips_per_host), capacity, slices)
+    check(GOLDEN / "slices" / f"{case}.yaml", yaml.safe_dump(jobset, sort_keys=False, width=110))
 
 
 def test_a_request_larger_than_an_environment_is_refused() -> None:
