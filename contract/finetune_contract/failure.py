@@ -43,6 +43,8 @@ class Failure(Record):
     """The last lines of the traceback or log, redacted."""
     host: int = 0
     """Which process of the stage failed; not always the one that wrote this."""
+    checkpoint: int | None = None
+    """Of a training that left no result: the step of its newest checkpoint, where the operator saw one."""
 
     @property
     def failure_class(self) -> FailureClass:

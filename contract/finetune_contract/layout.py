@@ -67,24 +67,27 @@ class RunFolder:
     def attempts(self) -> str:
         return f"{self.uri}/attempts"
 
-    def attempt(self, stage: str, number: int) -> str:
-        """Folder of one attempt; ``stage`` is the short name (prep, conv, train, eval, export)."""
-        return f"{self.attempts}/{stage}-{number}"
+    def attempt(self, stage: str, number: int, restart: int = 0) -> str:
+        """Folder of one attempt: ``train-2``, and ``train-2.1`` after the first restart inside that JobSet.
 
-    def request(self, stage: str, number: int) -> str:
+        ``stage`` is the short name (prep, conv, train, eval, export), ``number`` the JobSet's.
+        """
+        return f"{self.attempts}/{stage}-{number}{f'.{restart}' if restart else ''}"
+
+    def request(self, stage: str, number: int, restart: int = 0) -> str:
         """Written by the trainer first of all: the attempt has started."""
-        return f"{self.attempt(stage, number)}/request.json"
+        return f"{self.attempt(stage, number, restart)}/request.json"
 
-    def result(self, stage: str, number: int) -> str:
-        return f"{self.attempt(stage, number)}/result.json"
+    def result(self, stage: str, number: int, restart: int = 0) -> str:
+        return f"{self.attempt(stage, number, restart)}/result.json"
 
-    def failure(self, stage: str, number: int) -> str:
+    def failure(self, stage: str, number: int, restart: int = 0) -> str:
         """Written by the process that failed first, on whatever host, and only where there is none yet; the operator's
         own judgement replaces it."""
-        return f"{self.attempt(stage, number)}/failure.json"
+        return f"{self.attempt(stage, number, restart)}/failure.json"
 
-    def log_tail(self, stage: str, number: int) -> str:
-        return f"{self.attempt(stage, number)}/log-tail.txt"
+    def log_tail(self, stage: str, number: int, restart: int = 0) -> str:
+        return f"{self.attempt(stage, number, restart)}/log-tail.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,6 @@ class CacheLayout:
         """Written last and only if absent: its presence means complete, and the first of two writers wins."""
         return f"{self.convert(fingerprint)}/manifest.json"
 
-    def convert_output(self, fingerprint: str, uid: str, attempt: int) -> str:
-        """This attempt's own, so that two jobs that convert the same model never mix their files."""
-        return f"{self.convert(fingerprint)}/{uid[:8]}-{attempt}"
+    def convert_output(self, fingerprint: str, uid: str, number: int, restart: int = 0) -> str:
+        """This attempt's own, so that no two conversions of the same model ever mix their files."""
+        return f"{self.convert(fingerprint)}/{uid[:8]}-{number}{f'.{restart}' if restart else ''}"

@@ -1,5 +1,6 @@
 """The stage request: what to do, fully resolved. Travels in the environment variable ``FINETUNE_REQUEST``."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -9,6 +10,8 @@ from finetune_contract.base import Record, Uri, Version
 
 #: Name of the environment variable that holds the request as JSON.
 REQUEST_VARIABLE = "FINETUNE_REQUEST"
+#: Name of the one that holds the restart inside the JobSet: each restart's pods have the same request.
+RESTART_VARIABLE = "FINETUNE_RESTART"
 #: Linux caps one environment string at 128 KiB; the operator refuses a longer request.
 MAX_REQUEST_BYTES = 96 * 1024
 
@@ -193,6 +196,9 @@ class StageRequest(Record):
     job: JobIdentity
     stage: Stage
     attempt: Annotated[int, Field(ge=1, le=999)]
+    """The JobSet's number. With ``restart`` it names the attempt."""
+    restart: Annotated[int, Field(ge=0)] = 0
+    """Inside the JobSet, which cannot write it into its own template."""
     run_folder: Uri
     cache: Uri
     """Root of the cache of converted models."""
@@ -214,3 +220,10 @@ class StageRequest(Record):
     """The ``items`` folder of the converted model; given to train and evaluate and export."""
     train_step: int | None = None
     """The checkpoint to evaluate and export; given after training."""
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> Self:
+        """What the container was told. Raises KeyError where nothing was, ValidationError where it is no request."""
+        request = cls.model_validate_json(environment[REQUEST_VARIABLE])
+        restart = environment.get(RESTART_VARIABLE) or "0"
+        return cls.model_validate({**dict(request), "restart": restart})

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from devcluster.testing import Cluster
+from finetune_operator.rendering import UID_LABEL
 from finetune_operator.runtime.kopf_adapter import watches
-from finetune_operator.runtime.rbac import JOB_RULES, LEASE_RULES, PROFILE_RULES
+from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, LEASE_RULES
 from tests.integration import trainer_double
 
 PROFILE = "rights"
@@ -41,10 +42,31 @@ def requests(cluster: Cluster) -> set[tuple[Right, int]]:
     }
 
 
+def _fail_a_pod_on_a_slice(cluster: Cluster, namespace: str) -> None:
+    """The operator then looks at the slice's nodes."""
+    job = cluster.get(f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/lived")
+    selector = {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+        "cloud.google.com/gke-tpu-topology": "16x16",
+    }
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    cluster.create(
+        pods,
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "crashed", "labels": {UID_LABEL: job["metadata"]["uid"]}},
+            "spec": {"containers": [{"name": "trainer", "image": "none"}], "nodeSelector": selector},
+        },
+    )
+    cluster.patch(f"{pods}/crashed/status", {"status": {"phase": "Failed"}})
+
+
 def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: str) -> None:
     newborn.apply(trainer_double.job(namespace, "lived", PROFILE))
     jobset = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1"
     newborn.wait(jobset, lambda _: True)
+    _fail_a_pod_on_a_slice(newborn, namespace)
     # Suspending deletes the JobSet, and the status says so.
     job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/lived"
     newborn.patch(job, {"spec": {"suspend": True}})
@@ -58,7 +80,7 @@ def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: st
         (watch.kind.plural, verb) for watch in watches(()) for verb in ("list", "watch")
     }
     granted = {
-        (rule.resource, verb) for rule in (*JOB_RULES, *PROFILE_RULES, *LEASE_RULES) for verb in rule.verbs
+        (rule.resource, verb) for rule in (*JOB_RULES, *CLUSTER_RULES, *LEASE_RULES) for verb in rule.verbs
     }
     assert used == granted
     assert not {right for right, code in made if code == 403}

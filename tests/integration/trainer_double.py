@@ -31,7 +31,8 @@ STEPS = 10
 def records(request: StageRequest, now: datetime) -> Mapping[str, str]:
     """URI -> content of every file of one attempt that succeeded, in the order of writing."""
     run, stage, number = RunFolder(request.run_folder), request.stage, request.attempt
-    files = {run.request(stage.short, number): request.to_json()}
+    place = (stage.short, number, request.restart)
+    files = {run.request(*place): request.to_json()}
     # One fingerprint per job: jobs do not share conversions, so that each shows all of its stages.
     fingerprint = request.job.uid.replace("-", "").ljust(64, "0")
     details = stage_outcomes.details(request, fingerprint=fingerprint, steps=STEPS, now=now)
@@ -39,11 +40,14 @@ def records(request: StageRequest, now: datetime) -> Mapping[str, str]:
         manifest = CacheLayout(request.cache).convert_manifest(fingerprint)
         files[manifest] = details.manifest.to_json()
     if isinstance(details, TrainOutcome):
-        progress = Progress(attempt=number, step=STEPS, total_steps=STEPS, updated=now)
+        progress = Progress(
+            attempt=number, restart=request.restart, step=STEPS, total_steps=STEPS, updated=now
+        )
         files[run.progress] = progress.to_json()
-    files[run.result(stage.short, number)] = StageResult(
+    files[run.result(*place)] = StageResult(
         stage=stage,
         attempt=number,
+        restart=request.restart,
         outcome=Outcome.SUCCEEDED,
         exit_code=0,
         started=now,
@@ -119,7 +123,7 @@ def job(namespace: str, name: str, profile_name: str, **spec: object) -> dict[st
 
 
 if __name__ == "__main__":
-    wanted = StageRequest.model_validate_json(os.environ["FINETUNE_REQUEST"])
+    wanted = StageRequest.of_environment(os.environ)
     files = dict(records(wanted, datetime.now(UTC)))
     # First of all, as a real one: the attempt has started.
     first = next(iter(files))

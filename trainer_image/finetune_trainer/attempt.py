@@ -115,8 +115,8 @@ class Attempt:
         return RunFolder(self.request.run_folder)
 
     @property
-    def _place(self) -> tuple[str, int]:
-        return self.request.stage.short, self.request.attempt
+    def _place(self) -> tuple[str, int, int]:
+        return self.request.stage.short, self.request.attempt, self.request.restart
 
     def begin(self) -> None:
         if self.first:
@@ -186,6 +186,7 @@ class Attempt:
         result = StageResult(
             stage=self.request.stage,
             attempt=self.request.attempt,
+            restart=self.request.restart,
             outcome=outcome,
             exit_code=int(code),
             started=self.started,

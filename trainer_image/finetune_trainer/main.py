@@ -48,7 +48,7 @@ def main(environment: Mapping[str, str]) -> int:
     redact = Redactor(environment)
     termination = Path(environment.get("TERMINATION_MESSAGE_PATH", "/dev/termination-log"))
     try:
-        request = StageRequest.model_validate_json(environment[REQUEST_VARIABLE])
+        request = StageRequest.of_environment(environment)
     except (KeyError, ValidationError) as error:
         return _no_request(error, redact, termination)
     tail = LogTail(redact)
@@ -133,7 +133,12 @@ def _log_to_standard_error(request: StageRequest) -> None:
     )
     logging.getLogger("finetune_trainer").setLevel(logging.INFO)
     _LOG.info(
-        "%s, attempt %d of job %s/%s", request.stage, request.attempt, request.job.namespace, request.job.name
+        "%s, attempt %d.%d of job %s/%s",
+        request.stage,
+        request.attempt,
+        request.restart,
+        request.job.namespace,
+        request.job.name,
     )
 
 

@@ -25,11 +25,15 @@ No Secret is ever read: pods get them by reference.
   verbs: [create]
 {{- end }}
 
-{{/* Profiles are cluster-scoped: an operator that serves a few namespaces reads them, too. */}}
-{{- define "finetune-operator.profileRules" -}}
+{{/* What is cluster-scoped: an operator that serves a few namespaces reads it, too. */}}
+{{- define "finetune-operator.clusterRules" -}}
 - apiGroups: [tpu-finetune.dev]
   resources: [finetuneprofiles]
   verbs: [list, watch]
+# Of a slice on which a pod has failed: was a host taken away, or did the program crash?
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list]
 {{- end }}
 
 {{/* Leader election, in the operator's own namespace. */}}

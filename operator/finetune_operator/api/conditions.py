@@ -104,6 +104,8 @@ class Reason(StrEnum):
     WITHIN_BUDGET = "WithinBudget"
     GATE_PASSED = "GatePassed"
     RETRIES_EXHAUSTED = "RetriesExhausted"
+    NO_PROGRESS = "NoProgress"
+    """Training was interrupted again and again before it could save anything new."""
     # --- end
     PLANNED = "Planned"
     SUCCEEDED = "Succeeded"

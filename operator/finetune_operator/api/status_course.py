@@ -72,6 +72,8 @@ class StageStatus(ApiModel):
     """The newest attempt."""
     job_set: DnsLabel | None = None
     """The JobSet of that attempt."""
+    restart: NonNegative | None = None
+    """How often that JobSet has been restarted, after disruptions. Absent: never."""
     start_time: Timestamp | None = None
     """When its first attempt began."""
     completion_time: Timestamp | None = None
@@ -161,7 +163,11 @@ class AttemptRecord(ApiModel):
     stage: Stage
     """Of which stage."""
     attempt: NonNegative
-    """Its number."""
+    """Its number; JobSets and restarts inside them are counted through."""
+    job_set: DnsLabel | None = None
+    """Its JobSet."""
+    restart: NonNegative | None = None
+    """How often that JobSet had been restarted before, after disruptions. Absent: never."""
     failure_class: Annotated[FailureClass | None, Field(alias="class")] = None
     """Who is charged with its end; absent when it did its work."""
     reason: ReasonText

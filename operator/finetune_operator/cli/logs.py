@@ -1,7 +1,7 @@
 """``finetune logs``: what the pods of a stage write, or the end of it that was kept when they are gone."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from finetune_contract import RunFolder, Stage
@@ -10,11 +10,16 @@ from finetune_operator.cli import story
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import JOBS, PODS, ClusterError, Object
+from finetune_operator.rendering import attempt_of
 
 type Write = Callable[[str], None]
 
 _ORDER = {stage.value: place for place, stage in enumerate(Stage)}
 _OVER = ("Succeeded", "Failed", "Skipped")
+
+
+type Place = tuple[Stage, int, int]
+"""Stage, number of the JobSet, restart inside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,19 +29,28 @@ class Selection:
     stage: Stage | None = None
     attempt: int | None = None
 
-    def matches(self, pod: Object) -> bool:
-        stage, attempt = attempt_of(pod)
-        return self.stage in (None, stage) and self.attempt in (None, attempt)
+    def matches(self, pod: Object, job: Object) -> bool:
+        place = attempt_of(pod)
+        if place is None or self.stage not in (None, place[0]):
+            return False
+        return self.attempt is None or _numbers(job).get(place) == self.attempt
 
     def __str__(self) -> str:
         parts = [self.stage.value if self.stage else "", f"attempt {self.attempt}" if self.attempt else ""]
         return " ".join(part for part in parts if part) or "the job"
 
 
-def attempt_of(pod: Object) -> tuple[Stage, int]:
-    """Stage and attempt that a pod belongs to, from its labels."""
-    labels = pod["metadata"]["labels"]
-    return Stage(labels["tpu-finetune.dev/stage"]), int(labels["tpu-finetune.dev/attempt"])
+def _numbers(job: Object) -> dict[Place, int]:
+    """The number that people see of every attempt that the status tells of."""
+    status = story.status_of(job)
+    newest = [{**each, "stage": each["name"]} for each in status.get("stages") or []]
+    told = [*((status.get("attempts") or {}).get("history") or []), *newest]
+    return {_place(each): int(each["attempt"]) for each in told if each.get("attempt") and each.get("jobSet")}
+
+
+def _place(told: Object) -> Place:
+    number = int(str(told["jobSet"]).rpartition("-")[2])
+    return Stage(told["stage"]), number, int(told.get("restart") or 0)
 
 
 def has_started(pod: Object) -> bool:
@@ -52,13 +66,14 @@ async def show_logs(
     job = await connection.job(name)
     labels = {"tpu-finetune.dev/job-uid": str(job["metadata"]["uid"])}
     if follow and not _over(job, selection):
-        await _follow(connection, name, labels, selection, write)
+        await _follow(connection, job, labels, selection, write)
         return
-    pods = [pod for pod in await connection.pods(labels) if selection.matches(pod) and has_started(pod)]
+    pods = [pod for pod in await connection.pods(labels) if selection.matches(pod, job) and has_started(pod)]
     if not pods:
         write(await kept_log(job, selection, store))
         return
-    newest = max(map(attempt_of, pods), key=lambda attempt: (_ORDER[attempt[0].value], attempt[1]))
+    places = [place for pod in pods if (place := attempt_of(pod))]
+    newest = max(places, key=lambda place: (_ORDER[place[0].value], *place[1:]))
     chosen = sorted(
         (pod["metadata"]["name"] for pod in pods if attempt_of(pod) == newest),
     )
@@ -92,7 +107,9 @@ def _prefix(pod: str, all_pods: Sequence[str]) -> str:
 class _Follower:
     """Streams every pod of a selection from its start on, as pods come and go."""
 
-    def __init__(self, connection: Connection, selection: Selection, write: Write) -> None:
+    def __init__(self, connection: Connection, job: Object, selection: Selection, write: Write) -> None:
+        self.job = job
+        """As it was seen last."""
         self._connection = connection
         self._selection = selection
         self._write = write
@@ -101,7 +118,7 @@ class _Follower:
     async def pods(self, labels: Mapping[str, str]) -> None:
         """Start a stream for each pod that begins; never returns."""
         async for pods in self._connection.follow(PODS, labels=labels):
-            chosen = [pod for pod in pods.values() if self._selection.matches(pod)]
+            chosen = [pod for pod in pods.values() if self._selection.matches(pod, self.job)]
             for pod in chosen:
                 if has_started(pod) and pod["metadata"]["name"] not in self._streams:
                     self._start(
@@ -118,8 +135,7 @@ class _Follower:
 
     def _start(self, pod: Object, peers: Sequence[str]) -> None:
         if not self._streams.keys() & set(peers):
-            stage, attempt = attempt_of(pod)
-            self._write(f"=== {stage} attempt {attempt}")
+            self._write(f"=== {_title(pod)}")
         name = pod["metadata"]["name"]
         self._streams[name] = asyncio.create_task(self._stream(name, peers))
 
@@ -131,17 +147,29 @@ class _Follower:
             self._write(f"[the log of {pod} broke off: {error}]")
 
 
+def _title(pod: Object) -> str:
+    """``Train quickstart-train-2``, and ``…, restart 1`` where that JobSet was restarted."""
+    labels, place = pod["metadata"]["labels"], attempt_of(pod)
+    assert place is not None, "only pods of attempts are chosen"
+    stage, number, restart = place
+    jobset = labels.get("jobset.sigs.k8s.io/jobset-name", f"{stage.short}-{number}")
+    return f"{stage} {jobset}{f', restart {restart}' if restart else ''}"
+
+
 async def _follow(
-    connection: Connection, name: str, labels: Mapping[str, str], selection: Selection, write: Write
+    connection: Connection, job: Object, labels: Mapping[str, str], selection: Selection, write: Write
 ) -> None:
     """Print the logs of the selection until the job, or the stage that was asked for, is over."""
+
+    name = str(job["metadata"]["name"])
+    follower = _Follower(connection, job, selection, write)
 
     async def until_over() -> None:
         async for jobs in connection.follow(JOBS, name=name):
             if name not in jobs or _over(jobs[name], selection):
                 return
+            follower.job = jobs[name]
 
-    follower = _Follower(connection, selection, write)
     tasks = [asyncio.create_task(follower.pods(labels)), asyncio.create_task(until_over())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -163,37 +191,39 @@ async def kept_log(job: Object, selection: Selection, store: Store) -> str:
             f"{job['metadata']['name']} has no pods and no run folder yet.",
             fix=f"`finetune status {job['metadata']['name']}` tells what it waits for.",
         )
-    stage, attempt = _newest_attempt(status.get("stages") or [], selection, str(job["metadata"]["name"]))
-    uri = RunFolder(str(folder)).log_tail(stage.short, attempt)
+    stage, number, restart = _newest_attempt(job, selection)
+    uri = RunFolder(str(folder)).log_tail(stage.short, number, restart)
     try:
         content = await store.read(uri)
     except StorageError as error:
         raise CliError(
-            f"The pods of {stage} attempt {attempt} are gone and the kept log cannot be read: {error}",
+            f"The pods of {stage} are gone and the kept log cannot be read: {error}",
             fix="Log in to the object store (on Google Cloud: gcloud auth application-default login; for a local "
             "store set STORAGE_EMULATOR_HOST) and try again.",
         ) from error
     if content is None:
         raise CliError(
-            f"The pods of {stage} attempt {attempt} are gone and no log was kept at {uri}.",
+            f"The pods of {stage} are gone and no log was kept at {uri}.",
             fix="An attempt that was killed keeps none; try an earlier one with --attempt.",
         )
     return content.decode(errors="replace").rstrip("\n")
 
 
-def _newest_attempt(stages: Iterable[Object], selection: Selection, job: str) -> tuple[Stage, int]:
-    """The last attempt of the last stage that ran, within the selection."""
-    ran = {
-        Stage(stage["name"]): int(stage["attempt"])
-        for stage in stages
-        if stage.get("attempt") and stage.get("jobSet")
-    }
-    if selection.stage is not None and selection.stage not in ran:
-        there = ", ".join(stage.value for stage in ran) or "no stage"
-        raise CliError(f"{selection.stage} of {job} has not run: {there} has.")
-    if not ran:
+def _newest_attempt(job: Object, selection: Selection) -> Place:
+    """The last attempt of the last stage that ran, within the selection. Raises CliError."""
+    name = job["metadata"]["name"]
+    numbers = _numbers(job)
+    if selection.stage is not None and not any(stage is selection.stage for stage, *_ in numbers):
+        there = ", ".join(dict.fromkeys(stage.value for stage, *_ in numbers)) or "no stage"
+        raise CliError(f"{selection.stage} of {name} has not run: {there} has.")
+    chosen = [
+        place
+        for place, number in numbers.items()
+        if selection.stage in (None, place[0]) and selection.attempt in (None, number)
+    ]
+    if not chosen:
         raise CliError(
-            f"No stage of {job} has run yet.", fix=f"`finetune status {job}` tells what it waits for."
+            f"{'No stage' if not numbers else 'No such attempt'} of {name} has run yet.",
+            fix=f"`finetune status {name}` tells what it waits for.",
         )
-    stage = selection.stage or max(ran, key=lambda stage: _ORDER[stage.value])
-    return stage, selection.attempt or ran[stage]
+    return max(chosen, key=lambda place: (_ORDER[place[0].value], *place[1:]))

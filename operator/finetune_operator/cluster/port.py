@@ -26,6 +26,7 @@ PROFILES = Kind("tpu-finetune.dev", "v1alpha1", "finetuneprofiles")
 JOBSETS = Kind("jobset.x-k8s.io", "v1alpha2", "jobsets")
 PODS = Kind("", "v1", "pods")
 CONFIG_MAPS = Kind("", "v1", "configmaps")
+NODES = Kind("", "v1", "nodes")
 EVENTS = Kind("", "v1", "events")
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 

@@ -1,8 +1,8 @@
 """Which attempts there are: JobSets and the run folder's listing taken together."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from finetune_contract import Stage
 from finetune_operator.lifecycle import children
@@ -17,15 +17,21 @@ class Attempt:
     """One attempt and all that is seen of it."""
 
     key: AttemptKey
+    ordinal: int
+    """Which of the stage's attempts it is, restarts inside JobSets counted through, from 1: the number people see."""
     jobset: children.Object | None
     pods: tuple[children.Object, ...]
     files: AttemptFiles | None
     """None: its trainer has written nothing (yet)."""
+    restarted: bool = False
+    """The JobSet has been restarted since, which it does after disruptions alone."""
 
     @property
     def live(self) -> bool:
         """Something of it may still run: no other attempt may start."""
-        jobset_live = self.jobset is not None and not children.jobset_ended(self.jobset)
+        jobset_live = (
+            self.jobset is not None and not self.restarted and not children.jobset_ended(self.jobset)
+        )
         return jobset_live or any(children.pod_live(pod) for pod in self.pods)
 
     @property
@@ -35,26 +41,44 @@ class Attempt:
 
 
 def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
-    """Every attempt, by stage and number."""
-    jobsets = {_key(jobset): jobset for jobset in observed.jobsets if _key(jobset)}
-    pods: dict[AttemptKey | None, list[Any]] = {}
+    """Every attempt, by stage, number and restart."""
+    jobsets = {(key.stage, key.number): jobset for jobset in observed.jobsets if (key := _key(jobset))}
+    pods: dict[AttemptKey, list[children.Object]] = {}
     for pod in observed.pods:
-        pods.setdefault(_key(pod), []).append(pod)
-    pods.pop(None, None)
-    keys = {key for key in (*jobsets, *pods, *observed.folder.attempts) if key is not None}
+        if key := _key(pod):
+            pods.setdefault(key, []).append(pod)
     # A pod alone, without JobSet or record, is an attempt only as long as it runs.
+    standing = {key for key, own in pods.items() if any(children.pod_live(pod) for pod in own)}
+    told = [key for jobset in observed.jobsets if (key := _key(jobset))]
+    told += [key for key in pods if (key.stage, key.number) in jobsets]
+    of_jobsets = {key for newest in told for key in _until(newest)}
+    keys = sorted(
+        {*of_jobsets, *standing, *observed.folder.attempts},
+        key=lambda key: (ORDER[key.stage], key.number, key.restart),
+    )
+    last = {(key.stage, key.number): key.restart for key in keys}
+    before: Counter[Stage] = Counter()
     return tuple(
         Attempt(
             key=key,
-            jobset=jobsets.get(key),
+            ordinal=_counted(before, key.stage),
+            jobset=jobsets.get((key.stage, key.number)),
             pods=tuple(pods.get(key, ())),
             files=observed.folder.attempts.get(key),
+            restarted=key.restart < last[key.stage, key.number],
         )
-        for key in sorted(keys, key=lambda key: (ORDER[key.stage], key.number))
-        if key in jobsets
-        or key in observed.folder.attempts
-        or any(children.pod_live(pod) for pod in pods.get(key, ()))
+        for key in keys
     )
+
+
+def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
+    """A JobSet's restarts so far, those of which nobody has written anything included."""
+    return (replace(newest, restart=restart) for restart in range(newest.restart + 1))
+
+
+def _counted(before: Counter[Stage], stage: Stage) -> int:
+    before[stage] += 1
+    return before[stage]
 
 
 def next_number(attempts: Sequence[Attempt], stage: Stage) -> int:

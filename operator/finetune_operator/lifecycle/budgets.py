@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_contract import ExitCode, FailureClass, Stage, TrainOutcome
+from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.classify import Ending, Verdict
 from finetune_operator.planning.plan import Recovery
@@ -12,6 +13,9 @@ from finetune_operator.planning.plan import Recovery
 #: Seconds before the first and at most before any further try.
 _RETRY = (5.0, 300.0)
 _INPUT = (15.0, 300.0)
+
+#: Bad ends in a row without a new checkpoint after which a training is given up: it would go on for ever.
+MOST_STUCK = 10
 
 type Judged = tuple[Attempt, Verdict]
 
@@ -29,6 +33,7 @@ class Counters:
 class Exhausted:
     """One budget is used up."""
 
+    reason: Reason = Reason.RETRIES_EXHAUSTED
     field: str
     """``spec.recovery.maxPreemptions``"""
     used: int
@@ -72,6 +77,14 @@ def exhausted(verdict: Verdict, counters: Counters, recovery: Recovery) -> Exhau
     return Exhausted(field=f"spec.recovery.{field}", used=used, allowed=allowed)
 
 
+def stuck(stage_attempts: Sequence[Judged]) -> int:
+    """How many of the last bad ends of a training came without a new checkpoint."""
+    return next(
+        (number for number, moved in enumerate(reversed(_moved(stage_attempts))) if moved),
+        len(stage_attempts),
+    )
+
+
 def retry_at(stage_attempts: Sequence[Judged]) -> datetime | None:
     """When the stage may be tried again after its last attempt; None: at once.
 
@@ -81,10 +94,10 @@ def retry_at(stage_attempts: Sequence[Judged]) -> datetime | None:
     if last.ending is not Ending.FAILED or last.finished is None:
         return None
     in_a_row = 0
-    for attempt, verdict in reversed(stage_attempts):
+    for (_, verdict), moved in zip(reversed(stage_attempts), reversed(_moved(stage_attempts)), strict=True):
         if verdict.ending is not Ending.FAILED or verdict.failure_class is not last.failure_class:
             break
-        if verdict.failure_class is FailureClass.PREEMPTION and _moved_on(attempt):
+        if verdict.failure_class is FailureClass.PREEMPTION and moved:
             break
         in_a_row += 1
     if last.failure_class is FailureClass.PREEMPTION:
@@ -96,7 +109,14 @@ def retry_at(stage_attempts: Sequence[Judged]) -> datetime | None:
     return last.finished + timedelta(seconds=min(most, first * 2.0 ** min(in_a_row - 1, 16)))
 
 
-def _moved_on(attempt: Attempt) -> bool:
-    result = attempt.files.result if attempt.files else None
-    details = result.details if result else None
-    return isinstance(details, TrainOutcome) and details.step > details.start_step
+def _moved(stage_attempts: Sequence[Judged]) -> list[bool]:
+    """Of each attempt, whether it left a checkpoint further on than those before it."""
+    found, best = [], 0
+    for attempt, verdict in stage_attempts:
+        result = attempt.files.result if attempt.files else None
+        details = result.details if result else None
+        told = verdict.failure.checkpoint if verdict.failure else None
+        reached = details.step if isinstance(details, TrainOutcome) else told or 0
+        found.append(reached > best)
+        best = max(best, reached)
+    return found

@@ -64,18 +64,6 @@ def pod_started(pod: Object) -> bool:
     return phase != "Pending"
 
 
-def disrupted(pods: Iterable[Object]) -> Object | None:
-    """The condition that says Kubernetes took a pod away, where one has it.
-
-    ``ExclusivePlacementViolation`` is no disruption from outside: JobSet itself sorts out a race at start-up.
-    """
-    for pod in pods:
-        found = condition(pod, "DisruptionTarget")
-        if found and found.get("reason") != "ExclusivePlacementViolation":
-            return found
-    return None
-
-
 def hindrance(pods: Iterable[Object]) -> Hindrance | None:
     """The first reason, in the order of what stands in the way longest, that a pod does not run."""
     found = [each for pod in pods if pod_live(pod) if (each := _hindrance(pod))]

@@ -4,6 +4,7 @@ Who is charged follows from the failure's code (contract). Where the trainer cou
 carries one to write, so that later looks judge the same when the evidence is gone.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -23,15 +24,16 @@ from finetune_contract import (
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Disruption, disruption
 from finetune_operator.rendering import jobset_name
 
 _SIGNALLED = 128
 _SIGTERM = _SIGNALLED + 15
 _SIGKILL = _SIGNALLED + 9
 
-#: Reasons of records that the operator writes about ends that were not the trainer's doing.
+#: Reasons of the records that the operator writes before it stops an attempt: nobody is charged.
 SUSPENDED = "Suspended"
-PREEMPTED = "Preempted"
+REPLACED = "Replaced"
 
 #: What a stage must have found out to have succeeded.
 _DETAILS = {
@@ -44,8 +46,8 @@ _DETAILS = {
 
 class Ending(StrEnum):
     SUCCEEDED = "Succeeded"
-    SUSPENDED = "Suspended"
-    """Stopped because the job is suspended: charged to nothing."""
+    STOPPED = "Stopped"
+    """By the operator, for the job's sake: charged to nothing."""
     FAILED = "Failed"
 
 
@@ -66,20 +68,31 @@ class Verdict:
         return self.failure.failure_class if self.failure else None
 
 
-def classify(attempt: Attempt, job: str, *, suspend: bool) -> Verdict | None:  # noqa: PLR0911  one per case
-    """The verdict, or None while the attempt may still run.
+def classify(  # noqa: PLR0911  one per case
+    attempt: Attempt,
+    job: str,
+    *,
+    suspend: bool,
+    now: datetime,
+    nodes: Mapping[str, children.Object] | None = None,
+) -> Verdict | None:
+    """The verdict, or None while the attempt may still run. It may change as evidence comes in, until it is recorded.
 
     Args:
         attempt: what is seen of it.
         job: the job's name, for messages.
         suspend: whether the job is suspended now: an attempt that vanished then was taken away on purpose.
+        now: the time of this look.
+        nodes: see :func:`disruption`.
     """
     if attempt.live:
         return None
     files = attempt.files
     result = files.result if files else None
     noted = files.failure if files else None
-    end_of_jobset = children.jobset_end_time(attempt.jobset) if attempt.jobset else None
+    end_of_jobset = (
+        children.jobset_end_time(attempt.jobset) if attempt.jobset and not attempt.restarted else None
+    )
     # A node's clock may be ahead; the JobSet's end is told by the control plane.
     finished = min((time for time in (result and result.finished, end_of_jobset) if time), default=None)
     if result and result.outcome is Outcome.SUCCEEDED:
@@ -87,23 +100,36 @@ def classify(attempt: Attempt, job: str, *, suspend: bool) -> Verdict | None:  #
         if wrong is None:
             return Verdict(ending=Ending.SUCCEEDED, finished=finished)
         return Verdict(ending=Ending.FAILED, failure=wrong, finished=finished)
-    if noted and noted.reason == SUSPENDED and (result is None or result.outcome is Outcome.STOPPED):
-        return Verdict(ending=Ending.SUSPENDED, finished=finished)
+    on_purpose = noted is not None and noted.reason in (SUSPENDED, REPLACED)
+    if on_purpose and (result is None or result.outcome is Outcome.STOPPED):
+        return Verdict(ending=Ending.STOPPED, finished=finished)
+    taken = disruption(attempt, nodes, ended=finished, now=now)
     if result:
-        failure, record = _from_result(attempt, result, noted)
+        failure, record = _from_result(attempt, result, noted, taken)
         return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=record)
-    taken = children.disrupted(attempt.pods)
-    if noted and not (taken and _of_another_host(noted)):
+    if noted and not (taken and noted.failure_class is FailureClass.INFRASTRUCTURE):
         return Verdict(ending=Ending.FAILED, failure=noted, finished=finished)
     if attempt.jobset is None and suspend:
-        return Verdict(ending=Ending.SUSPENDED, record=suspension())
-    failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
+        return Verdict(ending=Ending.STOPPED, record=suspension())
+    if taken:
+        failure = _taken(attempt, taken, evidence=noted.message if noted else "")
+    else:
+        failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
     return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
 
 
 def suspension() -> Failure:
     """The record that an attempt is stopped because its job is suspended; written before it is stopped."""
     return Failure(code=ExitCode.STOPPED, reason=SUSPENDED, message="Stopped because the job was suspended.")
+
+
+def replacement() -> Failure:
+    """The record that an attempt is stopped because the spec asks for another one since; written before that."""
+    return Failure(
+        code=ExitCode.STOPPED,
+        reason=REPLACED,
+        message="Stopped before it began: the job has been edited since its JobSet was made.",
+    )
 
 
 def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
@@ -120,12 +146,11 @@ def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
 
 
 def _from_result(
-    attempt: Attempt, result: StageResult, noted: Failure | None
+    attempt: Attempt, result: StageResult, noted: Failure | None, taken: Disruption | None
 ) -> tuple[Failure, Failure | None]:
     """The failure that counts, and a record where it is the operator's own judgement."""
-    if noted and noted.reason == PREEMPTED:
+    if noted and noted.reason in (PREEMPTED, PLACEMENT_RACE):
         return noted, None
-    taken = children.disrupted(attempt.pods)
     elsewhere = _elsewhere(attempt, result, noted, taken)
     if elsewhere is not None:
         return elsewhere, None if elsewhere == noted else elsewhere
@@ -145,13 +170,13 @@ def _from_result(
     )
     if failure.failure_class is FailureClass.INFRASTRUCTURE and taken:
         # When one host is taken, the others crash of it, often first.
-        preempted = _preempted(attempt, taken, evidence=failure.message)
+        preempted = _taken(attempt, taken, evidence=failure.message)
         return preempted, preempted
     return failure, None
 
 
 def _elsewhere(
-    attempt: Attempt, result: StageResult, noted: Failure | None, taken: children.Object | None
+    attempt: Attempt, result: StageResult, noted: Failure | None, taken: Disruption | None
 ) -> Failure | None:
     """What another process than the first failed of, where the first was stopped or failed because of it: Kubernetes
     ends a Job's other pods when one has failed."""
@@ -172,9 +197,6 @@ def _of_another_host(noted: Failure) -> bool:
 def _from_pods(attempt: Attempt, job: str) -> Failure:
     """The JobSet has ended and the trainer left no record."""
     stage = attempt.key.stage
-    taken = children.disrupted(attempt.pods)
-    if taken:
-        return _preempted(attempt, taken)
     ended = [(pod, state) for pod, state in children.terminated(attempt.pods) if state.get("exitCode") != 0]
     if not ended:
         failed = children.condition(attempt.jobset, "Failed") if attempt.jobset else None
@@ -231,12 +253,11 @@ def _signal(code: int) -> str:
     return f" (killed by signal {code - _SIGNALLED})" if _SIGNALLED < code < 160 else ""
 
 
-def _preempted(attempt: Attempt, taken: children.Object, evidence: str = "") -> Failure:
-    why = taken.get("reason", "DisruptionTarget")
+def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:
     return Failure(
         code=ExitCode.STOPPED,
-        reason=PREEMPTED,
-        message=f"{attempt.key.stage}: Kubernetes took a pod away ({why}): {taken.get('message', '')}"[:1024],
+        reason=taken.reason,
+        message=f"{attempt.key.stage}: {taken.message}"[:1024],
         evidence=evidence,
     )
 

@@ -103,7 +103,7 @@ def _export_proven(look: Survey | None) -> Told:
 def _running(situation: Situation, look: Survey | None) -> Told:  # noqa: PLR0911  one per case
     if look is not None and situation.running and look.live:
         stage = look.live.key.stage
-        return TRUE, Reason.STAGE_RUNNING, f"All pods of {stage}, attempt {look.live.key.number}, run."
+        return TRUE, Reason.STAGE_RUNNING, f"All pods of {stage}, attempt {look.live.ordinal}, run."
     if situation.wait:
         return FALSE, situation.wait.reason, situation.wait.message
     match situation.course:

@@ -6,7 +6,7 @@ from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
-from finetune_operator.lifecycle.classify import SUSPENDED, suspension
+from finetune_operator.lifecycle.classify import replacement, suspension
 from finetune_operator.lifecycle.decision import Decision, Deletion, Object
 from finetune_operator.lifecycle.notices import attempts_ended, transitions
 from finetune_operator.lifecycle.observed import Observed
@@ -24,7 +24,13 @@ from finetune_operator.planning import (
     render_snapshot,
     replan,
 )
-from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, jobset_name, render_jobset
+from finetune_operator.rendering import (
+    TPU_STAGES,
+    CpuPoolTooSmall,
+    content_of,
+    jobset_name,
+    render_jobset,
+)
 
 #: Seconds; nothing tells the job when a profile, a Secret or the store comes back.
 _PROFILE_LOOK = 15.0
@@ -188,6 +194,8 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
     """An attempt is alive: say how it goes."""
     attempt = look.live
     assert attempt is not None, "called for a live attempt"
+    if not refused and _edited(look, attempt):
+        return _end_attempt(observed, look, attempt, replacement())
     running = attempt.running
     wait = _input_wait(look)
     obstacle = None if running else children.hindrance(attempt.pods)
@@ -217,7 +225,7 @@ def _next_look(observed: Observed, attempt: Attempt) -> float:
 
 
 def _makes_no_pods(observed: Observed, attempt: Attempt) -> bool:
-    if attempt.jobset is None or attempt.pods or children.deleting(attempt.jobset):
+    if attempt.jobset is None or attempt.pods or attempt.key.restart or children.deleting(attempt.jobset):
         return False
     created = attempt.jobset["metadata"].get("creationTimestamp")
     return created is not None and (observed.now - parse(created)).total_seconds() > _NO_PODS_SECONDS
@@ -237,16 +245,40 @@ def _no_pods(plan: Plan, attempt: Attempt) -> str:
 
 
 def _suspend(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
+    situation = Situation(course=Course.SUSPENDING, refused=refused, running=attempt.running)
+    return _noted(_deleting(observed, look, situation), attempt, suspension())
+
+
+def _edited(look: Survey, attempt: Attempt) -> bool:
+    """JobSet is about to start again what the spec no longer asks for. Placement is read when an attempt begins."""
+    jobset = attempt.jobset
+    if jobset is None or attempt.key.restart == 0 or attempt.running or children.deleting(jobset):
+        return False
+    try:
+        now = render_jobset(look.plan, attempt.key.stage, attempt.key.number, look.findings)
+    except (Refused, CpuPoolTooSmall):
+        return False
+    return content_of(now) != content_of(jobset)
+
+
+def _end_attempt(observed: Observed, look: Survey, attempt: Attempt, why: Failure) -> Decision:
+    """It is stopped, and the next one follows."""
+    situation = Situation(course=Course.ACTIVE, starting=True, recovering=_recovering(look))
+    return _noted(_deleting(observed, look, situation), attempt, why)
+
+
+def _noted(decision: Decision, attempt: Attempt, why: Failure) -> Decision:
     """The note comes before the signal, so that the attempt's end is charged to nobody."""
     noted = attempt.files.failure if attempt.files else None
-    decision = _stop(observed, look, attempt, refused)
-    if noted and noted.reason == SUSPENDED:
-        return decision
-    return replace(decision, records=((attempt.key, suspension()),))
+    return decision if noted == why else replace(decision, records=((attempt.key, why),))
 
 
 def _stop(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
     situation = Situation(course=Course.SUSPENDING, refused=refused, running=attempt.running)
+    return _deleting(observed, look, situation)
+
+
+def _deleting(observed: Observed, look: Survey, situation: Situation) -> Decision:
     decision = _decision(observed, situation, look, _SAFETY_LOOK)
     return replace(
         decision, deletions=tuple(_deletion(each) for each in observed.jobsets if _stoppable(each))
@@ -305,7 +337,7 @@ def _final(look: Survey) -> Failure:
         return view.failure
     return view.failure.model_copy(
         update={
-            "reason": Reason.RETRIES_EXHAUSTED.value,
+            "reason": used_up.reason.value,
             "message": f"{view.failure.message} That was number {used_up.used}, and {used_up.field} is "
             f"{used_up.allowed}.",
         }
@@ -356,7 +388,10 @@ def _outdated_checks(look: Survey) -> tuple[Deletion, ...]:
     return tuple(
         _deletion(attempt.jobset)
         for attempt in view.attempts[:-1]
-        if attempt.jobset is not None and not attempt.live and not children.deleting(attempt.jobset)
+        if attempt.jobset is not None
+        and not attempt.restarted
+        and not attempt.live
+        and not children.deleting(attempt.jobset)
     )
 
 

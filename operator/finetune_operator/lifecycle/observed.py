@@ -12,10 +12,16 @@ type Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptKey:
-    """One attempt of one stage: the JobSet's number (the restart inside it is 0 while maxRestarts is 0)."""
+    """One attempt of one stage: the JobSet's number, and the restart inside that JobSet."""
 
     stage: Stage
     number: int
+    restart: int = 0
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Which folder of the run holds its files (``RunFolder.attempt``)."""
+        return self.stage.short, self.number, self.restart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,5 +67,7 @@ class Observed:
     pods: tuple[Object, ...]
     """Live pods of this job's uid."""
     folder: RunFolderView
+    nodes: Mapping[str, Object] | None = None
+    """All nodes of the job's slice, by name, where a pod on it has failed; None: nobody has looked."""
     live_jobs: int = 1
     """Jobs that have not finished, this one included: progress is written the less often the more there are."""

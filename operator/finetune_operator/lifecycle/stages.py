@@ -12,11 +12,12 @@ from finetune_contract import (
     ExportOutcome,
     Failure,
     PreflightOutcome,
+    Progress,
     Stage,
     StageResult,
     TrainOutcome,
 )
-from finetune_operator.api import StagePhase
+from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import budgets
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.classify import Ending, Verdict, classify
@@ -109,9 +110,12 @@ class Survey:
 
 def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspend: bool) -> Survey:
     """Judge every attempt and every stage."""
-    verdicts = (classify(attempt, plan.job.name, suspend=suspend) for attempt in attempts)
+    verdicts = (
+        classify(attempt, plan.job.name, suspend=suspend, now=observed.now, nodes=observed.nodes)
+        for attempt in attempts
+    )
     judged = [
-        (attempt, _believed(verdict, observed.now))
+        (attempt, _with_checkpoint(_believed(verdict, observed.now), attempt, observed.folder.progress))
         for attempt, verdict in zip(attempts, verdicts, strict=True)
         if verdict
     ]
@@ -146,6 +150,20 @@ def _believed(verdict: Verdict, now: datetime) -> Verdict:
     return verdict if verdict.finished is None or verdict.finished <= now else replace(verdict, finished=None)
 
 
+def _with_checkpoint(verdict: Verdict, attempt: Attempt, progress: Progress | None) -> Verdict:
+    """A record that is still to be written also tells how far the training was; the next attempt overwrites that."""
+    if verdict.record is None or attempt.key.stage is not Stage.TRAIN or progress is None:
+        return verdict
+    if (progress.attempt, progress.restart) != (attempt.key.number, attempt.key.restart):
+        return verdict
+    if not progress.checkpoints:
+        return verdict
+    record = verdict.record.model_copy(update={"checkpoint": progress.checkpoints[-1]})
+    return replace(
+        verdict, record=record, failure=record if verdict.failure == verdict.record else verdict.failure
+    )
+
+
 def _view(
     stage: Stage,
     plan: Plan,
@@ -163,8 +181,10 @@ def _view(
             judged=judged,
             result=done.files.result,
         )
-    if any(attempt.live for attempt in attempts):
+    live = next((attempt for attempt in attempts if attempt.live), None)
+    if live is not None and live.key.restart == 0:
         return StageView(stage=stage, phase=StagePhase.RUNNING, attempts=attempts, judged=judged)
+    # JobSet restarts after a disruption without asking whether there is anything left to spend on it.
     failure, used_up = _final(stage, plan, judged, counters)
     if failure is not None:
         return StageView(
@@ -175,7 +195,8 @@ def _view(
             failure=failure,
             exhausted=used_up,
         )
-    return StageView(stage=stage, phase=StagePhase.PENDING, attempts=attempts, judged=judged)
+    phase = StagePhase.RUNNING if live else StagePhase.PENDING
+    return StageView(stage=stage, phase=phase, attempts=attempts, judged=judged)
 
 
 def _final(
@@ -193,6 +214,13 @@ def _final(
     if verdict.failure is None or budgets.waits_for_input(stage, verdict):
         return None, None
     used_up = budgets.exhausted(verdict, counters, plan.recovery)
+    if used_up is None and stage is Stage.TRAIN and budgets.stuck(judged) >= budgets.MOST_STUCK:
+        used_up = budgets.Exhausted(
+            reason=Reason.NO_PROGRESS,
+            field="the number of attempts in a row without a new checkpoint",
+            used=budgets.stuck(judged),
+            allowed=budgets.MOST_STUCK - 1,
+        )
     return (verdict.failure, used_up) if used_up else (None, None)
 
 

@@ -111,8 +111,7 @@ def _stage(
     told: dict[str, Any] = {"name": str(stage), "phase": str(phase)}
     if view.attempts:
         newest = view.attempts[-1]
-        told["attempt"] = newest.key.number
-        told["jobSet"] = jobset_name(look.plan.job.name, stage, newest.key.number)
+        told |= _which(newest, look)
         told["startTime"] = before.get("startTime") or stamp(_started(view.attempts) or observed.now)
     if phase in (StagePhase.SUCCEEDED, StagePhase.FAILED):
         finished = view.result.finished if view.result else None
@@ -161,7 +160,8 @@ def _resumed_from(view: StageView, observed: Observed) -> int | None:
     if isinstance(details, TrainOutcome):
         return details.start_step
     progress = observed.folder.progress
-    if progress and view.attempts and progress.attempt == view.attempts[-1].key.number:
+    newest = view.attempts[-1].key if view.attempts else None
+    if progress and newest and (progress.attempt, progress.restart) == (newest.number, newest.restart):
         return progress.start_step
     return None
 
@@ -170,7 +170,7 @@ def _attempts(look: Survey, previous: Object) -> Object:
     told_before = previous.get("attempts", {}).get("history", ())
     nodes = {(each["stage"], each["attempt"]): each["node"] for each in told_before if "node" in each}
     history = [
-        _ended(attempt, verdict, nodes.get((attempt.key.stage, attempt.key.number)))
+        _ended(attempt, verdict, look, nodes.get((attempt.key.stage, attempt.ordinal)))
         for attempt, verdict in look.judged
     ]
     told: dict[str, Any] = {
@@ -184,11 +184,19 @@ def _attempts(look: Survey, previous: Object) -> Object:
     return told
 
 
-def _ended(attempt: Attempt, verdict: Verdict, node: str | None) -> Object:
+def _which(attempt: Attempt, look: Survey) -> dict[str, Any]:
+    name = jobset_name(look.plan.job.name, attempt.key.stage, attempt.key.number)
+    told: dict[str, Any] = {"attempt": attempt.ordinal, "jobSet": name}
+    if attempt.key.restart:
+        told["restart"] = attempt.key.restart
+    return told
+
+
+def _ended(attempt: Attempt, verdict: Verdict, look: Survey, node: str | None) -> Object:
     """``node``: as it was told before; its pods may be gone since."""
     told: dict[str, Any] = {
         "stage": str(attempt.key.stage),
-        "attempt": attempt.key.number,
+        **_which(attempt, look),
         "reason": verdict.failure.reason if verdict.failure else str(verdict.ending),
     }
     if verdict.failure_class is not None:
@@ -298,10 +306,10 @@ def _failure(situation: Situation, look: Survey) -> Object:
         "message": failure.message,
     }
     if view.attempts:
-        number = view.attempts[-1].key.number
-        told["attempt"] = number
+        last = view.attempts[-1]
+        told["attempt"] = last.ordinal
         told["host"] = str(failure.host)
-        told["logsURI"] = look.plan.run_folder.log_tail(view.stage.short, number)
+        told["logsURI"] = look.plan.run_folder.log_tail(*last.key.place)
     if failure.fix:
         told["suggestion"] = failure.fix
     if failure.evidence:

@@ -104,7 +104,7 @@ class Applier:
     async def _write_records(self, observed: Observed, decision: Decision) -> None:
         run = self._run_folder(observed, decision)
         for key, failure in decision.records:
-            uri = run.failure(key.stage.short, key.number)
+            uri = run.failure(*key.place)
             await self._store.write(uri, failure.to_json().encode())
 
     def _run_folder(self, observed: Observed, decision: Decision) -> RunFolder:

@@ -1,7 +1,8 @@
 """One live look at a job and all that belongs to it. No cache of the cluster is ever asked."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -9,17 +10,24 @@ from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     JOBS,
     JOBSETS,
+    NODES,
     PODS,
     PROFILES,
     Cluster,
     Kind,
     NotFound,
     Object,
+    Rejected,
 )
+from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.observed import Observed, RunFolderView
 from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.rendering.labels import UID_LABEL
+
+log = logging.getLogger(__name__)
+
+_SLICE_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,6 +85,7 @@ class Observer:
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
             self._profiles(snapshot),
         )
+        nodes = await self._nodes(pods)
         view = RunFolderView() if snapshot is None else await self._folder.view(Folders.of(snapshot))
         return Observed(
             now=self._utc_now(),
@@ -86,6 +95,7 @@ class Observer:
             jobsets=tuple(jobsets),
             pods=tuple(pods),
             folder=view,
+            nodes=nodes,
             # At least this one, which the watch may not have told of yet.
             live_jobs=max(1, self._live_jobs()),
         )
@@ -100,9 +110,40 @@ class Observer:
         except NotFound:
             return None
 
+    async def _nodes(self, pods: Sequence[Object]) -> Mapping[str, Object] | None:
+        """All nodes of the slice's kind, in one request, while a failure on it is fresh. Without the right to see
+        them nothing is known of them."""
+        kinds = {kind for pod in pods if _failed_lately(pod, self._utc_now()) and (kind := _slice_kind(pod))}
+        if not kinds:
+            return None
+        try:
+            found = [await self._cluster.list(NODES, None, labels=dict(kind)) for kind in sorted(kinds)]
+        except Rejected as error:
+            log.warning("nodes cannot be looked at, so crashes of their loss count as faults: %s", error)
+            return None
+        return {node["metadata"]["name"]: node for nodes in found for node in nodes}
+
     async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
         """All profiles before admission; afterwards the snapshot holds the job's copy."""
         return await self._cluster.list(PROFILES, None) if snapshot is None else ()
+
+
+def _failed_lately(pod: Object, now: datetime) -> bool:
+    """So that its nodes still tell of its end."""
+    if pod.get("status", {}).get("phase") != "Failed":
+        return False
+    ended = [
+        datetime.fromisoformat(state["finishedAt"])
+        for container in pod["status"].get("containerStatuses", ())
+        if (state := container.get("state", {}).get("terminated")) and "finishedAt" in state
+    ]
+    return not ended or now - max(ended) <= 2 * WINDOW
+
+
+def _slice_kind(pod: Object) -> tuple[tuple[str, str], ...]:
+    """The node labels that select the pod's kind of slice; empty for a pod on CPU."""
+    selector = pod.get("spec", {}).get("nodeSelector", {})
+    return tuple(sorted((key, value) for key, value in selector.items() if key in _SLICE_LABELS))
 
 
 def owned_by(child: Object, uid: str) -> bool:

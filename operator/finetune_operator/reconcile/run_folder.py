@@ -76,12 +76,11 @@ class RunFolderReader:
                 files.setdefault(key, set()).add(name)
         found: dict[AttemptKey, AttemptFiles] = {}
         for key, names in sorted(files.items()):
-            short, number = key.stage.short, key.number
             found[key] = AttemptFiles(
-                result=await self._immutable(run.result(short, number), StageResult)
+                result=await self._immutable(run.result(*key.place), StageResult)
                 if "result.json" in names
                 else None,
-                failure=await self._fresh(run.failure(short, number), Failure)
+                failure=await self._fresh(run.failure(*key.place), Failure)
                 if "failure.json" in names
                 else None,
             )
@@ -127,14 +126,14 @@ class RunFolderReader:
 
 
 def attempt_of(folder: str) -> AttemptKey | None:
-    """``train-2`` -> (Train, 2); None for a name that is no attempt's."""
+    """``train-2`` -> (Train, 2, 0), ``train-2.1`` -> (Train, 2, 1); None for a name that is no attempt's."""
     match = _ATTEMPT.fullmatch(folder)
-    return AttemptKey(_STAGES[match[1]], int(match[2])) if match else None
+    return AttemptKey(_STAGES[match[1]], int(match[2]), int(match[3] or 0)) if match else None
 
 
 _STAGES = {stage.short: stage for stage in Stage}
-#: 999 at most: what fits the names of pods.
-_ATTEMPT = re.compile(f"({'|'.join(_STAGES)})-([1-9][0-9]{{0,2}})")
+#: 999 JobSets at most: what fits the names of pods.
+_ATTEMPT = re.compile(f"({'|'.join(_STAGES)})-([1-9][0-9]{{0,2}})(?:\\.([1-9][0-9]{{0,8}}))?")
 
 
 def fingerprint_of(attempts: dict[AttemptKey, AttemptFiles]) -> str | None:

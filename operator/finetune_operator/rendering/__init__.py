@@ -4,9 +4,11 @@ from finetune_operator.rendering.jobset import TPU_STAGES, render_jobset
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
     JOB_LABEL,
+    RESTART_LABEL,
     STAGE_LABEL,
     UID_LABEL,
     attempt_of,
+    content_of,
     jobset_name,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
@@ -16,11 +18,13 @@ __all__ = [
     "ATTEMPT_LABEL",
     "JOB_LABEL",
     "KNOWN_LATER_ANNOTATION",
+    "RESTART_LABEL",
     "STAGE_LABEL",
     "TPU_STAGES",
     "UID_LABEL",
     "CpuPoolTooSmall",
     "attempt_of",
+    "content_of",
     "cpu_memory_gib",
     "jobset_name",
     "plan_offline",

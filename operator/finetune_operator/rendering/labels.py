@@ -13,7 +13,19 @@ UID_LABEL = "tpu-finetune.dev/job-uid"
 STAGE_LABEL = "tpu-finetune.dev/stage"
 """Value: the stage's name, ``Train``."""
 ATTEMPT_LABEL = "tpu-finetune.dev/attempt"
+RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
+"""JobSet's own, on its Jobs and pods: how often it had been restarted when they were made."""
 RETRY_LABEL = "tpu-finetune.dev/retry-generation"
+
+
+#: On JobSets: a digest of what was rendered, which JobSet's webhooks and Kueue add to.
+CONTENT_ANNOTATION = "tpu-finetune.dev/content"
+
+
+def content_of(jobset: Object) -> str | None:
+    """What was rendered, in short; None for one that carries no such annotation."""
+    found: str | None = jobset["metadata"].get("annotations", {}).get(CONTENT_ANNOTATION)
+    return found
 
 
 def jobset_name(job: str, stage: Stage, attempt: int) -> str:
@@ -37,10 +49,12 @@ def child_labels(plan: Plan, stage: Stage, attempt: int) -> dict[str, str]:
     }
 
 
-def attempt_of(child: Object) -> tuple[Stage, int] | None:
-    """Stage and attempt of a JobSet or pod; None for an object that carries no such labels."""
+def attempt_of(child: Object) -> tuple[Stage, int, int] | None:
+    """Stage, number of the JobSet and restart inside it, of a JobSet (as it stands now) or of a pod; None for an object
+    that carries no such labels."""
     labels = child["metadata"].get("labels", {})
     try:
-        return Stage(labels[STAGE_LABEL]), int(labels[ATTEMPT_LABEL])
+        restart = int(labels.get(RESTART_LABEL) or child.get("status", {}).get("restarts", 0))
+        return Stage(labels[STAGE_LABEL]), int(labels[ATTEMPT_LABEL]), restart
     except (KeyError, ValueError):
         return None

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_contract import Stage, StageRequest
-from finetune_contract.request import REQUEST_VARIABLE
+from finetune_contract.request import REQUEST_VARIABLE, RESTART_VARIABLE
 from finetune_operator.planning import Plan
+from finetune_operator.rendering.labels import RESTART_LABEL
 
 type Object = Mapping[str, Any]
 
@@ -89,6 +90,10 @@ def _env(plan: Plan, request: StageRequest) -> list[Object]:
     variables: list[Object] = [
         # Kubernetes expands $(NAME) in values and takes $$ for $.
         {"name": REQUEST_VARIABLE, "value": request.to_json().replace("$", "$$")},
+        {
+            "name": RESTART_VARIABLE,
+            "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{RESTART_LABEL}']"}},
+        },
         {"name": "TMPDIR", "value": SCRATCH},
         # The root file system is read-only; libraries keep their caches below HOME.
         {"name": "HOME", "value": SCRATCH},

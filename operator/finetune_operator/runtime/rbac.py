@@ -31,7 +31,11 @@ JOB_RULES = (
     _rule("", "configmaps", "get", "create"),
     _rule("", "events", "create"),
 )
-#: Cluster-wide: profiles are cluster-scoped.
-PROFILE_RULES = (_rule("tpu-finetune.dev", "finetuneprofiles", "list", "watch"),)
+#: Cluster-wide: these are cluster-scoped.
+CLUSTER_RULES = (
+    _rule("tpu-finetune.dev", "finetuneprofiles", "list", "watch"),
+    # Of a slice on which a pod has failed: was a host taken away, or did the program crash?
+    _rule("", "nodes", "list"),
+)
 #: In the operator's own namespace.
 LEASE_RULES = (_rule("coordination.k8s.io", "leases", "get", "create", "patch"),)

@@ -72,14 +72,14 @@ def test_lint_finds_nothing(helm: Helm) -> None:
 def test_the_rights_are_those_that_the_operator_uses(render: Render) -> None:
     objects = render()
     assert roles(objects, "ClusterRole") == {
-        ("", "finetune-operator"): {*rbac.JOB_RULES, *rbac.PROFILE_RULES},
+        ("", "finetune-operator"): {*rbac.JOB_RULES, *rbac.CLUSTER_RULES},
     }
     assert roles(objects, "Role") == {("finetune-system", "finetune-operator-leader"): {*rbac.LEASE_RULES}}
 
 
 def test_with_namespaces_only_profiles_are_read_cluster_wide(render: Render) -> None:
     objects = render("namespaces={team-a,team-b}")
-    assert roles(objects, "ClusterRole") == {("", "finetune-operator"): {*rbac.PROFILE_RULES}}
+    assert roles(objects, "ClusterRole") == {("", "finetune-operator"): {*rbac.CLUSTER_RULES}}
     assert roles(objects, "Role") == {
         ("finetune-system", "finetune-operator-leader"): {*rbac.LEASE_RULES},
         ("team-a", "finetune-operator"): {*rbac.JOB_RULES},

@@ -51,6 +51,7 @@ def pod(stage: Stage, attempt: int = 1, host: int = 0, state: str = "running") -
                 "tpu-finetune.dev/job-uid": "5b0f3f3c-8f6c-4d0e-9d58-0c7d8a4f9a11",
                 "tpu-finetune.dev/stage": stage.value,
                 "tpu-finetune.dev/attempt": str(attempt),
+                "jobset.sigs.k8s.io/jobset-name": f"quickstart-{stage.short}-{attempt}",
             },
         },
         "status": {"containerStatuses": [{"state": {state: {}}}]},
@@ -178,8 +179,8 @@ async def test_following_shows_stage_after_stage_until_the_job_ends(
     await api.put("finetunejobs", job("succeeded"))
     shown = await following
     assert [line for line in shown if line.startswith("===")] == [
-        "=== Train attempt 1",
-        "=== Evaluate attempt 1",
+        "=== Train quickstart-train-1",
+        "=== Evaluate quickstart-eval-1",
     ]
     assert "hello from quickstart-eval-1-slice-0-0-abcde" in shown
 
@@ -193,4 +194,4 @@ async def test_following_one_stage_ends_with_the_stage(api: FakeApi, connection:
     done["status"]["stages"][2]["phase"] = "Succeeded"
     await api.watched("finetunejobs")
     await api.put("finetunejobs", done)
-    assert (await following)[0] == "=== Train attempt 1"
+    assert (await following)[0] == "=== Train quickstart-train-1"

@@ -6,6 +6,7 @@ import pytest
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_contract.failure import PEER_LOST
+from finetune_operator.lifecycle import AttemptKey
 from tests.unit.lifecycle.world import World, job
 
 DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]}
@@ -51,7 +52,7 @@ def test_the_trainers_own_record_decides(code: int, charged: dict[str, int], pha
     [
         (137, {}, CHARGED, "ProcessDied"),
         (137, DISRUPTED, NOT_CHARGED, "Preempted"),
-        (137, RACED, CHARGED, "ProcessDied"),
+        (137, RACED, NOT_CHARGED, "Preempted"),
         (1, DISRUPTED, NOT_CHARGED, "Preempted"),
         (75, {}, NOT_CHARGED, "Preempted"),
         (143, {}, NOT_CHARGED, "Preempted"),
@@ -88,6 +89,145 @@ def test_a_verdict_from_pods_outlives_them() -> None:
     world.lose(name)
     world.reconcile()
     assert counters(world) == NOT_CHARGED
+
+
+def shown(world: World, name: str) -> None:
+    """JobSet restarts, and the pods of the attempt that was disrupted can still be seen."""
+    world.jobsets[name]["status"] = {"restarts": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "told"),
+    [
+        (DISRUPTED, "Preempted", "Kubernetes took a pod away (TerminationByKubelet)"),
+        (RACED, "PlacementRace", "had landed in another node pool"),
+        ({}, "Preempted", "JobSet started all of them again"),
+    ],
+)
+def test_a_restart_inside_the_jobset_is_an_attempt_that_tells_its_cause(
+    status: dict[str, Any], reason: str, told: str
+) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.end_pods(name, 137, **status)
+    shown(world, name)
+    world.reconcile()
+    record = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert record is not None
+    assert (record.reason, record.failure_class) == (reason, "Preemption")
+    assert told in record.message
+    assert world.status["attempts"]["history"][-1] == {
+        "stage": "Train",
+        "attempt": 1,
+        "jobSet": name,
+        "class": "Preemption",
+        "reason": reason,
+    }
+    world.pods.clear()
+    world.run(name)
+    world.reconcile()
+    train = next(each for each in world.status["stages"] if each["name"] == "Train")
+    assert (train["attempt"], train["jobSet"], train["restart"]) == (2, name, 1)
+    assert world.status["phase"] == "Running"
+    world.to_the_end()
+    assert world.created.count(name) == 1
+
+
+def test_while_the_old_pods_still_save_nothing_is_judged() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    shown(world, name)
+    world.reconcile()
+    assert "history" not in world.status["attempts"] or all(
+        each["stage"] != "Train" for each in world.status["attempts"]["history"]
+    )
+    assert world.live() == [name]
+
+
+NODE = {"metadata": {"name": "n0"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+NOT_READY = {"metadata": {"name": "n0"}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+LEAVING = NODE | {"spec": {"taints": [{"key": "cloud.google.com/impending-node-termination"}]}}
+MAINTAINED = NODE | {
+    "metadata": {"name": "n0", "labels": {"cloud.google.com/active-node-maintenance": "true"}}
+}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "seconds", "charged"),
+    [
+        ({"n0": NODE}, 1, CHARGED),
+        ({"n0": NOT_READY}, 1, NOT_CHARGED),
+        ({"n0": LEAVING}, 1, NOT_CHARGED),
+        ({"n0": MAINTAINED}, 1, NOT_CHARGED),
+        ({}, 1, NOT_CHARGED),
+        ({}, 600, CHARGED),
+        (None, 1, CHARGED),
+    ],
+    ids=["sound", "not ready", "leaving", "maintained", "gone", "gone much later", "not looked at"],
+)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_crash_of_hosts_whose_node_was_taken_is_a_preemption(
+    recorded: bool, nodes: dict[str, Any] | None, seconds: int, charged: dict[str, int]
+) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    for pod in world.pods_of(name):
+        pod["spec"] = {"nodeName": "n0"}
+    world.fail(name, 1, "UnexpectedError") if recorded else world.kill(name, 134)
+    world.wait(seconds)
+    world.nodes = nodes
+    world.reconcile()
+    assert counters(world) == charged
+    # The nodes are as they were again; what was found out stays.
+    world.nodes = {"n0": NODE}
+    world.reconcile()
+    assert counters(world) == charged
+
+
+def test_a_node_that_is_seen_to_be_gone_only_after_the_crash_was_charged_still_counts() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    for pod in world.pods_of(name):
+        pod["spec"] = {"nodeName": "n0"}
+    world.kill(name, 134)
+    world.nodes = {"n0": NODE}
+    world.reconcile()
+    assert counters(world) == CHARGED
+    world.wait(40)
+    world.nodes = {"n0": NOT_READY}
+    world.reconcile()
+    assert counters(world) == NOT_CHARGED
+
+
+def test_training_that_is_interrupted_again_and_again_before_it_saves_is_given_up() -> None:
+    world = World()
+    for number in range(10):
+        world.train(name := world.until(Stage.TRAIN), 5)
+        # Five steps into every attempt; a checkpoint would be due after ten.
+        world.checkpoint = 0
+        world.kill(name, 137, **DISRUPTED)
+        assert not world.finished, number
+    world.reconcile()
+    assert name not in world.jobsets, "JobSet was about to start it once more"
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "NoProgress"
+    assert "without a new checkpoint" in world.status["failure"]["message"]
+
+
+def test_training_that_is_killed_after_each_checkpoint_goes_on() -> None:
+    world = World()
+    for number in range(12):
+        world.train(name := world.until(Stage.TRAIN), min(95, 10 * (number + 1)))
+        world.reconcile()
+        world.end_pods(name, 137, **DISRUPTED)
+        shown(world, name)
+        world.jobsets[name]["status"] = {"restarts": number + 1}
+        world.reconcile()
+        for pod in world.pods_of(name):
+            del world.pods[pod["metadata"]["name"]]
+    assert not world.finished
+    assert world.attempts[AttemptKey(Stage.TRAIN, 1, 3)].failure.checkpoint == 40  # type: ignore[union-attr]
 
 
 def test_a_host_that_crashes_because_another_was_taken_is_no_fault() -> None:
@@ -133,11 +273,11 @@ def test_the_host_that_failed_is_judged_and_not_the_first_that_was_stopped_becau
     world, name = two_hosts()
     world.note(name, noted)
     if recorded:
-        world.stop(name)
+        world.stop(name, of_another=noted is not None)
         for pod in world.pods_of(name):
             pod["status"].update(status)
     else:
-        world.kill(name, 75, **status)
+        world.kill(name, 75, of_another=noted is not None, **status)
     world.reconcile()
     assert counters(world) == charged
     assert world.status["attempts"]["history"][-1]["reason"] == reason
@@ -177,7 +317,7 @@ def test_of_two_pods_without_a_record_the_one_that_tells_more_is_believed(
     codes: tuple[int, int], charged: dict[str, int], reason: str
 ) -> None:
     world, name = two_hosts()
-    world.kill(name, codes[0])
+    world.kill(name, codes[0], of_another=True)
     terminated = world.pods_of(name)[1]["status"]["containerStatuses"][0]["state"]["terminated"]
     terminated["exitCode"] = codes[1]
     world.reconcile()
@@ -240,10 +380,11 @@ def test_a_pod_that_lingers_without_its_jobset_blocks_the_next_attempt() -> None
 
 def test_preemptions_do_not_touch_the_retry_budget() -> None:
     world = World()
-    for _ in range(20):
-        world.train(name := world.until(Stage.TRAIN), min(90, 4 * len(world.created)))
+    for number in range(20):
+        world.train(name := world.until(Stage.TRAIN), 4 * (number + 1))
         world.stop(name)
     world.to_the_end()
+    assert world.created.count("support-bot-train-1") == 1
     assert counters(world) == {"preemption": 20, "infrastructure": 0, "user": 0}
     assert world.status["phase"] == "Succeeded"
 

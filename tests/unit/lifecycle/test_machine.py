@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from finetune_contract import ExitCode, Outcome, Stage
 from finetune_operator.api import FineTuneJobStatus
 from finetune_operator.lifecycle import Decision, decide
+from finetune_operator.lifecycle.budgets import MOST_STUCK
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
 
 TPU = {Stage.TRAIN, Stage.EVALUATE}
@@ -266,7 +267,7 @@ class Machine(RuleBasedStateMachine):
         assert attempts.get("user", 0) <= self.user
         assert attempts.get("infrastructure", 0) <= self.infrastructure
         if self.world.status.get("phase") == "Failed":
-            assert self.user or self.infrastructure > MAX_INFRASTRUCTURE
+            assert self.user or self.infrastructure > MAX_INFRASTRUCTURE or self.preemptions >= MOST_STUCK
 
     def recorded(self, name: str) -> bool:
         files = self.world.attempts.get(self.world.key_of(name))
@@ -289,7 +290,7 @@ class Machine(RuleBasedStateMachine):
             self.world.edit(suspend=False)
         self.world.to_the_end()
         FineTuneJobStatus.model_validate(self.world.status, by_alias=True, by_name=False)
-        if not self.user and self.infrastructure <= MAX_INFRASTRUCTURE:
+        if not self.user and self.infrastructure <= MAX_INFRASTRUCTURE and self.preemptions < MOST_STUCK:
             assert self.world.status["phase"] == "Succeeded", self.world.status["summary"]
         before = list(self.world.created)
         self.world.jobsets.clear()

@@ -369,11 +369,16 @@ def test_an_edit_of_the_slice_keeps_the_global_batch() -> None:
     name = world.until(Stage.TRAIN)
     assert world.request(name).hyperparameters.global_batch_size == 8
     world.edit(resources={"tpu": "v6e-8"})
+    world.reconcile()
+    assert "deletionTimestamp" not in world.jobsets[name]["metadata"], "what runs goes on"
     world.stop(name)
+    world.reconcile()
+    assert name not in world.jobsets, "JobSet was about to start the old slice again"
     world.reconcile()
     request = world.request("support-bot-train-2")
     assert request.mesh.hosts == 2
     assert request.hyperparameters.global_batch_size == 8
+    assert world.status["attempts"]["preemption"] == 1
 
 
 def test_the_sequence_length_of_the_status_is_what_the_models_limit_left_of_it() -> None:

@@ -1,7 +1,8 @@
 """A small world for decisions: a cluster, an object store and a trainer, all in memory, all under the test's hand.
 
 It keeps the contracts that the operator relies on and nothing more: names are unique, foreground deletion leaves a
-JobSet in place until its pods are gone, a trainer writes its request first and its result before it exits.
+JobSet in place until its pods are gone, a JobSet starts all pods again after a disruption and fails of anything else,
+a trainer writes its request first and its result before it exits.
 """
 
 import copy
@@ -36,7 +37,7 @@ from finetune_operator.lifecycle import (
     decide,
 )
 from finetune_operator.lifecycle.times import stamp
-from finetune_operator.rendering import attempt_of
+from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests import stage_outcomes
 
 type Object = dict[str, Any]
@@ -121,6 +122,7 @@ class World:
     attempts: dict[AttemptKey, AttemptFiles] = field(default_factory=dict)
     progress: Progress | None = None
     cache: dict[str, ConvertManifest] = field(default_factory=dict)
+    nodes: dict[str, Object] | None = None
     unreadable: str | None = None
     checkpoint: int = 0
     """The step of the last checkpoint."""
@@ -143,6 +145,7 @@ class World:
             jobsets=tuple(copy.deepcopy(list(self.jobsets.values()))),
             pods=tuple(copy.deepcopy(list(self.pods.values()))),
             folder=self._view(),
+            nodes=copy.deepcopy(self.nodes),
             live_jobs=self.live_jobs,
         )
 
@@ -242,7 +245,8 @@ class World:
                 {
                     "metadata": {
                         "name": f"{name}-{index}",
-                        "labels": template["template"]["metadata"]["labels"],
+                        "labels": template["template"]["metadata"]["labels"]
+                        | {RESTART_LABEL: str(self.restarts(name))},
                     },
                     "spec": template["template"]["spec"],
                     "status": {"phase": "Pending"},
@@ -268,13 +272,37 @@ class World:
                 **status,
             }
 
+    def restarts(self, name: str) -> int:
+        """How often the JobSet has been restarted."""
+        found: int = self.jobsets[name].get("status", {}).get("restarts", 0)
+        return found
+
+    def settle(self, name: str) -> None:
+        """What the Job and JobSet controllers do once the pods have failed, the first of them in the list first."""
+        first = self.pods_of(name)[0]["status"]
+        (container,) = first["containerStatuses"]
+        taken = any(each["type"] == "DisruptionTarget" for each in first.get("conditions", ()))
+        stopped = container["state"]["terminated"]["exitCode"] in (75, 143)
+        if (taken or stopped) and "deletionTimestamp" not in self.jobsets[name]["metadata"]:
+            self.restart(name)
+        else:
+            self.end_jobset(name, "Failed")
+
+    def restart(self, name: str) -> None:
+        """All pods go, and new ones will come."""
+        restarts = self.restarts(name) + 1
+        for pod in self.pods_of(name):
+            del self.pods[pod["metadata"]["name"]]
+        self.jobsets[name]["status"] = {"restarts": restarts, "restartsCountTowardsMax": 0}
+
     def end_jobset(self, name: str, kind: str) -> None:
-        """What the JobSet controller does once the pods have ended."""
+        """The JobSet has come to its end."""
         jobset = self.jobsets[name]
         jobset["status"] = {
+            **jobset.get("status", {}),
             "conditions": [
                 {"type": kind, "status": "True", "lastTransitionTime": stamp(self.now), "message": ""}
-            ]
+            ],
         }
         self._collect(name)
 
@@ -323,12 +351,13 @@ class World:
         key = self.key_of(name)
         start = (
             self.progress.start_step
-            if self.progress and self.progress.attempt == key.number
+            if self.progress and (self.progress.attempt, self.progress.restart) == (key.number, key.restart)
             else self.checkpoint
         )
         self.checkpoint = max(self.checkpoint, step // STEP_BETWEEN_CHECKPOINTS * STEP_BETWEEN_CHECKPOINTS)
         self.progress = Progress(
             attempt=key.number,
+            restart=key.restart,
             step=step,
             total_steps=TOTAL_STEPS,
             start_step=start,
@@ -340,32 +369,39 @@ class World:
             updated=self.now,
         )
 
-    def stop(self, name: str) -> None:
-        """SIGTERM: training saves at the step it has reached; then it exits with 75."""
+    def stop(self, name: str, *, of_another: bool = False) -> None:
+        """SIGTERM: training saves at the step it has reached; then it exits with 75. ``of_another``: since a pod that
+        is not shown had failed before, of something that is no disruption."""
         details = None
         if self.key_of(name).stage is Stage.TRAIN and self.progress:
             self.checkpoint = self.progress.step
             details = self.train_outcome()
         self._write_result(name, Outcome.STOPPED, ExitCode.STOPPED, details=details)
         self.end_pods(name, ExitCode.STOPPED)
-        self.end_jobset(name, "Failed")
+        if of_another:
+            self.end_jobset(name, "Failed")
+        else:
+            self.settle(name)
 
     def fail(self, name: str, code: int, reason: str = "Broken", message: str = "it broke") -> None:
         """The trainer says what went wrong, and exits."""
         failure = Failure(code=code, reason=reason, message=message, fix="Mend it.")
         self._write_result(name, Outcome.FAILED, code, failure=failure)
         self.end_pods(name, code)
-        self.end_jobset(name, "Failed")
+        self.settle(name)
 
     def note(self, name: str, failure: Failure | None) -> None:
         """A process other than the first says why it fails."""
         key = self.key_of(name)
         self.attempts[key] = replace(self.attempts.get(key, AttemptFiles()), failure=failure)
 
-    def kill(self, name: str, code: int = 137, **status: Any) -> None:
-        """The process dies without a word."""
+    def kill(self, name: str, code: int = 137, *, of_another: bool = False, **status: Any) -> None:
+        """The processes die without a word; ``of_another`` as above."""
         self.end_pods(name, code, **status)
-        self.end_jobset(name, "Failed")
+        if of_another:
+            self.end_jobset(name, "Failed")
+        else:
+            self.settle(name)
 
     def _write_result(self, name: str, outcome: Outcome, code: int, **more: Any) -> None:
         key = self.key_of(name)
@@ -373,6 +409,7 @@ class World:
         result = StageResult(
             stage=key.stage,
             attempt=key.number,
+            restart=key.restart,
             outcome=outcome,
             exit_code=code,
             started=self.now - timedelta(seconds=5),

@@ -25,7 +25,7 @@ def run(context: Context) -> ConvertOutcome:
     converted = conversion.convert(
         weights,
         plan,
-        cache.convert_output(prints.value, request.job.uid, request.attempt),
+        cache.convert_output(prints.value, request.job.uid, request.attempt, request.restart),
         store=context.store,
     )
     sentence = ""

@@ -43,7 +43,7 @@ def run(context: Context) -> TrainOutcome:
     report = None
     if context.processes.first:
         report = Report(
-            context.folder, context.store, attempt=request.attempt, total_steps=steps,
+            context.folder, context.store, attempt=request.attempt, restart=request.restart, total_steps=steps,
             start_step=session.start_step, now=context.now,
         )  # fmt: skip
     control = Control(

@@ -78,6 +78,7 @@ class Report:
         store: Store,
         *,
         attempt: int,
+        restart: int,
         total_steps: int,
         start_step: int,
         now: Callable[[], datetime],
@@ -85,7 +86,8 @@ class Report:
     ) -> None:
         self._folder = folder
         self._now = now
-        self._attempt, self._total, self._start = attempt, total_steps, start_step
+        self._attempt, self._restart = attempt, restart
+        self._total, self._start = total_steps, start_step
         self._writer = LatestWriter(store.write, pause=pause)
         self._lines = _kept_lines(store.read_or_none(folder.metrics) if start_step else None, start_step)
         self._curve = [(row["step"], row["loss"]) for row in self._lines if "loss" in row]
@@ -143,6 +145,7 @@ class Report:
         seconds = sorted(self._seconds)
         progress = Progress(
             attempt=self._attempt,
+            restart=self._restart,
             step=self._step,
             total_steps=self._total,
             start_step=self._start,
