@@ -92,7 +92,7 @@ def test_an_edit_that_is_refused_is_told_and_stops_nothing(held: Cluster, namesp
     told = held.wait(path, lambda job: condition(job, "Valid") == "False", seconds=30)
     valid = condition_of(told, "Valid")
     assert valid["reason"] == "NoFlavorFits"
-    assert 'is not offered by profile "double". It offers: tpu-v6e-slice 2x2' in valid["message"]
+    assert 'is not offered by profile "double". It offers: tpu-v6e-slice 2x2, 2x4' in valid["message"]
     held.patch(path, {"spec": {"resources": {"tpu": "v6e-2x2"}}})
     held.wait(path, lambda job: condition_of(job, "Valid").get("observedGeneration") == 3, seconds=30)
     assert condition(held.get(path), "Valid") == "True"

@@ -6,9 +6,10 @@ environment; benchmarks call :func:`records` and write the files themselves. Onl
 
 import os
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from finetune_contract import (
     Outcome,
     Progress,
     RunFolder,
+    Stage,
     StageRequest,
     StageResult,
     TrainOutcome,
@@ -67,14 +69,14 @@ def write(files: Mapping[str, str]) -> None:
         partial.replace(path)
 
 
-def install(folder: Path, *, seconds: float = 0) -> Path:
-    """The folder of programs of :data:`IMAGE`, made below ``folder``; each stage takes ``seconds`` more."""
+def install(folder: Path, *, seconds: float = 0, stages: Collection[Stage] = tuple(Stage)) -> Path:
+    """The folder of programs of :data:`IMAGE`, made below ``folder``; these ``stages`` take ``seconds`` more."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "finetune-stage"
     root = Path(__file__).parents[2]
     program.write_text(
         f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} "
-        f"exec {shlex.quote(sys.executable)} -m tests.integration.trainer_double {seconds}\n"
+        f"exec {shlex.quote(sys.executable)} -m tests.integration.trainer_double {seconds} {' '.join(stages)}\n"
     )
     program.chmod(0o755)
     return folder
@@ -93,10 +95,10 @@ def profile(name: str, folder: Path) -> dict[str, object]:
             "currency": "USD",
             "flavors": [
                 {
-                    "name": "single-host",
+                    "name": "local",
                     "capacity": "OnDemand",
                     "accelerator": "tpu-v6e-slice",
-                    "topologies": ["2x2"],
+                    "topologies": ["2x2", "2x4"],
                     "chipsPerHost": 4,
                     "chipHourPrice": "0",
                 }
@@ -122,11 +124,24 @@ def job(namespace: str, name: str, profile_name: str, **spec: object) -> dict[st
     }
 
 
-if __name__ == "__main__":
-    wanted = StageRequest.of_environment(os.environ)
-    files = dict(records(wanted, datetime.now(UTC)))
+def crash(*_: object) -> None:
+    """What an uncaught exception of Python comes to: exit code 1, and no record."""
+    os._exit(1)
+
+
+def main() -> None:
+    request = StageRequest.of_environment(os.environ)
+    signal.signal(signal.SIGUSR1, crash)
+    files = dict(records(request, datetime.now(UTC)))
     # First of all, as a real one: the attempt has started.
     first = next(iter(files))
-    write({first: files.pop(first)})
-    time.sleep(float(sys.argv[1]))
-    write(files)
+    if os.environ.get("TPU_WORKER_ID", "0") == "0":
+        write({first: files.pop(first)})
+    if request.stage in sys.argv[2:]:
+        time.sleep(float(sys.argv[1]))
+    if os.environ.get("TPU_WORKER_ID", "0") == "0":
+        write(files)
+
+
+if __name__ == "__main__":
+    main()

@@ -37,7 +37,9 @@ class Attempt:
     @property
     def running(self) -> bool:
         """All its pods have got a node and an image and were started."""
-        return bool(self.pods) and all(children.pod_started(pod) for pod in self.pods)
+        # JobSet makes the other pods of a slice once the first has a node.
+        expected = children.pods_expected(self.jobset) if self.jobset else 1
+        return len(self.pods) >= expected and all(children.pod_started(pod) for pod in self.pods)
 
 
 def attempts_of(observed: Observed) -> tuple[Attempt, ...]:

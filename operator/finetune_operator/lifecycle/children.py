@@ -52,6 +52,14 @@ def jobset_end_time(jobset: Object) -> datetime | None:
     return None
 
 
+def pods_expected(jobset: Object) -> int:
+    """How many pods it makes."""
+    return sum(
+        int(each.get("replicas", 1)) * int(each["template"]["spec"].get("parallelism", 1))
+        for each in jobset["spec"]["replicatedJobs"]
+    )
+
+
 def pod_live(pod: Object) -> bool:
     """Its processes may still run."""
     phase: str = pod.get("status", {}).get("phase", "Pending")

@@ -60,6 +60,8 @@ class Verdict:
     """There when the ending is FAILED."""
     finished: datetime | None = None
     """None when nobody can tell any more."""
+    purpose: str | None = None
+    """SUSPENDED or REPLACED, when the ending is STOPPED."""
     record: Failure | None = None
     """To be written to the run folder, because the evidence will not last."""
 
@@ -100,9 +102,9 @@ def classify(  # noqa: PLR0911  one per case
         if wrong is None:
             return Verdict(ending=Ending.SUCCEEDED, finished=finished)
         return Verdict(ending=Ending.FAILED, failure=wrong, finished=finished)
-    on_purpose = noted is not None and noted.reason in (SUSPENDED, REPLACED)
-    if on_purpose and (result is None or result.outcome is Outcome.STOPPED):
-        return Verdict(ending=Ending.STOPPED, finished=finished)
+    purpose = noted.reason if noted and noted.reason in (SUSPENDED, REPLACED) else None
+    if purpose and (result is None or result.outcome is Outcome.STOPPED):
+        return Verdict(ending=Ending.STOPPED, purpose=purpose, finished=finished)
     taken = disruption(attempt, nodes, ended=finished, now=now)
     if result:
         failure, record = _from_result(attempt, result, noted, taken)
@@ -110,7 +112,7 @@ def classify(  # noqa: PLR0911  one per case
     if noted and not (taken and noted.failure_class is FailureClass.INFRASTRUCTURE):
         return Verdict(ending=Ending.FAILED, failure=noted, finished=finished)
     if attempt.jobset is None and suspend:
-        return Verdict(ending=Ending.STOPPED, record=suspension())
+        return Verdict(ending=Ending.STOPPED, purpose=SUSPENDED, record=suspension())
     if taken:
         failure = _taken(attempt, taken, evidence=noted.message if noted else "")
     else:

@@ -197,7 +197,7 @@ def _ended(attempt: Attempt, verdict: Verdict, look: Survey, node: str | None) -
     told: dict[str, Any] = {
         "stage": str(attempt.key.stage),
         **_which(attempt, look),
-        "reason": verdict.failure.reason if verdict.failure else str(verdict.ending),
+        "reason": verdict.failure.reason if verdict.failure else verdict.purpose or str(verdict.ending),
     }
     if verdict.failure_class is not None:
         told["class"] = str(verdict.failure_class)
