@@ -1,6 +1,7 @@
 """Builds the cluster's programs from the pinned Go module into the cache, once per content of go.mod and go.sum."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -164,6 +165,19 @@ def _keep_files(go: Path, program: Program, target: Path) -> None:
             shutil.copytree(module / path, share / name, copy_function=shutil.copyfile)
         else:
             shutil.copyfile(module / path, share / name)
+
+
+def module_folder(module: str, version: str) -> Path:
+    """The files of another version of a module than the pinned one, checked against Go's checksum database."""
+    shown = subprocess.run(
+        [str(_go()), "mod", "download", "-json", f"{module}@v{version}"],
+        cwd=GO_MODULE,
+        env=_go_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(json.loads(shown.stdout)["Dir"])
 
 
 def _go_environment() -> dict[str, str]:

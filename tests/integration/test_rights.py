@@ -9,7 +9,7 @@ from devcluster.testing import Cluster
 from finetune_operator.rendering import UID_LABEL
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, LEASE_RULES
-from tests.integration import trainer_double
+from tests.integration import pods, trainer_double
 
 PROFILE = "rights"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
@@ -49,17 +49,17 @@ def _fail_a_pod_on_a_slice(cluster: Cluster, namespace: str) -> None:
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
         "cloud.google.com/gke-tpu-topology": "16x16",
     }
-    pods = f"/api/v1/namespaces/{namespace}/pods"
+    path = f"/api/v1/namespaces/{namespace}/pods"
     cluster.create(
-        pods,
+        path,
         {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": "crashed", "labels": {UID_LABEL: job["metadata"]["uid"]}},
-            "spec": {"containers": [{"name": "trainer", "image": "none"}], "nodeSelector": selector},
+            "spec": pods.spec("true", nodeSelector=selector),
         },
     )
-    cluster.patch(f"{pods}/crashed/status", {"status": {"phase": "Failed"}})
+    cluster.patch(f"{path}/crashed/status", {"status": {"phase": "Failed"}})
 
 
 def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: str) -> None:

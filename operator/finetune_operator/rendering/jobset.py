@@ -5,7 +5,8 @@ webhook breaks nothing.
 
 With backoffLimit 0 any failed pod ends its Job. A pod that was taken away ends it by the podFailurePolicy, and JobSet
 then starts all pods again by itself: place in the queue and admitted quota are kept, and no operator is needed.
-Everything else fails the JobSet, and the operator judges.
+Everything else fails the JobSet, and the operator judges. JobSet 0.8 knows all fields that are used here, so that no
+release in use drops one.
 """
 
 from typing import Any
@@ -48,7 +49,6 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         "replicatedJobs": [
             {
                 "name": "slice" if on_tpu else "cpu",
-                "groupName": "default",
                 "replicas": plan.mesh.slices if on_tpu else 1,
                 "template": {
                     "metadata": {"labels": dict(labels)},

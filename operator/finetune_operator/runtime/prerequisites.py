@@ -58,5 +58,5 @@ def _full_name(kind: Kind) -> str:
 
 def _source(kind: Kind) -> str:
     if kind.group == JOBSETS.group:
-        return "install JobSet (https://jobset.sigs.k8s.io) 0.12 or newer"
+        return "install JobSet (https://jobset.sigs.k8s.io) 0.8 or newer"
     return "install the CRDs of the finetune-operator chart"
