@@ -43,8 +43,11 @@ class Failure(Record):
     """The last lines of the traceback or log, redacted."""
     host: int = 0
     """Which process of the stage failed; not always the one that wrote this."""
+    # --- of an attempt that left no result, where the operator could still see it
     checkpoint: int | None = None
-    """Of a training that left no result: the step of its newest checkpoint, where the operator saw one."""
+    """The step of training's newest checkpoint."""
+    seconds: float | None = None
+    """How long its processes ran."""
 
     @property
     def failure_class(self) -> FailureClass:

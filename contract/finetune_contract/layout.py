@@ -67,6 +67,10 @@ class RunFolder:
     def attempts(self) -> str:
         return f"{self.uri}/attempts"
 
+    def retry(self, generation: int) -> str:
+        """The operator's note that it has acted on ``spec.retry.generation``."""
+        return f"{self.attempts}/retry-{generation}.json"
+
     def attempt(self, stage: str, number: int, restart: int = 0) -> str:
         """Folder of one attempt: ``train-2``, and ``train-2.1`` after the first restart inside that JobSet.
 

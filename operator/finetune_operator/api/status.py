@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from finetune_contract import Stage
-from finetune_operator.api.common import ApiModel, Message, Timestamp, Whole, list_map
+from finetune_operator.api.common import ApiModel, Message, NonNegative, Timestamp, Whole, list_map
 from finetune_operator.api.conditions import Condition, Phase, WaitingReason
 from finetune_operator.api.status_course import Attempts, Cost, Goodput, ProgressStatus, StageStatus
 from finetune_operator.api.status_outcome import ArtifactStatus, Checkpoint, EvaluationStatus, FailureStatus
@@ -32,6 +32,8 @@ class FineTuneJobStatus(ApiModel):
     """Where the job stands, in one word."""
     stage: Stage | None = None
     """The stage at work, or the last one."""
+    retry_generation: NonNegative | None = None
+    """The newest spec.retry.generation that was acted on. Absent: none."""
     summary: Message | None = None
     """Where the job stands, in a sentence."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=32), *list_map("type")] | None = None

@@ -2,7 +2,7 @@
 
 from finetune_operator.lifecycle.decide import decide, finished
 from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, RunFolderView
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, Retry, RunFolderView
 
 __all__ = [
     "AttemptFiles",
@@ -12,6 +12,7 @@ __all__ = [
     "EventType",
     "Notice",
     "Observed",
+    "Retry",
     "RunFolderView",
     "decide",
     "finished",

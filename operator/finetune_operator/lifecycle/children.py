@@ -103,6 +103,27 @@ def _hindrance(pod: Object) -> Hindrance | None:
     return None
 
 
+def running_span(pods: Iterable[Object]) -> tuple[datetime, datetime | None] | None:
+    """From the start of the last container to the end of the last, None while one runs; None where none has started."""
+    states = [
+        container["state"]
+        for pod in pods
+        for container in pod.get("status", {}).get("containerStatuses", ())
+        if container.get("state", {}).keys() & {"running", "terminated"}
+    ]
+    begun = [
+        parse(told["startedAt"])
+        for state in states
+        if (told := state.get("running") or state.get("terminated")) and told.get("startedAt")
+    ]
+    if not begun:
+        return None
+    if any("running" in state for state in states):
+        return max(begun), None
+    ended = [parse(told["finishedAt"]) for state in states if (told := state["terminated"]).get("finishedAt")]
+    return max(begun), max(ended, default=max(begun))
+
+
 def node_of(pods: Iterable[Object], host: int) -> str | None:
     """The node of the slice's host of that number; of any pod where none is called that."""
     placed = {

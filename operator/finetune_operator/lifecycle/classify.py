@@ -24,6 +24,7 @@ from finetune_contract import (
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.deadlines import DEADLINE_EXCEEDED, HUNG, NO_CAPACITY, STARTUP_TIMEOUT
 from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Disruption, disruption
 from finetune_operator.rendering import jobset_name
 
@@ -34,6 +35,9 @@ _SIGKILL = _SIGNALLED + 9
 #: Reasons of the records that the operator writes before it stops an attempt: nobody is charged.
 SUSPENDED = "Suspended"
 REPLACED = "Replaced"
+_ON_PURPOSE = (SUSPENDED, REPLACED, NO_CAPACITY, DEADLINE_EXCEEDED)
+#: Reasons of its own judgement, which the trainer's last words do not change.
+_JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT)
 
 #: What a stage must have found out to have succeeded.
 _DETAILS = {
@@ -61,7 +65,7 @@ class Verdict:
     finished: datetime | None = None
     """None when nobody can tell any more."""
     purpose: str | None = None
-    """SUSPENDED or REPLACED, when the ending is STOPPED."""
+    """Reason of the operator's record, when the ending is STOPPED."""
     record: Failure | None = None
     """To be written to the run folder, because the evidence will not last."""
 
@@ -102,14 +106,14 @@ def classify(  # noqa: PLR0911  one per case
         if wrong is None:
             return Verdict(ending=Ending.SUCCEEDED, finished=finished)
         return Verdict(ending=Ending.FAILED, failure=wrong, finished=finished)
-    purpose = noted.reason if noted and noted.reason in (SUSPENDED, REPLACED) else None
+    purpose = noted.reason if noted and noted.reason in _ON_PURPOSE else None
     if purpose and (result is None or result.outcome is Outcome.STOPPED):
         return Verdict(ending=Ending.STOPPED, purpose=purpose, finished=finished)
     taken = disruption(attempt, nodes, ended=finished, now=now)
     if result:
         failure, record = _from_result(attempt, result, noted, taken)
         return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=record)
-    if noted and not (taken and noted.failure_class is FailureClass.INFRASTRUCTURE):
+    if noted and (noted.reason in _JUDGED or not (taken and _crash(noted))):
         return Verdict(ending=Ending.FAILED, failure=noted, finished=finished)
     if attempt.jobset is None and suspend:
         return Verdict(ending=Ending.STOPPED, purpose=SUSPENDED, record=suspension())
@@ -118,6 +122,11 @@ def classify(  # noqa: PLR0911  one per case
     else:
         failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
     return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
+
+
+def _crash(noted: Failure) -> bool:
+    """Whether it may be the consequence of something else."""
+    return noted.failure_class is FailureClass.INFRASTRUCTURE
 
 
 def suspension() -> Failure:
@@ -151,7 +160,7 @@ def _from_result(
     attempt: Attempt, result: StageResult, noted: Failure | None, taken: Disruption | None
 ) -> tuple[Failure, Failure | None]:
     """The failure that counts, and a record where it is the operator's own judgement."""
-    if noted and noted.reason in (PREEMPTED, PLACEMENT_RACE):
+    if noted and noted.reason in _JUDGED:
         return noted, None
     elsewhere = _elsewhere(attempt, result, noted, taken)
     if elsewhere is not None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
-from finetune_operator.lifecycle import children
+from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
 from finetune_operator.lifecycle.classify import replacement, suspension
 from finetune_operator.lifecycle.decision import Decision, Deletion, Object
@@ -46,16 +46,19 @@ def decide(observed: Observed) -> Decision:
     job = observed.job
     if children.deleting(job):
         return Decision(status=job.get("status") or {})
-    if finished(job):
+    ended = finished(job) and not retry.revived(observed)
+    if ended and retry.asked(observed) is None:
         return _keep(observed)
     if observed.snapshot is None:
-        return _admit(observed)
+        return _keep(observed) if ended else _admit(observed)
+    attempts = attempts_of(observed)
     try:
-        snapshot = read_snapshot(observed.snapshot)
-        plan, refused = _plan(job, snapshot)
+        plan, refused = _plan(job, read_snapshot(observed.snapshot), deadlines.passed_capacities(attempts))
     except Refused as error:
-        return _refuse(observed, error)
-    return _advance(observed, plan, refused)
+        return _keep(observed) if ended else _refuse(observed, error)
+    if (generation := retry.asked(observed)) is not None:
+        return _retry_by_hand(observed, plan, attempts, generation)
+    return _advance(observed, plan, attempts, refused)
 
 
 def finished(job: Object) -> bool:
@@ -65,17 +68,45 @@ def finished(job: Object) -> bool:
 
 
 def _keep(observed: Observed) -> Decision:
-    """A finished job: its status speaks of the newest spec, and nothing of it runs."""
+    """A finished job: its status speaks of the newest spec, nothing of it runs, and its children go when it is time."""
     status = observed.job["status"]
     generation = observed.job["metadata"].get("generation", 1)
+    left = _children_left(observed)
+    expired = left is not None and left <= 0
     return Decision(
         status={
             **status,
             "observedGeneration": generation,
             "conditions": [{**each, "observedGeneration": generation} for each in status["conditions"]],
         },
-        deletions=tuple(_deletion(each) for each in observed.jobsets if _stoppable(each)),
+        deletions=tuple(
+            _deletion(each)
+            for each in observed.jobsets
+            if _stoppable(each) or (expired and not children.deleting(each))
+        ),
+        look_again_after=left if left is not None and left > 0 and observed.jobsets else None,
     )
+
+
+def _children_left(observed: Observed) -> float | None:
+    """Seconds until JobSets and pods of a finished job are deleted; None: they stay."""
+    ttl = observed.job["spec"].get("childTTLSecondsAfterFinished")
+    completed = observed.job["status"].get("completionTime")
+    if ttl is None or completed is None:
+        return None
+    return float(ttl - (observed.now - parse(completed)).total_seconds())
+
+
+def _retry_by_hand(
+    observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], generation: int
+) -> Decision:
+    """The note comes first: the next look acts by it, whatever becomes of this operator."""
+    look = survey(observed, plan, attempts, suspend=False)
+    note = retry.note(observed, look, generation)
+    if note is None:
+        kept = _keep(observed)
+        return replace(kept, status={**kept.status, "retryGeneration": generation})
+    return Decision(status=observed.job.get("status") or {}, retry=note, look_again_after=0.0)
 
 
 def _admit(observed: Observed) -> Decision:
@@ -107,17 +138,18 @@ def _refuse(observed: Observed, refused: Refused) -> Decision:
     return _decision(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
 
 
-def _plan(job: Object, snapshot: Snapshot) -> tuple[Plan, Refused | None]:
+def _plan(job: Object, snapshot: Snapshot, passed: frozenset[str]) -> tuple[Plan, Refused | None]:
     """The plan as the spec reads now; where that is refused, as it was admitted. Raises Refused."""
     try:
-        return replan(job, snapshot), None
+        return replan(job, snapshot, passed), None
     except Refused as refused:
-        return make_plan({**job, "spec": snapshot.spec}, snapshot), refused
+        return make_plan({**job, "spec": snapshot.spec}, snapshot, passed), refused
 
 
-def _advance(observed: Observed, plan: Plan, refused: Refused | None) -> Decision:
+def _advance(
+    observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], refused: Refused | None
+) -> Decision:
     suspend = bool(observed.job["spec"].get("suspend", False))
-    attempts = attempts_of(observed)
     if observed.folder.unreadable:
         return _blind(observed, plan, attempts, observed.folder.unreadable)
     look = survey(observed, plan, attempts, suspend=suspend)
@@ -133,6 +165,10 @@ def _advance(observed: Observed, plan: Plan, refused: Refused | None) -> Decisio
 def _next(  # noqa: PLR0911  one per case
     observed: Observed, look: Survey, refused: Refused | None, *, suspend: bool
 ) -> Decision:
+    left = deadlines.active_left(look.plan.limits, look.attempts, observed.now)
+    expired = left is not None and left <= 0
+    if look.live and expired and not look.succeeded and not suspend:
+        return _end_attempt(observed, look, look.live, deadlines.active_exceeded(look.plan.limits))
     if look.live and (look.failed or look.succeeded):
         # A leftover: stopped before the job is called finished.
         return _stop(observed, look, look.live, refused)
@@ -148,6 +184,9 @@ def _next(  # noqa: PLR0911  one per case
         return _decision(observed, Situation(course=Course.SUSPENDED, refused=refused), look)
     if refused:
         return _decision(observed, Situation(course=Course.INVALID, refused=refused), look)
+    over = deadlines.active_exceeded(look.plan.limits) if expired else _no_capacity_left(look)
+    if over:
+        return _decision(observed, Situation(course=Course.FAILED, failure=over), look)
     due = look.current.retry_at
     if due is not None and due > observed.now:
         left = (due - observed.now).total_seconds()
@@ -158,6 +197,15 @@ def _next(  # noqa: PLR0911  one per case
             left,
         )
     return _create(observed, look)
+
+
+def _no_capacity_left(look: Survey) -> Failure | None:
+    """Every kind of capacity was waited for in vain."""
+    passed = deadlines.passed_capacities(look.attempts)
+    if look.current.stage not in TPU_STAGES or not passed or set(look.plan.capacities) - passed:
+        return None
+    noted = next(each.files.failure for each in reversed(look.attempts) if each.files and each.files.failure)
+    return noted.model_copy(update={"message": f"{noted.message} No other kind is left."})
 
 
 def _create(observed: Observed, look: Survey) -> Decision:
@@ -196,6 +244,15 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
     assert attempt is not None, "called for a live attempt"
     if not refused and _edited(look, attempt):
         return _end_attempt(observed, look, attempt, replacement())
+    late = deadlines.overdue(
+        attempt,
+        look.plan.limits,
+        observed.folder.progress,
+        look.plan.placement.capacity,
+        observed.now,
+    )
+    if late:
+        return _end_attempt(observed, look, attempt, late)
     running = attempt.running
     wait = _input_wait(look)
     obstacle = None if running else children.hindrance(attempt.pods)
@@ -214,14 +271,20 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
         recovering=not running and _recovering(look),
         wait=wait,
     )
-    return _decision(observed, situation, look, _next_look(observed, attempt))
+    return _decision(observed, situation, look, _next_look(observed, look, attempt))
 
 
-def _next_look(observed: Observed, attempt: Attempt) -> float:
+def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
     """Seconds. Only training writes to its run folder before it ends, and no watch tells of that."""
     if attempt.running and attempt.key.stage is Stage.TRAIN:
-        return pace(observed.live_jobs)
-    return max(_SAFETY_LOOK if attempt.pods else _NO_PODS_SECONDS, pace(observed.live_jobs))
+        regular = pace(observed.live_jobs)
+    else:
+        regular = max(_SAFETY_LOOK if attempt.pods else _NO_PODS_SECONDS, pace(observed.live_jobs))
+    due = (
+        deadlines.next_due(attempt, look.plan.limits, observed.now),
+        deadlines.active_left(look.plan.limits, look.attempts, observed.now),
+    )
+    return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
 
 def _makes_no_pods(observed: Observed, attempt: Attempt) -> bool:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from finetune_contract import Failure
-from finetune_operator.lifecycle.observed import AttemptKey
+from finetune_operator.lifecycle.observed import AttemptKey, Retry
 
 type Object = Mapping[str, Any]
 
@@ -35,10 +35,12 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Applied in this order: records, snapshot, deletions, JobSet, status, notices."""
+    """Applied in this order: retry, records, snapshot, deletions, JobSet, status, notices."""
 
     status: Object
     """The complete new status; written only where it differs."""
+    retry: Retry | None = None
+    """The note of a retry by hand, which the next observation must see."""
     snapshot: Object | None = None
     """The ConfigMap ``<job>-plan``, created once."""
     jobset: Object | None = None

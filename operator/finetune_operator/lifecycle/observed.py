@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from finetune_contract import ConvertManifest, Failure, Progress, Stage, StageResult
 
 type Object = Mapping[str, Any]
@@ -32,6 +34,18 @@ class AttemptFiles:
     failure: Failure | None = None
 
 
+class Retry(BaseModel):
+    """That ``spec.retry.generation`` was acted on, and how: the note that the operator leaves in the run folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generation: int
+    from_stage: Stage
+    first: dict[Stage, int]
+    """By stage: the number of the first JobSet after it. What was before no longer counts against any budget, and
+    from ``from_stage`` on it does not count as done either."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolderView:
     """What object storage says.
@@ -41,6 +55,8 @@ class RunFolderView:
 
     attempts: Mapping[AttemptKey, AttemptFiles] = field(default_factory=dict)
     progress: Progress | None = None
+    retry: Retry | None = None
+    """The newest."""
     convert_manifest: ConvertManifest | None = None
     """Of the fingerprint that preflight found; None also when there was nothing to look up."""
     unreadable: str | None = None

@@ -12,16 +12,16 @@ from finetune_contract import (
     ExportOutcome,
     Failure,
     PreflightOutcome,
-    Progress,
     Stage,
     StageResult,
     TrainOutcome,
 )
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import budgets
-from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.attempts import ORDER, Attempt
 from finetune_operator.lifecycle.classify import Ending, Verdict, classify
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.deadlines import ran
+from finetune_operator.lifecycle.observed import Observed, Retry
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
@@ -34,7 +34,7 @@ class StageView:
     phase: StagePhase
     attempts: tuple[Attempt, ...] = ()
     judged: tuple[budgets.Judged, ...] = ()
-    """Those that have ended, with their verdicts."""
+    """Those that have ended since the last retry by hand, with their verdicts."""
     result: StageResult | None = None
     """Of the attempt that succeeded."""
     hit: ConvertManifest | None = None
@@ -67,9 +67,11 @@ class Survey:
 
     plan: Plan
     stages: tuple[StageView, ...]
+    attempts: tuple[Attempt, ...]
+    judged: tuple[budgets.Judged, ...]
+    """Every attempt that has ended."""
     counters: budgets.Counters
     findings: Findings
-    total_attempts: int
 
     def __getitem__(self, stage: Stage) -> StageView:
         return next(
@@ -96,10 +98,6 @@ class Survey:
         return all(view.done for view in self.stages)
 
     @property
-    def judged(self) -> tuple[budgets.Judged, ...]:
-        return tuple(pair for view in self.stages for pair in view.judged)
-
-    @property
     def evaluation(self) -> EvaluateOutcome | None:
         return _details(self[Stage.EVALUATE], EvaluateOutcome)
 
@@ -115,11 +113,14 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         for attempt in attempts
     )
     judged = [
-        (attempt, _with_checkpoint(_believed(verdict, observed.now), attempt, observed.folder.progress))
+        (attempt, _completed(_believed(verdict, observed.now), attempt, observed))
         for attempt, verdict in zip(attempts, verdicts, strict=True)
         if verdict
     ]
-    counters = budgets.count(judged)
+    retry = observed.folder.retry
+    # What was before a retry by hand is told, and charged to nothing.
+    counted = [pair for pair in judged if _since(retry, pair[0])]
+    counters = budgets.count(counted)
     views: list[StageView] = []
     findings = Findings()
     # A stage that runs or has run belongs to the story even where an edit has made it needless since.
@@ -128,8 +129,10 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         if stage not in plan.stages and stage not in present:
             continue
         own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
-        ended = tuple(pair for pair in judged if pair[0].key.stage is stage)
+        ended = tuple(pair for pair in counted if pair[0].key.stage is stage)
         view = _view(stage, plan, own, ended, counters)
+        if retry is not None and ORDER[stage] < ORDER[retry.from_stage]:
+            view = _done_before(view, judged)
         if stage is Stage.CONVERT:
             view = _with_cache(view, observed.folder.convert_manifest, plan, findings.preflight)
         if stage not in plan.stages and not view.done and view.live is None:
@@ -139,9 +142,10 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
     return Survey(
         plan=plan,
         stages=tuple(views),
+        attempts=tuple(attempts),
+        judged=tuple(judged),
         counters=counters,
         findings=findings,
-        total_attempts=len(attempts),
     )
 
 
@@ -150,15 +154,40 @@ def _believed(verdict: Verdict, now: datetime) -> Verdict:
     return verdict if verdict.finished is None or verdict.finished <= now else replace(verdict, finished=None)
 
 
-def _with_checkpoint(verdict: Verdict, attempt: Attempt, progress: Progress | None) -> Verdict:
-    """A record that is still to be written also tells how far the training was; the next attempt overwrites that."""
-    if verdict.record is None or attempt.key.stage is not Stage.TRAIN or progress is None:
+def _done_before(view: StageView, judged: Sequence[budgets.Judged]) -> StageView:
+    """A retry of a later stage leaves what this one has done."""
+    done = next(
+        (
+            attempt
+            for attempt, verdict in reversed(judged)
+            if attempt.key.stage is view.stage and verdict.ending is Ending.SUCCEEDED
+        ),
+        None,
+    )
+    if view.done or done is None:
+        return view
+    assert done.files is not None, "a success is read from the trainer's record"
+    return replace(view, phase=StagePhase.SUCCEEDED, result=done.files.result)
+
+
+def _since(retry: Retry | None, attempt: Attempt) -> bool:
+    """Whether it was made after the last retry by hand, and counts."""
+    return retry is None or attempt.key.number >= retry.first.get(attempt.key.stage, 1)
+
+
+def _completed(verdict: Verdict, attempt: Attempt, observed: Observed) -> Verdict:
+    """A record that is still to be written also tells what nobody can tell later."""
+    if verdict.record is None:
         return verdict
-    if (progress.attempt, progress.restart) != (attempt.key.number, attempt.key.restart):
-        return verdict
-    if not progress.checkpoints:
-        return verdict
-    record = verdict.record.model_copy(update={"checkpoint": progress.checkpoints[-1]})
+    told: dict[str, object] = {"seconds": ran(attempt, observed.now) or None}
+    progress, key = observed.folder.progress, attempt.key
+    if (
+        key.stage is Stage.TRAIN
+        and progress
+        and (progress.attempt, progress.restart) == (key.number, key.restart)
+    ):
+        told["checkpoint"] = max(progress.checkpoints, default=None)
+    record = verdict.record.model_copy(update=told)
     return replace(
         verdict, record=record, failure=record if verdict.failure == verdict.record else verdict.failure
     )

@@ -14,6 +14,7 @@ from finetune_operator.lifecycle.fitting import fit
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.progress import decimal, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
+from finetune_operator.lifecycle.retry import seen
 from finetune_operator.lifecycle.situation import Course, Situation
 from finetune_operator.lifecycle.stages import StageView, Survey
 from finetune_operator.lifecycle.summary import summarize
@@ -42,6 +43,8 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
             situation, look, previous.get("conditions", ()), generation=generation, now=observed.now
         ),
     }
+    if generation := seen(observed):
+        status["retryGeneration"] = generation
     if look is not None:
         status |= _of_survey(observed, situation, look, previous)
     progress = _progress(observed, status, look, previous)
@@ -174,7 +177,7 @@ def _attempts(look: Survey, previous: Object) -> Object:
         for attempt, verdict in look.judged
     ]
     told: dict[str, Any] = {
-        "total": look.total_attempts,
+        "total": len(look.attempts),
         "preemption": look.counters.preemption,
         "infrastructure": look.counters.infrastructure,
         "user": look.counters.user,

@@ -1,6 +1,6 @@
 """From a job and the profiles that exist to a snapshot and a plan, or to a refusal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,15 +47,16 @@ def admit(job: Object, profiles: Sequence[Object]) -> Admission:
     return Admission(snapshot=snapshot, plan=make_plan(job, snapshot))
 
 
-def replan(job: Object, snapshot: Snapshot) -> Plan:
-    """The plan for the next attempt of an admitted job: its identity from the snapshot, the rest as it reads now.
+def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Plan:
+    """The plan for the next attempt of an admitted job: its identity from the snapshot, the rest as it reads now, on
+    capacity that was not ``passed`` over.
 
     Raises Refused where an edit asks for what is not allowed or does not fit.
     """
     check_job(job)
     base = merge(BUILT_IN, snapshot.profile.get("defaults", {}))
     check_policy(job, snapshot.profile_name, snapshot.profile, merge(base, job["spec"]), base)
-    return make_plan(job, snapshot)
+    return make_plan(job, snapshot, passed)
 
 
 def check_job(job: Object) -> None:

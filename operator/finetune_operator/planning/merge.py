@@ -15,6 +15,8 @@ BUILT_IN: Mapping[str, Any] = {
     "resources": {"controller": "McJAX", "slices": 1},
     "checkpointing": {"everySteps": 100, "keep": {"last": 2}},
     "recovery": {"maxPreemptions": 100, "maxInfrastructureRetries": 5, "maxUserRetries": 0},
+    "preRunningDeadlineSeconds": 7200,
+    "hangPolicy": {"startupSeconds": 1800, "noStepSeconds": 900},
     "preflight": {"dataset": "Full", "memory": "Off", "exportProof": True},
     "evaluation": {"baseline": True, "generation": {"maxNewTokens": 128}},
     "export": {"formats": ["HuggingFace"], "dtype": "BF16", "checkpoint": "Last"},

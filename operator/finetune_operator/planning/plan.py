@@ -1,6 +1,6 @@
 """The plan: everything about a job that rendering and status need, resolved."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from finetune_operator.planning import resolve
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
-from finetune_operator.planning.topology import Placement, place
+from finetune_operator.planning.topology import Placement, capacities, place
 
 type Object = Mapping[str, Any]
 
@@ -62,6 +62,22 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds; None: no limit."""
+
+    active: int | None
+    """Running, over all attempts."""
+    pre_running: int
+    """From quota to running pods, for each kind of capacity."""
+    startup: int
+    """From running pods to the first step of training."""
+    no_step: int
+    """From one step to the next."""
+    child_ttl: int | None
+    """From the job's end to the deletion of its children."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """What earlier stages found out."""
 
@@ -83,6 +99,8 @@ class Plan:
     stages: tuple[Stage, ...]
     """In order; Evaluate only where it has something to do."""
     placement: Placement
+    capacities: tuple[str, ...]
+    """Kinds that serve the job, in order."""
     mesh: MeshSpec
     model: ModelSource
     data: DataSpec
@@ -95,6 +113,7 @@ class Plan:
     use_cache: str
     engine_overrides: Mapping[str, str]
     recovery: Recovery
+    limits: Limits
     run_folder: RunFolder
     cache: CacheLayout
     image: str
@@ -118,13 +137,18 @@ class Plan:
         return any(source is not None and source.hugging_face is not None for source in sources)
 
 
-def make_plan(job: Object, snapshot: Snapshot) -> Plan:
-    """Resolve an admitted job. Raises Refused where numbers or shapes do not fit."""
+def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Plan:
+    """Resolve an admitted job. Raises Refused where numbers or shapes do not fit.
+
+    ``passed``: kinds of capacity that were waited for in vain; the next one is taken, while there is one.
+    """
     profile, metadata = snapshot.profile, job["metadata"]
     live = merge(BUILT_IN, profile.get("defaults", {}), job["spec"])
     spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
     queued = "localQueue" in profile.get("queue", {})
-    placement = place(spec["resources"], snapshot.profile_name, profile["flavors"], queued=queued)
+    placement = place(
+        spec["resources"], snapshot.profile_name, profile["flavors"], queued=queued, passed=passed
+    )
     mesh = resolve_mesh(
         placement.shape, spec["resources"]["slices"], spec["resources"].get("parallelism", {})
     )
@@ -141,6 +165,7 @@ def make_plan(job: Object, snapshot: Snapshot) -> Plan:
         spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
         stages=tuple(stage for stage in Stage if stage is not Stage.EVALUATE or evaluation.prompts),
         placement=placement,
+        capacities=tuple(capacities(spec["resources"], profile["flavors"])),
         mesh=mesh,
         model=resolve.model(spec["model"]),
         data=resolve.data(spec["datasets"]),
@@ -158,6 +183,13 @@ def make_plan(job: Object, snapshot: Snapshot) -> Plan:
             preemptions=spec["recovery"]["maxPreemptions"],
             infrastructure=spec["recovery"]["maxInfrastructureRetries"],
             user=spec["recovery"]["maxUserRetries"],
+        ),
+        limits=Limits(
+            active=spec.get("activeDeadlineSeconds"),
+            pre_running=spec["preRunningDeadlineSeconds"],
+            startup=spec["hangPolicy"]["startupSeconds"],
+            no_step=spec["hangPolicy"]["noStepSeconds"],
+            child_ttl=spec.get("childTTLSecondsAfterFinished"),
         ),
         run_folder=snapshot.run_folder,
         cache=snapshot.cache,

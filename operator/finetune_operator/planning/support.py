@@ -22,16 +22,11 @@ class Later:
 _DECIMAL_ZERO = ("0", "0.0", "0.00")
 
 JOB: tuple[Later, ...] = (
-    Later("retry", instead="create a job of another name"),
-    Later("activeDeadlineSeconds"),
-    Later("preRunningDeadlineSeconds"),
-    Later("childTTLSecondsAfterFinished"),
     Later("budget"),
     Later("resources.controller", ("McJAX",), "use McJAX"),
     Later("checkpointing.everySeconds", instead="use everySteps"),
     Later("checkpointing.keep.best", (0,), "use keep.last"),
     Later("checkpointing.bestBy"),
-    Later("hangPolicy"),
     Later("preflight.dataset", ("Full",), "use Full"),
     Later("preflight.memory", ("Off",), "use Off"),
     Later("preflight.smoke"),

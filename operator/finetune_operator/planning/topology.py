@@ -1,6 +1,6 @@
 """Which slice: the job's wish, the profile's flavors and the catalogue, brought together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -31,7 +31,12 @@ class Placement:
 
 
 def place(
-    resources: Mapping[str, Any], profile_name: str, flavors: Sequence[Mapping[str, Any]], *, queued: bool
+    resources: Mapping[str, Any],
+    profile_name: str,
+    flavors: Sequence[Mapping[str, Any]],
+    *,
+    queued: bool,
+    passed: Collection[str] = (),
 ) -> Placement:
     """The slice for merged ``resources``.
 
@@ -40,15 +45,16 @@ def place(
         profile_name: for messages.
         flavors: the profile's.
         queued: whether a queue admits the job's slices.
+        passed: kinds of capacity that come last, since they were waited for in vain.
 
     Raises:
         Refused: there is no such slice, or the profile does not offer it.
     """
     preferred = resources.get("capacity")
     slices = resources["slices"]
-    offered = _in_order([f for f in flavors if f.get("maxSlices", 1) >= slices], preferred)
+    offered = _in_order([f for f in flavors if f.get("maxSlices", 1) >= slices], preferred, passed)
     if not ("tpu" in resources or "accelerator" in resources or "topology" in resources):
-        return _cheapest(offered, profile_name, preferred, slices, queued=queued)
+        return _cheapest(offered, profile_name, slices, ranked=bool(preferred or passed), queued=queued)
     shape = _wanted(resources, offered, flavors)
     _refuse_slices(shape, slices)
     for flavor in offered:
@@ -65,14 +71,24 @@ def place(
     )
 
 
+def capacities(resources: Mapping[str, Any], flavors: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """The kinds of capacity that serve merged ``resources``, in order."""
+    slices = resources["slices"]
+    offered = _in_order([f for f in flavors if f.get("maxSlices", 1) >= slices], resources.get("capacity"))
+    if {"tpu", "accelerator"} & resources.keys():
+        shape = _wanted(resources, offered, flavors)
+        offered = [flavor for flavor in offered if _offers(flavor, shape)]
+    return tuple(dict.fromkeys(flavor["capacity"] for flavor in offered))
+
+
 def _in_order(
-    flavors: Sequence[Mapping[str, Any]], preferred: Sequence[str] | None
+    flavors: Sequence[Mapping[str, Any]], preferred: Sequence[str] | None, passed: Collection[str] = ()
 ) -> list[Mapping[str, Any]]:
     """Those of the capacities that the job accepts, in the job's order; the profile's order decides the rest."""
-    if preferred is None:
-        return list(flavors)
-    accepted = [flavor for flavor in flavors if flavor["capacity"] in preferred]
-    return sorted(accepted, key=lambda flavor: preferred.index(flavor["capacity"]))
+    accepted = [flavor for flavor in flavors if preferred is None or flavor["capacity"] in preferred]
+    if preferred is not None:
+        accepted.sort(key=lambda flavor: preferred.index(flavor["capacity"]))
+    return sorted(accepted, key=lambda flavor: flavor["capacity"] in passed)
 
 
 def _refuse_slices(shape: TpuShape, slices: int) -> None:
@@ -140,16 +156,18 @@ def _offers(flavor: Mapping[str, Any], shape: TpuShape) -> bool:
 def _cheapest(
     offered: Sequence[Mapping[str, Any]],
     profile_name: str,
-    preferred: Sequence[str] | None,
     slices: int,
     *,
+    ranked: bool,
     queued: bool,
 ) -> Placement:
-    """The cheapest slice of the first capacity that the job prefers; the flavors' own order decides between equals."""
+    """The cheapest slice, of the first capacity where they are ``ranked``; the order of ``offered`` decides between
+    equals."""
+    kinds = list(dict.fromkeys(flavor["capacity"] for flavor in offered))
     choices: list[tuple[int, Decimal, int, int, TpuShape, Mapping[str, Any]]] = []
     for order, flavor in enumerate(offered):
         price = Decimal(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else _UNPRICED
-        rank = preferred.index(flavor["capacity"]) if preferred else 0
+        rank = kinds.index(flavor["capacity"]) if ranked else 0
         for topology in flavor["topologies"]:
             try:
                 shape = shape_by_topology(

@@ -73,6 +73,11 @@ class Applier:
         """Raises ClusterError or StorageError at the first write that fails; nothing after it was tried."""
         job = observed.job
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        if decision.retry is not None:
+            run = self._run_folder(observed, decision)
+            await self._store.write(
+                run.retry(decision.retry.generation), decision.retry.model_dump_json().encode()
+            )
         if decision.records:
             await self._write_records(observed, decision)
         if decision.snapshot is not None:

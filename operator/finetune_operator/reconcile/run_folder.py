@@ -2,6 +2,7 @@
 
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,7 +21,7 @@ from finetune_contract import (
 )
 from finetune_operator.artifacts.port import StorageError, Store
 from finetune_operator.cluster.port import Object
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Retry, RunFolderView
 from finetune_operator.planning.snapshot import read_snapshot
 
 
@@ -58,18 +59,20 @@ class RunFolderReader:
     async def view(self, folders: Folders) -> RunFolderView:
         """One look. ``unreadable`` is set where the store or a file in it could not be read."""
         try:
-            attempts = await self._attempts(folders.run)
+            listed = await self._store.list(folders.run.attempts)
+            attempts = await self._attempts(folders.run, listed)
             return RunFolderView(
                 attempts=attempts,
+                retry=await self._retry(folders.run, listed),
                 progress=await self._progress(folders.run, attempts),
                 convert_manifest=await self._convert_manifest(folders.cache, attempts),
             )
         except (StorageError, _NotUnderstoodError) as error:
             return RunFolderView(unreadable=str(error))
 
-    async def _attempts(self, run: RunFolder) -> dict[AttemptKey, AttemptFiles]:
+    async def _attempts(self, run: RunFolder, listed: Sequence[str]) -> dict[AttemptKey, AttemptFiles]:
         files: dict[AttemptKey, set[str]] = {}
-        for path in await self._store.list(run.attempts):
+        for path in listed:
             folder, _, name = path.partition("/")
             key = attempt_of(folder)
             if key is not None:
@@ -85,6 +88,10 @@ class RunFolderReader:
                 else None,
             )
         return found
+
+    async def _retry(self, run: RunFolder, listed: Sequence[str]) -> Retry | None:
+        generations = [int(match[1]) for name in listed if (match := _RETRY.fullmatch(name))]
+        return await self._immutable(run.retry(max(generations)), Retry) if generations else None
 
     async def _progress(self, run: RunFolder, attempts: dict[AttemptKey, AttemptFiles]) -> Progress | None:
         trained = [files for key, files in attempts.items() if key.stage is Stage.TRAIN]
@@ -131,6 +138,7 @@ def attempt_of(folder: str) -> AttemptKey | None:
     return AttemptKey(_STAGES[match[1]], int(match[2]), int(match[3] or 0)) if match else None
 
 
+_RETRY = re.compile(r"retry-([1-9][0-9]{0,9})\.json")
 _STAGES = {stage.short: stage for stage in Stage}
 #: 999 JobSets at most: what fits the names of pods.
 _ATTEMPT = re.compile(f"({'|'.join(_STAGES)})-([1-9][0-9]{{0,2}})(?:\\.([1-9][0-9]{{0,8}}))?")

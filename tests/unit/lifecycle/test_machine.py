@@ -21,7 +21,8 @@ class WatchedWorld(World):
     """Checks each creation of a JobSet against what is true at that moment."""
 
     def _create_jobset(self, jobset: Any) -> None:
-        assert not self.finished, "a finished job starts nothing"
+        revived = self.retry and self.retry.generation > self.status.get("retryGeneration", 0)
+        assert revived or not self.finished, "a finished job starts nothing"
         super()._create_jobset(jobset)
         name = jobset["metadata"]["name"]
         key = self.key_of(name)
@@ -107,7 +108,8 @@ class Machine(RuleBasedStateMachine):
             decision = self.world.reconcile()
         except ConflictError:
             return
-        if not (decision.jobset or decision.records or decision.deletions or decision.snapshot):
+        wrote = (decision.jobset, decision.records, decision.deletions, decision.snapshot, decision.retry)
+        if not any(wrote):
             assert decide(self.world.observe()).status == self.world.status, "a second look changes nothing"
 
     # --- Kubernetes and the trainer
@@ -230,6 +232,11 @@ class Machine(RuleBasedStateMachine):
     def suspend(self, value: bool) -> None:
         if self.world.job["spec"].get("suspend", False) is not value:
             self.world.edit(suspend=value)
+
+    @rule(stage=st.sampled_from([None, *Stage]))
+    def retry_by_hand(self, stage: Stage | None) -> None:
+        generation = self.world.job["spec"].get("retry", {}).get("generation", 0) + 1
+        self.world.edit(retry={"generation": generation, **({"fromStage": str(stage)} if stage else {})})
 
     @rule(seconds=st.sampled_from([1, 7, 60, 600]))
     def time_passes(self, seconds: int) -> None:

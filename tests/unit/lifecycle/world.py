@@ -33,7 +33,9 @@ from finetune_operator.lifecycle import (
     Decision,
     Notice,
     Observed,
+    Retry,
     RunFolderView,
+    children,
     decide,
 )
 from finetune_operator.lifecycle.times import stamp
@@ -124,6 +126,7 @@ class World:
     cache: dict[str, ConvertManifest] = field(default_factory=dict)
     nodes: dict[str, Object] | None = None
     unreadable: str | None = None
+    retry: Retry | None = None
     checkpoint: int = 0
     """The step of the last checkpoint."""
     events: list[Notice] = field(default_factory=list)
@@ -160,6 +163,7 @@ class World:
         )
         return RunFolderView(
             attempts=dict(self.attempts),
+            retry=self.retry,
             progress=self.progress,
             convert_manifest=self.cache.get(self.fingerprint) if found else None,
         )
@@ -173,6 +177,8 @@ class World:
 
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
         writes: list[Callable[[], None]] = []
+        if decision.retry is not None:
+            writes.append(lambda: setattr(self, "retry", decision.retry))
         writes += [lambda k=key, f=failure: self._record(k, f) for key, failure in decision.records]  # type: ignore[misc]
         if decision.snapshot is not None:
             writes.append(lambda: self._create_snapshot(decision.snapshot))
@@ -257,7 +263,8 @@ class World:
         """All pods run and the trainer has written its request."""
         self.schedule(name)
         for pod in self.pods_of(name):
-            pod["status"] = {"phase": "Running"}
+            running = {"name": "trainer", "state": {"running": {"startedAt": stamp(self.now)}}}
+            pod["status"] = {"phase": "Running", "containerStatuses": [running]}
         key = self.key_of(name)
         self.attempts.setdefault(key, AttemptFiles())
 
@@ -266,9 +273,12 @@ class World:
 
     def end_pods(self, name: str, code: int, **status: Any) -> None:
         for pod in self.pods_of(name):
+            (container,) = pod["status"].get("containerStatuses", [{"state": {}}])
+            begun = container["state"].get("running", {}).get("startedAt", stamp(self.now))
+            ended = {"exitCode": code, "startedAt": begun, "finishedAt": stamp(self.now)}
             pod["status"] = {
                 "phase": "Succeeded" if code == 0 else "Failed",
-                "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": code}}}],
+                "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
                 **status,
             }
 
@@ -412,7 +422,7 @@ class World:
             restart=key.restart,
             outcome=outcome,
             exit_code=code,
-            started=self.now - timedelta(seconds=5),
+            started=span[0] if (span := children.running_span(self.pods_of(name))) else self.now,
             finished=self.now,
             **more,
         )
@@ -476,7 +486,8 @@ class World:
         """Everything goes well until nothing moves any more."""
         for _ in range(patience):
             self.reconcile()
-            if self.finished:
+            # A retry by hand is noted first, and acted on at the next look, which is due at once.
+            if self.finished and self.look_again_after != 0:
                 return
             live = self.live()
             for name in live:

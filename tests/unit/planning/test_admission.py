@@ -19,7 +19,6 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 
 
 LATER: list[tuple[dict[str, Any], str]] = [
-    ({"retry": {"generation": 1}}, "spec.retry"),
     ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
     ({"resources": {"tpu": "v6e-4", "controller": "Pathways"}}, "spec.resources.controller = Pathways"),
     ({"checkpointing": {"everySeconds": 60}}, "spec.checkpointing.everySeconds"),

@@ -1,0 +1,49 @@
+"""Retries by hand: ``spec.retry.generation`` acts once for each higher number."""
+
+from finetune_contract import Stage
+from finetune_operator.lifecycle.observed import Observed, Retry
+from finetune_operator.lifecycle.stages import Survey
+
+
+def asked(observed: Observed) -> int | None:
+    """The generation that is to be acted on now; None: none, or it cannot be told whether it was acted on already."""
+    wanted = observed.job["spec"].get("retry", {}).get("generation", 0)
+    return wanted if not observed.folder.unreadable and wanted > seen(observed) else None
+
+
+def seen(observed: Observed) -> int:
+    """The newest generation that was acted on."""
+    noted = observed.folder.retry.generation if observed.folder.retry else 0
+    return max(noted, told(observed))
+
+
+def told(observed: Observed) -> int:
+    """The newest generation that the status speaks of."""
+    found: int = (observed.job.get("status") or {}).get("retryGeneration", 0)
+    return found
+
+
+def revived(observed: Observed) -> bool:
+    """Whether an ended job was asked to go on, and its status does not show it yet."""
+    return observed.folder.retry is not None and observed.folder.retry.generation > told(observed)
+
+
+def note(observed: Observed, look: Survey, generation: int) -> Retry | None:
+    """What to leave in the run folder; None where everything was done, and no stage is named to be done again."""
+    named = observed.job["spec"]["retry"].get("fromStage")
+    if named is None and look.succeeded:
+        return None
+    return Retry(
+        generation=generation,
+        from_stage=Stage(named) if named else look.current.stage,
+        first={stage: _first(look, stage) for stage in Stage},
+    )
+
+
+def _first(look: Survey, stage: Stage) -> int:
+    """The number from which on JobSets count: the next one's, or that of the one that runs."""
+    attempts = look[stage].attempts
+    if not attempts:
+        return 1
+    last = attempts[-1]
+    return last.key.number if last.live else last.key.number + 1

@@ -1,0 +1,328 @@
+"""What takes too long is ended and told; what a person asks for again is done again, once."""
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from finetune_contract import ExitCode, Stage
+from finetune_operator.lifecycle import AttemptKey
+from tests.unit.lifecycle.world import Crash, World, job, profile
+
+NOT_CHARGED = {"preemption": 0, "infrastructure": 0, "user": 0}
+
+
+def charged(world: World) -> dict[str, int]:
+    return {name: world.status["attempts"][name] for name in NOT_CHARGED}
+
+
+def wait_step_by_step(world: World, seconds: float) -> None:
+    """Time passes as the operator asks to look again; what is deleted ends when it is told to."""
+    end = world.now.timestamp() + seconds
+    while world.now.timestamp() < end:
+        world.wait(max(1.0, min(world.look_again_after or 30.0, end - world.now.timestamp())))
+        world.reconcile()
+        for name, jobset in list(world.jobsets.items()):
+            if "deletionTimestamp" in jobset["metadata"]:
+                world.stop(name)
+
+
+# --- deadlines
+
+
+def test_running_time_is_counted_over_all_attempts_and_not_while_suspended() -> None:
+    world = World()
+    world.edit(activeDeadlineSeconds=600)
+    name = world.until(Stage.TRAIN)
+    world.wait(400)
+    world.train(name, 40)
+    world.edit(suspend=True)
+    world.reconcile()
+    world.wait(5)
+    world.stop(name)
+    world.reconcile()
+    assert world.status["phase"] == "Suspended"
+    world.wait(100_000)
+    world.edit(suspend=False)
+    world.reconcile()
+    (name,) = world.live()
+    world.run(name)
+    world.reconcile()
+    assert world.status["phase"] == "Running"
+    wait_step_by_step(world, 650)
+    assert world.live() == []
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "DeadlineExceeded"
+    assert world.status["failure"]["class"] == "User"
+    assert charged(world) == NOT_CHARGED
+
+
+def test_a_job_that_is_done_in_time_is_done() -> None:
+    world = World()
+    world.edit(activeDeadlineSeconds=10_000)
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_the_time_of_an_attempt_that_left_no_record_is_kept_with_its_verdict() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.wait(120)
+    world.kill(name, 134)
+    world.reconcile()
+    record = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert record is not None
+    assert record.seconds == 120
+
+
+# --- training that stands still
+
+
+@pytest.mark.parametrize(
+    ("stepped", "policy", "reason"),
+    [
+        (True, {"noStepSeconds": 300}, "Hung"),
+        (False, {"startupSeconds": 300}, "StartupTimeout"),
+    ],
+)
+def test_training_that_stands_still_is_started_again_and_charged(
+    stepped: bool, policy: dict[str, int], reason: str
+) -> None:
+    world = World()
+    world.edit(hangPolicy=policy)
+    name = world.until(Stage.TRAIN)
+    if stepped:
+        world.train(name, 20)
+    wait_step_by_step(world, 280)
+    assert world.live() == [name]
+    wait_step_by_step(world, 60)
+    world.reconcile()
+    told = world.status["attempts"]["history"][-1]
+    assert (told["reason"], told["class"]) == (reason, "Infrastructure")
+    wait_step_by_step(world, 10)
+    assert world.live() == ["support-bot-train-2"]
+    world.to_the_end()
+    assert charged(world)["infrastructure"] == 1
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_the_last_words_of_a_hung_trainer_do_not_make_it_a_preemption() -> None:
+    world = World()
+    world.edit(hangPolicy={"noStepSeconds": 60})
+    name = world.until(Stage.TRAIN)
+    world.train(name, 20)
+    lingering = world.jobsets[name]
+    world.wait(61)
+    world._collect = lambda name: None  # type: ignore[method-assign]  # its pods take their grace period
+    world.reconcile()
+    assert "deletionTimestamp" in lingering["metadata"]
+    del world.__dict__["_collect"]
+    world.stop(name)
+    world.reconcile()
+    assert world.status["attempts"]["history"][-1]["reason"] == "Hung"
+
+
+def test_a_stage_on_cpu_is_not_watched_for_steps() -> None:
+    world = World()
+    world.edit(hangPolicy={"startupSeconds": 60})
+    name = world.until(Stage.CONVERT)
+    wait_step_by_step(world, 600)
+    assert world.live() == [name]
+
+
+# --- capacity
+
+
+def flavors(*capacities: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": capacity.lower(),
+            "capacity": capacity,
+            "accelerator": "tpu-v6e-slice",
+            "topologies": ["2x2"],
+            "chipsPerHost": 4,
+        }
+        for capacity in capacities
+    ]
+
+
+def waiting(world: World, name: str) -> None:
+    world.schedule(name)
+    world.reconcile()
+
+
+def until_placed(world: World, stage: Stage) -> str:
+    """The stage's JobSet is there and its pods find no node."""
+    while True:
+        world.reconcile()
+        for name in world.live():
+            if world.key_of(name).stage is stage:
+                waiting(world, name)
+                return name
+            world.succeed(name)
+
+
+def test_where_there_are_no_nodes_the_next_kind_of_capacity_is_taken_and_after_the_last_it_is_over() -> None:
+    world = World(
+        job=job(resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}),
+        profiles=[profile(flavors=flavors("OnDemand", "Spot"))],
+    )
+    name = until_placed(world, Stage.TRAIN)
+    assert world.status["resolved"]["resources"]["capacity"] == "Spot"
+    wait_step_by_step(world, 7100)
+    assert world.live() == [name]
+    wait_step_by_step(world, 200)
+    (second,) = world.live()
+    assert second == "support-bot-train-2"
+    assert world.status["resolved"]["resources"]["capacity"] == "OnDemand"
+    waiting(world, second)
+    wait_step_by_step(world, 7300)
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "NoCapacity"
+    assert "No other kind is left" in world.status["failure"]["message"]
+    assert charged(world) == NOT_CHARGED
+
+
+def test_after_it_ran_on_the_second_kind_the_first_is_tried_again() -> None:
+    world = World(
+        job=job(resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}),
+        profiles=[profile(flavors=flavors("OnDemand", "Spot"))],
+    )
+    until_placed(world, Stage.TRAIN)
+    wait_step_by_step(world, 7300)
+    (second,) = world.live()
+    world.run(second)
+    world.reconcile()
+    assert world.status["phase"] == "Running"
+    world.fail(second, 69)
+    wait_step_by_step(world, 30)
+    assert world.live() == ["support-bot-train-3"]
+    assert world.status["resolved"]["resources"]["capacity"] == "Spot"
+
+
+# --- children of a finished job
+
+
+@pytest.mark.parametrize("ttl", [0, 3600])
+def test_children_of_a_finished_job_go_when_it_is_time(ttl: int) -> None:
+    world = World()
+    world.edit(childTTLSecondsAfterFinished=ttl)
+    world.to_the_end()
+    world.wait(1)
+    decision = world.reconcile()
+    if ttl:
+        assert world.jobsets
+        assert decision.look_again_after == pytest.approx(3599)
+        world.wait(3599)
+        world.reconcile()
+    assert not world.jobsets
+    status = world.status
+    world.wait(10)
+    assert world.reconcile().look_again_after is None
+    assert world.status == status
+
+
+def test_without_a_time_children_stay() -> None:
+    world = World()
+    world.to_the_end()
+    world.wait(10**8)
+    world.reconcile()
+    assert len(world.jobsets) == len(Stage)
+
+
+# --- retry by hand
+
+
+def failed() -> World:
+    world = World()
+    world.fail(world.until(Stage.TRAIN), ExitCode.DIVERGED, "Diverged")
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    return world
+
+
+def test_a_retry_goes_on_from_the_stage_that_failed_with_fresh_budgets() -> None:
+    world = failed()
+    world.edit(retry={"generation": 1})
+    world.reconcile()
+    world.reconcile()
+    assert world.live() == ["support-bot-train-2"]
+    assert world.status["phase"] in ("Provisioning", "Recovering")
+    assert world.condition("Finished")["status"] == "False"
+    assert "completionTime" not in world.status
+    assert world.status["retryGeneration"] == 1
+    assert charged(world) == NOT_CHARGED
+    assert world.status["attempts"]["total"] == 4
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert "failure" not in world.status
+
+
+def test_a_retry_acts_once() -> None:
+    world = failed()
+    world.edit(retry={"generation": 1})
+    world.reconcile()
+    world.reconcile()
+    world.fail(world.until(Stage.TRAIN), ExitCode.DIVERGED, "Diverged")
+    for _ in range(5):
+        world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.live() == []
+    world.edit(retry={"generation": 2})
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize("crash_after", [0, 1, 2, 3])
+def test_a_retry_survives_a_crash_between_any_two_writes(crash_after: int) -> None:
+    world = failed()
+    world.edit(retry={"generation": 1})
+    for _ in range(2):
+        with contextlib.suppress(Crash):
+            world.reconcile(crash_after=crash_after)
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert world.created.count("support-bot-train-2") == 1
+    assert "support-bot-train-3" not in world.created
+
+
+def test_a_retry_of_a_named_stage_does_it_and_all_after_it_again() -> None:
+    world = World()
+    world.to_the_end()
+    world.edit(retry={"generation": 1, "fromStage": "Evaluate"})
+    world.reconcile()
+    world.to_the_end()
+    again = [name for name in world.created if name.endswith("-2")]
+    assert again == ["support-bot-eval-2", "support-bot-export-2"]
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_job_that_succeeded_has_nothing_to_retry() -> None:
+    world = World()
+    world.to_the_end()
+    before = list(world.created)
+    world.edit(retry={"generation": 3})
+    for _ in range(3):
+        world.reconcile()
+    assert world.created == before
+    assert world.status["retryGeneration"] == 3
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_generation_that_the_job_is_born_with_changes_nothing() -> None:
+    world = World(job=job(retry={"generation": 7}))
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert all(name.endswith("-1") for name in world.created)
+
+
+def test_while_the_store_is_away_no_retry_is_acted_on() -> None:
+    world = failed()
+    world.unreadable = "gs://artifacts: timed out"
+    world.edit(retry={"generation": 1})
+    world.reconcile()
+    assert world.live() == []
+    world.unreadable = None
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
