@@ -41,7 +41,7 @@ _NO_PODS_SECONDS = 20.0
 _SAFETY_LOOK = 30.0
 
 
-def decide(observed: Observed) -> Decision:
+def decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
     """One decision from one look. It raises nothing but what is a fault of the operator itself."""
     job = observed.job
     if children.deleting(job):
@@ -56,9 +56,15 @@ def decide(observed: Observed) -> Decision:
         plan, refused = _plan(job, read_snapshot(observed.snapshot), deadlines.passed_capacities(attempts))
     except Refused as error:
         return _keep(observed) if ended else _refuse(observed, error)
-    if (generation := retry.asked(observed)) is not None:
-        return _retry_by_hand(observed, plan, attempts, generation)
-    return _advance(observed, plan, attempts, refused)
+    generation = retry.asked(observed)
+    if generation is None:
+        return _advance(observed, plan, attempts, refused)
+    note = retry.note(observed, survey(observed, plan, attempts, suspend=False), generation)
+    if note is not None:
+        # The note comes first: the next look acts by it, whatever becomes of this operator.
+        return Decision(status=job.get("status") or {}, retry=note, look_again_after=0.0)
+    decision = _keep(observed) if ended else _advance(observed, plan, attempts, refused)
+    return replace(decision, status={**decision.status, "retryGeneration": generation})
 
 
 def finished(job: Object) -> bool:
@@ -95,18 +101,6 @@ def _children_left(observed: Observed) -> float | None:
     if ttl is None or completed is None:
         return None
     return float(ttl - (observed.now - parse(completed)).total_seconds())
-
-
-def _retry_by_hand(
-    observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], generation: int
-) -> Decision:
-    """The note comes first: the next look acts by it, whatever becomes of this operator."""
-    look = survey(observed, plan, attempts, suspend=False)
-    note = retry.note(observed, look, generation)
-    if note is None:
-        kept = _keep(observed)
-        return replace(kept, status={**kept.status, "retryGeneration": generation})
-    return Decision(status=observed.job.get("status") or {}, retry=note, look_again_after=0.0)
 
 
 def _admit(observed: Observed) -> Decision:
