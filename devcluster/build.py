@@ -89,7 +89,7 @@ def _reports(candidate: str, program: Program) -> bool:
 
 
 def _build_all(programs: Sequence[Program], target: Path) -> None:
-    go = _go()
+    go = go_compiler()
     total = sum(program.seconds for program in programs)
     print(
         f"building {len(programs)} programs into {target}: about {_clock(total)} on two cores, once",
@@ -106,7 +106,7 @@ def _build(go: Path, program: Program, target: Path, title: str) -> None:
     with subprocess.Popen(
         command,
         cwd=GO_MODULE,
-        env=_go_environment(),
+        env=go_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -149,7 +149,7 @@ def _keep_files(go: Path, program: Program, target: Path) -> None:
     shown = subprocess.run(
         [str(go), "list", "-m", "-f", "{{.Dir}}", program.module],
         cwd=GO_MODULE,
-        env=_go_environment(),
+        env=go_environment(),
         capture_output=True,
         text=True,
         check=True,
@@ -166,7 +166,8 @@ def _keep_files(go: Path, program: Program, target: Path) -> None:
             shutil.copyfile(module / path, share / name)
 
 
-def _go_environment() -> dict[str, str]:
+def go_environment() -> dict[str, str]:
+    """Of every call of the compiler: what is built depends on the pins alone."""
     return {
         **os.environ,
         "CGO_ENABLED": "0",  # no C compiler needed
@@ -176,8 +177,8 @@ def _go_environment() -> dict[str, str]:
     }
 
 
-def _go() -> Path:
-    """Go of the machine where it is new enough, else a pinned one installed into the cache."""
+def go_compiler() -> Path:
+    """Go of the machine where it is new enough, else a pinned one installed into the cache. Raises BuildError."""
     found = shutil.which("go")
     if found and _go_fits(Path(found)):
         return Path(found)
@@ -219,7 +220,7 @@ def _go_fits(go: Path) -> bool:
             text=True,
             timeout=20,
             check=True,
-            env=_go_environment(),
+            env=go_environment(),
         ).stdout
         major, minor = shown.strip().removeprefix("go").split(".")[:2]
         return (int(major), int(minor)) >= GO_VERSION

@@ -25,11 +25,14 @@ No Secret is ever read: pods get them by reference.
   verbs: [create]
 {{- end }}
 
-{{/* Profiles are cluster-scoped: an operator that serves a few namespaces reads them, too. */}}
+{{/* Profiles are cluster-scoped: an operator that serves a few namespaces reads and judges them, too. */}}
 {{- define "finetune-operator.profileRules" -}}
 - apiGroups: [tpu-finetune.dev]
   resources: [finetuneprofiles]
-  verbs: [list, watch]
+  verbs: [get, list, watch]
+- apiGroups: [tpu-finetune.dev]
+  resources: [finetuneprofiles/status]
+  verbs: [patch]
 {{- end }}
 
 {{/* Leader election, in the operator's own namespace. */}}

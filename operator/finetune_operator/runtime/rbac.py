@@ -32,6 +32,10 @@ JOB_RULES = (
     _rule("", "events", "create"),
 )
 #: Cluster-wide: profiles are cluster-scoped.
-PROFILE_RULES = (_rule("tpu-finetune.dev", "finetuneprofiles", "list", "watch"),)
+PROFILE_RULES = (
+    _rule("tpu-finetune.dev", "finetuneprofiles", "get", "list", "watch"),
+    # Whether they are valid and how many jobs use them; the rest belongs to the platform team.
+    _rule("tpu-finetune.dev", "finetuneprofiles/status", "patch"),
+)
 #: In the operator's own namespace.
 LEASE_RULES = (_rule("coordination.k8s.io", "leases", "get", "create", "patch"),)
