@@ -1,7 +1,7 @@
 """What the platform team allows. Every refusal names the profile, the rule and whom to ask."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
 from typing import Any
@@ -32,20 +32,18 @@ def check_profile(name: str, profile: Object) -> None:
 
 def _unknown_paths(profile: Object) -> Iterator[str]:
     constraints = profile.get("constraints", {})
+    locked = constraints.get("locked", ())
     limited = [limit["path"] for limit in constraints.get("limits", ())]
-    for places, known, what, names in (
-        ("limits[{}].path", number_paths(FineTuneJobSpec), "no number of a job's spec", limited),
-        (
-            "locked[{}]",
-            field_paths(Defaults),
-            "no field that defaults can set",
-            constraints.get("locked", ()),
-        ),
-    ):
-        for index, path in enumerate(names):
-            if path not in known:
-                where = f"spec.constraints.{places.format(index)}"
-                yield f"{where}: {path} is {what}: {_legal(path, known)}"
+    yield from _unknown(
+        "limits[{}].path", limited, number_paths(FineTuneJobSpec), "no number of a job's spec"
+    )
+    yield from _unknown("locked[{}]", locked, field_paths(Defaults), "no field that defaults can set")
+
+
+def _unknown(place: str, paths: Sequence[str], known: frozenset[str], what: str) -> Iterator[str]:
+    for index, path in enumerate(paths):
+        if path not in known:
+            yield f"spec.constraints.{place.format(index)}: {path} is {what}: {_legal(path, known)}"
 
 
 def _legal(path: str, known: frozenset[str]) -> str:

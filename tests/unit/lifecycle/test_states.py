@@ -53,3 +53,9 @@ def test_a_job_that_ended_does_not_say_that_its_spec_is_other_than_it_is() -> No
     world.edit(suspend=True)
     world.reconcile()
     assert "spec.suspend" not in world.condition("Suspended")["message"]
+
+
+def test_a_refusal_leaves_standing_what_the_status_knew() -> None:
+    before, after = reach("training")["status"], reach("plan lost together with its profile")["status"]
+    for known in ("resolved", "stages", "attempts", "startTime"):
+        assert after[known] == before[known]
