@@ -90,7 +90,7 @@ def _reports(candidate: str, program: Program) -> bool:
 
 
 def _build_all(programs: Sequence[Program], target: Path) -> None:
-    go = _go()
+    go = go_compiler()
     total = sum(program.seconds for program in programs)
     print(
         f"building {len(programs)} programs into {target}: about {_clock(total)} on two cores, once",
@@ -107,7 +107,7 @@ def _build(go: Path, program: Program, target: Path, title: str) -> None:
     with subprocess.Popen(
         command,
         cwd=GO_MODULE,
-        env=_go_environment(),
+        env=go_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -150,7 +150,7 @@ def _keep_files(go: Path, program: Program, target: Path) -> None:
     shown = subprocess.run(
         [str(go), "list", "-m", "-f", "{{.Dir}}", program.module],
         cwd=GO_MODULE,
-        env=_go_environment(),
+        env=go_environment(),
         capture_output=True,
         text=True,
         check=True,
@@ -170,9 +170,9 @@ def _keep_files(go: Path, program: Program, target: Path) -> None:
 def module_folder(module: str, version: str) -> Path:
     """The files of another version of a module than the pinned one, checked against Go's checksum database."""
     shown = subprocess.run(
-        [str(_go()), "mod", "download", "-json", f"{module}@v{version}"],
+        [str(go_compiler()), "mod", "download", "-json", f"{module}@v{version}"],
         cwd=GO_MODULE,
-        env=_go_environment(),
+        env=go_environment(),
         capture_output=True,
         text=True,
         check=True,
@@ -180,7 +180,8 @@ def module_folder(module: str, version: str) -> Path:
     return Path(json.loads(shown.stdout)["Dir"])
 
 
-def _go_environment() -> dict[str, str]:
+def go_environment() -> dict[str, str]:
+    """Of every call of the compiler: what is built depends on the pins alone."""
     return {
         **os.environ,
         "CGO_ENABLED": "0",  # no C compiler needed
@@ -190,8 +191,8 @@ def _go_environment() -> dict[str, str]:
     }
 
 
-def _go() -> Path:
-    """Go of the machine where it is new enough, else a pinned one installed into the cache."""
+def go_compiler() -> Path:
+    """Go of the machine where it is new enough, else a pinned one installed into the cache. Raises BuildError."""
     found = shutil.which("go")
     if found and _go_fits(Path(found)):
         return Path(found)
@@ -233,7 +234,7 @@ def _go_fits(go: Path) -> bool:
             text=True,
             timeout=20,
             check=True,
-            env=_go_environment(),
+            env=go_environment(),
         ).stdout
         major, minor = shown.strip().removeprefix("go").split(".")[:2]
         return (int(major), int(minor)) >= GO_VERSION

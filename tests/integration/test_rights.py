@@ -72,6 +72,9 @@ def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: st
     newborn.patch(job, {"spec": {"suspend": True}})
     newborn.wait_gone(jobset)
     newborn.wait(job, lambda found: found.get("status", {}).get("phase") == "Suspended")
+    # The profile shows that one job runs under it.
+    profile = f"/apis/tpu-finetune.dev/v1alpha1/finetuneprofiles/{PROFILE}"
+    newborn.wait(profile, lambda found: found["status"].get("usedBy") == 1)
     # A leader that lets go writes its Lease once more; so does one that stays, every few seconds.
     newborn.wait(LEASE, lambda lease: lease["spec"]["renewTime"] != lease["spec"]["acquireTime"])
 

@@ -102,6 +102,14 @@ def test_every_setting_is_one_that_maxtext_knows(tmp_path: Path) -> None:
         assert made.keys() <= MaxTextConfig.model_fields.keys()
 
 
+def test_the_operator_knows_the_keys_of_this_engine() -> None:
+    """The operator judges a profile's engineOverrides by them, and cannot import MaxText."""
+    from maxtext.configs.types import MaxTextConfig
+
+    keys = Path(__file__).parents[2] / "operator" / "finetune_operator" / "catalog" / "engine_keys.txt"
+    assert keys.read_text().splitlines() == sorted(MaxTextConfig.model_fields)
+
+
 REFUSED = [
     ({"remat_polcy": "full"}, "UnknownEngineOverride", "Did you mean remat_policy?"),
     ({"no_such_thing_at_all": "1"}, "UnknownEngineOverride", "Remove it."),

@@ -25,11 +25,14 @@ No Secret is ever read: pods get them by reference.
   verbs: [create]
 {{- end }}
 
-{{/* What is cluster-scoped: an operator that serves a few namespaces reads it, too. */}}
+{{/* What is cluster-scoped: an operator that serves a few namespaces reads and judges it, too. */}}
 {{- define "finetune-operator.clusterRules" -}}
 - apiGroups: [tpu-finetune.dev]
   resources: [finetuneprofiles]
-  verbs: [list, watch]
+  verbs: [get, list, watch]
+- apiGroups: [tpu-finetune.dev]
+  resources: [finetuneprofiles/status]
+  verbs: [patch]
 # Of a slice on which a pod has failed: was a host taken away, or did the program crash?
 - apiGroups: [""]
   resources: [nodes]

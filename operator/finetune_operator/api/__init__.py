@@ -1,7 +1,8 @@
 """What users write and read: FineTuneJob and FineTuneProfile.
 
 ``parse_job`` and ``parse_profile`` turn stored objects into models and raise only :class:`InvalidObject`;
-``field_paths`` lists the places that a profile may name; ``python -m finetune_operator.api.generate`` writes the CRDs.
+``field_paths`` and ``number_paths`` list the places that a profile may name;
+``python -m finetune_operator.api.generate`` writes the CRDs.
 """
 
 from finetune_operator.api.common import API_VERSION, GROUP
@@ -24,7 +25,7 @@ from finetune_operator.api.parsing import (
     parse_profile,
     render_path,
 )
-from finetune_operator.api.paths import field_paths
+from finetune_operator.api.paths import field_paths, number_paths
 from finetune_operator.api.policies import CachePolicy
 from finetune_operator.api.profile import (
     DEFAULT_PROFILE_ANNOTATION,
@@ -62,6 +63,7 @@ __all__ = [
     "WaitingReason",
     "did_you_mean",
     "field_paths",
+    "number_paths",
     "parse_job",
     "parse_profile",
     "render_path",

@@ -90,7 +90,8 @@ def checked(rule: Rule) -> tuple[Any, Any]:
     return AfterValidator(check), Field(json_schema_extra={RULES_KEY: [{**rule.document()}]})
 
 
-Decimal = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$", max_length=24)]
+DECIMAL_PATTERN: Final = r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
+Decimal = Annotated[str, Field(pattern=DECIMAL_PATTERN, max_length=24)]
 """A number in quotes, ``"2e-5"``: JSON numbers with fractions do not survive every client unchanged."""
 PositiveDecimal = Annotated[Decimal, *checked(number(above=0.0))]
 NonNegativeDecimal = Annotated[Decimal, *checked(number(least=0.0))]

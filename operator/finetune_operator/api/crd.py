@@ -38,6 +38,8 @@ _JOB_COLUMNS = [
 ]
 _PROFILE_COLUMNS = [
     _column("Display Name", ".spec.displayName"),
+    _column("Valid", _condition("Valid")),
+    _column("Used By", ".status.usedBy", "integer"),
     _AGE,
     _column("Team", ".spec.owner.team", wide=True),
     _column("Flavors", ".spec.flavors[*].name", wide=True),

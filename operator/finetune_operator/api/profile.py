@@ -163,9 +163,9 @@ class FineTuneProfileStatus(ApiModel):
     observed_generation: Whole
     """The generation of the spec that this status speaks of; -1: not looked at yet."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8), *list_map("type")] | None = None
-    """Valid: paths, patterns and shapes are known ones."""
+    """Valid: its paths, keys and shapes are known ones. Stalled: the opposite, for kstatus."""
     used_by: NonNegative | None = None
-    """Number of jobs that run under it and have not finished."""
+    """Number of jobs that run under it and have not finished. Left out where an operator serves some namespaces."""
 
 
 class FineTuneProfile(ApiModel):

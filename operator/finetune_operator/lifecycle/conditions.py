@@ -16,12 +16,25 @@ type Told = tuple[ConditionStatus, str, str]
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
+#: What tools judge by: kstatus, Argo CD, kubectl wait.
+OUTCOME = (ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUCCEEDED, ConditionType.FINISHED)
+#: Their statuses, in that order.
+_OUTCOMES: Mapping[Course, tuple[ConditionStatus, ...]] = {
+    Course.ACTIVE: (TRUE, FALSE, UNKNOWN, FALSE),
+    Course.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
+    Course.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
+    Course.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
+    Course.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
+    Course.SUCCEEDED: (FALSE, FALSE, TRUE, TRUE),
+    Course.FAILED: (FALSE, TRUE, FALSE, TRUE),
+}
+
 
 def conditions(
     situation: Situation, look: Survey | None, previous: Sequence[Object], *, generation: int, now: datetime
 ) -> list[Object]:
-    """``status.conditions``; a transition time moves only when the status does."""
-    told = {
+    """``status.conditions``, in the order of their enumeration."""
+    told: dict[ConditionType, Told] = {
         ConditionType.VALID: _valid(situation),
         ConditionType.DATA_READY: _data_ready(look),
         ConditionType.MEMORY_FITS: _memory_fits(situation),
@@ -31,11 +44,34 @@ def conditions(
         ConditionType.WITHIN_BUDGET: (TRUE, Reason.NOT_REQUESTED, "The job has no budget."),
         ConditionType.GATE_PASSED: (UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates."),
         ConditionType.SUSPENDED: _suspended(situation),
-        **_outcome(situation, look),
+        **_outcome(situation.course, *_because(situation, look)),
     }
+    written = write(told, previous, generation=generation, now=now)
+    return [written[kind] for kind in ConditionType]
+
+
+def with_error(
+    previous: Sequence[Object], reason: str, message: str, *, generation: int, now: datetime
+) -> list[Object]:
+    """The conditions of a job that could not be looked at to the end and is tried again.
+
+    What was known stays, at the generation that it was known of; what was never known is Unknown.
+    """
+    known = {each["type"]: each for each in previous}
+    unknown = (UNKNOWN, Reason.NOT_STARTED, "The job has not been looked at yet.")
+    told: dict[ConditionType, Told] = {kind: unknown for kind in ConditionType if kind not in known}
+    told |= _outcome(Course.ACTIVE, reason, message)
+    known |= write(told, previous, generation=generation, now=now)
+    return [known[kind] for kind in ConditionType]
+
+
+def write(
+    told: Mapping[ConditionType, Told], previous: Sequence[Object], *, generation: int, now: datetime
+) -> dict[str, Object]:
+    """Conditions as metav1.Condition has them, by type; a transition time moves only when the status does."""
     since = {(each["type"], each["status"]): each["lastTransitionTime"] for each in previous}
-    return [
-        {
+    return {
+        str(kind): {
             "type": str(kind),
             "status": str(status),
             "reason": str(reason),
@@ -43,8 +79,8 @@ def conditions(
             "observedGeneration": generation,
             "lastTransitionTime": since.get((kind, status), stamp(now)),
         }
-        for kind, (status, reason, message) in ((kind, told[kind]) for kind in ConditionType)
-    ]
+        for kind, (status, reason, message) in told.items()
+    }
 
 
 def _valid(situation: Situation) -> Told:
@@ -128,27 +164,15 @@ def _suspended(situation: Situation) -> Told:
         return TRUE, Reason.SUSPENDED_BY_USER, "No pod runs. Set spec.suspend to false to go on."
     if situation.course is Course.SUSPENDING:
         return FALSE, Reason.SUSPENDING, "The stage saves and stops."
+    if situation.course.finished:
+        return FALSE, Reason.NOT_SUSPENDED, "The job has ended."
+    if situation.course is Course.INVALID:
+        return FALSE, Reason.NOT_SUSPENDED, "The job is not valid, so there is nothing to suspend."
     return FALSE, Reason.NOT_SUSPENDED, "spec.suspend is false."
 
 
-def _outcome(situation: Situation, look: Survey | None) -> dict[ConditionType, Told]:
-    """The four that tools judge by: Reconciling, Stalled, Succeeded, Finished."""
-    reconciling, stalled, succeeded, finished = {
-        Course.ACTIVE: (TRUE, FALSE, UNKNOWN, FALSE),
-        Course.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
-        Course.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
-        Course.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
-        Course.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
-        Course.SUCCEEDED: (FALSE, FALSE, TRUE, TRUE),
-        Course.FAILED: (FALSE, TRUE, FALSE, TRUE),
-    }[situation.course]
-    reason, message = _because(situation, look)
-    return {
-        ConditionType.RECONCILING: (reconciling, reason, message),
-        ConditionType.STALLED: (stalled, reason, message),
-        ConditionType.SUCCEEDED: (succeeded, reason, message),
-        ConditionType.FINISHED: (finished, reason, message),
-    }
+def _outcome(course: Course, reason: str, message: str) -> dict[ConditionType, Told]:
+    return {kind: (status, reason, message) for kind, status in zip(OUTCOME, _OUTCOMES[course], strict=True)}
 
 
 def _because(situation: Situation, look: Survey | None) -> tuple[str, str]:  # noqa: PLR0911  one per case

@@ -7,6 +7,7 @@ from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
 from finetune_operator.lifecycle.classify import replacement, suspension
+from finetune_operator.lifecycle.conditions import OUTCOME
 from finetune_operator.lifecycle.decision import Decision, Deletion, Object
 from finetune_operator.lifecycle.notices import attempts_ended, transitions
 from finetune_operator.lifecycle.observed import Observed
@@ -129,7 +130,9 @@ def _refuse(observed: Observed, refused: Refused) -> Decision:
     situation = Situation(course=Course.INVALID, refused=refused)
     if refused.reason in (Reason.PROFILE_NOT_FOUND, Reason.NO_DEFAULT_PROFILE):
         situation = replace(situation, wait=Wait(reason=WaitingReason.INPUT, message=refused.message))
-    return _decision(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
+    decision = _decision(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
+    known = {name: value for name, value in (observed.job.get("status") or {}).items() if name != "waiting"}
+    return replace(decision, status={**known, **decision.status})
 
 
 def _plan(job: Object, snapshot: Snapshot, passed: frozenset[str]) -> tuple[Plan, Refused | None]:
@@ -360,8 +363,7 @@ def _blind(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], why: s
             "waiting": told["waiting"],
             "summary": told["summary"],
             "conditions": [
-                fresh["Reconciling"] if each["type"] == "Reconciling" else each
-                for each in previous["conditions"]
+                fresh[each["type"]] if each["type"] in OUTCOME else each for each in previous["conditions"]
             ],
         }
     return Decision(status=told, look_again_after=max(_STORE_LOOK, observed.live_jobs / 20))

@@ -23,6 +23,9 @@ class Notice:
     type: EventType
     reason: str
     message: str
+    since: str = ""
+    """Since when that held which the transition ended. Two transitions that say the same differ in it; one that is
+    decided a second time, after a crash, does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,11 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Applied in this order: retry, records, snapshot, deletions, JobSet, status, notices."""
+    """Applied in this order: retry, records, snapshot, deletions, JobSet, notices, status.
+
+    Notices follow from the status that was there before: written after the new one, a crash between the two would
+    lose them. Before it, they are decided again, and the API server knows them by their names.
+    """
 
     status: Object
     """The complete new status; written only where it differs."""

@@ -36,7 +36,12 @@ def _transitions(before: Sequence[Object], after: Sequence[Object]) -> Iterator[
             each["status"] == "True" or old.get("reason") == each["reason"]
         )
         if kind is not None and not same:
-            yield Notice(type=kind, reason=each["reason"], message=each["message"])
+            yield Notice(
+                type=kind,
+                reason=each["reason"],
+                message=each["message"],
+                since=old.get("lastTransitionTime", ""),
+            )
 
 
 def attempts_ended(before: Sequence[Object], after: Sequence[Object]) -> tuple[Notice, ...]:

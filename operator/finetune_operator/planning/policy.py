@@ -1,36 +1,67 @@
 """What the platform team allows. Every refusal names the profile, the rule and whom to ask."""
 
-from collections.abc import Callable, Iterator, Mapping
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
 from typing import Any
 
-from finetune_operator.api import Defaults, FineTuneJobSpec, Reason, field_paths
-from finetune_operator.catalog import CatalogError, shape_by_topology
+from finetune_operator.api import (
+    Defaults,
+    FineTuneJobSpec,
+    Reason,
+    field_paths,
+    number_paths,
+)
+from finetune_operator.catalog import CatalogError, engine_keys, shape_by_topology
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 
 type Object = Mapping[str, Any]
 
+#: From here on two words are one of them mistyped (difflib's ratio); below it a suggestion would mislead.
+_ALIKE = 0.8
+
 
 def check_profile(name: str, profile: Object) -> None:
-    """A mistyped path in a profile must not silently enforce nothing. Raises Refused."""
-    constraints = profile.get("constraints", {})
-    known, settable = field_paths(FineTuneJobSpec), field_paths(Defaults)
-    limited = [limit["path"] for limit in constraints.get("limits", ())]
-    wrong = [f"constraints.limits names {path}" for path in limited if path not in known]
-    wrong += [
-        f"constraints.locked names {path}" for path in constraints.get("locked", ()) if path not in settable
-    ]
+    """A mistyped path, key or shape in a profile must not silently enforce nothing. Raises Refused."""
+    wrong = [*_unknown_paths(profile), *_unknown_keys(profile), *_unknown_shapes(profile)]
     if wrong:
-        raise Refused(
-            Reason.PROFILE_INVALID,
-            f'profile "{name}": {"; ".join(wrong)}, which is no field that a profile can set or limit. '
-            f"{_ask(profile)}",
-        )
-    unknown = [*_unknown_shapes(profile)]
-    if unknown:
-        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(unknown)} {_ask(profile)}')
+        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)} {_ask(profile)}')
+
+
+def _unknown_paths(profile: Object) -> Iterator[str]:
+    constraints = profile.get("constraints", {})
+    locked = constraints.get("locked", ())
+    limited = [limit["path"] for limit in constraints.get("limits", ())]
+    yield from _unknown(
+        "limits[{}].path", limited, number_paths(FineTuneJobSpec), "no number of a job's spec"
+    )
+    yield from _unknown("locked[{}]", locked, field_paths(Defaults), "no field that defaults can set")
+
+
+def _unknown(place: str, paths: Sequence[str], known: frozenset[str], what: str) -> Iterator[str]:
+    for index, path in enumerate(paths):
+        if path not in known:
+            yield f"spec.constraints.{place.format(index)}: {path} is {what}: {_legal(path, known)}"
+
+
+def _legal(path: str, known: frozenset[str]) -> str:
+    """The one that was meant; else those of its section, or the sections."""
+    if close := difflib.get_close_matches(path, sorted(known), n=1, cutoff=_ALIKE):
+        return f"did you mean {close[0]}?"
+    section = [each for each in known if each.partition(".")[0] == path.partition(".")[0]]
+    return f"known are {', '.join(sorted(section or {each.partition('.')[0] for each in known}))}."
+
+
+def _unknown_keys(profile: Object) -> Iterator[str]:
+    allowed = profile.get("constraints", {}).get("engineOverrides", {}).get("allow", ())
+    for index, key in enumerate(allowed):
+        root = key.partition(".")[0]
+        if root not in engine_keys():
+            close = difflib.get_close_matches(root, sorted(engine_keys()), n=1, cutoff=_ALIKE)
+            hint = f"did you mean {close[0]}?" if close else "its base.yml lists those that there are."
+            yield f"spec.constraints.engineOverrides.allow[{index}]: {root} is no setting of MaxText: {hint}"
 
 
 def _unknown_shapes(profile: Object) -> Iterator[str]:
@@ -42,7 +73,7 @@ def _unknown_shapes(profile: Object) -> Iterator[str]:
             except CatalogError as error:
                 # Without chipsPerHost both machines may serve; the job says which it wants.
                 if not error.ambiguous:
-                    yield f"flavors[{index}]: {error}"
+                    yield f"spec.flavors[{index}]: {error}"
 
 
 def check_policy(job: Object, name: str, profile: Object, merged: Object, base: Object) -> None:
@@ -104,12 +135,14 @@ def _decimal(value: Any) -> Decimal | None:
         return None
 
 
-def _locked(spec: Object, profile: Object, _merged: Object, base: Object) -> Iterator[str]:
+def _locked(_spec: Object, profile: Object, merged: Object, base: Object) -> Iterator[str]:
+    """Judged on the merged values: a job that sets another member of a union drops the one that is locked."""
     for path in profile.get("constraints", {}).get("locked", ()):
-        asked, fixed = lookup(spec, path), lookup(base, path)
-        if asked is not None and asked != fixed:
+        asked, fixed = lookup(merged, path), lookup(base, path)
+        if asked != fixed:
+            asks = f"is {asked}" if asked is not None else "is left out"
             said = f"the profile's {fixed}" if fixed is not None else "left out"
-            yield f"constraints.locked: spec.{path} is {asked}, it must be {said}"
+            yield f"constraints.locked: spec.{path} {asks}, it must be {said}"
 
 
 def _overrides(spec: Object, profile: Object, _merged: Object, _base: Object) -> Iterator[str]:

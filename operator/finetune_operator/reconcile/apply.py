@@ -89,9 +89,9 @@ class Applier:
             created = decision.jobset["metadata"]["name"]
             log.info("created JobSet %s", created)
             self._created(JobSetCreated(namespace, name, created))
-        await self.write_status(job, decision.status)
         for notice in decision.notices:
             await self._tell(job, notice, observed.now)
+        await self.write_status(job, decision.status)
 
     async def write_status(self, job: Object, status: Object) -> None:
         """Only where it differs. Conflict where the job has moved on since it was observed."""
@@ -141,7 +141,7 @@ class Applier:
             raise NameTaken("JobSet", metadata["namespace"], metadata["name"]) from error
 
     async def _tell(self, job: Object, notice: Notice, now: datetime) -> None:
-        """One Event, best effort: the status has said it already."""
+        """One Event, best effort: the status says it too."""
         try:
             await self._cluster.create(EVENTS, event_of(job, notice, now))
         except Conflict:
@@ -154,7 +154,7 @@ class Applier:
 def event_of(job: Object, notice: Notice, now: datetime) -> Object:
     """A core/v1 Event, which is what ``kubectl describe`` shows. The name holds a digest of what it says."""
     metadata = job["metadata"]
-    told = "\n".join((metadata["uid"], notice.type, notice.reason, notice.message))
+    told = "\n".join((metadata["uid"], notice.type, notice.reason, notice.message, notice.since))
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     event: dict[str, Any] = {
         "apiVersion": "v1",

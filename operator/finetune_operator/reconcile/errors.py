@@ -1,11 +1,10 @@
 """What a reconcile that failed shows in the job's status."""
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
 
 from finetune_operator.artifacts.port import StorageDenied, StorageError
 from finetune_operator.cluster.port import Conflict, Object, Rejected, Unavailable
+from finetune_operator.lifecycle.conditions import with_error
 from finetune_operator.planning.errors import Refused
 
 
@@ -45,9 +44,10 @@ def reason_of(error: Exception) -> str:
 
 
 def status_with_error(job: Object, error: Exception, *, now: datetime, retry_in: float) -> Object:
-    """The job's status as it is, with the condition Reconciling saying what went wrong and when it is tried again.
+    """The status of a job that has not ended, saying what went wrong and when it is tried again.
 
-    The next reconcile that goes through writes the status whole and so takes it away.
+    It goes on speaking of the generation that it spoke of. The next reconcile that goes through writes the status
+    whole and so takes the error away.
     """
     reason = reason_of(error)
     text = str(error) or type(error).__name__
@@ -55,29 +55,18 @@ def status_with_error(job: Object, error: Exception, *, now: datetime, retry_in:
         text = f"a fault of the operator ({type(error).__name__}); its log has the details"
     parts = [text[: _MESSAGE_LIMIT - 200].rstrip("."), _FIX.get(reason, "").rstrip(".")]
     message = ". ".join(part for part in parts if part) + f". Tried again every {_spoken(retry_in)}."
-    condition = {
-        "type": "Reconciling",
-        "status": "True",
-        "reason": reason,
-        "message": message,
-        "observedGeneration": job["metadata"]["generation"],
+    previous = job.get("status") or {}
+    return {
+        **previous,
+        "conditions": with_error(
+            previous.get("conditions", ()),
+            reason,
+            message,
+            generation=job["metadata"]["generation"],
+            now=now,
+        ),
+        "summary": message,
     }
-    status = dict(job.get("status") or {})
-    status["conditions"] = _with_condition(status.get("conditions", ()), condition, now)
-    status["summary"] = message
-    return status
-
-
-def _with_condition(
-    conditions: "Any", condition: Mapping[str, Any], now: datetime
-) -> list[Mapping[str, Any]]:
-    """The list with that condition in its place; the time of transition moves only with the status."""
-    before = {each["type"]: each for each in conditions}
-    old = before.get(condition["type"], {})
-    same = old.get("status") == condition["status"] and "lastTransitionTime" in old
-    since = old["lastTransitionTime"] if same else now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    before[condition["type"]] = {**condition, "lastTransitionTime": since}
-    return list(before.values())
 
 
 def _spoken(seconds: float) -> str:

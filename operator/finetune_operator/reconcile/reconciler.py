@@ -7,6 +7,7 @@ from typing import Protocol
 
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.cluster.port import ClusterError, Conflict
+from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Decision
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.planning.errors import Refused
@@ -90,7 +91,8 @@ class Reconciler:
         """Into the status, best effort: the API server may be what failed."""
         try:
             job = observed.job if observed else await self._observer.job(key)
-            if job is not None:
+            # One that has ended says for good how it ended; what is left to do for it shows in log and metrics.
+            if job is not None and not finished(job):
                 status = status_with_error(job, error, now=self._utc_now(), retry_in=retry_in)
                 await self._applier.write_status(job, status)
         except ClusterError as second:

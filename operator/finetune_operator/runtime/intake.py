@@ -1,4 +1,4 @@
-"""Which events put which job on the queue. Knows objects as plain dicts; no kopf, no I/O."""
+"""Which events put which job or profile on the queue. Knows objects as plain dicts; no kopf, no I/O."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -6,10 +6,13 @@ from typing import Protocol
 
 from finetune_operator.cluster.port import Object
 from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.profiles import Key, ProfileKey
 from finetune_operator.rendering.labels import JOB_LABEL
 
 #: Finished jobs that turn up at a start wait this long, so that live ones go first.
 FINISHED_LATER_SECONDS = 5.0
+#: Jobs come and go in bursts; the number of them that a profile shows is written at most once in this time.
+USAGE_SECONDS = 2.0
 
 
 class Listener(Protocol):
@@ -30,6 +33,8 @@ class _Seen:
     """All of the object that a person or a tool may have changed: everything but its status."""
     finished: bool
     admitted: bool
+    profile: str | None = None
+    """Name of the profile that it runs under, until it finishes."""
     finished_jobsets: set[str] = field(default_factory=set)
 
 
@@ -41,10 +46,12 @@ class Intake:
         listener: hears of finished JobSets and jobs.
     """
 
-    def __init__(self, add: Callable[[JobKey, float], None], listener: Listener) -> None:
+    def __init__(self, add: Callable[[Key, float], None], listener: Listener) -> None:
         self._add = add
         self._listener = listener
         self._seen: dict[JobKey, _Seen] = {}
+        self._profiles: dict[str, object] = {}
+        """What the last event said of each, its status left out."""
 
     @property
     def live(self) -> int:
@@ -54,6 +61,10 @@ class Intake:
     @property
     def known(self) -> int:
         return len(self._seen)
+
+    def used_by(self, profile: str) -> int:
+        """Jobs that run under that profile and have not finished."""
+        return sum(seen.profile == profile for seen in self._seen.values())
 
     def job(self, event_type: str | None, job: Object) -> None:
         """A FineTuneJob. A change of its status alone is our own writing and queues nothing."""
@@ -88,10 +99,19 @@ class Intake:
         if key is not None:
             self._add_child(key, event_type)
 
-    def profile(self, event_type: str | None) -> None:
-        """Some profile has changed. Jobs that were admitted have their copy; the others may become valid now."""
+    def profile(self, event_type: str | None, profile: Object) -> None:
+        """Jobs that were admitted have their copy of it; the others may become valid now."""
+        name = profile["metadata"]["name"]
+        before = self._profiles.pop(name, None)
+        if event_type != "DELETED":
+            self._profiles[name] = _input(profile)
         if event_type is None:
+            # The jobs that use it come with their own listing.
+            self._add(ProfileKey(name), USAGE_SECONDS)
             return
+        if before is not None and before == self._profiles.get(name):
+            return
+        self._add(ProfileKey(name), 0.0)
         for key, seen in self._seen.items():
             if not seen.finished and not seen.admitted:
                 self._add(key, 0.0)
@@ -120,12 +140,23 @@ class Intake:
         if seen is None:
             seen = self._seen[key] = _Seen(input=None, finished=finished, admitted=admitted)
         seen.finished, seen.admitted = finished, admitted
+        self._use(seen, None if finished else _profile_of(job))
         if finished:
             self._listener.forget(key)
         return seen
 
+    def _use(self, seen: _Seen, profile: str | None) -> None:
+        """The job runs under that profile from now on, or under none."""
+        if profile == seen.profile:
+            return
+        for changed in (seen.profile, profile):
+            if changed is not None:
+                self._add(ProfileKey(changed), USAGE_SECONDS)
+        seen.profile = profile
+
     def _forget(self, key: JobKey) -> None:
-        self._seen.pop(key, None)
+        if seen := self._seen.pop(key, None):
+            self._use(seen, None)
         self._listener.forget(key)
 
 
@@ -139,8 +170,14 @@ def _owner(child: Object) -> JobKey | None:
     return JobKey(metadata["namespace"], job) if job else None
 
 
-def _input(job: Object) -> object:
-    metadata = job["metadata"]
+def _profile_of(job: Object) -> str | None:
+    """The one that the status resolved: what the spec names may not have been admitted, or be left out."""
+    name: str | None = (job.get("status") or {}).get("resolved", {}).get("profile", {}).get("name")
+    return name
+
+
+def _input(found: Object) -> object:
+    metadata = found["metadata"]
     return (
         metadata["uid"],
         metadata.get("generation"),

@@ -102,7 +102,7 @@ class KopfHost:
         watch(JOBS, self._intake.job)
         watch(JOBSETS, self._intake.jobset)
         watch(PODS, self._intake.pod)
-        watch(PROFILES, lambda event_type, _profile: self._intake.profile(event_type))
+        watch(PROFILES, self._intake.profile)
         return registry
 
     @staticmethod

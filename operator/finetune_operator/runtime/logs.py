@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
-#: The job whose reconcile the current task runs, as namespace/name.
+#: What the current task reconciles: a job as namespace/name, or finetuneprofile/name.
 current_job: ContextVar[str | None] = ContextVar("current_job", default=None)
 
 #: Bearer headers, JSON web tokens, Hugging Face tokens, Google access tokens, passwords in URLs.

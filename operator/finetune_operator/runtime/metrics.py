@@ -9,6 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.profiles import Key
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.watches import WatchAges
@@ -59,11 +60,11 @@ class Metrics:
         self._leading = Gauge("finetune_leader", "1 while this process leads", registry=self.registry)
         self._finished: dict[JobKey, float] = {}
 
-    def leads(self, *, queue: WorkQueue[JobKey], intake: Intake, ages: WatchAges) -> None:
+    def leads(self, *, queue: WorkQueue[Key], intake: Intake, ages: WatchAges) -> None:
         """This process leads from now on; gauges ask these when they are scraped."""
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "finetune_queue_depth": ("Jobs that are due and wait for a worker", queue.depth),
-            "finetune_queue_oldest_seconds": ("How long the most overdue job has waited", queue.oldest),
+            "finetune_queue_depth": ("Jobs and profiles that are due and wait for a worker", queue.depth),
+            "finetune_queue_oldest_seconds": ("How long the most overdue of them has waited", queue.oldest),
             "finetune_jobs_live": ("Jobs that are not finished", lambda: intake.live),
             "finetune_jobs_known": ("All jobs", lambda: intake.known),
         }

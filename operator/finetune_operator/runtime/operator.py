@@ -12,7 +12,8 @@ from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import Cluster
 from finetune_operator.reconcile.apply import Applier
-from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.observe import Observer
+from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
 from finetune_operator.reconcile.reconciler import Decide, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.runtime.intake import Intake
@@ -23,7 +24,7 @@ from finetune_operator.runtime.probes import ProbeServer, Verdict
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.settings import Settings
 from finetune_operator.runtime.watches import WatchAges
-from finetune_operator.runtime.workers import Workers, resync
+from finetune_operator.runtime.workers import Reconcile, Workers, resync
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Operator:
         self._stop = asyncio.Event()
         self._election: LeaderElection | None = None
         self._ages: WatchAges | None = None
-        self._queue: WorkQueue[JobKey] | None = None
+        self._queue: WorkQueue[Key] | None = None
         self._missing: tuple[str, ...] = ()
 
     async def run(self) -> None:
@@ -104,11 +105,11 @@ class Operator:
         wanted = watches(settings.namespaces)
         if not await wait_for_prerequisites(cluster, wanted, self._stop, self._tell_missing):
             return
-        queue = self._queue = WorkQueue[JobKey]()
+        queue = self._queue = WorkQueue[Key]()
         intake = Intake(queue.add, self._metrics)
         ages = self._ages = WatchAges(wanted)
         self._metrics.leads(queue=queue, intake=intake, ages=ages)
-        workers = Workers(queue, self._reconciler(cluster, intake).reconcile, metrics=self._metrics)
+        workers = Workers(queue, self._reconcile(cluster, intake), metrics=self._metrics)
         host = KopfHost(settings.service_account, settings.namespaces, intake, ages, self._environ)
         working = asyncio.create_task(workers.run(settings.workers), name="workers")
         others = {
@@ -130,11 +131,24 @@ class Operator:
         for task in done:
             task.result()
 
-    def _reconciler(self, cluster: Cluster, intake: Intake) -> Reconciler:
+    def _reconcile(self, cluster: Cluster, intake: Intake) -> Reconcile[Key]:
         store = UniversalStore()
         observer = Observer(cluster, RunFolderReader(store), utc_now=_utc_now, live_jobs=lambda: intake.live)
         applier = Applier(cluster, store, created=self._metrics.jobset_created)
-        return Reconciler(observer, self._decide, applier, utc_now=_utc_now)
+        jobs = Reconciler(observer, self._decide, applier, utc_now=_utc_now)
+        # One that serves some namespaces would count their jobs alone, and write against its neighbours.
+        everywhere = not self._settings.namespaces
+        profiles = ProfileReconciler(
+            cluster, used_by=lambda name: intake.used_by(name) if everywhere else None, utc_now=_utc_now
+        )
+
+        async def reconcile(key: Key, /, *, retry_in: float) -> float | None:
+            if isinstance(key, ProfileKey):
+                await profiles.reconcile(key)
+                return None
+            return await jobs.reconcile(key, retry_in=retry_in)
+
+        return reconcile
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -33,7 +33,9 @@ JOB_RULES = (
 )
 #: Cluster-wide: these are cluster-scoped.
 CLUSTER_RULES = (
-    _rule("tpu-finetune.dev", "finetuneprofiles", "list", "watch"),
+    _rule("tpu-finetune.dev", "finetuneprofiles", "get", "list", "watch"),
+    # Whether they are valid and how many jobs use them; the rest belongs to the platform team.
+    _rule("tpu-finetune.dev", "finetuneprofiles/status", "patch"),
     # Of a slice on which a pod has failed: was a host taken away, or did the program crash?
     _rule("", "nodes", "list"),
 )

@@ -1,13 +1,12 @@
-"""Takes keys off the queue and reconciles them; looks at all live jobs now and then."""
+"""Takes keys off the queue and reconciles what they name; looks at all live jobs now and then."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from time import monotonic
 from typing import Protocol
 
 from finetune_operator.cluster.port import JOBS, Cluster, ClusterError
-from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.reconciler import ReconcileError
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.logs import current_job
@@ -17,13 +16,13 @@ from finetune_operator.runtime.queue import WorkQueue
 log = logging.getLogger(__name__)
 
 
-class Reconcile(Protocol):
-    """:meth:`finetune_operator.reconcile.reconciler.Reconciler.reconcile`."""
+class Reconcile[K](Protocol):
+    """As :meth:`finetune_operator.reconcile.reconciler.Reconciler.reconcile`."""
 
-    async def __call__(self, key: JobKey, /, *, retry_in: float) -> float | None: ...
+    async def __call__(self, key: K, /, *, retry_in: float) -> float | None: ...
 
 
-class Workers:
+class Workers[K: Hashable]:
     """A fixed number of coroutines that work on one queue.
 
     Args:
@@ -34,8 +33,8 @@ class Workers:
 
     def __init__(
         self,
-        queue: WorkQueue[JobKey],
-        reconcile: Reconcile,
+        queue: WorkQueue[K],
+        reconcile: Reconcile[K],
         *,
         metrics: Metrics,
         clock: Callable[[], float] = monotonic,
@@ -55,7 +54,7 @@ class Workers:
         while (key := await self._queue.take()) is not None:
             await self._handle(key)
 
-    async def _handle(self, key: JobKey) -> None:
+    async def _handle(self, key: K) -> None:
         token = current_job.set(str(key))
         begun = self._clock()
         reason: str | None = None

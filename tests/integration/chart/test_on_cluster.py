@@ -57,7 +57,8 @@ def test_install_upgrade_and_uninstall(cluster: Cluster, helm: Helm, namespace: 
     upgraded = helm("upgrade", release, str(CHART), *common, "--set", f"namespaces={{{namespace}}}")
     assert upgraded.returncode == 0, upgraded.stderr
     assert [rule["resources"] for rule in cluster.get(f"{roles}/clusterroles/{name}")["rules"]] == [
-        ["finetuneprofiles"]
+        ["finetuneprofiles"],
+        ["finetuneprofiles/status"],
     ]
     assert cluster.find(f"{roles}/namespaces/{namespace}/roles/{name}")
 

@@ -15,6 +15,7 @@ from finetune_operator.api import (
     InvalidObject,
     MethodType,
     field_paths,
+    number_paths,
     parse_job,
     parse_profile,
 )
@@ -135,10 +136,13 @@ def test_parsing_is_total(parse: Callable[[Any], object], spec: Any, metadata: A
 
 
 def test_field_paths_are_what_a_profile_may_name() -> None:
-    assert {"hyperparameters.epochs", "resources.controller", "datasets.train.weight"} <= field_paths(
-        FineTuneJobSpec
-    )
-    assert "hyperparameters.epoch" not in field_paths(FineTuneJobSpec)
+    known = field_paths(FineTuneJobSpec)
+    assert {"hyperparameters", "hyperparameters.epochs", "resources.controller", "datasets.train"} <= known
+    assert "hyperparameters.epoch" not in known
+    assert "datasets.train.weight" not in known, "there are as many as datasets"
+    numbers = number_paths(FineTuneJobSpec)
+    assert {"hyperparameters.epochs", "hyperparameters.learningRate", "datasets.maxSeqLength"} <= numbers
+    assert not {"hyperparameters", "hyperparameters.optimizer", "resources.tpu", "suspend"} & numbers
     assert {path.partition(".")[0] for path in field_paths(Defaults)} == {
         "hyperparameters",
         "resources",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from finetune_contract import ExitCode, Outcome, Stage
-from finetune_operator.api import FineTuneJobStatus
+from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.lifecycle import Decision, decide
 from finetune_operator.lifecycle.budgets import MOST_STUCK
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
@@ -58,8 +58,9 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = WatchedWorld()
-        self.taken: tuple[int, Decision] | None = None
-        """A decision that is not carried out yet, and the spec's generation that it was taken from."""
+        self.taken: tuple[object, Decision] | None = None
+        """A decision that is not carried out yet, and the version of the job that it was taken from."""
+        self.wiped = 0
         self.infrastructure = 0
         self.user = 0
         self.preemptions = 0
@@ -83,13 +84,18 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.taken is None)
     @rule()
     def look(self) -> None:
-        self.taken = (self.world.job["metadata"]["generation"], decide(self.world.observe()))
+        self.taken = (self.version, decide(self.world.observe()))
+
+    @property
+    def version(self) -> object:
+        """Of the job, as others than the operator change it."""
+        return self.world.job["metadata"]["generation"], self.wiped
 
     @precondition(lambda self: self.taken is not None)
     @rule(crash_after=st.one_of(st.none(), st.integers(0, 5)))
     def act(self, crash_after: int | None) -> None:
         assert self.taken is not None
-        generation, decision = self.taken
+        version, decision = self.taken
         self.taken = None
         kept = self.world.status
         try:
@@ -97,9 +103,10 @@ class Machine(RuleBasedStateMachine):
         except (Crash, ConflictError):
             return
         finally:
-            if generation != self.world.job["metadata"]["generation"]:
+            if version != self.version:
                 # The API server refuses a status for an object that has moved on.
                 self.world.job["status"] = kept
+                self.world.untold.clear()
 
     @precondition(lambda self: self.taken is None)
     @rule()
@@ -252,6 +259,7 @@ class Machine(RuleBasedStateMachine):
                 world.profiles = [] if world.profiles else [profile()]
             case "status" if not world.finished:
                 world.job["status"] = {"observedGeneration": -1}
+                self.wiped += 1
             case "plan" if not self.taken and world.profiles:
                 world.config_map = None
             case "past":
@@ -275,6 +283,12 @@ class Machine(RuleBasedStateMachine):
         assert attempts.get("infrastructure", 0) <= self.infrastructure
         if self.world.status.get("phase") == "Failed":
             assert self.user or self.infrastructure > MAX_INFRASTRUCTURE or self.preemptions >= MOST_STUCK
+
+    @invariant()
+    def what_a_person_is_to_be_told(self) -> None:
+        assert self.world.untold == []
+        if "conditions" in self.world.status:
+            assert [each["type"] for each in self.world.status["conditions"]] == list(ConditionType)
 
     def recorded(self, name: str) -> bool:
         files = self.world.attempts.get(self.world.key_of(name))

@@ -38,6 +38,7 @@ from finetune_operator.lifecycle import (
     children,
     decide,
 )
+from finetune_operator.lifecycle.notices import transitions
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests import stage_outcomes
@@ -130,6 +131,8 @@ class World:
     checkpoint: int = 0
     """The step of the last checkpoint."""
     events: list[Notice] = field(default_factory=list)
+    untold: list[Notice] = field(default_factory=list)
+    """Transitions that the status has shown and no Event has told: none, ever."""
     created: list[str] = field(default_factory=list)
     """Names of JobSets in the order of their creation."""
     look_again_after: float | None = None
@@ -185,8 +188,8 @@ class World:
         writes += [lambda d=each: self._delete(d.name, d.uid) for each in decision.deletions]  # type: ignore[misc]
         if decision.jobset is not None:
             writes.append(lambda: self._create_jobset(decision.jobset))
+        writes += [lambda n=notice: self._tell(n) for notice in decision.notices]  # type: ignore[misc]
         writes.append(lambda: self._write_status(decision.status))
-        writes += [lambda n=notice: self.events.append(n) for notice in decision.notices]  # type: ignore[misc]
         for number, write in enumerate(writes):
             if crash_after is not None and number >= crash_after:
                 raise Crash
@@ -218,7 +221,14 @@ class World:
         jobset["metadata"]["deletionTimestamp"] = stamp(self.now)
         self._collect(name)
 
+    def _tell(self, notice: Notice) -> None:
+        """An Event's name is its content: what has been told is not told again."""
+        if notice not in self.events:
+            self.events.append(notice)
+
     def _write_status(self, status: Mapping[str, Any]) -> None:
+        moved = transitions(self.status.get("conditions", ()), status["conditions"])
+        self.untold += [notice for notice in moved if notice not in self.events]
         self.job["status"] = copy.deepcopy(dict(status))
 
     # --- the user -------------------------------------------------------------------------------------------

@@ -133,7 +133,10 @@ def test_both_shorthands_give_the_same_slice(tpu: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("flavor", "said"),
     [
-        ({"topologies": ["2x2", "2x3"]}, 'flavors[0]: tpu-v6e-slice has no topology "2x3". Near to it: 2x2'),
+        (
+            {"topologies": ["2x2", "2x3"]},
+            'spec.flavors[0]: tpu-v6e-slice has no topology "2x3". Near to it: 2x2',
+        ),
         ({"accelerator": "tpu-v6"}, 'no TPU accelerator is called "tpu-v6". Known: tpu-v4'),
         ({"topologies": ["1x1"], "chipsPerHost": 4}, "tpu-v6e-slice 1x1 has 1 (1 x ct6e-standard-1t)"),
     ],
@@ -212,6 +215,67 @@ def test_chips_of_which_nothing_is_published_need_the_mesh_in_words() -> None:
     assert "how many JAX devices" in refusal(job(resources={"tpu": "tpu7-16"}), offered).message
     mesh = {"data": 1, "fsdp": 16, "tensor": 1}
     assert admit(job(resources={"tpu": "tpu7-16", "parallelism": mesh}), [offered]).plan.mesh.devices == 16
+
+
+@pytest.mark.parametrize(
+    ("constraints", "said"),
+    [
+        (
+            {"limits": [{"path": "hyperparameters.epoch", "max": "5"}]},
+            (
+                "spec.constraints.limits[0].path: hyperparameters.epoch is no number of a job's spec: "
+                "did you mean hyperparameters.epochs?"
+            ),
+        ),
+        (
+            {"limits": [{"path": "resources.tpu", "max": "16"}]},
+            "resources.tpu is no number of a job's spec: known are resources.chipsPerHost, resources.parallelism.data,",
+        ),
+        (
+            {"limits": [{"path": "datasets.train.maxExamples", "max": "5"}]},
+            "spec.constraints.limits[0].path: datasets.train.maxExamples is no number",
+        ),
+        ({"limits": [{"path": "spec.hyperparameters.epochs", "max": "5"}]}, "mean hyperparameters.epochs?"),
+        (
+            {"locked": ["resources.controller", "resources.contoller"]},
+            (
+                "spec.constraints.locked[1]: resources.contoller is no field that defaults can set: "
+                "did you mean resources.controller?"
+            ),
+        ),
+        (
+            {"locked": ["x"]},
+            "x is no field that defaults can set: known are checkpointing, evaluation, export, hangPolicy, ",
+        ),
+        (
+            {"engineOverrides": {"allow": ["remat_policy", "remat_polcy"]}},
+            (
+                "spec.constraints.engineOverrides.allow[1]: remat_polcy is no setting of MaxText: "
+                "did you mean remat_policy?"
+            ),
+        ),
+        (
+            {"engineOverrides": {"allow": ["no_such_thing_at_all"]}},
+            "no_such_thing_at_all is no setting of MaxText",
+        ),
+    ],
+)
+def test_a_constraint_that_would_enforce_nothing_is_refused_with_what_is_legal(
+    constraints: dict[str, Any], said: str
+) -> None:
+    refused = refusal(job(), profile(constraints=constraints))
+    assert refused.reason == Reason.PROFILE_INVALID
+    assert said in refused.message
+
+
+def test_a_lock_holds_against_the_other_member_of_a_union() -> None:
+    locked = profile(
+        defaults={"hyperparameters": {"epochs": 1}}, constraints={"locked": ["hyperparameters.epochs"]}
+    )
+    refused = refusal(job(hyperparameters={"steps": 10**6}), locked)
+    assert refused.reason == Reason.POLICY_VIOLATION
+    assert "spec.hyperparameters.epochs is left out, it must be the profile's 1" in refused.message
+    assert admit(job(hyperparameters={"epochs": 1}), [locked]).plan
 
 
 def test_no_wish_gets_the_cheapest_slice_and_says_so() -> None:

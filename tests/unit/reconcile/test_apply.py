@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from finetune_contract import Failure, Stage
@@ -68,8 +70,8 @@ async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
         "create configmaps",
         "delete jobsets",
         "create jobsets",
-        "patch finetunejobs/status",
         "create events",
+        "patch finetunejobs/status",
     ]
     assert bench.created == [JobSetCreated("team", "demo", "demo-prep-2")]
 
@@ -148,10 +150,11 @@ async def test_an_event_that_cannot_be_written_stops_nothing(bench: Bench) -> No
     assert bench.cluster.of(JOBS)[0]["status"] == STATUS
 
 
-def test_events_differ_in_name_where_they_differ_in_what_they_say() -> None:
+def test_events_differ_in_name_where_they_differ_in_what_they_say_or_in_the_transition() -> None:
     bench = Bench()
     subject = bench.cluster.of(JOBS)[0]
-    other = Notice(type=EventType.NORMAL, reason="StageStarted", message="Export has started")
-    names = {event_of(subject, notice, NOW)["metadata"]["name"] for notice in (NOTICE, other, NOTICE)}
-    assert len(names) == 2
+    other = replace(NOTICE, message="Export has started")
+    again = replace(NOTICE, since="2026-11-21T12:00:00Z")
+    names = {event_of(subject, notice, NOW)["metadata"]["name"] for notice in (NOTICE, other, again, NOTICE)}
+    assert len(names) == 3
     assert all(len(name) < 64 for name in names)

@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finetune_operator.api import ConditionType
 from finetune_operator.artifacts.port import StorageDenied
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
+    EVENTS,
     JOBS,
     JOBSETS,
     Conflict,
     Rejected,
     Unavailable,
 )
-from finetune_operator.lifecycle.decision import Decision, EventType, Notice
+from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
@@ -42,7 +44,7 @@ def make(
 
 def condition(cluster: FakeCluster) -> dict[str, Any]:
     conditions = cluster.of(JOBS)[0]["status"].get("conditions", [])
-    return next(iter(conditions), {})
+    return next((each for each in conditions if each["type"] == "Reconciling"), {})
 
 
 @pytest.fixture
@@ -121,6 +123,43 @@ async def test_a_conflict_is_shown_only_when_it_stays(cluster: FakeCluster) -> N
     with pytest.raises(ReconcileError):
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=8)
     assert "does not belong to this job" in condition(cluster)["message"]
+
+
+async def test_an_error_at_the_very_first_look_leaves_no_condition_out(cluster: FakeCluster) -> None:
+    cluster.fault = lambda _, call: Unavailable("down", status=503) if call == "list pods" else None
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: pytest.fail("decided")).reconcile(KEY, retry_in=1)
+    status = cluster.of(JOBS)[0]["status"]
+    assert [each["type"] for each in status["conditions"]] == list(ConditionType)
+    assert status["observedGeneration"] == -1
+
+
+async def test_an_error_about_a_job_that_has_ended_does_not_change_how_it_ended(cluster: FakeCluster) -> None:
+    ended = {"observedGeneration": 1, "conditions": [{"type": "Finished", "status": "True"}]}
+    cluster.put(JOBS, {**job(), "status": ended})
+    cluster.put(JOBSETS, left := child("JobSet", "demo-train-1"))
+    cluster.fault = lambda _, call: Rejected("no", status=403) if call == "delete jobsets" else None
+    leftover = Deletion(name="demo-train-1", uid=left["metadata"].get("uid", ""))
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: Decision(status=ended, deletions=(leftover,))).reconcile(
+            KEY, retry_in=30
+        )
+    assert cluster.of(JOBS)[0]["status"] == ended
+
+
+async def test_a_transition_is_told_once_though_the_operator_dies_before_the_status_says_it(
+    cluster: FakeCluster,
+) -> None:
+    """Killed between the Event and the status, and again after both."""
+    notice = Notice(type=EventType.NORMAL, reason="Checked", message="read", since="2026-11-21T12:00:00Z")
+    decision = Decision(status={"phase": "Running"}, notices=(notice,))
+    for moment in ("before", "after"):
+        cluster.fault = lambda when, call, moment=moment: (  # type: ignore[misc]
+            Crash() if (when, call) == (moment, "patch finetunejobs/status") else None
+        )
+        with pytest.raises(Crash):
+            await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert len(cluster.of(EVENTS)) == 1
 
 
 # --- crash anywhere -----------------------------------------------------------------------------------------

@@ -10,8 +10,15 @@ def conditions(**status: str) -> list[dict[str, str]]:
 
 
 def job(
-    name: str = "demo", *, generation: int = 1, annotations: dict[str, str] | None = None, **status: str
+    name: str = "demo",
+    *,
+    generation: int = 1,
+    annotations: dict[str, str] | None = None,
+    profile: str | None = None,
+    **status: str,
 ) -> dict[str, Any]:
+    """``profile``: the one that the status says it runs under."""
+    resolved = {"resolved": {"profile": {"name": profile}}} if profile else {}
     return {
         "metadata": {
             "namespace": "team",
@@ -20,7 +27,21 @@ def job(
             "generation": generation,
             "annotations": annotations or {},
         },
-        "status": {"conditions": conditions(**status)},
+        "status": {"conditions": conditions(**status), **resolved},
+    }
+
+
+def profile(
+    name: str = "local", *, generation: int = 1, annotations: dict[str, str] | None = None, used_by: int = 0
+) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}",
+            "generation": generation,
+            "annotations": annotations or {},
+        },
+        "status": {"usedBy": used_by},
     }
 
 

@@ -1,15 +1,18 @@
 import pytest
 
 from finetune_operator.reconcile.observe import JobKey
-from finetune_operator.runtime.intake import FINISHED_LATER_SECONDS, Intake
-from tests.unit.runtime.objects import job, jobset, key
+from finetune_operator.reconcile.profiles import Key, ProfileKey
+from finetune_operator.runtime.intake import FINISHED_LATER_SECONDS, USAGE_SECONDS, Intake
+from tests.unit.runtime.objects import job, jobset, key, profile
+
+LOCAL = ProfileKey("local")
 
 
 class Ears:
     """Hears what intake says."""
 
     def __init__(self) -> None:
-        self.added: list[tuple[JobKey, float]] = []
+        self.added: list[tuple[Key, float]] = []
         self.finished: list[JobKey] = []
         self.forgotten: list[JobKey] = []
         self.intake = Intake(lambda key, after: self.added.append((key, after)), self)
@@ -20,7 +23,7 @@ class Ears:
     def forget(self, key: JobKey) -> None:
         self.forgotten.append(key)
 
-    def take(self) -> list[JobKey]:
+    def take(self) -> list[Key]:
         keys = [key for key, _ in self.added]
         self.added.clear()
         return keys
@@ -108,8 +111,67 @@ def test_a_profile_wakes_the_jobs_that_wait_for_one(ears: Ears) -> None:
     ears.intake.job("ADDED", job("admitted", Valid="True"))
     ears.intake.job("ADDED", job("finished", Valid="False", Finished="True"))
     ears.take()
-    ears.intake.profile("ADDED")
-    assert ears.take() == [key("waiting")]
+    ears.intake.profile("ADDED", profile())
+    assert ears.take() == [LOCAL, key("waiting")]
+
+
+@pytest.mark.parametrize(
+    "change", [profile(generation=2), profile(annotations={"tpu-finetune.dev/is-default-profile": "true"})]
+)
+def test_what_a_person_changed_of_a_profile_is_looked_at_at_once(
+    ears: Ears, change: dict[str, object]
+) -> None:
+    ears.intake.profile("ADDED", profile())
+    ears.take()
+    ears.intake.profile("MODIFIED", change)
+    assert ears.added == [(LOCAL, 0.0)]
+
+
+def test_the_status_that_was_written_to_a_profile_wakes_nobody(ears: Ears) -> None:
+    ears.intake.job("ADDED", job("waiting", Valid="False"))
+    ears.intake.profile("ADDED", profile())
+    ears.take()
+    ears.intake.profile("MODIFIED", profile(used_by=3))
+    assert ears.take() == []
+
+
+def test_a_profile_that_is_created_again_is_looked_at_again(ears: Ears) -> None:
+    ears.intake.profile("ADDED", profile())
+    ears.intake.profile("DELETED", profile())
+    ears.take()
+    ears.intake.profile("ADDED", profile())
+    assert ears.take() == [LOCAL]
+
+
+def test_profiles_of_a_listing_wait_for_the_jobs_that_use_them(ears: Ears) -> None:
+    ears.intake.profile(None, profile())
+    assert ears.added == [(LOCAL, USAGE_SECONDS)]
+
+
+def test_a_profile_is_used_by_the_jobs_that_run_under_it_until_they_finish(ears: Ears) -> None:
+    def looked_at() -> bool:
+        return (LOCAL, USAGE_SECONDS) in ears.added
+
+    ears.intake.job("ADDED", job())
+    assert (ears.intake.used_by("local"), looked_at()) == (0, False)
+    for _ in range(2):
+        ears.intake.job("MODIFIED", job(profile="local"))
+    ears.intake.job("ADDED", job("other", profile="elsewhere"))
+    assert (ears.intake.used_by("local"), looked_at()) == (1, True)
+    assert ears.added.count((LOCAL, USAGE_SECONDS)) == 1
+    ears.added.clear()
+    ears.intake.job("MODIFIED", job(profile="local", Finished="True"))
+    assert (ears.intake.used_by("local"), looked_at()) == (0, True)
+
+
+def test_a_job_that_is_gone_uses_no_profile(ears: Ears) -> None:
+    for name in ("deleted", "vanished"):
+        ears.intake.job("ADDED", job(name, profile="local"))
+    ears.added.clear()
+    ears.intake.job("DELETED", job("deleted", profile="local"))
+    ears.intake.resync([])
+    assert ears.intake.used_by("local") == 0
+    assert ears.added.count((LOCAL, USAGE_SECONDS)) == 2
 
 
 def test_a_deleted_job_is_forgotten(ears: Ears) -> None:

@@ -1,0 +1,14 @@
+-- Health of a FineTuneProfile for Argo CD. How to install it: docs/gitops.md.
+local status = obj.status or {}
+
+-- What an older generation said is no news of this one; -1 says that nobody has looked yet.
+if status.observedGeneration ~= obj.metadata.generation then
+  return { status = "Progressing", message = "Waiting for the operator to look at the profile" }
+end
+
+for _, condition in ipairs(status.conditions or {}) do
+  if condition.type == "Valid" then
+    return { status = condition.status == "True" and "Healthy" or "Degraded", message = condition.message }
+  end
+end
+return { status = "Progressing", message = "Waiting for the operator to look at the profile" }

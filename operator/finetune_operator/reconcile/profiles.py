@@ -1,0 +1,70 @@
+"""Writes the status of profiles. Jobs never read it: what they run under is judged when they are admitted."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from finetune_operator.cluster.port import PROFILES, Cluster, ClusterError, NotFound
+from finetune_operator.lifecycle.profiles import profile_status
+from finetune_operator.reconcile.errors import reason_of
+from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.reconciler import ReconcileError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProfileKey:
+    """Which profile."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"finetuneprofile/{self.name}"
+
+
+type Key = JobKey | ProfileKey
+"""What the operator reconciles."""
+
+
+class ProfileReconciler:
+    """Brings the status of profiles up to date.
+
+    Args:
+        cluster: where they are.
+        used_by: how many jobs run under the named profile and have not finished; None: not all jobs are known.
+        utc_now: the wall clock.
+    """
+
+    def __init__(
+        self, cluster: Cluster, *, used_by: Callable[[str], int | None], utc_now: Callable[[], datetime]
+    ) -> None:
+        self._cluster = cluster
+        self._used_by = used_by
+        self._utc_now = utc_now
+
+    async def reconcile(self, key: ProfileKey) -> None:
+        """Raises ReconcileError for whatever went wrong; the key is to be tried again with backoff."""
+        try:
+            await self._reconcile(key)
+        except ClusterError as error:
+            raise ReconcileError(reason_of(error), str(error)) from error
+        except Exception as error:
+            log.exception("a fault of the operator")
+            raise ReconcileError(reason_of(error), repr(error)) from error
+
+    async def _reconcile(self, key: ProfileKey) -> None:
+        try:
+            profile = await self._cluster.get(PROFILES, None, key.name)
+        except NotFound:
+            return
+        status = profile_status(profile, used_by=self._used_by(key.name), now=self._utc_now())
+        if profile.get("status") != status:
+            await self._cluster.patch_status(
+                PROFILES,
+                None,
+                key.name,
+                status,
+                resource_version=profile["metadata"]["resourceVersion"],
+            )

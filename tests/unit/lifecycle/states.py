@@ -1,0 +1,315 @@
+"""Every state that a job can be in, how to get there, and what each tool then says of it.
+
+One table, judged here by the conditions and by kubectl's rule, and by kstatus and Argo CD themselves in
+tests/integration/test_states.py.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_contract import ExitCode, Stage
+from finetune_operator.cluster.port import Unavailable
+from finetune_operator.reconcile.errors import status_with_error
+from tests.unit.lifecycle.world import World, job
+
+type Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is said of a job in one state. The four conditions are None where it was not looked at."""
+
+    reconciling: str | None
+    stalled: str | None
+    succeeded: str | None
+    finished: str | None
+    kstatus: str
+    argo: str
+
+
+UNSEEN = Row(
+    reconciling=None, stalled=None, succeeded=None, finished=None, kstatus="InProgress", argo="Progressing"
+)
+ACTIVE = Row(
+    reconciling="True",
+    stalled="False",
+    succeeded="Unknown",
+    finished="False",
+    kstatus="InProgress",
+    argo="Progressing",
+)
+SUSPENDED = Row(
+    reconciling="True",
+    stalled="False",
+    succeeded="Unknown",
+    finished="False",
+    kstatus="InProgress",
+    argo="Suspended",
+)
+INVALID = Row(
+    reconciling="False",
+    stalled="True",
+    succeeded="Unknown",
+    finished="False",
+    kstatus="Failed",
+    argo="Degraded",
+)
+PLANNED = Row(
+    reconciling="False",
+    stalled="False",
+    succeeded="Unknown",
+    finished="True",
+    kstatus="Current",
+    argo="Healthy",
+)
+SUCCEEDED = Row(
+    reconciling="False",
+    stalled="False",
+    succeeded="True",
+    finished="True",
+    kstatus="Current",
+    argo="Healthy",
+)
+FAILED = Row(
+    reconciling="False",
+    stalled="True",
+    succeeded="False",
+    finished="True",
+    kstatus="Failed",
+    argo="Degraded",
+)
+
+
+def _admitted() -> World:
+    world = World()
+    world.reconcile()
+    return world
+
+
+def _at(stage: Stage) -> World:
+    world = World()
+    world.until(stage)
+    return world
+
+
+def _pending() -> World:
+    world = _at(Stage.CONVERT)
+    world.succeed(world.live()[0])
+    world.reconcile()
+    world.schedule(world.live()[0])
+    world.reconcile()
+    return world
+
+
+def _missing_input() -> World:
+    world = _at(Stage.PREFLIGHT)
+    world.fail(world.live()[0], ExitCode.INPUT_MISSING, "InputMissing", "gs://data/chat.jsonl is not there")
+    world.reconcile()
+    return world
+
+
+def _store_lost() -> World:
+    world = _at(Stage.TRAIN)
+    world.unreadable = "gs://artifacts: timed out"
+    world.reconcile()
+    return world
+
+
+def _store_lost_while_invalid() -> World:
+    world = _edit_refused_between_stages()
+    world.unreadable = "gs://artifacts: timed out"
+    world.reconcile()
+    return world
+
+
+def _error_first() -> World:
+    world = World()
+    _meet_error(world)
+    return world
+
+
+def _error_while_invalid() -> World:
+    world = _no_profile()
+    _meet_error(world)
+    return world
+
+
+def _meet_error(world: World) -> None:
+    error = Unavailable("etcd is away", status=503)
+    world.job["status"] = status_with_error(world.job, error, now=world.now, retry_in=30)
+
+
+def _edit_refused_while_running() -> World:
+    world = _at(Stage.TRAIN)
+    world.edit(resources={"tpu": "v6e-256"})
+    world.reconcile()
+    return world
+
+
+def _preempted() -> World:
+    world = _at(Stage.TRAIN)
+    world.stop(world.live()[0])
+    world.reconcile()
+    assert world.status["phase"] == "Recovering", world.status
+    return world
+
+
+def _waits_to_try_again() -> World:
+    world = _at(Stage.TRAIN)
+    world.fail(world.live()[0], ExitCode.UNAVAILABLE)
+    world.reconcile()
+    assert world.status["waiting"]["reason"] == "WaitingForRetry", world.status
+    return world
+
+
+def _suspending() -> World:
+    world = _at(Stage.TRAIN)
+    world.edit(suspend=True)
+    world.reconcile()
+    return world
+
+
+def _suspended() -> World:
+    world = _suspending()
+    world.stop(world.live()[0])
+    world.reconcile()
+    return world
+
+
+def _resumed() -> World:
+    world = _suspended()
+    world.edit(suspend=False)
+    world.reconcile()
+    return world
+
+
+def _born_suspended() -> World:
+    world = World(job=job(suspend=True))
+    world.reconcile()
+    world.reconcile()
+    return world
+
+
+def _no_profile() -> World:
+    world = World(job=job(profileRef={"name": "late"}))
+    world.reconcile()
+    return world
+
+
+def _against_the_rules() -> World:
+    world = World(job=job(resources={"tpu": "v6e-256"}))
+    world.reconcile()
+    return world
+
+
+def _edit_refused_between_stages() -> World:
+    world = _edit_refused_while_running()
+    world.succeed(world.live()[0])
+    world.reconcile()
+    return world
+
+
+def _plan_lost_with_its_profile() -> World:
+    world = _at(Stage.TRAIN)
+    world.config_map = None
+    world.profiles.clear()
+    world.reconcile()
+    return world
+
+
+def _planned() -> World:
+    world = World(job=job(planOnly=True))
+    world.to_the_end()
+    return world
+
+
+def _succeeded() -> World:
+    world = World()
+    world.to_the_end()
+    return world
+
+
+def _failed() -> World:
+    world = _at(Stage.TRAIN)
+    world.fail(world.live()[0], ExitCode.DIVERGED, "Diverged", "the loss is NaN")
+    world.reconcile()
+    return world
+
+
+def _retries_exhausted() -> World:
+    world = _at(Stage.PREFLIGHT)
+    while not world.finished:
+        for name in world.live():
+            world.run(name)
+            world.fail(name, 1)
+        world.wait(world.look_again_after or 0)
+        world.reconcile()
+    return world
+
+
+def _edited(before: Callable[[], World]) -> World:
+    world = before()
+    world.edit(cache="Refresh")
+    return world
+
+
+def _edited_and_seen(before: Callable[[], World]) -> World:
+    world = _edited(before)
+    world.reconcile()
+    return world
+
+
+STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
+    "not seen yet": (World, UNSEEN),
+    "an older generation, running": (lambda: _edited(lambda: _at(Stage.TRAIN)), UNSEEN),
+    "an older generation, invalid": (lambda: _edited(_no_profile), UNSEEN),
+    "an older generation, succeeded": (lambda: _edited(_succeeded), UNSEEN),
+    "an older generation, failed": (lambda: _edited(_failed), UNSEEN),
+    "admitted": (_admitted, ACTIVE),
+    "validating": (lambda: _at(Stage.PREFLIGHT), ACTIVE),
+    "waiting for input": (_missing_input, ACTIVE),
+    "converting": (lambda: _at(Stage.CONVERT), ACTIVE),
+    "provisioning": (_pending, ACTIVE),
+    "training": (lambda: _at(Stage.TRAIN), ACTIVE),
+    "evaluating": (lambda: _at(Stage.EVALUATE), ACTIVE),
+    "exporting": (lambda: _at(Stage.EXPORT), ACTIVE),
+    "an edit refused while a stage runs": (_edit_refused_while_running, ACTIVE),
+    "store out of reach": (_store_lost, ACTIVE),
+    "store out of reach while invalid": (_store_lost_while_invalid, ACTIVE),
+    "an error at the first look": (_error_first, ACTIVE),
+    "an error while invalid": (_error_while_invalid, ACTIVE),
+    "recovering": (_preempted, ACTIVE),
+    "waiting to try again": (_waits_to_try_again, ACTIVE),
+    "suspending": (_suspending, ACTIVE),
+    "resumed": (_resumed, ACTIVE),
+    "suspended": (_suspended, SUSPENDED),
+    "born suspended": (_born_suspended, SUSPENDED),
+    "no profile": (_no_profile, INVALID),
+    "against the rules": (_against_the_rules, INVALID),
+    "an edit refused between stages": (_edit_refused_between_stages, INVALID),
+    "plan lost together with its profile": (_plan_lost_with_its_profile, INVALID),
+    "planned": (_planned, PLANNED),
+    "succeeded": (_succeeded, SUCCEEDED),
+    "failed": (_failed, FAILED),
+    "retries exhausted": (_retries_exhausted, FAILED),
+    "succeeded, edited since": (lambda: _edited_and_seen(_succeeded), SUCCEEDED),
+    "failed, edited since": (lambda: _edited_and_seen(_failed), FAILED),
+}
+
+
+def reach(state: str) -> Object:
+    """The job in that state, as the API server holds it."""
+    to, _ = STATES[state]
+    return copy.deepcopy(to().job)
+
+
+def waits_end(obj: Object, kind: str) -> bool:
+    """Whether ``kubectl wait --for=condition=KIND`` returns: kubectl skips what an older generation says."""
+    return any(
+        each["type"] == kind
+        and each["status"] == "True"
+        and each["observedGeneration"] >= obj["metadata"]["generation"]
+        for each in obj["status"].get("conditions", ())
+    )
