@@ -227,7 +227,7 @@ class World:
             self.events.append(notice)
 
     def _write_status(self, status: Mapping[str, Any]) -> None:
-        moved = transitions(self.status.get("conditions", ()), status["conditions"])
+        moved = transitions(self.status.get("conditions", ()), status.get("conditions", ()))
         self.untold += [notice for notice in moved if notice not in self.events]
         self.job["status"] = copy.deepcopy(dict(status))
 
