@@ -154,6 +154,9 @@ class MeshSpec(Record):
     data: int = 1
     fsdp: int
     tensor: int = 1
+    controller: Literal["McJAX", "Pathways"] = "McJAX"
+    """McJAX: one JAX process per host. Pathways: one process that holds the devices of all hosts through a proxy; it
+    reads and writes checkpoints in another storage layout, so conversion must know it, too."""
 
 
 class CheckpointPolicy(Record):

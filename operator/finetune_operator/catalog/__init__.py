@@ -1,5 +1,6 @@
-"""Facts as data: TPU slice shapes and what the operator supports of them."""
+"""Facts as data: TPU slice shapes, Pathways' images."""
 
+from finetune_operator.catalog.pathways import PathwaysImages, jax_of_image, pathways_images
 from finetune_operator.catalog.tpu import (
     CatalogError,
     TpuShape,
@@ -8,4 +9,13 @@ from finetune_operator.catalog.tpu import (
     shape_by_topology,
 )
 
-__all__ = ["CatalogError", "TpuShape", "all_shapes", "shape_by_name", "shape_by_topology"]
+__all__ = [
+    "CatalogError",
+    "PathwaysImages",
+    "TpuShape",
+    "all_shapes",
+    "jax_of_image",
+    "pathways_images",
+    "shape_by_name",
+    "shape_by_topology",
+]

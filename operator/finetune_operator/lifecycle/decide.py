@@ -24,7 +24,13 @@ from finetune_operator.planning import (
     render_snapshot,
     replan,
 )
-from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, jobset_name, render_jobset
+from finetune_operator.rendering import (
+    TPU_STAGES,
+    CpuPoolTooSmall,
+    first_group,
+    jobset_name,
+    render_jobset,
+)
 
 #: Seconds; nothing tells the job when a profile, a Secret or the store comes back.
 _PROFILE_LOOK = 15.0
@@ -227,9 +233,8 @@ def _no_pods(plan: Plan, attempt: Attempt) -> str:
     """The Job controller tells the reason in Events alone, which the operator may not read."""
     stage, namespace = attempt.key.stage, plan.job.namespace
     name = jobset_name(plan.job.name, stage, attempt.key.number)
-    account, group = (
-        (plan.service_account_tpu, "slice") if stage in TPU_STAGES else (plan.service_account_cpu, "cpu")
-    )
+    account = plan.service_account_tpu if stage in TPU_STAGES else plan.service_account_cpu
+    group = first_group(plan, stage)
     return (
         f'JobSet {name} makes no pods. Is there a ServiceAccount "{account}" in namespace "{namespace}", and do quota '
         f"and admission policies let its pods in? kubectl -n {namespace} describe job {name}-{group}-0 tells which."

@@ -1,7 +1,7 @@
 """Devices, mesh and global batch: numbers that must fit each other, checked before anything runs."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from finetune_contract import MeshSpec
 from finetune_operator.api import Reason
@@ -11,7 +11,12 @@ from finetune_operator.planning.errors import Refused
 DEFAULT_GLOBAL_BATCH = 8
 
 
-def resolve_mesh(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -> MeshSpec:
+def resolve_mesh(
+    shape: TpuShape,
+    slices: int,
+    parallelism: Mapping[str, Any],
+    controller: Literal["McJAX", "Pathways"] = "McJAX",
+) -> MeshSpec:
     """The mesh over all devices. What is left out is 1, but fsdp, which takes what remains. Raises Refused."""
     devices = shape.chips * slices * (shape.devices_per_chip or 1)
     data = int(parallelism.get("data", 1))
@@ -32,6 +37,7 @@ def resolve_mesh(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -
         data=data,
         fsdp=fsdp,
         tensor=tensor,
+        controller=controller,
     )
 
 

@@ -24,6 +24,7 @@ from finetune_contract import (
 from finetune_operator.planning import resolve
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.merge import BUILT_IN, merge
+from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
 from finetune_operator.planning.topology import Placement, place
 
@@ -84,6 +85,8 @@ class Plan:
     """In order; Evaluate only where it has something to do."""
     placement: Placement
     mesh: MeshSpec
+    pathways: Pathways | None
+    """None: the controller is McJAX."""
     model: ModelSource
     data: DataSpec
     method: MethodSpec
@@ -124,8 +127,10 @@ def make_plan(job: Object, snapshot: Snapshot) -> Plan:
     live = merge(BUILT_IN, profile.get("defaults", {}), job["spec"])
     spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
     placement = place(spec["resources"], snapshot.profile_name, profile["flavors"])
+    resources = spec["resources"]
+    refuse_other_controller(snapshot.spec["resources"]["controller"], resources["controller"])
     mesh = resolve_mesh(
-        placement.shape, spec["resources"]["slices"], spec["resources"].get("parallelism", {})
+        placement.shape, resources["slices"], resources.get("parallelism", {}), resources["controller"]
     )
     accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
     secret = spec.get("huggingFaceTokenSecretRef")
@@ -141,6 +146,7 @@ def make_plan(job: Object, snapshot: Snapshot) -> Plan:
         stages=tuple(stage for stage in Stage if stage is not Stage.EVALUATE or evaluation.prompts),
         placement=placement,
         mesh=mesh,
+        pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
         model=resolve.model(spec["model"]),
         data=resolve.data(spec["datasets"]),
         method=resolve.method(spec["method"]),

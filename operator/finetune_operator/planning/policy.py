@@ -9,6 +9,7 @@ from finetune_operator.api import Defaults, FineTuneJobSpec, Reason, field_paths
 from finetune_operator.catalog import CatalogError, shape_by_topology
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
+from finetune_operator.planning.pathways import pathways_faults
 
 type Object = Mapping[str, Any]
 
@@ -28,9 +29,9 @@ def check_profile(name: str, profile: Object) -> None:
             f'profile "{name}": {"; ".join(wrong)}, which is no field that a profile can set or limit. '
             f"{_ask(profile)}",
         )
-    unknown = [*_unknown_shapes(profile)]
-    if unknown:
-        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(unknown)} {_ask(profile)}')
+    faults = [*_unknown_shapes(profile), *pathways_faults(profile)]
+    if faults:
+        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(faults)} {_ask(profile)}')
 
 
 def _unknown_shapes(profile: Object) -> Iterator[str]:

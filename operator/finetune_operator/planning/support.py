@@ -27,7 +27,6 @@ JOB: tuple[Later, ...] = (
     Later("preRunningDeadlineSeconds"),
     Later("childTTLSecondsAfterFinished"),
     Later("budget"),
-    Later("resources.controller", ("McJAX",), "use McJAX"),
     Later("resources.slices", (1,), "use one larger slice"),
     Later("resources.capacity[]", ("OnDemand",), "use OnDemand"),
     Later("checkpointing.everySeconds", instead="use everySteps"),
@@ -76,12 +75,8 @@ JOB: tuple[Later, ...] = (
 )
 
 PROFILE: tuple[Later, ...] = (
-    Later("images.pathwaysServer"),
-    Later("images.pathwaysProxy"),
-    Later("storage.pathwaysScratch"),
     Later("storage.optimizerStateTTLSeconds"),
     Later("queue", instead="leave it out: jobs go to the scheduler directly"),
-    Later("pathways"),
     Later("constraints.maxChipHours"),
     Later("flavors[].maxSlices", (1,), "use 1"),
     Later("flavors[].reservation"),

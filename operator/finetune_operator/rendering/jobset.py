@@ -5,15 +5,27 @@ webhook breaks nothing. There is no podFailurePolicy: with backoffLimit 0 any fa
 is to blame is read from the trainer's record and the pod's conditions.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.planning import Findings, Plan, stage_request
 from finetune_operator.rendering.cpu import cpu_pod
+from finetune_operator.rendering.group import Group, render_group
 from finetune_operator.rendering.labels import child_labels, jobset_name
 from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
+from finetune_operator.rendering.pathways import HEAD, pathways_groups, pathways_policies
 
 TPU_STAGES = frozenset({Stage.TRAIN, Stage.EVALUATE})
+#: Replicated jobs: the one pod on CPU; the hosts of slices under McJAX.
+CPU, SLICE = "cpu", "slice"
+
+
+def first_group(plan: Plan, stage: Stage) -> str:
+    """Name of the replicated job whose pods come first, and of which every JobSet has one."""
+    if stage not in TPU_STAGES:
+        return CPU
+    return SLICE if plan.pathways is None else HEAD
 
 
 def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) -> dict[str, Any]:
@@ -26,9 +38,23 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     name = jobset_name(plan.job.name, stage, attempt)
     labels = child_labels(plan, stage, attempt)
     request = stage_request(plan, stage, attempt, findings)
-    on_tpu = stage in TPU_STAGES
-    hosts = plan.placement.shape.hosts if on_tpu else 1
-    annotations = dict(slice_annotations(plan)) if on_tpu else {}
+    spec: dict[str, Any] = {
+        "suspend": False,
+        "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All"},
+        "startupPolicy": {"startupPolicyOrder": "AnyOrder"},
+        # Every attempt is a JobSet of its own.
+        "failurePolicy": {"maxRestarts": 0, "restartStrategy": "BlockingRecreate"},
+    }
+    annotations: Mapping[str, str] = {}
+    if stage not in TPU_STAGES:
+        groups = [Group(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
+    elif plan.pathways is None:
+        hosts, annotations = plan.placement.shape.hosts, slice_annotations(plan)
+        groups = [Group(name=SLICE, replicas=plan.mesh.slices, pods=hosts, pod=slice_pod(plan, request))]
+    else:
+        groups = pathways_groups(plan, plan.pathways, request)
+        spec |= pathways_policies(plan, name)
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": plan.job.namespace,
@@ -36,45 +62,8 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         "ownerReferences": [dict(plan.owner)],
     }
     if annotations:
-        metadata["annotations"] = annotations
-    pod_metadata: dict[str, Any] = {"labels": {**plan.pod.labels, **labels}}
-    if plan.pod.annotations:
-        pod_metadata["annotations"] = dict(plan.pod.annotations)
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": metadata,
-        "spec": {
-            "suspend": False,
-            "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
-            "successPolicy": {"operator": "All"},
-            "startupPolicy": {"startupPolicyOrder": "AnyOrder"},
-            # Every attempt is a JobSet of its own.
-            "failurePolicy": {"maxRestarts": 0, "restartStrategy": "Recreate"},
-            "replicatedJobs": [
-                {
-                    "name": "slice" if on_tpu else "cpu",
-                    "groupName": "default",
-                    "replicas": plan.mesh.slices if on_tpu else 1,
-                    "template": {
-                        "metadata": {"labels": dict(labels)},
-                        "spec": {
-                            "parallelism": hosts,
-                            "completions": hosts,
-                            "completionMode": "Indexed",
-                            "backoffLimit": 0,
-                            # A pod that is still saving counts as running: the Job ends when it has ended.
-                            "podReplacementPolicy": "Failed",
-                            "suspend": False,
-                            "template": {
-                                "metadata": pod_metadata,
-                                "spec": slice_pod(plan, request)
-                                if on_tpu
-                                else cpu_pod(plan, request, findings),
-                            },
-                        },
-                    },
-                }
-            ],
-        },
-    }
+        metadata["annotations"] = dict(annotations)
+    spec["replicatedJobs"] = [
+        render_group(group, labels, plan.pod.labels, plan.pod.annotations) for group in groups
+    ]
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}
