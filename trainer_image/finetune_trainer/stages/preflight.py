@@ -5,6 +5,7 @@ from typing import Any
 
 from finetune_contract import ExitCode, PreflightOutcome
 from finetune_trainer import fingerprint
+from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.prepare import Dataset, shown
 from finetune_trainer.errors import StageError
@@ -26,9 +27,10 @@ def run(context: Context) -> PreflightOutcome:
     steps = hyperparameters.steps or steps_for(
         len(train.rows), hyperparameters.epochs or 1.0, hyperparameters.global_batch_size
     )
-    prints = fingerprint.of_model(model, plan)
+    layout = layout_for(context.request.mesh)
+    prints = fingerprint.of_model(model, plan, layout)
     outcome = PreflightOutcome(
-        model=model.identity(plan),
+        model=model.identity(plan, layout),
         train=train.report,
         validation=None if validation is None else validation.report,
         steps=steps,
