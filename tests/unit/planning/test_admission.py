@@ -22,7 +22,6 @@ LATER: list[tuple[dict[str, Any], str]] = [
     ({"retry": {"generation": 1}}, "spec.retry"),
     ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
     ({"resources": {"tpu": "v6e-4", "slices": 2}}, "spec.resources.slices = 2"),
-    ({"resources": {"tpu": "v6e-4", "controller": "Pathways"}}, "spec.resources.controller = Pathways"),
     ({"resources": {"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}}, "spec.resources.capacity[0] = Spot"),
     ({"checkpointing": {"everySeconds": 60}}, "spec.checkpointing.everySeconds"),
     ({"preflight": {"memory": "Compile"}}, "spec.preflight.memory = Compile"),
