@@ -200,6 +200,8 @@ class StageRequest(Record):
     method: MethodSpec
     hyperparameters: Hyperparameters
     mesh: MeshSpec
+    pathways_jax: str | None = None
+    """Release of JAX that Pathways' servers are for; the trainer's must be the same. None: not known, or McJAX."""
     checkpointing: CheckpointPolicy
     evaluation: EvaluationSpec
     export: ExportSpec

@@ -3,6 +3,7 @@ runs here, so training itself is on CPU."""
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,19 @@ def test_training_from_it_is_the_same_training(
     assert evaluated.kind == "Evaluate"
     assert evaluated.tuned is not None
     assert evaluated.tuned.loss == trained.evaluation_loss
+
+
+def test_preflight_refuses_servers_for_another_jax(stages: Stages) -> None:
+    refused = stages.run("Preflight", "other-jax", mesh=PATHWAYS, pathways_jax="0.9.0")
+    assert refused.exit_code == 64
+    assert refused.failure is not None
+    assert refused.failure.reason == "PathwaysJaxMismatch"
+    assert "0.9.0" in refused.failure.saw
+    assert version("jax") in refused.failure.expected
+    passed = stages.run("Preflight", "same-jax", mesh=PATHWAYS, pathways_jax=version("jax")).details
+    assert passed is not None
+    assert passed.kind == "Preflight"
+    assert passed.model.layout == PLAIN.name
 
 
 @pytest.mark.parametrize(("controller", "single"), [("McJAX", False), ("Pathways", True)])

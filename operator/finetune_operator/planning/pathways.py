@@ -33,6 +33,11 @@ class Pathways:
     """Of a slice, in Pathways' words: ``tpuv6e:4x4``."""
     head_node_selector: Mapping[str, str]
 
+    @property
+    def jax(self) -> str | None:
+        """The release of JAX that they are for; None where digests hide it."""
+        return jax_of_image(self.server) or jax_of_image(self.proxy)
+
 
 def with_pathways_images(images: Object) -> dict[str, Any]:
     """The profile's images, with the catalogue's pair where it names none."""

@@ -5,15 +5,18 @@ from typing import Any
 
 import pytest
 
+from finetune_contract import Stage
 from finetune_operator.api import Reason
 from finetune_operator.catalog import all_shapes, pathways_images
 from finetune_operator.planning import (
+    Findings,
     Refused,
     admit,
     check_profile_object,
     read_snapshot,
     render_snapshot,
     replan,
+    stage_request,
 )
 from finetune_operator.planning.pathways import resolve_pathways
 from tests.unit.lifecycle.world import Object, job, profile
@@ -48,6 +51,19 @@ def test_the_profiles_own_are_taken() -> None:
     assert (pathways.server, pathways.proxy) == (OWN["pathwaysServer"], OWN["pathwaysProxy"])
     assert pathways.scratch == "gs://scratch/of-team"
     assert pathways.head_node_selector == {"pool": "head"}
+
+
+@pytest.mark.parametrize(
+    ("images", "jax"),
+    [
+        ({}, JAX),
+        (OWN, JAX),
+        (dict.fromkeys(OWN, "mirror/server@sha256:" + "1" * 64), None),
+    ],
+)
+def test_preflight_is_told_the_servers_jax(images: dict[str, str], jax: str | None) -> None:
+    plan = admit(wanted(), [profile(images=TRAINER | images)]).plan
+    assert stage_request(plan, Stage.PREFLIGHT, 1, Findings()).pathways_jax == jax
 
 
 def test_mcjax_has_none_of_it() -> None:
