@@ -1,6 +1,7 @@
 """Plans with the controller Pathways for any slice, also those that no profile of the tests offers."""
 
 from dataclasses import replace
+from functools import cache
 
 from finetune_contract import Stage
 from finetune_operator.catalog import TpuShape, shape_by_name
@@ -17,12 +18,17 @@ SHAPES = (
 )
 
 
-def plan(shape: TpuShape, slices: int = 1, *, name: str = "support-bot") -> Plan:
-    """As admission would make it if the profile offered the shape."""
+@cache
+def _admitted(name: str) -> Plan:
     wanted = job(resources={"tpu": "v6e-4", "controller": "Pathways"})
     wanted["metadata"] = wanted["metadata"] | {"name": name}
     head = {"headNodeSelector": {"cloud.google.com/gke-nodepool": "pathways-head"}}
-    made = admit(wanted, [profile(pathways=head)]).plan
+    return admit(wanted, [profile(pathways=head)]).plan
+
+
+def plan(shape: TpuShape, slices: int = 1, *, name: str = "support-bot") -> Plan:
+    """As admission would make it if the profile offered the shape."""
+    made = _admitted(name)
     assert made.pathways is not None
     assert shape.pathways_instance_type is not None
     return replace(

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -56,34 +57,28 @@ def test_the_jobset_is_the_golden_one(name: str, shape: TpuShape, slices: int) -
     )
 
 
-@given(shape=st.sampled_from(KNOWN), slices=st.integers(1, 4))
-def test_workers_are_the_slices_and_the_manager_is_told_the_same(shape: TpuShape, slices: int) -> None:
-    jobset = train(plan(shape, slices))
-    workers = group(jobset, "worker")
-    job = workers["template"]["spec"]
-    chips = container(jobset, "pathways-worker")["resources"]
-    assert workers["replicas"] == slices
-    assert job["completions"] == job["parallelism"] == shape.hosts
-    assert job["backoffLimit"] == 4 * shape.hosts
-    assert chips["requests"] == chips["limits"] == {"google.com/tpu": str(shape.chips_per_host)}
-    assert job["completions"] * int(chips["limits"]["google.com/tpu"]) == shape.chips
-    selector = pod(jobset, "worker")["nodeSelector"]
-    assert selector["cloud.google.com/gke-tpu-accelerator"] == shape.accelerator
-    assert selector["cloud.google.com/gke-tpu-topology"] == shape.topology
-    told = container(jobset, "pathways-rm")["args"]
-    assert f"--instance_count={slices}" in told
-    assert f"--instance_type={shape.pathways_instance_type}" in told
-    assert str(shape.pathways_instance_type).endswith(f":{shape.topology}")
-
-
-@given(shape=st.sampled_from(KNOWN))
-def test_a_slice_of_several_hosts_takes_a_pool_and_the_head_none(shape: TpuShape) -> None:
-    jobset = train(plan(shape))
-    placed = group(jobset, "worker")["template"]["metadata"].get("annotations", {})
-    assert placed == ({EXCLUSIVE: "cloud.google.com/gke-nodepool"} if shape.multi_host else {})
-    # On the JobSet or the head it would put the head on the slices' pools.
-    assert EXCLUSIVE not in json.dumps(jobset["metadata"])
-    assert EXCLUSIVE not in json.dumps(group(jobset, "pathways-head"))
+def test_workers_are_the_slices_and_the_manager_is_told_the_same_for_every_row_of_the_catalogue() -> None:
+    assert len(KNOWN) > 1600
+    for shape, slices in zip(KNOWN, cycle((1, 2, 3)), strict=False):
+        jobset = train(plan(shape, slices))
+        workers, job = group(jobset, "worker"), group(jobset, "worker")["template"]["spec"]
+        chips = container(jobset, "pathways-worker")["resources"]
+        assert workers["replicas"] == slices
+        assert job["completions"] == job["parallelism"] == shape.hosts
+        assert job["backoffLimit"] == 4 * shape.hosts
+        assert chips["requests"] == chips["limits"] == {"google.com/tpu": str(shape.chips_per_host)}
+        assert job["completions"] * shape.chips_per_host == shape.chips
+        selector = pod(jobset, "worker")["nodeSelector"]
+        assert selector["cloud.google.com/gke-tpu-accelerator"] == shape.accelerator
+        assert selector["cloud.google.com/gke-tpu-topology"] == shape.topology
+        told = container(jobset, "pathways-rm")["args"]
+        assert f"--instance_count={slices}" in told
+        assert f"--instance_type={shape.pathways_instance_type}" in told
+        assert str(shape.pathways_instance_type).endswith(f":{shape.topology}")
+        # On the JobSet or the head it would put the head on the slices' pools; one host would lock a shared pool.
+        placed = workers["template"]["metadata"].get("annotations", {})
+        assert placed == ({EXCLUSIVE: "cloud.google.com/gke-nodepool"} if shape.multi_host else {})
+        assert EXCLUSIVE not in json.dumps([jobset["metadata"], group(jobset, "pathways-head")])
 
 
 @pytest.fixture
