@@ -157,6 +157,9 @@ class MeshSpec(Record):
     data: int = 1
     fsdp: int
     tensor: int = 1
+    controller: Literal["McJAX", "Pathways"] = "McJAX"
+    """McJAX: one JAX process per host. Pathways: one process that holds the devices of all hosts through a proxy; it
+    reads and writes checkpoints in another storage layout, so conversion must know it, too."""
 
     @property
     def devices(self) -> int:
@@ -208,6 +211,8 @@ class StageRequest(Record):
     method: MethodSpec
     hyperparameters: Hyperparameters
     mesh: MeshSpec
+    pathways_jax: str | None = None
+    """Release of JAX that Pathways' servers are for; the trainer's must be the same. None: not known, or McJAX."""
     checkpointing: CheckpointPolicy
     evaluation: EvaluationSpec
     export: ExportSpec

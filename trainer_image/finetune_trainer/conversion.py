@@ -16,8 +16,8 @@ from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import save_weights_to_checkpoint
 
 from finetune_trainer import engine, mapping
+from finetune_trainer.checkpoint_layout import OCDBT, CheckpointLayout
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.fingerprint import LAYOUT
 from finetune_trainer.storage import Store, join, local_path
 from finetune_trainer.weights import Weights
 
@@ -33,10 +33,11 @@ class Converted:
     items: str
     size_bytes: int
     seconds: float
-    layout: str = LAYOUT
 
 
-def convert(weights: Weights, plan: ModelPlan, out: str, *, store: Store) -> Converted:
+def convert(
+    weights: Weights, plan: ModelPlan, out: str, *, store: Store, layout: CheckpointLayout = OCDBT
+) -> Converted:
     """Writes the checkpoint below ``out`` (``gs://`` or ``file://``, empty or absent) and returns its address.
 
     Needs about 4 bytes of host memory per parameter. ``engine.prepare(plan)`` comes first.
@@ -56,8 +57,8 @@ def convert(weights: Weights, plan: ModelPlan, out: str, *, store: Store) -> Con
         engine_path(out),
         jax.tree_util.tree_unflatten(tree, arrays),
         _AS_THEY_ARE,
-        config.checkpoint_storage_use_ocdbt,
-        config.checkpoint_storage_use_zarr3,
+        layout.ocdbt,
+        layout.zarr3,
         config=config,
     )
     items = join(out, "0", "items")
@@ -82,7 +83,7 @@ def restore(items: str, plan: ModelPlan, scratch: Path) -> dict[str, np.ndarray]
     """Every parameter of a MaxText or Tunix checkpoint as float32, by MaxText's dashed key.
 
     Works for converted checkpoints (``…/0/items``) and for training's ``checkpoints/<step>/model_params``, full or
-    LoRA (then keys end in ``_lora_a`` and ``_lora_b``).
+    LoRA (then keys end in ``_lora_a`` and ``_lora_b``), in either layout: Orbax sees which it is.
     """
     from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint, load_orbax_checkpoint
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import maxtext
+import pathwaysutils
 from maxtext.configs import pyconfig
 from maxtext.input_pipeline import multihost_dataloading
 from maxtext.layers import embeddings, nnx_decoders
@@ -34,7 +35,10 @@ _COMMON: dict[str, Any] = {
 
 
 def prepare(plan: ModelPlan) -> None:
-    """Adapts MaxText to ``plan``. Call once per process, before the first configuration is made."""
+    """Adapts MaxText to ``plan``. Call once per process, before the first configuration is made and before a device is
+    touched."""
+    # As MaxText's own programs do. JAX learns of Pathways' proxy where JAX_PLATFORMS names it; else nothing changes.
+    pathwaysutils.initialize()
     # It ends every process on the machine that looks like an orphaned worker; ours has none, others' are not ours.
     multihost_dataloading._cleanup_orphaned_multiprocessing_processes = lambda: None  # noqa: SLF001
     # Both modules hold the function by name.

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Protocol
 
+from finetune_trainer.checkpoint_layout import CheckpointLayout
 from finetune_trainer.families import ModelPlan
 
-#: How converted checkpoints are laid out.
-LAYOUT = "scanned/float32"
 #: Raised when our conversion writes other values for the same model.
 CONVERTER = "1"
 
@@ -27,13 +26,13 @@ class Fingerprint:
     """By name, so that a miss can say which one differed."""
 
 
-def of_model(model: Pinned, plan: ModelPlan) -> Fingerprint:
+def of_model(model: Pinned, plan: ModelPlan, layout: CheckpointLayout) -> Fingerprint:
     """Of the model's revision, the settings derived from its config.json, layout and versions."""
     settings = json.dumps(plan.settings(), sort_keys=True)
     inputs = {
         "model": model.revision,
         "settings": hashlib.sha256(settings.encode()).hexdigest()[:16],
-        "layout": LAYOUT,
+        "layout": layout.name,
         "engine": f"maxtext {version('maxtext')}",
         "converter": CONVERTER,
     }

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from finetune_contract import ExitCode, ModelIdentity, ModelSource
 from finetune_trainer import hub
+from finetune_trainer.checkpoint_layout import OCDBT, CheckpointLayout
 from finetune_trainer.errors import StageError, require_unchanged
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.fingerprint import LAYOUT
 from finetune_trainer.storage import Entry, Store
 from finetune_trainer.weights import INDEX, SINGLE, weight_files
 
@@ -37,7 +37,8 @@ class LocalModel:
     tokenizer_revision: str | None = None
     """Commit of the tokenizer's own repository on the hub, where it has one."""
 
-    def identity(self, plan: ModelPlan) -> ModelIdentity:
+    def identity(self, plan: ModelPlan, layout: CheckpointLayout = OCDBT) -> ModelIdentity:
+        """As preflight reports it; ``layout`` is that of the converted model."""
         return ModelIdentity(
             source=self.source,
             revision=self.revision,
@@ -45,7 +46,7 @@ class LocalModel:
             architecture=plan.architecture,
             parameters=plan.parameters,
             maxtext_model=plan.model_name,
-            layout=LAYOUT,
+            layout=layout.name,
         )
 
 

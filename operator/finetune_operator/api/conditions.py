@@ -80,6 +80,8 @@ class Reason(StrEnum):
     UNKNOWN_TPU = "UnknownTPU"
     AMBIGUOUS_TPU_SHAPE = "AmbiguousTPUShape"
     NO_FLAVOR_FITS = "NoFlavorFits"
+    PATHWAYS_NOT_POSSIBLE = "PathwaysNotPossible"
+    """The slice, its capacity or the profile's storage does not go with the controller Pathways."""
     PARALLELISM_MISMATCH = "ParallelismMismatch"
     BATCH_MISMATCH = "BatchMismatch"
     REQUEST_TOO_LARGE = "RequestTooLarge"

@@ -50,7 +50,8 @@ class Resources(ApiModel):
     )
 
     controller: Controller | None = None
-    """McJAX: one JAX process per host. Pathways: one client over all slices. Default: McJAX."""
+    """McJAX: one JAX process per host. Pathways: one JAX process, on a CPU node, holds the devices of all slices.
+    Cannot change once the job is admitted. Default: McJAX."""
     tpu: TpuName | None = None
     """Shorthand: family and size as Google names them, for example v6e-16, or family and topology, v6e-4x4 or
     v5p-2x2x4. Or set accelerator and topology. Neither: the cheapest allowed flavor that fits."""

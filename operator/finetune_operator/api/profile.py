@@ -46,9 +46,10 @@ class Images(ApiModel):
     trainer: ImageRef
     """The trainer's, best by digest."""
     pathways_server: ImageRef | None = None
-    """Pathways' server. Default: the newest that is known to work with this trainer."""
+    """Of Pathways' resource manager and workers. The tag must name the JAX that the trainer has (jax-0.11.0), or give a
+    digest; needs pathwaysProxy. Default: the one for the trainer's JAX."""
     pathways_proxy: ImageRef | None = None
-    """Pathways' proxy. Default: the newest that is known to work with this trainer."""
+    """Of Pathways' proxy, of the same release; needs pathwaysServer. Default: the one for the trainer's JAX."""
 
 
 class Storage(ApiModel):
@@ -59,7 +60,7 @@ class Storage(ApiModel):
     cache: Uri | None = None
     """Folder of converted models, shared by all jobs of the profile. Default: cache/ within artifacts."""
     pathways_scratch: Uri | None = None
-    """Folder for Pathways' own files. Default: pathways/ within artifacts."""
+    """Folder in gs:// for Pathways' own files, compiled programs among them. Default: pathways/ within artifacts."""
     optimizer_state_ttl_seconds: Annotated[NonNegative | None, Field(alias="optimizerStateTTLSeconds")] = None
     """Drop optimizer state so long after the end of a job. Default: keep."""
 

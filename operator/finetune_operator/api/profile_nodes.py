@@ -103,7 +103,7 @@ class CpuPool(ApiModel):
 
 
 class PathwaysNodes(ApiModel):
-    """Nodes for Pathways' head."""
+    """Nodes for Pathways' head, which holds no TPU."""
 
     head_node_selector: NodeSelector | None = None
-    """Node labels that are asked for."""
+    """Node labels that are asked for. Default: any node that has 48 cores and 232 GB free."""

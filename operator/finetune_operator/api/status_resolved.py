@@ -135,6 +135,10 @@ class ResolvedImages(ApiModel):
 
     trainer: ImageRef
     """The trainer's."""
+    pathways_server: ImageRef | None = None
+    """Of Pathways' resource manager and workers, with that controller."""
+    pathways_proxy: ImageRef | None = None
+    """Of Pathways' proxy, with that controller."""
 
 
 class Resolved(ApiModel):

@@ -1,6 +1,7 @@
-"""Facts as data: TPU slice shapes, what the operator supports of them, and the keys of the engine."""
+"""Facts as data: TPU slice shapes, the keys of the engine, and Pathways' images."""
 
 from finetune_operator.catalog.engine import engine_keys
+from finetune_operator.catalog.pathways import PathwaysImages, jax_of_image, pathways_images
 from finetune_operator.catalog.tpu import (
     CatalogError,
     TpuShape,
@@ -12,9 +13,12 @@ from finetune_operator.catalog.tpu import (
 
 __all__ = [
     "CatalogError",
+    "PathwaysImages",
     "TpuShape",
     "all_shapes",
     "engine_keys",
+    "jax_of_image",
+    "pathways_images",
     "shape_by_name",
     "shape_by_topology",
     "shares_labels",

@@ -44,6 +44,8 @@ class TpuShape:
     """JAX devices; None where nobody has published it."""
     hbm_gib_per_chip: int | None
     requires_placement_policy: bool
+    pathways_instance_type: str | None
+    """As Pathways' resource manager calls the slice (``tpuv6e:4x4``); None where it does not know it."""
 
     @property
     def multi_host(self) -> bool:
@@ -72,6 +74,7 @@ def all_shapes() -> Sequence[TpuShape]:
             devices_per_chip=_number(row["jax_devices_per_chip"]),
             hbm_gib_per_chip=_number(row["hbm_gib_per_chip"]),
             requires_placement_policy=row["requires_placement_policy"] == "true",
+            pathways_instance_type=row["pathways_instance_type"] or None,
         )
         for row in csv.DictReader(text.splitlines())
     )

@@ -12,8 +12,10 @@ from finetune_contract import DatasetSource, ModelSource, Stage
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, load, of_kind
 from finetune_operator.planning import Plan, Refused
-from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, plan_offline
+from finetune_operator.planning.pathways import Pathways
+from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, TPU_STAGES, plan_offline
 from finetune_operator.rendering.offline import offline_plan
+from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
 _DOES = {
     Stage.PREFLIGHT: "reads model and data, counts rows and steps",
@@ -98,6 +100,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
             "hosts": shape.hosts * plan.mesh.slices,
             "slices": plan.mesh.slices,
             "capacity": plan.placement.capacity,
+            "controller": plan.mesh.controller,
             "why": plan.placement.why,
         },
         "parallelism": {"data": plan.mesh.data, "fsdp": plan.mesh.fsdp, "tensor": plan.mesh.tensor},
@@ -108,6 +111,15 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "memory": {"source": "Off"},
         "checkpoint": "Last",
     }
+    if plan.pathways is not None:
+        facts["pathways"] = {
+            "server": plan.pathways.server,
+            "proxy": plan.pathways.proxy,
+            "scratch": plan.pathways.scratch,
+            "instanceType": plan.pathways.instance_type,
+            "head": {"cores": HEAD_CORES, "memoryGB": HEAD_GB},
+            "workers": plan.placement.shape.hosts * plan.mesh.slices,
+        }
     return facts
 
 
@@ -116,8 +128,7 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
     yield f"{plan.job.name}, with profile {plan.profile_name}"
     yield ""
     for stage, jobset in zip(plan.stages, jobsets, strict=True):
-        (group,) = jobset["spec"]["replicatedJobs"]
-        where = f"{_slices(plan)}{shape.name} {shape.topology}" if group["name"] == "slice" else "CPU"
+        where = f"{_slices(plan)}{shape.name} {shape.topology}" if stage in TPU_STAGES else "CPU"
         yield f"  {stage.value:<10} {where:<12} {jobset['metadata']['name']:<36} {_DOES[stage]}"
     yield ""
     yield _row(
@@ -126,6 +137,10 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
         f"{plan.placement.capacity}",
     )
     yield _row("", plan.placement.why)
+    yield _row("Controller", _controller(plan))
+    if plan.pathways is not None:
+        for line in _pathways(plan, plan.pathways):
+            yield _row("", line)
     yield _row("Mesh", f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}")
     yield _row(
         "Batch",
@@ -165,6 +180,24 @@ def _hosts(plan: Plan) -> str:
 
 def _slices(plan: Plan) -> str:
     return f"{plan.mesh.slices} x " if plan.mesh.slices > 1 else ""
+
+
+def _controller(plan: Plan) -> str:
+    if plan.pathways is None:
+        return "McJAX: a JAX process on every host"
+    return "Pathways: one JAX process on a CPU node, the head, over all slices"
+
+
+def _pathways(plan: Plan, pathways: Pathways) -> Iterator[str]:
+    shape, slices = plan.placement.shape, plan.mesh.slices
+    labels = ", ".join(f"{key}={value}" for key, value in pathways.head_node_selector.items())
+    node = f"a node with {labels}" if labels else "any node without TPU"
+    yield f"head: {HEAD_CORES} cores and {HEAD_GB} GB on {node}, with {pathways.proxy}"
+    yield (
+        f"workers: {shape.hosts * slices} of {shape.chips_per_host} chips, {slices} x {pathways.instance_type}, "
+        f"with {pathways.server}"
+    )
+    yield f"scratch: {pathways.scratch}"
 
 
 def _method(plan: Plan) -> str:

@@ -7,10 +7,12 @@ from typing import Any
 
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.times import parse
+from finetune_operator.rendering.pathways import WORKER
 
 type Object = Mapping[str, Any]
 
 _INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_GROUP_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _TERMINAL = ("Completed", "Failed")
 _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 
@@ -129,16 +131,22 @@ def node_of(pods: Iterable[Object], host: int) -> str | None:
     placed = {
         pod["metadata"].get("labels", {}).get(_INDEX_LABEL): pod["spec"]["nodeName"]
         for pod in pods
-        if pod.get("spec", {}).get("nodeName")
+        if pod.get("spec", {}).get("nodeName") and _runs_trainer(pod)
     }
     return placed.get(str(host)) or next(iter(placed.values()), None)
 
 
+def _runs_trainer(pod: Object) -> bool:
+    """Pathways' workers do not: their server's exit codes are its own, and their index is not that of a process."""
+    return bool(pod["metadata"].get("labels", {}).get(_GROUP_LABEL) != WORKER)
+
+
 def terminated(pods: Iterable[Object]) -> list[tuple[Object, Object]]:
-    """(pod, state.terminated of its container) of every pod that tells how its process ended."""
+    """(pod, state.terminated of its container) of every pod of the trainer that tells how its process ended."""
     return [
         (pod, container["state"]["terminated"])
         for pod in pods
+        if _runs_trainer(pod)
         for container in pod.get("status", {}).get("containerStatuses", ())
         if "terminated" in container.get("state", {})
     ]

@@ -29,6 +29,7 @@ from finetune_operator.rendering import (
     TPU_STAGES,
     CpuPoolTooSmall,
     content_of,
+    first_group,
     jobset_name,
     render_jobset,
 )
@@ -295,9 +296,8 @@ def _no_pods(plan: Plan, attempt: Attempt) -> str:
     """The Job controller tells the reason in Events alone, which the operator may not read."""
     stage, namespace = attempt.key.stage, plan.job.namespace
     name = jobset_name(plan.job.name, stage, attempt.key.number)
-    account, group = (
-        (plan.service_account_tpu, "slice") if stage in TPU_STAGES else (plan.service_account_cpu, "cpu")
-    )
+    account = plan.service_account_tpu if stage in TPU_STAGES else plan.service_account_cpu
+    group = first_group(plan, stage)
     return (
         f'JobSet {name} makes no pods. Is there a ServiceAccount "{account}" in namespace "{namespace}", and do quota '
         f"and admission policies let its pods in? kubectl -n {namespace} describe job {name}-{group}-0 tells which."

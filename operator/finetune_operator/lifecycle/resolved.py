@@ -31,12 +31,12 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
             "hosts": shape.hosts * mesh.slices,
             "slices": mesh.slices,
             "capacity": plan.placement.capacity,
-            "controller": "McJAX",
+            "controller": mesh.controller,
             "why": plan.placement.why,
         },
         "memory": {"source": "Off"},
         "checkpoint": "Last",
-        "images": {"trainer": plan.image},
+        "images": _images(plan),
         "runFolder": plan.run_folder.uri,
     }
     if steps is not None:
@@ -50,6 +50,16 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
             if report is not None
         ]
     return resolved
+
+
+def _images(plan: Plan) -> Object:
+    if plan.pathways is None:
+        return {"trainer": plan.image}
+    return {
+        "trainer": plan.image,
+        "pathwaysServer": plan.pathways.server,
+        "pathwaysProxy": plan.pathways.proxy,
+    }
 
 
 def _model(plan: Plan, findings: Findings) -> Object:

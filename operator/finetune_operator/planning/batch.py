@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from finetune_contract import MeshSpec
 from finetune_operator.api import Reason
@@ -12,7 +12,12 @@ from finetune_operator.planning.errors import Refused
 DEFAULT_GLOBAL_BATCH = 8
 
 
-def resolve_mesh(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -> MeshSpec:
+def resolve_mesh(
+    shape: TpuShape,
+    slices: int,
+    parallelism: Mapping[str, Any],
+    controller: Literal["McJAX", "Pathways"] = "McJAX",
+) -> MeshSpec:
     """The mesh over all devices. Slices split the data axis, since only its traffic is slow enough for the network
     between them. What is left out is the least, but fsdp, which takes what remains. Raises Refused."""
     devices = _devices(shape, slices, parallelism)
@@ -41,6 +46,7 @@ def resolve_mesh(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -
         data=data,
         fsdp=fsdp,
         tensor=tensor,
+        controller=controller,
     )
 
 

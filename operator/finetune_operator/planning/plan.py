@@ -24,6 +24,7 @@ from finetune_contract import (
 from finetune_operator.planning import resolve
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.merge import BUILT_IN, merge
+from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
 from finetune_operator.planning.topology import Placement, capacities, place
 
@@ -102,6 +103,8 @@ class Plan:
     capacities: tuple[str, ...]
     """Kinds that serve the job, in order."""
     mesh: MeshSpec
+    pathways: Pathways | None
+    """None: the controller is McJAX."""
     model: ModelSource
     data: DataSpec
     method: MethodSpec
@@ -145,12 +148,12 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
     profile, metadata = snapshot.profile, job["metadata"]
     live = merge(BUILT_IN, profile.get("defaults", {}), job["spec"])
     spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
+    resources = spec["resources"]
+    refuse_other_controller(snapshot.spec["resources"]["controller"], resources["controller"])
     queued = "localQueue" in profile.get("queue", {})
-    placement = place(
-        spec["resources"], snapshot.profile_name, profile["flavors"], queued=queued, passed=passed
-    )
+    placement = place(resources, snapshot.profile_name, profile["flavors"], queued=queued, passed=passed)
     mesh = resolve_mesh(
-        placement.shape, spec["resources"]["slices"], spec["resources"].get("parallelism", {})
+        placement.shape, resources["slices"], resources.get("parallelism", {}), resources["controller"]
     )
     accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
     secret = spec.get("huggingFaceTokenSecretRef")
@@ -165,8 +168,9 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
         stages=tuple(stage for stage in Stage if stage is not Stage.EVALUATE or evaluation.prompts),
         placement=placement,
-        capacities=tuple(capacities(spec["resources"], profile["flavors"])),
+        capacities=tuple(capacities(resources, profile["flavors"])),
         mesh=mesh,
+        pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
         model=resolve.model(spec["model"]),
         data=resolve.data(spec["datasets"]),
         method=resolve.method(spec["method"]),

@@ -16,6 +16,7 @@ from finetune_operator.api import (
 from finetune_operator.catalog import CatalogError, engine_keys, shape_by_topology
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
+from finetune_operator.planning.pathways import pathways_faults
 
 type Object = Mapping[str, Any]
 
@@ -25,7 +26,12 @@ _ALIKE = 0.8
 
 def check_profile(name: str, profile: Object) -> None:
     """A mistyped path, key or shape in a profile must not silently enforce nothing. Raises Refused."""
-    wrong = [*_unknown_paths(profile), *_unknown_keys(profile), *_unknown_shapes(profile)]
+    wrong = [
+        *_unknown_paths(profile),
+        *_unknown_keys(profile),
+        *_unknown_shapes(profile),
+        *pathways_faults(profile),
+    ]
     if wrong:
         raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)} {_ask(profile)}')
 

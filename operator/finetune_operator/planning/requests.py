@@ -25,6 +25,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "method": plan.method,
             "hyperparameters": _hyperparameters(plan, findings),
             "mesh": plan.mesh,
+            "pathways_jax": plan.pathways.jax if plan.pathways else None,
             "checkpointing": plan.checkpointing,
             "evaluation": plan.evaluation,
             "export": plan.export,

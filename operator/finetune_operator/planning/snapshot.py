@@ -9,6 +9,7 @@ from typing import Any
 from finetune_contract import CacheLayout, RunFolder
 from finetune_operator.api import API_VERSION, Reason
 from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.pathways import with_pathways_images
 
 type Object = Mapping[str, Any]
 
@@ -23,7 +24,7 @@ class Snapshot:
     profile_name: str
     profile_hash: str
     profile: Object
-    """The profile's spec at admission."""
+    """The profile's spec at admission; for Pathways with the images that it leaves to the catalogue."""
     spec: Object
     """The merged spec at admission, with the resolved global batch."""
     run_folder: RunFolder
@@ -55,13 +56,21 @@ def make_snapshot(job: Object, profile: Object, spec: Object) -> Snapshot:
     return Snapshot(
         profile_name=profile["metadata"]["name"],
         profile_hash=digest(profile["spec"]),
-        profile=profile["spec"],
+        profile=_with_images(profile["spec"], spec["resources"]["controller"]),
         spec=spec,
         run_folder=RunFolder.of(
             artifacts, metadata.get("namespace", "default"), metadata["name"], metadata["uid"]
         ),
         cache=CacheLayout(storage.get("cache", f"{artifacts}/cache").rstrip("/")),
     )
+
+
+def _with_images(profile: Object, controller: str) -> Object:
+    """The catalogue's pair for Pathways is named now: it changes with the operator's release, the trainer's image does
+    not."""
+    if controller != "Pathways":
+        return profile
+    return {**profile, "images": with_pathways_images(profile["images"])}
 
 
 def render_snapshot(job: Object, snapshot: Snapshot) -> dict[str, Any]:

@@ -23,7 +23,6 @@ _DECIMAL_ZERO = ("0", "0.0", "0.00")
 
 JOB: tuple[Later, ...] = (
     Later("budget"),
-    Later("resources.controller", ("McJAX",), "use McJAX"),
     Later("checkpointing.everySeconds", instead="use everySteps"),
     Later("checkpointing.keep.best", (0,), "use keep.last"),
     Later("checkpointing.bestBy"),
@@ -69,12 +68,8 @@ JOB: tuple[Later, ...] = (
 )
 
 PROFILE: tuple[Later, ...] = (
-    Later("images.pathwaysServer"),
-    Later("images.pathwaysProxy"),
-    Later("storage.pathwaysScratch"),
     Later("storage.optimizerStateTTLSeconds"),
     Later("queue", instead="leave it out: jobs go to the scheduler directly"),
-    Later("pathways"),
     Later("constraints.maxChipHours"),
     Later("pod.hostNetwork", (False,), "use false"),
     Later("pod.privileged", (False,), "use false"),

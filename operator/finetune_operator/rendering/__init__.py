@@ -1,6 +1,6 @@
 """Plan, stage, attempt -> JobSet, as plain dicts. Pure."""
 
-from finetune_operator.rendering.jobset import TPU_STAGES, render_jobset
+from finetune_operator.rendering.jobset import TPU_STAGES, first_group, render_jobset
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
     JOB_LABEL,
@@ -26,6 +26,7 @@ __all__ = [
     "attempt_of",
     "content_of",
     "cpu_memory_gib",
+    "first_group",
     "jobset_name",
     "plan_offline",
     "render_jobset",

@@ -9,19 +9,28 @@ Everything else fails the JobSet, and the operator judges. JobSet 0.8 knows all 
 release in use drops one.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import ExitCode, Stage
+from finetune_contract import Stage
 from finetune_operator.planning import Findings, Plan, stage_request
 from finetune_operator.planning.snapshot import digest
 from finetune_operator.rendering.cpu import cpu_pod
+from finetune_operator.rendering.group import Group, render_group
 from finetune_operator.rendering.labels import CONTENT_ANNOTATION, child_labels, jobset_name
 from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
-from finetune_operator.rendering.pod import CONTAINER
+from finetune_operator.rendering.pathways import HEAD, pathways_groups, pathways_policies
 
 TPU_STAGES = frozenset({Stage.TRAIN, Stage.EVALUATE})
-#: Of a process that was asked to stop: by the trainer after saving, and by the kernel before it could answer.
-_STOPPED = (int(ExitCode.STOPPED), 143)
+#: Replicated jobs: the one pod on CPU; the hosts of slices under McJAX.
+CPU, SLICE = "cpu", "slice"
+
+
+def first_group(plan: Plan, stage: Stage) -> str:
+    """Name of the replicated job whose pods come first, and of which every JobSet has one."""
+    if stage not in TPU_STAGES:
+        return CPU
+    return SLICE if plan.pathways is None else HEAD
 
 
 def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) -> dict[str, Any]:
@@ -34,42 +43,25 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     name = jobset_name(plan.job.name, stage, attempt)
     labels = child_labels(plan, stage, attempt)
     request = stage_request(plan, stage, attempt, findings)
-    on_tpu = stage in TPU_STAGES
-    hosts = plan.placement.shape.hosts if on_tpu else 1
-    annotations = dict(slice_annotations(plan)) if on_tpu else {}
-    pod_metadata: dict[str, Any] = {"labels": {**plan.pod.labels, **labels}}
-    if plan.pod.annotations:
-        pod_metadata["annotations"] = dict(plan.pod.annotations)
-    spec = {
+    spec: dict[str, Any] = {
         "suspend": False,
         "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All"},
         "startupPolicy": {"startupPolicyOrder": "AnyOrder"},
         "failurePolicy": _failure_policy(),
-        "replicatedJobs": [
-            {
-                "name": "slice" if on_tpu else "cpu",
-                "replicas": plan.mesh.slices if on_tpu else 1,
-                "template": {
-                    "metadata": {"labels": dict(labels)},
-                    "spec": {
-                        "parallelism": hosts,
-                        "completions": hosts,
-                        "completionMode": "Indexed",
-                        "backoffLimit": 0,
-                        "podFailurePolicy": _pod_failure_policy(),
-                        # A pod that is still saving counts as running: the Job ends when it has ended.
-                        "podReplacementPolicy": "Failed",
-                        "suspend": False,
-                        "template": {
-                            "metadata": pod_metadata,
-                            "spec": slice_pod(plan, request) if on_tpu else cpu_pod(plan, request, findings),
-                        },
-                    },
-                },
-            }
-        ],
     }
+    annotations: Mapping[str, str] = {}
+    if stage not in TPU_STAGES:
+        groups = [Group(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
+    elif plan.pathways is None:
+        hosts, annotations = plan.placement.shape.hosts, slice_annotations(plan)
+        groups = [Group(name=SLICE, replicas=plan.mesh.slices, pods=hosts, pod=slice_pod(plan, request))]
+    else:
+        groups = pathways_groups(plan, plan.pathways, request)
+        spec |= pathways_policies(plan, name)
+    spec["replicatedJobs"] = [
+        render_group(group, labels, plan.pod.labels, plan.pod.annotations) for group in groups
+    ]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -96,17 +88,4 @@ def _failure_policy() -> dict[str, Any]:
                 "onJobFailureReasons": ["PodFailurePolicy"],
             }
         ],
-    }
-
-
-def _pod_failure_policy() -> dict[str, Any]:
-    """What JobSet takes for a disruption. A replacement pod alone could not join the others: the whole Job fails."""
-    return {
-        "rules": [
-            {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            {
-                "action": "FailJob",
-                "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(_STOPPED)},
-            },
-        ]
     }

@@ -22,12 +22,11 @@ _MAX_RUN_SECONDS = 7 * 24 * 3600
 
 def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
     """The pod of one host."""
-    chips = {_TPU: str(plan.placement.shape.chips_per_host)}
     return pod_spec(
         plan,
         request,
         service_account=plan.service_account_tpu,
-        resources={"requests": chips, "limits": dict(chips)},
+        resources=host_chips(plan),
         node_selector=plan.placement.node_selector,
         tolerations=plan.placement.tolerations,
         ports=_PORTS if plan.mesh.slices == 1 else [*_PORTS, _MEGASCALE],
@@ -35,8 +34,14 @@ def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
     )
 
 
+def host_chips(plan: Plan) -> dict[str, Any]:
+    """Resources of the container that holds a host's chips: always all of them."""
+    chips = {_TPU: str(plan.placement.shape.chips_per_host)}
+    return {"requests": chips, "limits": dict(chips)}
+
+
 def slice_annotations(plan: Plan) -> Mapping[str, str]:
-    """Of the JobSet."""
+    """Of a JobSet, or of the Jobs in it that are slices."""
     annotations = {}
     if plan.placement.shape.multi_host:
         # One slice per node pool. A single host would lock a whole shared pool.

@@ -1,4 +1,4 @@
-"""What the pods of all stages share: one unprivileged container that runs ``finetune-stage``."""
+"""What the pods of stages share: no rights, scratch folders, and a container that runs ``finetune-stage``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,11 +54,7 @@ def pod_spec(
         "command": ["finetune-stage"],
         "env": [*_env(plan, request), *env, *plan.pod.env],
         "resources": resources,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {**unprivileged(), "readOnlyRootFilesystem": True},
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
@@ -67,11 +63,23 @@ def pod_spec(
         container["ports"] = list(ports)
     return {
         "restartPolicy": "Never",
+        **restricted(service_account, grace_seconds=GRACE_SECONDS[request.stage]),
+        "nodeSelector": dict(node_selector),
+        "tolerations": [dict(toleration) for toleration in tolerations],
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def restricted(service_account: str, *, grace_seconds: int) -> dict[str, Any]:
+    """The part of a pod's spec that keeps it within the pod security standard *restricted*; :func:`unprivileged` is
+    that of its containers."""
+    return {
         "serviceAccountName": service_account,
         # Workload identity asks the metadata server; nothing in the pod speaks to the API server.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_SECONDS[request.stage],
+        "terminationGracePeriodSeconds": grace_seconds,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,
@@ -79,11 +87,12 @@ def pod_spec(
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "nodeSelector": dict(node_selector),
-        "tolerations": [dict(toleration) for toleration in tolerations],
-        "containers": [container],
-        "volumes": volumes,
     }
+
+
+def unprivileged() -> dict[str, Any]:
+    """A container's security context."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def _env(plan: Plan, request: StageRequest) -> list[Object]:

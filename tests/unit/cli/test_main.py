@@ -14,6 +14,8 @@ from finetune_operator.cli.main import app
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
+PATHWAYS = ROOT / "examples" / "pathways.yaml"
+CLOUD = ROOT / "examples" / "profiles" / "gke-v6e.yaml"
 LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
 
 LATER = """
@@ -69,6 +71,31 @@ def test_plan_as_json_holds_the_facts_and_the_same_jobsets() -> None:
     assert told["jobSets"] == list(yaml.safe_load_all(documents))
     assert told["resources"]["tpu"] == "v6e-4"
     assert told["stages"] == ["Preflight", "Convert", "Train", "Evaluate", "Export"]
+
+
+def test_plan_tells_what_pathways_needs() -> None:
+    done = finetune("plan", "-f", PATHWAYS, "--profile", CLOUD)
+    assert done.exit_code == 0, done.output
+    for told in (
+        "Pathways: one JAX process on a CPU node",
+        "head: 48 cores and 232 GB on a node with cloud.google.com/gke-nodepool=finetune-head",
+        "workers: 2 of 4 chips, 1 x tpuv6e:2x4",
+        "pathways/server:jax-",
+        "pathways/proxy_server:jax-",
+        "scratch: gs://my-project-finetune-scratch",
+    ):
+        assert told in done.stdout
+    facts = json.loads(finetune("plan", "-f", PATHWAYS, "--profile", CLOUD, "-o", "json").stdout)
+    assert facts["resources"]["controller"] == "Pathways"
+    assert facts["pathways"]["workers"] == 2
+    train = facts["jobSets"][2]["spec"]["replicatedJobs"]
+    assert [group["name"] for group in train] == ["pathways-head", "worker"]
+
+
+def test_plan_as_yaml_writes_everything_out() -> None:
+    text = finetune("plan", "-f", PATHWAYS, "--profile", CLOUD, "-o", "yaml").stdout
+    assert "*id" not in text
+    assert "&id" not in text
 
 
 def test_a_profile_in_the_same_file_needs_no_option(tmp_path: Path) -> None:

@@ -20,6 +20,20 @@ def counters(world: World) -> dict[str, int]:
     return {name: attempts[name] for name in ("preemption", "infrastructure", "user")}
 
 
+def add_worker(world: World, name: str, **status: Any) -> None:
+    """The first of Pathways' workers, which the world itself does not make."""
+    labels = {
+        **world.jobsets[name]["metadata"]["labels"],
+        "jobset.sigs.k8s.io/replicatedjob-name": "worker",
+        "batch.kubernetes.io/job-completion-index": "0",
+    }
+    world.pods[f"{name}-worker-0"] = {
+        "metadata": {"name": f"{name}-worker-0", "labels": labels},
+        "spec": {"nodeName": "tpu-node"},
+        "status": {"phase": "Failed", **status},
+    }
+
+
 NOT_CHARGED = {"preemption": 1, "infrastructure": 0, "user": 0}
 CHARGED = {"preemption": 0, "infrastructure": 1, "user": 0}
 USERS = {"preemption": 0, "infrastructure": 0, "user": 1}
@@ -429,3 +443,41 @@ def test_waits_double_between_faults_and_start_at_the_last_end() -> None:
         world.reconcile()
         assert world.look_again_after == waits[-1] - 1
     assert waits == [5, 10, 20, 40]
+
+
+def pathways() -> World:
+    return World(job=job(resources={"tpu": "v6e-4", "controller": "Pathways"}))
+
+
+def test_the_end_of_pathways_server_is_not_told_in_the_trainers_codes() -> None:
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    state = {"terminated": {"exitCode": int(ExitCode.BAD_REQUEST)}}
+    add_worker(world, name, containerStatuses=[{"name": "pathways-worker", "state": state}])
+    world.kill(name, 134)
+    world.reconcile()
+    assert counters(world) == CHARGED
+    assert world.status["attempts"]["history"][-1]["reason"] == "ProcessDied"
+
+
+def test_a_worker_that_is_taken_away_explains_the_heads_end() -> None:
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    add_worker(world, name, **DISRUPTED)
+    world.fail(name, ExitCode.UNAVAILABLE)
+    world.reconcile()
+    assert counters(world) == NOT_CHARGED
+
+
+def test_the_node_of_an_attempt_under_pathways_is_the_heads() -> None:
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    for pod in world.pods_of(name):
+        pod["spec"] = {"nodeName": "cpu-node"}
+        pod["metadata"]["labels"] = pod["metadata"]["labels"] | {
+            "batch.kubernetes.io/job-completion-index": "0"
+        }
+    add_worker(world, name)
+    world.kill(name, 134)
+    world.reconcile()
+    assert world.status["attempts"]["history"][-1]["node"] == "cpu-node"

@@ -269,12 +269,17 @@ def test_a_missing_secret_is_named_with_its_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "account", "group"), [(Stage.PREFLIGHT, "ft-cpu", "cpu"), (Stage.TRAIN, "ft-train", "slice")]
+    ("stage", "controller", "account", "group"),
+    [
+        (Stage.PREFLIGHT, "McJAX", "ft-cpu", "cpu"),
+        (Stage.TRAIN, "McJAX", "ft-train", "slice"),
+        (Stage.TRAIN, "Pathways", "ft-train", "pathways-head"),
+    ],
 )
 def test_a_jobset_that_makes_no_pods_is_told_with_what_may_be_missing(
-    stage: Stage, account: str, group: str
+    stage: Stage, controller: str, account: str, group: str
 ) -> None:
-    world = World()
+    world = World(job=job(resources={"tpu": "v6e-4", "controller": controller}))
     name = world.until(stage)
     world.pods.clear()
     world.reconcile()
@@ -379,6 +384,29 @@ def test_an_edit_of_the_slice_keeps_the_global_batch() -> None:
     assert request.mesh.hosts == 2
     assert request.hyperparameters.global_batch_size == 8
     assert world.status["attempts"]["preemption"] == 1
+
+
+def test_the_controller_of_an_admitted_job_cannot_be_edited() -> None:
+    """Converted model and checkpoints are laid out for it."""
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.edit(resources={"tpu": "v6e-4", "controller": "Pathways"})
+    world.reconcile()
+    assert world.condition("Valid")["reason"] == "PathwaysNotPossible"
+    assert "admitted with McJAX" in world.condition("Valid")["message"]
+    assert world.live() == [name]
+    world.edit(resources={"tpu": "v6e-4", "controller": "McJAX"})
+    world.to_the_end()
+
+
+def test_the_status_names_the_controller_and_all_images() -> None:
+    world = World(job=job(resources={"tpu": "v6e-4", "controller": "Pathways"}))
+    name = world.until(Stage.TRAIN)
+    assert world.request(name).mesh.controller == "Pathways"
+    resolved = world.status["resolved"]
+    assert resolved["resources"]["controller"] == "Pathways"
+    assert set(resolved["images"]) == {"trainer", "pathwaysServer", "pathwaysProxy"}
+    world.to_the_end()
 
 
 def test_the_sequence_length_of_the_status_is_what_the_models_limit_left_of_it() -> None:

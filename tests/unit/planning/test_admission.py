@@ -20,7 +20,6 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 
 LATER: list[tuple[dict[str, Any], str]] = [
     ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
-    ({"resources": {"tpu": "v6e-4", "controller": "Pathways"}}, "spec.resources.controller = Pathways"),
     ({"checkpointing": {"everySeconds": 60}}, "spec.checkpointing.everySeconds"),
     ({"preflight": {"memory": "Compile"}}, "spec.preflight.memory = Compile"),
     ({"export": {"checkpoint": "Best"}}, "spec.export.checkpoint = Best"),

@@ -4,6 +4,7 @@ import time
 
 from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome
 from finetune_trainer import conversion, engine, fingerprint, proof
+from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.data.prepare import preview
 from finetune_trainer.stages.context import Context
 from finetune_trainer.weights import open_weights
@@ -20,13 +21,15 @@ def run(context: Context) -> ConvertOutcome:
     plan = context.plan(model)
     engine.prepare(plan)
     weights = open_weights(model.path, plan, where=model.source)
-    prints = fingerprint.of_model(model, plan)
+    layout = layout_for(request.mesh)
+    prints = fingerprint.of_model(model, plan, layout)
     cache = CacheLayout(request.cache)
     converted = conversion.convert(
         weights,
         plan,
         cache.convert_output(prints.value, request.job.uid, request.attempt, request.restart),
         store=context.store,
+        layout=layout,
     )
     sentence = ""
     if request.export_proof:

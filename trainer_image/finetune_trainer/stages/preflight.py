@@ -1,10 +1,12 @@
 """Preflight: everything that can be found out without an accelerator is found out here, and written down."""
 
 import json
+from importlib.metadata import version
 from typing import Any
 
 from finetune_contract import ExitCode, PreflightOutcome
 from finetune_trainer import fingerprint
+from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.prepare import Dataset, shown
 from finetune_trainer.errors import StageError
@@ -26,9 +28,10 @@ def run(context: Context) -> PreflightOutcome:
     steps = hyperparameters.steps or steps_for(
         len(train.rows), hyperparameters.epochs or 1.0, hyperparameters.global_batch_size
     )
-    prints = fingerprint.of_model(model, plan)
+    layout = layout_for(context.request.mesh)
+    prints = fingerprint.of_model(model, plan, layout)
     outcome = PreflightOutcome(
-        model=model.identity(plan),
+        model=model.identity(plan, layout),
         train=train.report,
         validation=None if validation is None else validation.report,
         steps=steps,
@@ -43,10 +46,17 @@ def run(context: Context) -> PreflightOutcome:
 
 
 def check_request(context: Context, plan: ModelPlan) -> None:
-    """What later stages would refuse: overrides, batch and mesh, LoRA's modules, the tokenizer's size."""
+    """What later stages would refuse: overrides, batch and mesh, LoRA's modules, the tokenizer's size, the servers'
+    JAX."""
     from maxtext.configs.types import MaxTextConfig
 
     request = context.request
+    if request.pathways_jax not in (None, jax := version("jax")):
+        raise StageError(
+            ExitCode.BAD_REQUEST, "PathwaysJaxMismatch", "Pathways' servers are for another JAX than the trainer's",
+            where="profile: images", saw=f"pathwaysServer and pathwaysProxy for JAX {request.pathways_jax}",
+            expected=f"JAX {jax}, which images.trainer holds", fix=f"Use servers with the tag jax-{jax}.",
+        )  # fmt: skip
     settings.settings(request, plan, steps=1, platform="tpu", output="")
     overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
     largest = len(context.tokenizer)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import ExitCode, Hyperparameters, MeshSpec, StageRequest
+from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 
@@ -38,6 +39,7 @@ def settings(
         "sharding_tolerance": 1.0,
         "gcs_metrics": False,
         **parallelism(request.mesh, on_cpu=on_cpu),
+        **controller(request.mesh),
         **optimizer(h, steps),
         **_lora(request, plan),
     }
@@ -58,6 +60,11 @@ def parallelism(mesh: MeshSpec, *, on_cpu: bool) -> dict[str, int]:
         "ici_fsdp_parallelism": mesh.fsdp,
         "ici_tensor_parallelism": mesh.tensor,
     }
+
+
+def controller(mesh: MeshSpec) -> dict[str, bool]:
+    """Who drives the devices, and in which layout checkpoints are read and written."""
+    return {"enable_single_controller": mesh.controller == "Pathways", **layout_for(mesh).settings()}
 
 
 def per_device_batch_size(global_batch_size: int, mesh: MeshSpec) -> float:

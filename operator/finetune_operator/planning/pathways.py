@@ -1,0 +1,122 @@
+"""The controller Pathways: which images, where they keep their files, and on what it can run at all."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_operator.api import Reason
+from finetune_operator.catalog import jax_of_image, pathways_images
+from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.topology import Placement
+
+type Object = Mapping[str, Any]
+
+#: The default of other tools: one bucket for everybody, to which compiled programs and arguments would leak.
+SHARED_STAGING = "gs://cloud-pathways-staging"
+
+_SERVER, _PROXY = "pathwaysServer", "pathwaysProxy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pathways:
+    """What Pathways' servers are started with."""
+
+    server: str
+    """Image of resource manager and workers."""
+    proxy: str
+    """Image of the proxy that the trainer's JAX speaks to."""
+    scratch: str
+    """``gs://`` folder, without a slash at the end."""
+    instance_type: str
+    """Of a slice, in Pathways' words: ``tpuv6e:4x4``."""
+    head_node_selector: Mapping[str, str]
+
+    @property
+    def jax(self) -> str | None:
+        """The release of JAX that they are for; None where digests hide it."""
+        return jax_of_image(self.server) or jax_of_image(self.proxy)
+
+
+def with_pathways_images(images: Object) -> dict[str, Any]:
+    """The profile's images, with the catalogue's pair where it names none."""
+    known = pathways_images()
+    return {_SERVER: known.server, _PROXY: known.proxy, **images}
+
+
+def pathways_faults(profile: Object) -> Iterator[str]:
+    """What a profile says of Pathways that cannot be, as sentences that end with what to do."""
+    images, jax = profile["images"], pathways_images().jax
+    named = [name for name in (_SERVER, _PROXY) if name in images]
+    if len(named) == 1:
+        missing = _PROXY if named == [_SERVER] else _SERVER
+        yield (
+            f"images.{named[0]} is set and images.{missing} is not; both must be of one release: "
+            f"set both, or neither for those of jax-{jax}."
+        )
+    for name in named:
+        found = jax_of_image(images[name])
+        if found is not None and found != jax:
+            yield (
+                f"images.{name} {images[name]} is for JAX {found}, but the trainer has JAX {jax}: "
+                f"use the tag jax-{jax}."
+            )
+        elif found is None and "@" not in images[name]:
+            yield (
+                f"images.{name} {images[name]} does not tell its JAX, and the trainer has JAX {jax}: "
+                f"use the tag jax-{jax}, or a digest."
+            )
+    if "pathwaysScratch" in profile["storage"]:
+        fault = _scratch_fault(profile["storage"]["pathwaysScratch"])
+        if fault:
+            yield f"storage.pathwaysScratch {fault}"
+
+
+def resolve_pathways(profile: Object, placement: Placement) -> Pathways:
+    """For the slice that a job gets, and the profile of its snapshot, which names the images. Raises Refused."""
+    shape = placement.shape
+    instance_type = shape.pathways_instance_type
+    if instance_type is None:
+        raise _not_possible(
+            f"Pathways does not know {shape.accelerator} {shape.topology}: use another slice, or McJAX."
+        )
+    if placement.queued_provisioning:
+        raise _not_possible(
+            f"capacity {placement.capacity} is provisioned through a queue, which takes jobs of one set of pods, "
+            "and Pathways has a head and workers: use Spot, OnDemand or Reservation, or McJAX."
+        )
+    storage = profile["storage"]
+    scratch = storage.get("pathwaysScratch", f"{storage['artifacts'].rstrip('/')}/pathways").rstrip("/")
+    fault = _scratch_fault(scratch)
+    if fault:
+        raise _not_possible(
+            f"Pathways' scratch folder {fault} The profile names it: storage.pathwaysScratch."
+        )
+    return Pathways(
+        server=profile["images"][_SERVER],
+        proxy=profile["images"][_PROXY],
+        scratch=scratch,
+        instance_type=instance_type,
+        head_node_selector=profile.get("pathways", {}).get("headNodeSelector", {}),
+    )
+
+
+def refuse_other_controller(admitted: str, now: str) -> None:
+    """Raise Refused where an edit changes the controller: converted model and checkpoints are laid out for one."""
+    if now != admitted:
+        raise Refused(
+            Reason.PATHWAYS_NOT_POSSIBLE,
+            f"spec.resources.controller is {now}, but the job was admitted with {admitted}, for which its converted "
+            f"model and checkpoints are laid out. Set it to {admitted} again, or create a job of another name.",
+        )
+
+
+def _scratch_fault(uri: str) -> str | None:
+    if not uri.startswith("gs://"):
+        return f"is {uri}, which Pathways' servers cannot read: use a folder in gs://."
+    if f"{uri}/".startswith(f"{SHARED_STAGING}/"):
+        return f"is {uri}, a bucket that all the world shares: use one of your own."
+    return None
+
+
+def _not_possible(why: str) -> Refused:
+    return Refused(Reason.PATHWAYS_NOT_POSSIBLE, f"spec.resources.controller is Pathways, but {why}")

@@ -1,0 +1,49 @@
+"""Plans with the controller Pathways for any slice, also those that no profile of the tests offers."""
+
+from dataclasses import replace
+from functools import cache
+
+from finetune_contract import Stage
+from finetune_operator.catalog import TpuShape, shape_by_name
+from finetune_operator.planning import Findings, Plan, admit
+from finetune_operator.planning.batch import resolve_mesh
+from finetune_operator.planning.nodes import node_selector
+from finetune_operator.rendering import render_jobset
+from tests.unit.lifecycle.world import Object, job, profile
+
+#: Name of the golden file, shape, slices.
+SHAPES = (
+    ("pathways-v6e-16", shape_by_name("v6e-16"), 1),
+    ("pathways-2-v5e-16", shape_by_name("v5e-16"), 2),
+    ("pathways-v5p-128", shape_by_name("v5p-128"), 1),
+)
+
+
+@cache
+def _admitted(name: str) -> Plan:
+    wanted = job(resources={"tpu": "v6e-4", "controller": "Pathways"})
+    wanted["metadata"] = wanted["metadata"] | {"name": name}
+    head = {"headNodeSelector": {"cloud.google.com/gke-nodepool": "pathways-head"}}
+    return admit(wanted, [profile(pathways=head)]).plan
+
+
+def plan(shape: TpuShape, slices: int = 1, *, name: str = "support-bot") -> Plan:
+    """As admission would make it if the profile offered the shape."""
+    made = _admitted(name)
+    assert made.pathways is not None
+    assert shape.pathways_instance_type is not None
+    return replace(
+        made,
+        placement=replace(
+            made.placement,
+            shape=shape,
+            node_selector=node_selector(shape, {"capacity": "OnDemand"}, queued_provisioning=False),
+        ),
+        mesh=resolve_mesh(shape, slices, {"data": slices}, "Pathways"),
+        pathways=replace(made.pathways, instance_type=shape.pathways_instance_type),
+    )
+
+
+def train(made: Plan, attempt: int = 1) -> Object:
+    """The training's JobSet."""
+    return render_jobset(made, Stage.TRAIN, attempt, Findings())
