@@ -39,9 +39,14 @@ def plan(shape: TpuShape, slices: int = 1, *, name: str = "support-bot") -> Plan
             shape=shape,
             node_selector=node_selector(shape, {"capacity": "OnDemand"}, queued_provisioning=False),
         ),
-        mesh=resolve_mesh(shape, slices, {"data": slices}, "Pathways"),
+        mesh=resolve_mesh(shape, slices, _parallelism(shape, slices), "Pathways"),
         pathways=replace(made.pathways, instance_type=shape.pathways_instance_type),
     )
+
+
+def _parallelism(shape: TpuShape, slices: int) -> dict[str, int]:
+    """Where nobody has published how many devices a chip has, the job must say it."""
+    return {} if shape.devices_per_chip else {"data": slices, "fsdp": shape.chips, "tensor": 1}
 
 
 def train(made: Plan, attempt: int = 1) -> Object:
