@@ -195,7 +195,14 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
 
     def train(start: int, end: int, attempt: int) -> None:
         report = Report(
-            folder, store, attempt=attempt, total_steps=9, start_step=start, now=lambda: NOW, pause=0
+            folder,
+            store,
+            attempt=attempt,
+            restart=0,
+            total_steps=9,
+            start_step=start,
+            now=lambda: NOW,
+            pause=0,
         )
         for step in range(start + 1, end + 1):
             report.step(step, Metrics(loss=1 / step, tokens=10), 0.5)

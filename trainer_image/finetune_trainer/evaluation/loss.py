@@ -1,6 +1,6 @@
 """Token-weighted loss of a MaxText model over a dataset: the sum over all trained tokens divided by their number."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,11 @@ class LossMeter:
 
         self._step = step
 
-    def measure(self, model: Any, batches: Iterable[Batch]) -> Loss:
-        """The loss over all batches. The sum over them is made in float64 on the host, in their order."""
+    def measure(
+        self, model: Any, batches: Iterable[Batch], *, alive: Callable[[], None] = lambda: None
+    ) -> Loss:
+        """The loss over all batches; ``alive`` is called after each. The sum over them is made in float64 on the host,
+        in their order."""
         total, tokens = 0.0, 0
         with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):
             _, state = nnx.split(model)
@@ -50,4 +53,5 @@ class LossMeter:
                 loss, count = self._step(state, to_devices(batch, self._mesh))
                 total += float(np.asarray(loss, np.float64))
                 tokens += int(count)
+                alive()
         return Loss(total=total, tokens=tokens)

@@ -112,6 +112,10 @@ class Report:
             self._curve.append((step, metrics.loss))
         self._show()
 
+    def alive(self) -> None:
+        """Something else than a step goes on: whoever waits for the next one sees that it does."""
+        self._show()
+
     def evaluation(self, point: EvaluationPoint) -> None:
         self._evaluation = point
         self._lines.append(

@@ -232,7 +232,10 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         started = time.perf_counter()
         if self._meter is None:
             self._meter = LossMeter(self.model, self.maxtext, self.mesh)
-        loss = self._meter.measure(self.model, self.control.evaluation)
+        report = self.control.report
+        loss = self._meter.measure(
+            self.model, self.control.evaluation, alive=report.alive if report else lambda: None
+        )
         self.last_evaluation = loss
         self.control.seconds["evaluate"] = (
             self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
