@@ -17,6 +17,7 @@ from typing import Any
 
 from devcluster import build, samples
 from devcluster.layout import ROOT
+from finetune_contract import RunFolder
 
 VENV = ROOT / ".venv" / "bin"
 
@@ -140,13 +141,10 @@ def time_table(status: Mapping[str, Any], environment: Mapping[str, str]) -> lis
                 f"  {stage['name']:<10} {0:>8.1f}   {stage.get('message') or stage.get('reason', '')}"
             )
             continue
-        short = stage["jobSet"].rsplit("-", 1)[0].rsplit("-", 1)[1]
-        result = json.loads(
-            samples.read(
-                f"{status['resolved']['runFolder']}/attempts/{short}-{stage['attempt']}/result.json",
-                environment,
-            )
-        )
+        short, number = stage["jobSet"].rsplit("-", 2)[1:]
+        run = RunFolder(status["resolved"]["runFolder"])
+        record = run.result(short, int(number), stage.get("restart", 0))
+        result = json.loads(samples.read(record, environment))
         work = _seconds(result["started"], result["finished"])
         work_total += work
         rows.append(f"  {stage['name']:<10} {whole:>8.1f} {work:>8.1f} {max(0.0, whole - work):>26.1f}")

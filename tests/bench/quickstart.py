@@ -26,6 +26,7 @@ import yaml
 from devcluster import build, samples
 from devcluster.demo import cluster_environment, kubectl
 from devcluster.layout import ROOT
+from finetune_contract import RunFolder
 
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 
@@ -121,8 +122,8 @@ def quickstart(manifest: Mapping[str, Any], name: str, environment: Mapping[str,
     status = job["status"]
     parts = {"quickstart": whole, "of it trainer's work": 0.0, "of it scheduling and process start": 0.0}
     for stage in status["stages"]:
-        short = stage["jobSet"].removeprefix(f"{name}-").rsplit("-", 1)[0]
-        uri = f"{status['resolved']['runFolder']}/attempts/{short}-{stage['attempt']}/result.json"
+        short, _, number = stage["jobSet"].removeprefix(f"{name}-").rpartition("-")
+        uri = RunFolder(status["resolved"]["runFolder"]).result(short, int(number), stage.get("restart", 0))
         result = json.loads(samples.read(uri, environment))
         work = _between(result["started"], result["finished"])
         parts["of it trainer's work"] += work

@@ -43,8 +43,15 @@ def _training(bench: Workbench, name: str) -> Object:
 
 
 def _assert_resumed_exactly(bench: Workbench, job: Object, undisturbed: dict[int, str]) -> None:
-    first = bench.result(job, Stage.TRAIN, 1)
-    second = bench.result(job, Stage.TRAIN, 2)
+    train = next(stage for stage in job["status"]["stages"] if stage["name"] == "Train")
+    # JobSet itself has started it again.
+    assert (train["attempt"], train["jobSet"], train["restart"]) == (
+        2,
+        f"{job['metadata']['name']}-train-1",
+        1,
+    )
+    first = bench.result(job, Stage.TRAIN)
+    second = bench.result(job, Stage.TRAIN, restart=1)
     assert (first.outcome, first.exit_code) == (Outcome.STOPPED, ExitCode.STOPPED)
     assert second.outcome == Outcome.SUCCEEDED
     assert first.details is not None

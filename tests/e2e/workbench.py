@@ -166,9 +166,9 @@ class Workbench:
                 self.store().bucket(bucket).blob(name).upload_from_filename(str(path))
         return uri
 
-    def result(self, job: Object, stage: Stage, attempt: int = 1) -> StageResult:
-        content = self.read(folder_of(job).result(stage.short, attempt))
-        assert content is not None, f"no result of {stage}-{attempt} in {folder_of(job).uri}"
+    def result(self, job: Object, stage: Stage, number: int = 1, restart: int = 0) -> StageResult:
+        content = self.read(folder_of(job).result(stage.short, number, restart))
+        assert content is not None, f"no result of {stage}-{number}.{restart} in {folder_of(job).uri}"
         return StageResult.model_validate_json(content)
 
     def losses(self, job: Object) -> dict[int, str]:
