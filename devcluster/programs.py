@@ -89,7 +89,6 @@ PROGRAMS: tuple[Program, ...] = (
         files={
             "node-initialize.yaml": "kustomize/stage/node/fast/node-initialize.yaml",
             "pod-ready.yaml": "kustomize/stage/pod/fast/pod-ready.yaml",
-            "pod-complete.yaml": "kustomize/stage/pod/fast/pod-complete.yaml",
             "pod-delete.yaml": "kustomize/stage/pod/fast/pod-delete.yaml",
         },
     ),
@@ -104,7 +103,7 @@ PROGRAMS: tuple[Program, ...] = (
 )
 
 BY_NAME: Mapping[str, Program] = {program.name: program for program in PROGRAMS}
-#: Built only when asked for: no part of a running cluster.
+#: Built and started only when asked for.
 ON_REQUEST = frozenset({"kwok", "kueue"})
 
 

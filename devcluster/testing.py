@@ -23,7 +23,7 @@ import signal
 import subprocess
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -43,7 +43,7 @@ class StalledError(AssertionError):
 
 class Cluster:
     """A running cluster. Components: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, jobset, gcs,
-    node-agent, operator."""
+    node-agent, operator; kueue and kwok where they were asked for."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -56,14 +56,17 @@ class Cluster:
 
     @classmethod
     @contextmanager
-    def started(cls, folder: Path, *, operator: bool = False, warm: bool = True) -> Iterator[Self]:
-        """A cluster in ``folder``, ended in any case, with everything that it ran; its logs stay in the folder."""
+    def started(
+        cls, folder: Path, *, operator: bool = False, warm: bool = True, extra: Sequence[str] = ()
+    ) -> Iterator[Self]:
+        """A cluster in ``folder``, with the optional components of ``extra`` (kueue, kwok), ended in any case, with
+        everything that it ran; its logs stay in the folder."""
         state = State(folder)
         folder.mkdir(parents=True, exist_ok=True)
         options = Options.chosen(warm=warm)
-        build.ensure()
+        build.ensure(extra)
         try:
-            control.up(state, options, operator=operator)
+            control.up(state, options, operator=operator, extra=extra)
             cluster = cls(state)
             try:
                 yield cluster
