@@ -36,8 +36,8 @@ def controller(state: State, programs: Mapping[str, Path], ports: Mapping[str, i
     program = [
         str(programs["kueue"]),
         f"--config={config}",
-        # it is an API server of its own, which nobody asks here
-        "--feature-gates=VisibilityOnDemand=false",
+        # an API server of its own, which nobody asks here; and other clusters, whose Secrets it would have to read
+        "--feature-gates=VisibilityOnDemand=false,MultiKueue=false",
     ]
     command = f"mount --bind {shlex.quote(str(etc))} /etc && exec {shlex.join(program)}"
     return Component(
