@@ -6,18 +6,23 @@ environment; benchmarks call :func:`records` and write the files themselves. Onl
 
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from finetune_contract import (
     CacheLayout,
+    CheckpointRecord,
     ConvertOutcome,
+    ExitCode,
     Outcome,
     Progress,
     RunFolder,
+    Stage,
     StageRequest,
     StageResult,
     TrainOutcome,
@@ -26,6 +31,8 @@ from tests import stage_outcomes
 
 IMAGE = "localhost/trainer-double:test"
 STEPS = 10
+SAVED_STEP = 4
+"""The step of the checkpoint that a double which was asked to stop leaves."""
 
 
 def records(request: StageRequest, now: datetime) -> Mapping[str, str]:
@@ -39,38 +46,67 @@ def records(request: StageRequest, now: datetime) -> Mapping[str, str]:
         manifest = CacheLayout(request.cache).convert_manifest(fingerprint)
         files[manifest] = details.manifest.to_json()
     if isinstance(details, TrainOutcome):
-        progress = Progress(attempt=number, step=STEPS, total_steps=STEPS, updated=now)
+        start = SAVED_STEP if _saved(request) else 0
+        progress = Progress(attempt=number, step=STEPS, total_steps=STEPS, start_step=start, updated=now)
         files[run.progress] = progress.to_json()
-    files[run.result(stage.short, number)] = StageResult(
-        stage=stage,
-        attempt=number,
-        outcome=Outcome.SUCCEEDED,
-        exit_code=0,
+        details = details.model_copy(update={"start_step": start})
+    files[run.result(stage.short, number)] = _result(request, Outcome.SUCCEEDED, now, details)
+    return files
+
+
+def saving(request: StageRequest, now: datetime) -> Mapping[str, str]:
+    """The same of a training that was asked to stop: a checkpoint, and a record that tells of it."""
+    run = RunFolder(request.run_folder)
+    checkpoint = run.checkpoint(SAVED_STEP)
+    details = TrainOutcome(
+        step=SAVED_STEP,
+        total_steps=STEPS,
+        checkpoints=[CheckpointRecord(step=SAVED_STEP, uri=checkpoint)],
+    )
+    record = _result(request, Outcome.STOPPED, now, details)
+    return {f"{checkpoint}/saved": "", run.result(request.stage.short, request.attempt): record}
+
+
+def _result(request: StageRequest, outcome: Outcome, now: datetime, details: stage_outcomes.Details) -> str:
+    return StageResult(
+        stage=request.stage,
+        attempt=request.attempt,
+        outcome=outcome,
+        exit_code=ExitCode.OK if outcome is Outcome.SUCCEEDED else ExitCode.STOPPED,
         started=now,
         finished=now,
         details=details,
     ).to_json()
-    return files
+
+
+def _saved(request: StageRequest) -> bool:
+    return _path(f"{RunFolder(request.run_folder).checkpoint(SAVED_STEP)}/saved").exists()
 
 
 def write(files: Mapping[str, str]) -> None:
     """Writes ``file://`` files, each whole."""
     for uri, content in files.items():
-        path = Path(uri.removeprefix("file://"))
+        path = _path(uri)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".writing-{path.name}")
         partial.write_text(content)
         partial.replace(path)
 
 
-def install(folder: Path, *, seconds: float = 0) -> Path:
-    """The folder of programs of :data:`IMAGE`, made below ``folder``; each stage takes ``seconds`` more."""
+def _path(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def install(folder: Path, *, seconds: float = 0, saves: bool = False) -> Path:
+    """The folder of programs of :data:`IMAGE`, made below ``folder``; each stage takes ``seconds`` more. With ``saves``
+    only training does, which then saves when it is asked to stop; having saved, it takes no time."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "finetune-stage"
     root = Path(__file__).parents[2]
     program.write_text(
         f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} "
-        f"exec {shlex.quote(sys.executable)} -m tests.integration.trainer_double {seconds}\n"
+        f"exec {shlex.quote(sys.executable)} -m tests.integration.trainer_double {seconds}"
+        f"{' saves' if saves else ''}\n"
     )
     program.chmod(0o755)
     return folder
@@ -118,11 +154,26 @@ def job(namespace: str, name: str, profile_name: str, **spec: object) -> dict[st
     }
 
 
-if __name__ == "__main__":
-    wanted = StageRequest.model_validate_json(os.environ["FINETUNE_REQUEST"])
-    files = dict(records(wanted, datetime.now(UTC)))
+def main(seconds: float, *, saves: bool) -> None:
+    """Plays the stage of the request in the environment."""
+    request = StageRequest.model_validate_json(os.environ["FINETUNE_REQUEST"])
+
+    def save(*_: object) -> NoReturn:
+        write(saving(request, datetime.now(UTC)))
+        sys.exit(ExitCode.STOPPED)
+
+    files = dict(records(request, datetime.now(UTC)))
+    if saves:
+        if request.stage is not Stage.TRAIN or _saved(request):
+            seconds = 0
+        else:
+            signal.signal(signal.SIGTERM, save)
     # First of all, as a real one: the attempt has started.
     first = next(iter(files))
     write({first: files.pop(first)})
-    time.sleep(float(sys.argv[1]))
+    time.sleep(seconds)
     write(files)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), saves="saves" in sys.argv)

@@ -23,6 +23,7 @@ from finetune_contract import (
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.queueing import being_evicted
 from finetune_operator.rendering import jobset_name
 
 _SIGNALLED = 128
@@ -31,6 +32,7 @@ _SIGKILL = _SIGNALLED + 9
 
 #: Reasons of records that the operator writes about ends that were not the trainer's doing.
 SUSPENDED = "Suspended"
+EVICTED = "Evicted"
 PREEMPTED = "Preempted"
 
 #: What a stage must have found out to have succeeded.
@@ -46,6 +48,8 @@ class Ending(StrEnum):
     SUCCEEDED = "Succeeded"
     SUSPENDED = "Suspended"
     """Stopped because the job is suspended: charged to nothing."""
+    EVICTED = "Evicted"
+    """Kueue took its quota away: charged to nothing."""
     FAILED = "Failed"
 
 
@@ -63,6 +67,8 @@ class Verdict:
 
     @property
     def failure_class(self) -> FailureClass | None:
+        if self.ending is Ending.EVICTED:
+            return FailureClass.QUOTA
         return self.failure.failure_class if self.failure else None
 
 
@@ -87,8 +93,12 @@ def classify(attempt: Attempt, job: str, *, suspend: bool) -> Verdict | None:  #
         if wrong is None:
             return Verdict(ending=Ending.SUCCEEDED, finished=finished)
         return Verdict(ending=Ending.FAILED, failure=wrong, finished=finished)
-    if noted and noted.reason == SUSPENDED and (result is None or result.outcome is Outcome.STOPPED):
-        return Verdict(ending=Ending.SUSPENDED, finished=finished)
+    stopped = result is None or result.outcome is Outcome.STOPPED
+    if noted and noted.reason in _STOPPED_BY and stopped:
+        return Verdict(ending=_STOPPED_BY[noted.reason], finished=finished)
+    evicted = being_evicted(attempt.workload)
+    if evicted and stopped and noted is None:
+        return Verdict(ending=Ending.EVICTED, finished=finished, record=_eviction(attempt, evicted))
     if result:
         failure, record = _from_result(attempt, result, noted)
         return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=record)
@@ -99,6 +109,18 @@ def classify(attempt: Attempt, job: str, *, suspend: bool) -> Verdict | None:  #
         return Verdict(ending=Ending.SUSPENDED, record=suspension())
     failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
     return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
+
+
+#: Notes of the operator that explain an end on request.
+_STOPPED_BY = {SUSPENDED: Ending.SUSPENDED, EVICTED: Ending.EVICTED}
+
+
+def _eviction(attempt: Attempt, evicted: children.Object) -> Failure:
+    return Failure(
+        code=ExitCode.STOPPED,
+        reason=EVICTED,
+        message=f"{attempt.key.stage}: Kueue took its quota away: {evicted.get('message', '')}"[:1024],
+    )
 
 
 def suspension() -> Failure:

@@ -10,6 +10,7 @@ from finetune_operator.lifecycle.classify import SUSPENDED, suspension
 from finetune_operator.lifecycle.decision import Decision, Deletion, Object
 from finetune_operator.lifecycle.notices import attempts_ended, transitions
 from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.queueing import Queueing, Standing, queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import Survey, survey, waiting_input
 from finetune_operator.lifecycle.status import build_status, pace
@@ -178,7 +179,11 @@ def _create(observed: Observed, look: Survey) -> Decision:
         suspend=False,
     )
     situation = Situation(
-        course=Course.ACTIVE, starting=True, recovering=_recovering(look), wait=_input_wait(look)
+        course=Course.ACTIVE,
+        starting=True,
+        recovering=_recovering(look),
+        wait=_input_wait(look),
+        queue=queueing(jobset, None, served=True, now=observed.now),
     )
     decision = _decision(observed, situation, created, _NO_PODS_SECONDS)
     return replace(decision, jobset=jobset)
@@ -188,8 +193,15 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
     """An attempt is alive: say how it goes."""
     attempt = look.live
     assert attempt is not None, "called for a live attempt"
+    queue = queueing(
+        attempt.jobset, attempt.workload, served=observed.workloads is not None, now=observed.now
+    )
+    if queue and queue.without_quota:
+        return _decision(observed, _queued(look, queue, refused), look, _next_look(observed, attempt))
     running = attempt.running
     wait = _input_wait(look)
+    if queue and queue.standing is Standing.CHECKED:
+        wait = Wait(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
     obstacle = None if running else children.hindrance(attempt.pods)
     if _makes_no_pods(observed, attempt):
         wait = Wait(reason=WaitingReason.INPUT, message=_no_pods(look.plan, attempt))
@@ -205,8 +217,27 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
         starting=not running,
         recovering=not running and _recovering(look),
         wait=wait,
+        queue=queue,
     )
     return _decision(observed, situation, look, _next_look(observed, attempt))
+
+
+def _queued(look: Survey, queue: Queueing, refused: Refused | None) -> Situation:
+    """Its quota is not there yet, or was taken away: pods that still save count as not running."""
+    stage, never = look.current.stage, queue.standing is Standing.NEVER
+    message = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.'
+    if never:
+        message = (
+            f"{stage} can not be admitted as things are. {message} Ask the platform team for what is missing, or "
+            "change spec.resources; the job goes on by itself."
+        )
+    return Situation(
+        course=Course.INADMISSIBLE if never else Course.ACTIVE,
+        refused=refused,
+        starting=True,
+        wait=Wait(reason=WaitingReason.QUOTA, message=message, since=queue.since),
+        queue=queue,
+    )
 
 
 def _next_look(observed: Observed, attempt: Attempt) -> float:
@@ -220,7 +251,8 @@ def _makes_no_pods(observed: Observed, attempt: Attempt) -> bool:
     if attempt.jobset is None or attempt.pods or children.deleting(attempt.jobset):
         return False
     created = attempt.jobset["metadata"].get("creationTimestamp")
-    return created is not None and (observed.now - parse(created)).total_seconds() > _NO_PODS_SECONDS
+    let_go = children.resumed_at(attempt.jobset) or (parse(created) if created else None)
+    return let_go is not None and (observed.now - let_go).total_seconds() > _NO_PODS_SECONDS
 
 
 def _no_pods(plan: Plan, attempt: Attempt) -> str:

@@ -61,5 +61,7 @@ class Observed:
     pods: tuple[Object, ...]
     """Live pods of this job's uid."""
     folder: RunFolderView
+    workloads: tuple[Object, ...] | None = ()
+    """Kueue's, of those JobSets that are in a queue; None: the API server does not know the kind."""
     live_jobs: int = 1
     """Jobs that have not finished, this one included: progress is written the less often the more there are."""

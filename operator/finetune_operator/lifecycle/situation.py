@@ -6,6 +6,7 @@ from enum import StrEnum, auto
 
 from finetune_contract import Failure
 from finetune_operator.api import WaitingReason
+from finetune_operator.lifecycle.queueing import Queueing
 from finetune_operator.planning import Refused
 
 
@@ -14,6 +15,8 @@ class Course(StrEnum):
 
     INVALID = auto()
     ACTIVE = auto()
+    INADMISSIBLE = auto()
+    """Its queue will not admit it as things are; it goes on by itself when they change."""
     SUSPENDING = auto()
     SUSPENDED = auto()
     PLANNED = auto()
@@ -49,5 +52,7 @@ class Situation:
     recovering: bool = False
     """The stage had a bad end, and its next attempt does not run yet."""
     wait: Wait | None = None
+    queue: Queueing | None = None
+    """Of the live attempt, where a queue holds or held it."""
     failure: Failure | None = None
     store_error: str | None = None

@@ -24,6 +24,7 @@ from finetune_contract import (
 from finetune_operator.planning import resolve
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.merge import BUILT_IN, merge
+from finetune_operator.planning.queueing import Queues, resolve_queues
 from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
 from finetune_operator.planning.topology import Placement, place
 
@@ -103,6 +104,7 @@ class Plan:
     hub_token: tuple[str, str] | None
     """Name and key of the Secret; never its value."""
     cpu_pool: CpuPool
+    queues: Queues
     pod: PodAdditions
     currency: str | None
     plan_only: bool
@@ -169,6 +171,7 @@ def make_plan(job: Object, snapshot: Snapshot) -> Plan:
             tolerations=tuple(cpu_pool.get("tolerations", ())),
             max_memory=cpu_pool.get("maxMemory"),
         ),
+        queues=resolve_queues(metadata, profile),
         pod=PodAdditions(
             env=tuple(pod.get("env", ())),
             labels=pod.get("labels", {}),

@@ -80,7 +80,6 @@ PROFILE: tuple[Later, ...] = (
     Later("images.pathwaysProxy"),
     Later("storage.pathwaysScratch"),
     Later("storage.optimizerStateTTLSeconds"),
-    Later("queue", instead="leave it out: jobs go to the scheduler directly"),
     Later("pathways"),
     Later("constraints.maxChipHours"),
     Later("flavors[].maxSlices", (1,), "use 1"),

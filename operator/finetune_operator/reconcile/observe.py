@@ -11,15 +11,20 @@ from finetune_operator.cluster.port import (
     JOBSETS,
     PODS,
     PROFILES,
+    WORKLOADS,
     Cluster,
     Kind,
     NotFound,
     Object,
 )
 from finetune_operator.lifecycle.observed import Observed, RunFolderView
+from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.rendering.labels import UID_LABEL
+
+#: On each Workload: the uid of what it stands for.
+_OF_UID = "kueue.x-k8s.io/job-uid"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,6 +82,7 @@ class Observer:
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
             self._profiles(snapshot),
         )
+        workloads = await self._workloads(key.namespace, jobsets)
         view = RunFolderView() if snapshot is None else await self._folder.view(Folders.of(snapshot))
         return Observed(
             now=self._utc_now(),
@@ -86,6 +92,7 @@ class Observer:
             jobsets=tuple(jobsets),
             pods=tuple(pods),
             folder=view,
+            workloads=workloads,
             # At least this one, which the watch may not have told of yet.
             live_jobs=max(1, self._live_jobs()),
         )
@@ -97,6 +104,20 @@ class Observer:
     async def _find(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:
             return await self._cluster.get(kind, namespace, name)
+        except NotFound:
+            return None
+
+    async def _workloads(self, namespace: str, jobsets: Sequence[Object]) -> tuple[Object, ...] | None:
+        """Kueue's, of the JobSets that are in a queue: nothing is asked where none is."""
+        queued = frozenset(
+            jobset["metadata"]["uid"]
+            for jobset in jobsets
+            if QUEUE_LABEL in jobset["metadata"].get("labels", {})
+        )
+        if not queued:
+            return ()
+        try:
+            return tuple(await self._cluster.list(WORKLOADS, namespace, labels={_OF_UID: queued}))
         except NotFound:
             return None
 

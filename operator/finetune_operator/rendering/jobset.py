@@ -10,7 +10,7 @@ from typing import Any
 from finetune_contract import Stage
 from finetune_operator.planning import Findings, Plan, stage_request
 from finetune_operator.rendering.cpu import cpu_pod
-from finetune_operator.rendering.labels import child_labels, jobset_name
+from finetune_operator.rendering.labels import child_labels, jobset_name, queue_labels
 from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
 
 TPU_STAGES = frozenset({Stage.TRAIN, Stage.EVALUATE})
@@ -28,11 +28,12 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     request = stage_request(plan, stage, attempt, findings)
     on_tpu = stage in TPU_STAGES
     hosts = plan.placement.shape.hosts if on_tpu else 1
+    queued = queue_labels(plan, on_tpu=on_tpu)
     annotations = dict(slice_annotations(plan)) if on_tpu else {}
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": plan.job.namespace,
-        "labels": dict(labels),
+        "labels": labels | queued,
         "ownerReferences": [dict(plan.owner)],
     }
     if annotations:
@@ -45,7 +46,8 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         "kind": "JobSet",
         "metadata": metadata,
         "spec": {
-            "suspend": False,
+            # Kueue lets it go when there is quota. Were it not there, nothing would run past the quota.
+            "suspend": bool(queued),
             "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
             "successPolicy": {"operator": "All"},
             "startupPolicy": {"startupPolicyOrder": "AnyOrder"},
