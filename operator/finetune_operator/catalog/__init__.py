@@ -6,6 +6,7 @@ from finetune_operator.catalog.tpu import (
     all_shapes,
     shape_by_name,
     shape_by_topology,
+    shares_labels,
 )
 
-__all__ = ["CatalogError", "TpuShape", "all_shapes", "shape_by_name", "shape_by_topology"]
+__all__ = ["CatalogError", "TpuShape", "all_shapes", "shape_by_name", "shape_by_topology", "shares_labels"]

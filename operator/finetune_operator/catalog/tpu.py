@@ -177,6 +177,16 @@ def _one(found: list[TpuShape], asked: str, chips_per_host: int | None) -> TpuSh
     return found[0]
 
 
+@cache
+def shares_labels(shape: TpuShape) -> bool:
+    """Whether another machine's nodes carry the same accelerator and topology: then the labels alone do not choose."""
+    return any(
+        (other.accelerator, other.topology) == (shape.accelerator, shape.topology)
+        and other.machine_type != shape.machine_type
+        for other in all_shapes()
+    )
+
+
 def chips_of_topology(topology: str) -> int:
     """``4x4`` -> 16."""
     return math.prod(int(side) for side in topology.split("x"))

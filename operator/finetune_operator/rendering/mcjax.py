@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import StageRequest
+from finetune_operator.catalog import shares_labels
 from finetune_operator.planning import Plan
 from finetune_operator.rendering.pod import pod_spec
 
@@ -23,6 +24,8 @@ def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
         node_selector={
             "cloud.google.com/gke-tpu-accelerator": shape.accelerator,
             "cloud.google.com/gke-tpu-topology": shape.topology,
+            # Both hosts of a 2x4 slice would find room on one host of eight chips.
+            **({"node.kubernetes.io/instance-type": shape.machine_type} if shares_labels(shape) else {}),
             **plan.placement.node_selector,
         },
         tolerations=[
