@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import ExitCode, Outcome, Stage
+from finetune_contract import Stage
 from finetune_operator.lifecycle import queueing
 from finetune_operator.lifecycle.queueing import UNSEEN_SECONDS, Standing
 from tests.unit.lifecycle.world import World, job, profile
@@ -220,8 +220,7 @@ def evict(world: World, name: str, times: int) -> None:
     world.workload(name, RESERVED, ADMITTED, EVICTED, schedulingStats=stats)
     world.jobsets[name]["spec"]["suspend"] = True
     world.reconcile()  # while the pods still save
-    world.checkpoint = 40
-    world._write_result(name, Outcome.STOPPED, ExitCode.STOPPED, details=world.train_outcome())
+    world.save(name)
     world.hold(name, held=True)
     world.workload(name, waits("Pending", USED_UP), EVICTED, schedulingStats=stats)
     world.reconcile()

@@ -387,13 +387,17 @@ class World:
             updated=self.now,
         )
 
-    def stop(self, name: str) -> None:
-        """SIGTERM: training saves at the step it has reached; then it exits with 75."""
+    def save(self, name: str) -> None:
+        """What the trainer writes when it is asked to stop."""
         details = None
         if self.key_of(name).stage is Stage.TRAIN and self.progress:
             self.checkpoint = self.progress.step
             details = self.train_outcome()
         self._write_result(name, Outcome.STOPPED, ExitCode.STOPPED, details=details)
+
+    def stop(self, name: str) -> None:
+        """SIGTERM: training saves at the step it has reached; then it exits with 75."""
+        self.save(name)
         self.end_pods(name, ExitCode.STOPPED)
         self.end_jobset(name, "Failed")
 
