@@ -203,7 +203,7 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
     if queue and queue.standing is Standing.CHECKED:
         wait = Wait(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
     obstacle = None if running else children.hindrance(attempt.pods)
-    if _makes_no_pods(observed, attempt):
+    if _makes_no_pods(observed, attempt, queue):
         wait = Wait(reason=WaitingReason.INPUT, message=_no_pods(look.plan, attempt))
     if obstacle:
         wait = Wait(reason=obstacle.reason, message=obstacle.message, since=obstacle.since)
@@ -228,8 +228,8 @@ def _queued(look: Survey, queue: Queueing, refused: Refused | None) -> Situation
     message = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.'
     if never:
         message = (
-            f"{stage} can not be admitted as things are. {message} Ask the platform team for what is missing, or "
-            "change spec.resources; the job goes on by itself."
+            f"{stage} can not be admitted as things are. {message} Ask the platform team for what is missing: the job "
+            "then goes on by itself. Or change spec.resources and suspend the job for a moment, for another JobSet."
         )
     return Situation(
         course=Course.INADMISSIBLE if never else Course.ACTIVE,
@@ -247,11 +247,14 @@ def _next_look(observed: Observed, attempt: Attempt) -> float:
     return max(_SAFETY_LOOK if attempt.pods else _NO_PODS_SECONDS, pace(observed.live_jobs))
 
 
-def _makes_no_pods(observed: Observed, attempt: Attempt) -> bool:
+def _makes_no_pods(observed: Observed, attempt: Attempt, queue: Queueing | None) -> bool:
     if attempt.jobset is None or attempt.pods or children.deleting(attempt.jobset):
         return False
-    created = attempt.jobset["metadata"].get("creationTimestamp")
-    let_go = children.resumed_at(attempt.jobset) or (parse(created) if created else None)
+    if queue:  # it counts from when the queue let it go, which its own controller does a moment after Kueue
+        let_go = children.resumed_at(attempt.jobset)
+    else:
+        created = attempt.jobset["metadata"].get("creationTimestamp")
+        let_go = parse(created) if created else None
     return let_go is not None and (observed.now - let_go).total_seconds() > _NO_PODS_SECONDS
 
 

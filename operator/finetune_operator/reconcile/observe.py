@@ -108,11 +108,12 @@ class Observer:
             return None
 
     async def _workloads(self, namespace: str, jobsets: Sequence[Object]) -> tuple[Object, ...] | None:
-        """Kueue's, of the JobSets that are in a queue: nothing is asked where none is."""
+        """Kueue's, of the JobSets that are in a queue, or are held all the same, as Kueue may be set to do with
+        every JobSet. Nothing is asked where none is."""
         queued = frozenset(
             jobset["metadata"]["uid"]
             for jobset in jobsets
-            if QUEUE_LABEL in jobset["metadata"].get("labels", {})
+            if QUEUE_LABEL in jobset["metadata"].get("labels", {}) or jobset.get("spec", {}).get("suspend")
         )
         if not queued:
             return ()

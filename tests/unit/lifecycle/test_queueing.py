@@ -166,6 +166,22 @@ def test_admission_checks_are_a_wait_for_capacity_with_their_own_words() -> None
     assert told(world)[:2] == ("Provisioning", "True")
     assert world.status["waiting"]["reason"] == "WaitingForCapacity"
     assert "provision: no capacity in us-east5-b" in world.status["waiting"]["message"]
+    world.wait(3600)
+    world.reconcile()
+    assert world.status["waiting"]["reason"] == "WaitingForCapacity"
+
+
+def test_between_kueues_word_and_the_jobset_controllers_deed_nothing_is_missed() -> None:
+    world = in_queue(waits("Pending", USED_UP))
+    world.wait(3600)
+    (name,) = world.live()
+    world.workload(name, RESERVED, ADMITTED)
+    world.reconcile()
+    assert told(world)[:2] == ("Provisioning", "True")
+    assert "waiting" not in world.status
+    world.jobsets[name]["spec"]["suspend"] = False
+    world.reconcile()
+    assert "waiting" not in world.status
 
 
 def test_kueue_is_given_a_moment_before_its_silence_is_told() -> None:
