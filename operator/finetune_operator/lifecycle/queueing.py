@@ -24,15 +24,15 @@ _COARSE: Mapping[str, str] = {"Pending": Reason.WAITING_FOR_QUOTA, "Waiting": Re
 _NEVER = frozenset(
     {"NoMatchingFlavor", "ExceedsMaxQuota", "Misconfigured", "Suspended", "Inadmissible", "OnHold"}
 )
-#: The same in the messages of the coarse reason Pending (pkg/scheduler/flavorassigner of Kueue 0.19); of several
-#: flavors one that is only used up is worth waiting for.
-_NEVER_SAYS = (
-    "> maximum capacity",
-    "unavailable in ClusterQueue",
-    "doesn't match node affinity",
-    "untolerated taint",
-)
-_USED_UP = ("insufficient unused quota", "more needed")
+#: What Kueue would call them, by the words of its coarse reason Pending (pkg/scheduler/flavorassigner of Kueue 0.19).
+_NEVER_SAYS = {
+    "> maximum capacity": "ExceedsMaxQuota",
+    "unavailable in ClusterQueue": "NoMatchingFlavor",
+    "doesn't match node affinity": "NoMatchingFlavor",
+    "untolerated taint": "NoMatchingFlavor",
+}
+#: Of several flavors one that is only used up is worth waiting for.
+_USED_UP = "more needed"
 
 
 class Standing(StrEnum):
@@ -155,7 +155,10 @@ def _told(workload: Object, queue: str, *, held: bool) -> Queueing:
             since=since,
         )
     if quota["status"] != "True":
-        return _held(queue, quota, Standing.NEVER if _in_vain(quota) else Standing.WAITING)
+        why = _in_vain(quota)
+        return _held(
+            queue, quota | {"reason": why or quota["reason"]}, Standing.NEVER if why else Standing.WAITING
+        )
     if evicted:
         return _held(queue, evicted, Standing.WAITING)
     admitted = conditions.get("Admitted", {})
@@ -179,11 +182,14 @@ def _held(queue: str, condition: Object, standing: Standing) -> Queueing:
     )
 
 
-def _in_vain(quota: Object) -> bool:
+def _in_vain(quota: Object) -> str | None:
+    """Why no wait helps; None where it may."""
     reason, message = quota.get("reason", ""), quota.get("message", "")
     if reason != "Pending":
-        return reason in _NEVER
-    return any(part in message for part in _NEVER_SAYS) and not any(part in message for part in _USED_UP)
+        return reason if reason in _NEVER else None
+    if _USED_UP in message:
+        return None
+    return next((why for part, why in _NEVER_SAYS.items() if part in message), None)
 
 
 def _checks(status: Object, admitted: Object) -> str:
