@@ -83,7 +83,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         name="kwok",
         package="sigs.k8s.io/kwok/cmd/kwok",
-        seconds=15,
+        seconds=12,
         version="0.8.0",
         module="sigs.k8s.io/kwok",
         files={
@@ -95,7 +95,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         name="kueue",
         package="sigs.k8s.io/kueue/cmd/kueue",
-        seconds=220,
+        seconds=65,
         version="0.19.2",
         module="sigs.k8s.io/kueue",
         files={"components": "config/components"},
