@@ -3,7 +3,7 @@ and chips. A row of SCENARIOS is a set of pools and the slices that must all fin
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,13 @@ SCENARIOS: Mapping[str, Sequence[Slices]] = {
     "two machines of the same labels": [Slices("v6e-8", 2), Slices("v6e-8", 2, chips_per_host=8)],
     "64 hosts": [Slices("v6e-256", 1)],
 }
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with fake nodes, apart from the one of the other suites."""
+    with Cluster.started(tmp_path_factory.mktemp("fakes") / "cluster", extra=("kwok",)) as running:
+        yield running
 
 
 def add_pools(cluster: Cluster, scenario: str, wanted: Slices) -> None:
@@ -91,21 +98,21 @@ def all_ready(jobset: Object) -> bool:
 
 
 @pytest.mark.parametrize("title", SCENARIOS)
-def test_every_slice_is_alone_on_nodes_that_are_made_for_it(queues: Cluster, title: str) -> None:
-    namespace = queues.namespace()
+def test_every_slice_is_alone_on_nodes_that_are_made_for_it(fakes: Cluster, title: str) -> None:
+    namespace = fakes.namespace()
     for wanted in SCENARIOS[title]:
-        add_pools(queues, namespace, wanted)
+        add_pools(fakes, namespace, wanted)
     names: dict[str, Slices] = {}
     for kind, wanted in enumerate(SCENARIOS[title]):
         for number in range(wanted.jobs):
             jobset = train_jobset(namespace, f"job-{kind}-{number}", wanted, namespace)
-            queues.create(jobset_path(namespace, "").rstrip("/"), jobset)
+            fakes.create(jobset_path(namespace, "").rstrip("/"), jobset)
             names[jobset["metadata"]["name"]] = wanted
     for name in names:
-        queues.wait(jobset_path(namespace, name), all_ready, seconds=90)
+        fakes.wait(jobset_path(namespace, name), all_ready, seconds=90)
 
-    nodes = {node["metadata"]["name"]: node for node in queues.list("/api/v1/nodes")}
-    pods = queues.list(f"/api/v1/namespaces/{namespace}/pods")
+    nodes = {node["metadata"]["name"]: node for node in fakes.list("/api/v1/nodes")}
+    pods = fakes.list(f"/api/v1/namespaces/{namespace}/pods")
     assert len(pods) == sum(wanted.jobs * wanted.shape.hosts for wanted in SCENARIOS[title])
     assert max(Counter(pod["spec"]["nodeName"] for pod in pods).values()) == 1
     pools: dict[str, set[str]] = {}
@@ -118,5 +125,5 @@ def test_every_slice_is_alone_on_nodes_that_are_made_for_it(queues: Cluster, tit
             pools.setdefault(node["cloud.google.com/gke-nodepool"], set()).add(job)
     assert all(len(slices) == 1 for slices in pools.values()), pools
     assert len(pools) == sum(wanted.jobs for wanted in SCENARIOS[title] if wanted.shape.multi_host)
-    queues.kubectl("delete", "namespace", namespace, "--wait=false")
-    queues.kubectl("delete", "nodes", "-l", f"{SCENARIO}={namespace}")
+    fakes.kubectl("delete", "namespace", namespace, "--wait=false")
+    fakes.kubectl("delete", "nodes", "-l", f"{SCENARIO}={namespace}")

@@ -1,16 +1,8 @@
-"""A cluster with Kueue and fake nodes, apart from the one of the other suites: Kueue has a say in every JobSet.
+"""Words of tests about queues: Kueue's objects, and a team that waits in one."""
 
-Fixtures
-    queues    the cluster, with the operator running
-    team      a namespace of it with a LocalQueue of a quota for one slice of four chips, and two priorities
-"""
-
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from devcluster.testing import Cluster
 from tests.integration import trainer_double
@@ -20,17 +12,7 @@ type Object = dict[str, Any]
 KUEUE = "kueue.x-k8s.io/v1beta2"
 LOCAL_QUEUE = "team-tpu"
 LOW, HIGH = "low", "high"
-_PRIORITIES = {LOW: 10, HIGH: 1000}
-
-
-@pytest.fixture(scope="session")
-def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("queues")
-    with Cluster.started(folder / "cluster", operator=True, extra=("kueue", "kwok")) as running:
-        running.apply(kueue("ResourceFlavor", "tpu"))
-        for name, value in _PRIORITIES.items():
-            running.apply({**kueue("WorkloadPriorityClass", name), "value": value})
-        yield running
+PRIORITIES = {LOW: 10, HIGH: 1000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +51,6 @@ class Team:
 
     def workloads(self) -> list[Object]:
         return self.cluster.list(f"/apis/{KUEUE}/namespaces/{self.namespace}/workloads")
-
-
-@pytest.fixture
-def team(queues: Cluster, tmp_path: Path) -> Team:
-    """Only training takes time, for as long as it is not asked to stop."""
-    queues.add_image(trainer_double.IMAGE, trainer_double.install(tmp_path / "bin", seconds=3600, saves=True))
-    made = Team(queues, queues.namespace(), tmp_path)
-    made.quota(4)
-    local: Object = kueue("LocalQueue", LOCAL_QUEUE)
-    local["metadata"]["namespace"] = made.namespace
-    queues.apply({**local, "spec": {"clusterQueue": made.namespace}})
-    return made
 
 
 def kueue(kind: str, name: str) -> Object:

@@ -1,6 +1,6 @@
 """Jobs in the queues of a real Kueue: they wait and say why, give way and go on, and stall where no wait will help."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,31 @@ from tests.integration.jobs import (
     phase,
     uid_of,
 )
-from tests.integration.queues.conftest import HIGH, LOCAL_QUEUE, LOW, Team
+from tests.integration.queues import HIGH, LOCAL_QUEUE, LOW, PRIORITIES, Team, kueue
 
 type Object = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("queues")
+    with Cluster.started(folder / "cluster", operator=True, extra=("kueue",)) as running:
+        running.apply(kueue("ResourceFlavor", "tpu"))
+        for name, value in PRIORITIES.items():
+            running.apply({**kueue("WorkloadPriorityClass", name), "value": value})
+        yield running
+
+
+@pytest.fixture
+def team(queues: Cluster, tmp_path: Path) -> Team:
+    """Only training takes time, for as long as it is not asked to stop."""
+    queues.add_image(trainer_double.IMAGE, trainer_double.install(tmp_path / "bin", seconds=3600, saves=True))
+    made = Team(queues, queues.namespace(), tmp_path)
+    made.quota(4)
+    local: Object = kueue("LocalQueue", LOCAL_QUEUE)
+    local["metadata"]["namespace"] = made.namespace
+    queues.apply({**local, "spec": {"clusterQueue": made.namespace}})
+    return made
 
 
 def start(team: Team, name: str, profile: str, **labels: str) -> str:
@@ -55,6 +77,11 @@ def quota(status: str, *said: str) -> Callable[[Object], bool]:
         return seen.get("status") == status and all(part in seen["message"] for part in said)
 
     return holds
+
+
+def test_workloads_are_watched_where_there_are_any(team: Team) -> None:
+    watched = {sample.labels["watch"] for sample in team.cluster.metrics("finetune_watch_age_seconds")}
+    assert "workloads" in watched
 
 
 def test_of_two_jobs_with_quota_for_one_the_second_waits_and_then_runs(team: Team) -> None:
@@ -120,6 +147,8 @@ def test_a_job_of_higher_priority_takes_the_quota_and_the_other_resumes_in_its_p
         f"/api/v1/namespaces/{team.namespace}/events", fieldSelector="reason=KueuePreempted"
     )
     assert len(told) == 1
+    codes = {s.labels["code"] for s in team.cluster.metrics("finetune_api_requests_total") if s.value}
+    assert "403" not in codes
 
 
 def history(found: Object) -> list[Object]:
@@ -180,22 +209,3 @@ def test_a_workload_that_was_deactivated_is_stalled_until_it_is_active_again(tea
     team.cluster.patch(address, {"spec": {"active": True}})
     done = team.cluster.wait(path, lambda found: condition(found, "Finished") == "True", seconds=90)
     assert done["status"]["phase"] == "Succeeded", done["status"]
-
-
-def test_without_kueue_a_queued_stage_does_not_run_past_the_quota(
-    double: Cluster, namespace: str, runs: Path
-) -> None:
-    profile: Object = trainer_double.profile(f"queued-{namespace}", runs)
-    profile["spec"]["queue"] = {"localQueue": "team-tpu"}
-    double.apply(profile)
-    double.apply(trainer_double.job(namespace, "queued", profile["metadata"]["name"]))
-    path = job_path(namespace, "queued")
-    stuck = double.wait(path, lambda found: condition(found, "Stalled") == "True", seconds=90)
-    assert condition_of(stuck, "Stalled")["reason"] == "KueueNotInstalled"
-    assert condition(stuck, "QuotaReserved") == "False"
-    assert double.get(jobset_path(namespace, "queued-train-1"))["spec"]["suspend"] is True
-    assert (
-        double.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/stage=Train")
-        == []
-    )
-    double.delete(path)
