@@ -175,7 +175,8 @@ def _attempts(look: Survey, previous: Object) -> Object:
     verdicts = {attempt.key: verdict for attempt, verdict in look.judged}
     history: list[Object] = []
     for attempt in (attempt for view in look.stages for attempt in view.attempts):
-        evicted = evicted_entries(attempt, told_before)
+        # Of a history that is cut, nobody can tell which entry was which.
+        evicted = evicted_entries(attempt, told_before if len(told_before) < _HISTORY else ())
         history += evicted
         verdict = verdicts.get(attempt.key)
         if verdict and not (evicted and verdict.ending is Ending.EVICTED):
