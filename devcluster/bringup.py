@@ -20,9 +20,10 @@ from devcluster import (
     operator_process,
     pki,
     ports,
+    webhooks,
 )
 from devcluster.errors import ClusterError
-from devcluster.kube import Kube
+from devcluster.kube import Kube, Object
 from devcluster.layout import State
 from devcluster.options import Options
 from devcluster.supervisor import Supervisor
@@ -174,7 +175,7 @@ class Bringup:
 
     async def _jobset(self) -> None:
         await self.start("jobset")
-        await install.apply_all(self._admin(), jobset.webhooks(self.state, self._ports))
+        await self._call(jobset.webhooks(self.state, self._ports))
 
     async def _kueue(self, *, wanted: bool) -> None:
         kube = self._admin()
@@ -184,10 +185,16 @@ class Bringup:
             await install.apply_all(kube, manifests)
             await install.established(kube, install.crds(manifests))
             await self.start("kueue")
-            await install.apply_all(kube, kueue.webhooks(self.state, self._ports))
+            await self._call(kueue.webhooks(self.state, self._ports))
         elif "kueue" not in self.supervisor.running():
             for path in kueue.webhook_paths():
                 await kube.delete(path)
+
+    async def _call(self, configurations: Sequence[Object]) -> None:
+        """The API server asks these webhooks from now on."""
+        kube = self._admin()
+        await webhooks.until_served(self.supervisor.session, kube.context, configurations)
+        await install.apply_all(kube, configurations)
 
     async def _kwok(self, *, wanted: bool) -> None:
         if wanted:
