@@ -4,7 +4,7 @@ and chips. A row of SCENARIOS is a set of pools and the slices that must all fin
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -54,19 +54,20 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def add_pools(cluster: Cluster, scenario: str, wanted: Slices) -> None:
     """One pool a slice where it has several hosts; else one pool for all, with room to spare."""
     shape = wanted.shape
-    pools = wanted.jobs if shape.multi_host else 1
-    for number in range(pools):
-        cluster.add_fake_nodes(
-            tpu_pool(
-                f"{scenario}-{shape.machine_type}-{number}",
-                accelerator=shape.accelerator,
-                topology=shape.topology,
-                machine_type=shape.machine_type,
-                hosts=shape.hosts if shape.multi_host else wanted.jobs + 1,
-                chips_per_host=shape.chips_per_host,
-                labels={SCENARIO: scenario},
-            )
+    for number in range(wanted.jobs if shape.multi_host else 1):
+        pool = tpu_pool(
+            f"{scenario}-{shape.machine_type}-{number}",
+            accelerator=shape.accelerator,
+            topology=shape.topology,
+            machine_type=shape.machine_type,
+            hosts=shape.hosts if shape.multi_host else wanted.jobs + 1,
+            chips_per_host=shape.chips_per_host,
+            labels={SCENARIO: scenario},
         )
+        if shape.multi_host:
+            # The scheduler would rather take the larger ones, wherever it may choose.
+            pool = [replace(node, cpu="8") for node in pool]
+        cluster.add_fake_nodes(pool)
 
 
 def train_jobset(namespace: str, name: str, wanted: Slices, scenario: str) -> Object:
