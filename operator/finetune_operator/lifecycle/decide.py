@@ -11,7 +11,7 @@ from finetune_operator.lifecycle.decision import Decision, Deletion, Object
 from finetune_operator.lifecycle.notices import attempts_ended, transitions
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.queueing import Queueing, Standing, queueing
-from finetune_operator.lifecycle.situation import Course, Situation, Wait
+from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.stages import Survey, survey, waiting_input
 from finetune_operator.lifecycle.status import build_status, pace
 from finetune_operator.lifecycle.times import parse, stamp
@@ -197,7 +197,8 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
         attempt.jobset, attempt.workload, served=observed.workloads is not None, now=observed.now
     )
     if queue and queue.without_quota:
-        return _decision(observed, _queued(look, queue, refused), look, _next_look(observed, attempt))
+        situation = queued(look.current.stage, queue, refused)
+        return _decision(observed, situation, look, _next_look(observed, attempt))
     running = attempt.running
     wait = _input_wait(look)
     if queue and queue.standing is Standing.CHECKED:
@@ -220,24 +221,6 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
         queue=queue,
     )
     return _decision(observed, situation, look, _next_look(observed, attempt))
-
-
-def _queued(look: Survey, queue: Queueing, refused: Refused | None) -> Situation:
-    """Its quota is not there yet, or was taken away: pods that still save count as not running."""
-    stage, never = look.current.stage, queue.standing is Standing.NEVER
-    message = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.'
-    if never:
-        message = (
-            f"{stage} can not be admitted as things are. {message} Ask the platform team for what is missing: the job "
-            "then goes on by itself. Or change spec.resources and suspend the job for a moment, for another JobSet."
-        )
-    return Situation(
-        course=Course.INADMISSIBLE if never else Course.ACTIVE,
-        refused=refused,
-        starting=True,
-        wait=Wait(reason=WaitingReason.QUOTA, message=message, since=queue.since),
-        queue=queue,
-    )
 
 
 def _next_look(observed: Observed, attempt: Attempt) -> float:

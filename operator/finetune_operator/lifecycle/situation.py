@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum, auto
 
-from finetune_contract import Failure
+from finetune_contract import Failure, Stage
 from finetune_operator.api import WaitingReason
-from finetune_operator.lifecycle.queueing import Queueing
+from finetune_operator.lifecycle.queueing import Queueing, Standing
 from finetune_operator.planning import Refused
 
 
@@ -56,3 +56,21 @@ class Situation:
     """Of the live attempt, where a queue holds or held it."""
     failure: Failure | None = None
     store_error: str | None = None
+
+
+def queued(stage: Stage, queue: Queueing, refused: Refused | None) -> Situation:
+    """Its quota is not there yet, or was taken away: pods that still save count as not running."""
+    never = queue.standing is Standing.NEVER
+    message = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.'
+    if never:
+        message = (
+            f"{stage} can not be admitted as things are. {message} Ask the platform team for what is missing: the job "
+            "then goes on by itself. Or change spec.resources and suspend the job for a moment, for another JobSet."
+        )
+    return Situation(
+        course=Course.INADMISSIBLE if never else Course.ACTIVE,
+        refused=refused,
+        starting=True,
+        wait=Wait(reason=WaitingReason.QUOTA, message=message, since=queue.since),
+        queue=queue,
+    )
