@@ -29,7 +29,7 @@ down: ## Stop the local cluster
 	@if [ -x $(PYTHON) ]; then $(PYTHON) -m devcluster down; fi
 
 ##@ Set-up (the targets above do it themselves)
-.PHONY: install tools trainer reference cluster-programs
+.PHONY: install tools trainer reference cluster-programs test-programs
 tools: $(UV)
 $(UV):
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 12))' \
@@ -54,9 +54,12 @@ reference: $(UV) ## Make the environment with transformers and torch that judges
 cluster-programs: install ## Build the pinned control plane programs
 	@$(PYTHON) -m devcluster build
 
+test-programs: install ## The same with Kueue and kwok, which tests start
+	@$(PYTHON) -m devcluster build --with kueue,kwok
+
 ##@ Checks
 .PHONY: test test-unit test-integration test-e2e test-trainer test-thorough lint
-test: lint install trainer reference cluster-programs ## Everything: lint, unit, trainer, integration, end to end
+test: lint install trainer reference test-programs ## Everything: lint, unit, trainer, integration, end to end
 	@tests/run
 
 test-unit: install ## Pure tests, seconds
@@ -68,7 +71,7 @@ test-trainer: install trainer reference ## The trainer's own tests, in its envir
 test-thorough: install trainer reference ## What `make test` leaves out: the other method of each model family
 	@"$$(trainer_image/install.sh)"/bin/python -m pytest -c trainer_image/pytest.ini --rootdir . -q -m "thorough or reference" tests/trainer/test_trained_families.py
 
-test-integration: install cluster-programs ## On the real control plane, without training
+test-integration: install test-programs ## On the real control plane, without training
 	@tests/run integration
 
 test-e2e: install trainer cluster-programs ## Whole jobs on the real control plane, training on CPU

@@ -33,11 +33,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     command = commands.add_parser("build", help="build the cluster's programs that are missing")
-    command.add_argument("--with", dest="extra", default="", metavar="NAME,…", help="also kwok, kueue")
+    _extra(command)
     command.set_defaults(run=_build)
 
     command = commands.add_parser("up", help="start the cluster, or mend the one that runs")
     _state(command)
+    _extra(command)
     command.add_argument(
         "--operator",
         action=argparse.BooleanOptionalAction,
@@ -84,27 +85,37 @@ def _state(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _extra(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--with",
+        dest="extra",
+        type=lambda text: [name for name in text.split(",") if name],
+        default=[],
+        metavar="NAME,…",
+        help="also kueue (queues and quota), kwok (fake nodes)",
+    )
+
+
 def _of(chosen: argparse.Namespace) -> State:
     return State((chosen.state or default_state_dir()).expanduser().resolve())
 
 
 def _build(chosen: argparse.Namespace) -> None:
-    extra = [name for name in chosen.extra.split(",") if name]
-    for name, path in build.ensure(extra).items():
+    for name, path in build.ensure(chosen.extra).items():
         print(f"{name:24} {path}")
 
 
 def _up(chosen: argparse.Namespace) -> None:
     state = _of(chosen)
     started = time.monotonic()
-    build.ensure()
+    build.ensure(chosen.extra)
     state.root.mkdir(parents=True, exist_ok=True)
     options = Options.chosen(warm=chosen.warm)
     if options.trainer is None:
         _say(
             "the trainer's environment is not installed (`make trainer`): stage pods would stay in ErrImagePull"
         )
-    control.up(state, options, operator=chosen.operator, say=_say)
+    control.up(state, options, operator=chosen.operator, extra=chosen.extra, say=_say)
     _say(f"cluster is up, {time.monotonic() - started:.1f} s; `python -m devcluster down` ends it")
     print(f"export KUBECONFIG={state.kubeconfig}")
 

@@ -5,12 +5,25 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from devcluster import build, controlplane, gcs, install, jobset, nodeagent, operator_process, pki, ports
+from devcluster import (
+    build,
+    controlplane,
+    gcs,
+    install,
+    jobset,
+    kueue,
+    kwok,
+    nodeagent,
+    operator_process,
+    pki,
+    ports,
+    webhooks,
+)
 from devcluster.errors import ClusterError
-from devcluster.kube import Kube
+from devcluster.kube import Kube, Object
 from devcluster.layout import State
 from devcluster.options import Options
 from devcluster.supervisor import Supervisor
@@ -36,10 +49,12 @@ class Bringup:
     def ports(self) -> Mapping[str, int]:
         return self._ports
 
-    async def up(self, options: Options, *, operator: bool, say: Say) -> None:
-        """Everything runs and is installed when this returns. Raises ClusterError."""
+    async def up(self, options: Options, *, operator: bool, extra: Sequence[str] = (), say: Say) -> None:
+        """Everything runs and is installed when this returns, the optional components named in ``extra`` included;
+        those that run already go on. Raises ClusterError."""
         async with self._busy:
             started = time.monotonic()
+            self._programs = {**self._programs, **build.ensure(extra)}
             self._prepare()
             await self._adopt(options)
             say(f"control plane: starting, state in {self.state.root}")
@@ -55,6 +70,8 @@ class Bringup:
                     self.start("kube-controller-manager"),
                     self.start("kube-scheduler"),
                     self._jobset(),
+                    self._kueue(wanted="kueue" in extra),
+                    self._kwok(wanted="kwok" in extra),
                     self.start("node-agent"),
                     store,
                 )
@@ -76,10 +93,8 @@ class Bringup:
             await self._object_store()
         elif name == "node-agent":
             await self.supervisor.start(nodeagent.agent(self.state, self.options, self._ports))
-        elif name == "jobset":
-            await self.supervisor.start(jobset.controller(self.state, self._programs, self._ports))
-        elif name in _CONTROL_PLANE:
-            await self.supervisor.start(_CONTROL_PLANE[name](self.state, self._programs, self._ports))
+        elif name in _PROGRAMS:
+            await self.supervisor.start(_PROGRAMS[name](self.state, self._programs, self._ports))
         else:
             raise ClusterError(f"no component {name}")
 
@@ -107,7 +122,6 @@ class Bringup:
         if self._kube is not None:
             return
         pki.ensure(self.state.pki)
-        self._programs = build.ensure()
         self._ports = ports.assign(self.state)
         for user in pki.IDENTITIES:
             text = pki.kubeconfig(self.state.pki, user, controlplane.address(self._ports))
@@ -161,7 +175,31 @@ class Bringup:
 
     async def _jobset(self) -> None:
         await self.start("jobset")
-        await install.apply_all(self._admin(), jobset.webhooks(self.state, self._ports))
+        await self._call(jobset.webhooks(self.state, self._ports))
+
+    async def _kueue(self, *, wanted: bool) -> None:
+        kube = self._admin()
+        if wanted:
+            manifests = kueue.manifests()
+            await install.namespace(kube, kueue.NAMESPACE)
+            await install.apply_all(kube, manifests)
+            await install.established(kube, install.crds(manifests))
+            await self.start("kueue")
+            await self._call(kueue.webhooks(self.state, self._ports))
+        elif "kueue" not in self.supervisor.running():
+            for path in kueue.webhook_paths():
+                await kube.delete(path)
+
+    async def _call(self, configurations: Sequence[Object]) -> None:
+        """The API server asks these webhooks from now on."""
+        kube = self._admin()
+        await webhooks.until_served(self.supervisor.session, kube.context, configurations)
+        await install.apply_all(kube, configurations)
+
+    async def _kwok(self, *, wanted: bool) -> None:
+        if wanted:
+            await install.kwok_rights(self._admin())
+            await self.start("kwok")
 
     async def _installed(self) -> str:
         """All that an administrator applies; the name of the operator's account."""
@@ -169,16 +207,19 @@ class Bringup:
         manifests = jobset.manifests()
         await install.apply_all(kube, manifests)
         account = await install.chart(kube, self._programs)
-        await install.established(kube, [m for m in manifests if m["kind"] == "CustomResourceDefinition"])
+        await install.established(kube, install.crds(manifests))
         await install.node_agent_rights(kube)
         await install.namespace(kube, "default", stages=True)
         await install.profile(kube)
         return account
 
 
-_CONTROL_PLANE = {
+_PROGRAMS = {
     "etcd": controlplane.etcd,
     "kube-apiserver": controlplane.apiserver,
     "kube-controller-manager": controlplane.controller_manager,
     "kube-scheduler": controlplane.scheduler,
+    "jobset": jobset.controller,
+    "kueue": kueue.controller,
+    "kwok": kwok.controller,
 }

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,7 +72,8 @@ class Service:
         match request["do"]:
             case "up":
                 options = Options(**request["options"])
-                await self.bringup.up(options, operator=bool(request["operator"]), say=say)
+                operator, extra = bool(request["operator"]), request["extra"]
+                await self.bringup.up(options, operator=operator, extra=extra, say=say)
             case "start":
                 await self.bringup.start(name)
             case "stop":
@@ -128,14 +129,21 @@ def alive(state: State) -> bool:
 
 
 def up(
-    state: State, options: Options, *, operator: bool, say: Callable[[str], None] = lambda _: None
+    state: State,
+    options: Options,
+    *,
+    operator: bool,
+    extra: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """The cluster runs, whatever was there before, when this returns. Raises ClusterError."""
+    """The cluster runs, whatever was there before, when this returns, with the optional components of ``extra``. Raises
+    ClusterError."""
     if alive(state) and call(state, {"do": "code"}) != digest(CLUSTER):
         say("the running cluster is of another checkout, or of an older state of this one: starting it anew")
         shut_down(state)
     ensure_supervisor(state)
-    call(state, {"do": "up", "operator": operator, "options": dataclasses.asdict(options)}, say)
+    chosen = dataclasses.asdict(options)
+    call(state, {"do": "up", "operator": operator, "extra": list(extra), "options": chosen}, say)
 
 
 def ensure_supervisor(state: State) -> None:

@@ -33,14 +33,18 @@ async def node_agent_rights(kube: Kube) -> None:
     await apply_all(kube, documents(MANIFESTS / "node-agent.yaml"))
 
 
+async def kwok_rights(kube: Kube) -> None:
+    await apply_all(kube, documents(MANIFESTS / "kwok.yaml"))
+
+
 async def chart(kube: Kube, programs: Mapping[str, Path]) -> str:
     """Renders the chart with helm as a user would and applies CRDs and rights. Returns the operator's account."""
     await namespace(kube, NAMESPACE)
     rendered = await asyncio.to_thread(_render, programs["helm"])
     wanted = [manifest for manifest in rendered if manifest["kind"] in INSTALLED_KINDS]
-    crds = [manifest for manifest in wanted if manifest["kind"] == "CustomResourceDefinition"]
-    await apply_all(kube, crds)
-    await established(kube, crds)
+    definitions = crds(wanted)
+    await apply_all(kube, definitions)
+    await established(kube, definitions)
     await apply_all(kube, (manifest for manifest in wanted if manifest["kind"] != "CustomResourceDefinition"))
     (deployment,) = (manifest for manifest in rendered if manifest["kind"] == "Deployment")
     return str(deployment["spec"]["template"]["spec"]["serviceAccountName"])
@@ -77,9 +81,14 @@ async def apply_all(kube: Kube, manifests: Iterable[Object]) -> None:
             raise ClusterError(f"the API server refuses {name}: {error}") from error
 
 
-async def established(kube: Kube, crds: Iterable[Object]) -> None:
+def crds(manifests: Iterable[Object]) -> list[Object]:
+    """Those that define kinds."""
+    return [manifest for manifest in manifests if manifest["kind"] == "CustomResourceDefinition"]
+
+
+async def established(kube: Kube, definitions: Iterable[Object]) -> None:
     """Returns when the API server serves the kinds."""
-    for crd in crds:
+    for crd in definitions:
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
         for _ in range(200):
             conditions = (await kube.get(path)).get("status", {}).get("conditions") or []

@@ -1,6 +1,5 @@
 """The JobSet controller with its webhooks, under an identity of its own."""
 
-import base64
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from devcluster.build import share_dir
 from devcluster.component import Component
 from devcluster.kube import Object
 from devcluster.layout import State
+from devcluster.webhooks import called_by_url
 
 #: Pods that the JobSet controller made. Its pod webhooks look at no others, so they can't hold up anything else.
 JOBSET_PODS = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
@@ -68,20 +68,13 @@ def manifests() -> list[Object]:
 
 
 def webhooks(state: State, ports: Mapping[str, int]) -> list[Object]:
-    """The module's webhook configurations, called by URL, as there is no service network. Apply once it serves."""
-    authority = base64.b64encode((state.pki / "ca.crt").read_bytes()).decode()
+    """The module's webhook configurations. Apply once it serves."""
     configurations = _documents("webhooks.yaml")
     for configuration in configurations:
-        configuration["metadata"]["name"] = f"jobset-{configuration['metadata']['name']}"
         for webhook in configuration["webhooks"]:
-            path = webhook["clientConfig"]["service"]["path"]
-            webhook["clientConfig"] = {
-                "url": f"https://127.0.0.1:{ports['jobset-webhook']}{path}",
-                "caBundle": authority,
-            }
             if any("pods" in rule["resources"] for rule in webhook["rules"]):
                 webhook["objectSelector"] = JOBSET_PODS
-    return configurations
+    return called_by_url(state, configurations, prefix="jobset", port=ports["jobset-webhook"])
 
 
 def _documents(name: str) -> list[Object]:

@@ -15,6 +15,8 @@ IDENTITIES: Mapping[str, str] = {
     "controller-manager": "/CN=system:kube-controller-manager",
     "scheduler": "/CN=system:kube-scheduler",
     "jobset": "/CN=jobset-controller-manager",
+    "kueue": "/CN=kueue-controller-manager",
+    "kwok": "/CN=devcluster-kwok",
     "node-agent": "/CN=devcluster-node-agent",
     # what the API server shows to the node agent when it fetches logs
     "apiserver-kubelet-client": "/CN=kube-apiserver-kubelet-client",

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -31,7 +31,8 @@ from typing import Any, Self
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from devcluster import build, control, gcs, install
+from devcluster import build, control, fakenodes, gcs, install
+from devcluster.agent.nodes import LocalNode
 from devcluster.kube import Kube, KubeError, Object
 from devcluster.layout import State
 from devcluster.options import Options
@@ -43,7 +44,7 @@ class StalledError(AssertionError):
 
 class Cluster:
     """A running cluster. Components: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, jobset, gcs,
-    node-agent, operator."""
+    node-agent, operator; kueue and kwok where they were asked for."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -56,14 +57,17 @@ class Cluster:
 
     @classmethod
     @contextmanager
-    def started(cls, folder: Path, *, operator: bool = False, warm: bool = True) -> Iterator[Self]:
-        """A cluster in ``folder``, ended in any case, with everything that it ran; its logs stay in the folder."""
+    def started(
+        cls, folder: Path, *, operator: bool = False, warm: bool = True, extra: Sequence[str] = ()
+    ) -> Iterator[Self]:
+        """A cluster in ``folder``, with the optional components of ``extra`` (kueue, kwok), ended in any case, with
+        everything that it ran; its logs stay in the folder."""
         state = State(folder)
         folder.mkdir(parents=True, exist_ok=True)
         options = Options.chosen(warm=warm)
-        build.ensure()
+        build.ensure(extra)
         try:
-            control.up(state, options, operator=operator)
+            control.up(state, options, operator=operator, extra=extra)
             cluster = cls(state)
             try:
                 yield cluster
@@ -206,6 +210,16 @@ class Cluster:
             families = text_string_to_metric_families(answer.read().decode())
         return tuple(sample for family in families for sample in family.samples if sample.name == name)
 
+    def add_fake_nodes(self, nodes: Iterable[LocalNode]) -> None:
+        """Registers nodes that only the scheduler takes for real (devcluster.fakenodes); they are ready when this
+        returns. Needs the component kwok."""
+        names = []
+        for node in nodes:
+            self.create("/api/v1/nodes", fakenodes.manifest(node))
+            names.append(node.name)
+        for name in names:
+            self.wait(f"/api/v1/nodes/{name}", _ready)
+
     def add_image(self, image: str, programs: Path) -> None:
         """From now on nodes can run ``image``: its containers find ``programs`` first on PATH."""
         known = json.loads(self.state.images.read_text())
@@ -248,6 +262,15 @@ class Cluster:
         async for event in self._kube.watch(_collection(path), fieldSelector=_selector(path)):
             for found in event.objects:
                 yield found
+
+
+def _ready(node: Object) -> bool:
+    conditions = node.get("status", {}).get("conditions", ())
+    # the node controller takes its own taint away a moment later
+    taints = [taint["key"] for taint in node["spec"].get("taints", ())]
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions) and (
+        "node.kubernetes.io/not-ready" not in taints
+    )
 
 
 def _collection(path: str) -> str:

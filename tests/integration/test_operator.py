@@ -4,6 +4,7 @@ import os
 import signal
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from devcluster.testing import Cluster
 from finetune_contract import RunFolder, Stage
@@ -12,12 +13,15 @@ from tests.integration.jobs import (
     PROFILE,
     await_file,
     condition,
+    condition_of,
     job_path,
     jobset_path,
     jobsets,
     phase,
     uid_of,
 )
+
+type Object = dict[str, Any]
 
 
 def test_a_job_goes_through_all_stages_once(double: Cluster, namespace: str) -> None:
@@ -106,6 +110,25 @@ def test_deleting_a_job_takes_its_children_and_leaves_no_trace(held: Cluster, na
     held.delete(job_path(namespace, "brief"))
     held.wait_gone(jobset_path(namespace, "brief-prep-1"))
     held.wait_gone(f"/api/v1/namespaces/{namespace}/configmaps/brief-plan")
+
+
+def test_without_kueue_a_queued_stage_does_not_run_past_the_quota(
+    double: Cluster, namespace: str, runs: Path
+) -> None:
+    profile: Object = trainer_double.profile(f"queued-{namespace}", runs)
+    profile["spec"]["queue"] = {"localQueue": "team-tpu"}
+    double.apply(profile)
+    double.apply(trainer_double.job(namespace, "queued", profile["metadata"]["name"]))
+    path = job_path(namespace, "queued")
+    stuck = double.wait(path, lambda found: condition(found, "Stalled") == "True", seconds=90)
+    assert condition_of(stuck, "Stalled")["reason"] == "KueueNotInstalled"
+    assert condition(stuck, "QuotaReserved") == "False"
+    assert double.get(jobset_path(namespace, "queued-train-1"))["spec"]["suspend"] is True
+    assert (
+        double.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/stage=Train")
+        == []
+    )
+    double.delete(path)
 
 
 def test_metrics_and_probes_of_a_leader(double: Cluster, namespace: str) -> None:

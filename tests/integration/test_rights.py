@@ -80,7 +80,7 @@ def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: st
 
     made = requests(newborn)
     used = {right for right, _ in made} | {
-        (watch.kind.plural, verb) for watch in watches(()) for verb in ("list", "watch")
+        (watch.kind.plural, verb) for watch in watches((), kueue=True) for verb in ("list", "watch")
     }
     granted = {
         (rule.resource, verb) for rule in (*JOB_RULES, *CLUSTER_RULES, *LEASE_RULES) for verb in rule.verbs

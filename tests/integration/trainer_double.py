@@ -12,10 +12,13 @@ import time
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from finetune_contract import (
     CacheLayout,
+    CheckpointRecord,
     ConvertOutcome,
+    ExitCode,
     Outcome,
     Progress,
     RunFolder,
@@ -28,6 +31,8 @@ from tests import stage_outcomes
 
 IMAGE = "localhost/trainer-double:test"
 STEPS = 10
+SAVED_STEP = 4
+"""The step of the checkpoint that a double which was asked to stop leaves."""
 
 
 def records(request: StageRequest, now: datetime) -> Mapping[str, str]:
@@ -42,41 +47,78 @@ def records(request: StageRequest, now: datetime) -> Mapping[str, str]:
         manifest = CacheLayout(request.cache).convert_manifest(fingerprint)
         files[manifest] = details.manifest.to_json()
     if isinstance(details, TrainOutcome):
+        start = SAVED_STEP if _saved(request) else 0
         progress = Progress(
-            attempt=number, restart=request.restart, step=STEPS, total_steps=STEPS, updated=now
+            attempt=number,
+            restart=request.restart,
+            step=STEPS,
+            total_steps=STEPS,
+            start_step=start,
+            updated=now,
         )
         files[run.progress] = progress.to_json()
-    files[run.result(*place)] = StageResult(
-        stage=stage,
-        attempt=number,
+        details = details.model_copy(update={"start_step": start})
+    files[run.result(*place)] = _result(request, Outcome.SUCCEEDED, now, details)
+    return files
+
+
+def saving(request: StageRequest, now: datetime) -> Mapping[str, str]:
+    """The same of a training that was asked to stop: a checkpoint, and a record that tells of it."""
+    run = RunFolder(request.run_folder)
+    checkpoint = run.checkpoint(SAVED_STEP)
+    details = TrainOutcome(
+        step=SAVED_STEP,
+        total_steps=STEPS,
+        checkpoints=[CheckpointRecord(step=SAVED_STEP, uri=checkpoint)],
+    )
+    record = _result(request, Outcome.STOPPED, now, details)
+    place = (request.stage.short, request.attempt, request.restart)
+    return {f"{checkpoint}/saved": "", run.result(*place): record}
+
+
+def _result(request: StageRequest, outcome: Outcome, now: datetime, details: stage_outcomes.Details) -> str:
+    return StageResult(
+        stage=request.stage,
+        attempt=request.attempt,
         restart=request.restart,
-        outcome=Outcome.SUCCEEDED,
-        exit_code=0,
+        outcome=outcome,
+        exit_code=ExitCode.OK if outcome is Outcome.SUCCEEDED else ExitCode.STOPPED,
         started=now,
         finished=now,
         details=details,
     ).to_json()
-    return files
+
+
+def _saved(request: StageRequest) -> bool:
+    return _path(f"{RunFolder(request.run_folder).checkpoint(SAVED_STEP)}/saved").exists()
 
 
 def write(files: Mapping[str, str]) -> None:
     """Writes ``file://`` files, each whole."""
     for uri, content in files.items():
-        path = Path(uri.removeprefix("file://"))
+        path = _path(uri)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".writing-{path.name}")
         partial.write_text(content)
         partial.replace(path)
 
 
-def install(folder: Path, *, seconds: float = 0, stages: Collection[Stage] = tuple(Stage)) -> Path:
-    """The folder of programs of :data:`IMAGE`, made below ``folder``; these ``stages`` take ``seconds`` more."""
+def _path(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def install(
+    folder: Path, *, seconds: float = 0, stages: Collection[Stage] = tuple(Stage), saves: bool = False
+) -> Path:
+    """The folder of programs of :data:`IMAGE`, made below ``folder``; these ``stages`` take ``seconds`` more. With
+    ``saves`` training saves when it is asked to stop; having saved, it takes no time."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "finetune-stage"
     root = Path(__file__).parents[2]
     program.write_text(
         f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} "
-        f"exec {shlex.quote(sys.executable)} -m tests.integration.trainer_double {seconds} {' '.join(stages)}\n"
+        f"exec {shlex.quote(sys.executable)} -m tests.integration.trainer_double {seconds}"
+        f"{' saves' if saves else ''} {' '.join(stages)}\n"
     )
     program.chmod(0o755)
     return folder
@@ -129,19 +171,28 @@ def crash(*_: object) -> None:
     os._exit(1)
 
 
-def main() -> None:
+def main(seconds: float, stages: Collection[str], *, saves: bool) -> None:
+    """Plays the stage of the request in the environment."""
     request = StageRequest.of_environment(os.environ)
+
+    def save(*_: object) -> NoReturn:
+        write(saving(request, datetime.now(UTC)))
+        sys.exit(ExitCode.STOPPED)
+
     signal.signal(signal.SIGUSR1, crash)
+    if saves and request.stage is Stage.TRAIN:
+        signal.signal(signal.SIGTERM, save)
     files = dict(records(request, datetime.now(UTC)))
+    first = os.environ.get("TPU_WORKER_ID", "0") == "0"
     # First of all, as a real one: the attempt has started.
-    first = next(iter(files))
-    if os.environ.get("TPU_WORKER_ID", "0") == "0":
-        write({first: files.pop(first)})
-    if request.stage in sys.argv[2:]:
-        time.sleep(float(sys.argv[1]))
-    if os.environ.get("TPU_WORKER_ID", "0") == "0":
+    begun = next(iter(files))
+    if first:
+        write({begun: files.pop(begun)})
+    if request.stage in stages and not (saves and _saved(request)):
+        time.sleep(seconds)
+    if first:
         write(files)
 
 
 if __name__ == "__main__":
-    main()
+    main(float(sys.argv[1]), sys.argv[2:], saves="saves" in sys.argv)

@@ -32,6 +32,15 @@ def test_can_be_planned(path: Path, tmp_path: Path) -> None:
     assert "Train" in page
 
 
+def test_a_plan_names_the_queues(tmp_path: Path) -> None:
+    job = yaml.safe_load((ROOT / "examples" / "huggingface.yaml").read_text())
+    job["metadata"]["namespace"], job["spec"]["profileRef"] = "team-a", {"name": "gke-v6e-queued"}
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(json.dumps(job))
+    page = show_plan(manifest, ROOT / "examples" / "profiles" / "gke-v6e-queued.yaml", "text")
+    assert "tpu: team-tpu · priority: research" in page
+
+
 def test_the_quickstart_fits_on_fifteen_lines_and_names_no_profile() -> None:
     text = (ROOT / "examples" / "quickstart.yaml").read_text()
     assert len(text.splitlines()) <= 15

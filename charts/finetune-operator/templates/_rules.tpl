@@ -16,6 +16,10 @@ No Secret is ever read: pods get them by reference.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
+# Why a JobSet waits in its queue. Kueue need not be there.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list, watch]
 # The immutable ConfigMap <job>-plan: written once, read by name.
 - apiGroups: [""]
   resources: [configmaps]

@@ -31,6 +31,10 @@ from finetune_operator.api.rules import Rule
 DEFAULT_PROFILE_ANNOTATION = "tpu-finetune.dev/is-default-profile"
 
 
+QueueName = Annotated[DnsName, Field(max_length=63)]
+"""Name of an object of Kueue, as a label's value holds it."""
+
+
 class Owner(ApiModel):
     """Whom to ask."""
 
@@ -75,16 +79,34 @@ class ServiceAccounts(ApiModel):
 
 
 class Queue(ApiModel):
-    """Kueue queues."""
+    """Kueue queues, each a LocalQueue in the job's namespace."""
 
-    local_queue: DnsName | None = None
+    rules: ClassVar = (
+        Rule(
+            cel=(
+                "has(self.priorityClass) ? has(self.localQueue) || has(self.cpuLocalQueue) "
+                "|| (has(self.allowJobLabels) && self.allowJobLabels) : true"
+            ),
+            message="a priority needs a queue: set localQueue or cpuLocalQueue",
+            holds=lambda self: (
+                self.priority_class is None
+                or self.local_queue is not None
+                or self.cpu_local_queue is not None
+                or self.allow_job_labels is True
+            ),
+            at=("priorityClass",),
+        ),
+    )
+
+    local_queue: QueueName | None = None
     """Queue of stages on TPU. Default: not queued."""
-    cpu_local_queue: DnsName | None = None
+    cpu_local_queue: QueueName | None = None
     """Queue of stages on CPU. Default: not queued."""
-    priority_class: DnsName | None = None
-    """Priority of all stages. Default: the queue's."""
+    priority_class: QueueName | None = None
+    """WorkloadPriorityClass of the stages that are queued. Default: the queue's own order."""
     allow_job_labels: Flag | None = None
-    """Let the job's own kueue.x-k8s.io labels win. Default: false."""
+    """Let the job's own labels kueue.x-k8s.io/queue-name (for stages on TPU) and kueue.x-k8s.io/priority-class win.
+    Default: false; a job that carries them is refused."""
 
 
 class EnvVar(ApiModel):

@@ -108,6 +108,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "runFolder": plan.run_folder.uri,
         "cache": plan.cache.uri,
         "image": plan.image,
+        "queues": {name: queue for name, queue in _queues(plan).items() if queue},
         "memory": {"source": "Off"},
         "checkpoint": "Last",
     }
@@ -141,6 +142,8 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
     if plan.pathways is not None:
         for line in _pathways(plan, plan.pathways):
             yield _row("", line)
+    if queues := " · ".join(f"{name}: {queue}" for name, queue in _queues(plan).items() if queue):
+        yield _row("Queue", queues)
     yield _row("Mesh", f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}")
     yield _row(
         "Batch",
@@ -167,6 +170,11 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
     later = sorted({note for jobset in jobsets for note in _later(jobset)})
     if later:
         yield _row("Known later", "; ".join(later))
+
+
+def _queues(plan: Plan) -> dict[str, str | None]:
+    queues = plan.queues
+    return {"tpu": queues.tpu, "cpu": queues.cpu, "priority": queues.priority_class}
 
 
 def _row(label: str, value: str) -> str:

@@ -87,9 +87,12 @@ class KubernetesCluster:
         return await self._call("get", kind, namespace, name)
 
     async def list(
-        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str] | None = None
+        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str | frozenset[str]] | None = None
     ) -> Sequence[Object]:
-        selector = ",".join(f"{key}={value}" for key, value in sorted((labels or {}).items()))
+        selector = ",".join(
+            f"{key}={value}" if isinstance(value, str) else f"{key} in ({','.join(sorted(value))})"
+            for key, value in sorted((labels or {}).items())
+        )
         # A continuation may outlive the server's history (410); one list from the start is then within it.
         for final in (False, True):
             try:

@@ -28,6 +28,8 @@ PODS = Kind("", "v1", "pods")
 CONFIG_MAPS = Kind("", "v1", "configmaps")
 NODES = Kind("", "v1", "nodes")
 EVENTS = Kind("", "v1", "events")
+#: Kueue's; there may be none.
+WORKLOADS = Kind("kueue.x-k8s.io", "v1beta2", "workloads")
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 
 
@@ -65,9 +67,10 @@ class Cluster(Protocol):
         ...
 
     async def list(
-        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str] | None = None
+        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str | frozenset[str]] | None = None
     ) -> Sequence[Object]:
-        """Live objects by exact labels; every page."""
+        """Live objects by labels, each of which has that value or one of those; every page. NotFound where the server
+        does not know the kind."""
         ...
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:

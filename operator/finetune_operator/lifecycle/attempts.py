@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from finetune_contract import Stage
+from finetune_contract import Outcome, Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed
+from finetune_operator.lifecycle.queueing import newest
 from finetune_operator.rendering import attempt_of
 
 ORDER = {stage: index for index, stage in enumerate(Stage)}
@@ -25,6 +26,8 @@ class Attempt:
     """None: its trainer has written nothing (yet)."""
     restarted: bool = False
     """The JobSet has been restarted since, which it does after disruptions alone."""
+    workload: children.Object | None = None
+    """Kueue's, of the JobSet; None where it is in no queue, or Kueue has not seen it yet."""
 
     @property
     def live(self) -> bool:
@@ -49,6 +52,7 @@ def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
     for pod in observed.pods:
         if key := _key(pod):
             pods.setdefault(key, []).append(pod)
+    workloads = _workloads(observed)
     # A pod alone, without JobSet or record, is an attempt only as long as it runs.
     standing = {key for key, own in pods.items() if any(children.pod_live(pod) for pod in own)}
     told = [key for jobset in observed.jobsets if (key := _key(jobset))]
@@ -60,17 +64,23 @@ def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
     )
     last = {(key.stage, key.number): key.restart for key in keys}
     before: Counter[Stage] = Counter()
-    return tuple(
-        Attempt(
-            key=key,
-            ordinal=_counted(before, key.stage),
-            jobset=jobsets.get((key.stage, key.number)),
-            pods=tuple(pods.get(key, ())),
-            files=observed.folder.attempts.get(key),
-            restarted=key.restart < last[key.stage, key.number],
+    found: list[Attempt] = []
+    for key in keys:
+        jobset, files = jobsets.get((key.stage, key.number)), observed.folder.attempts.get(key)
+        before[key.stage] += 1
+        restarted = key.restart < last[key.stage, key.number]
+        found.append(
+            Attempt(
+                key=key,
+                ordinal=before[key.stage],
+                jobset=jobset,
+                pods=tuple(pods.get(key, ())),
+                files=files if restarted else _of_this_run(files, jobset),
+                restarted=restarted,
+                workload=workloads.get(jobset["metadata"].get("uid")) if jobset else None,
+            )
         )
-        for key in keys
-    )
+    return tuple(found)
 
 
 def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
@@ -78,14 +88,28 @@ def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
     return (replace(newest, restart=restart) for restart in range(newest.restart + 1))
 
 
-def _counted(before: Counter[Stage], stage: Stage) -> int:
-    before[stage] += 1
-    return before[stage]
-
-
 def next_number(attempts: Sequence[Attempt], stage: Stage) -> int:
     """The number of the stage's next attempt."""
     return 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0)
+
+
+def _workloads(observed: Observed) -> dict[str | None, children.Object]:
+    """By the uid of their JobSet."""
+    found: dict[str | None, list[children.Object]] = {}
+    for workload in observed.workloads or ():
+        for owner in workload["metadata"].get("ownerReferences", ()):
+            found.setdefault(owner["uid"], []).append(workload)
+    return {uid: newest(each) for uid, each in found.items()}
+
+
+def _of_this_run(files: AttemptFiles | None, jobset: children.Object | None) -> AttemptFiles | None:
+    """Without what an earlier run of the same attempt said. Kueue stops a JobSet by suspending it, which ends no Job
+    and counts no restart; when there is quota again, the same pods' successors run the same attempt."""
+    if files is None or files.result is None or files.result.outcome is not Outcome.STOPPED or jobset is None:
+        return files
+    resumed = children.resumed_at(jobset)
+    earlier = resumed is not None and files.result.finished < resumed
+    return replace(files, result=None) if earlier else files
 
 
 def _key(child: children.Object) -> AttemptKey | None:

@@ -62,6 +62,14 @@ def pods_expected(jobset: Object) -> int:
     )
 
 
+def resumed_at(jobset: Object) -> datetime | None:
+    """When it was let go after a suspension; None where it never was suspended, or is."""
+    for each in jobset.get("status", {}).get("conditions", ()):
+        if each["type"] == "Suspended" and each["status"] == "False" and "lastTransitionTime" in each:
+            return parse(each["lastTransitionTime"])
+    return None
+
+
 def pod_live(pod: Object) -> bool:
     """Its processes may still run."""
     phase: str = pod.get("status", {}).get("phase", "Pending")

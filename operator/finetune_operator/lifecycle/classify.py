@@ -26,6 +26,7 @@ from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.deadlines import DEADLINE_EXCEEDED, HUNG, NO_CAPACITY, STARTUP_TIMEOUT
 from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Disruption, disruption
+from finetune_operator.lifecycle.queueing import being_evicted
 from finetune_operator.rendering import jobset_name
 
 _SIGNALLED = 128
@@ -35,6 +36,7 @@ _SIGKILL = _SIGNALLED + 9
 #: Reasons of the records that the operator writes before it stops an attempt: nobody is charged.
 SUSPENDED = "Suspended"
 REPLACED = "Replaced"
+EVICTED = "Evicted"
 _ON_PURPOSE = (SUSPENDED, REPLACED, NO_CAPACITY, DEADLINE_EXCEEDED)
 #: Reasons of its own judgement, which the trainer's last words do not change.
 _JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT)
@@ -52,6 +54,8 @@ class Ending(StrEnum):
     SUCCEEDED = "Succeeded"
     STOPPED = "Stopped"
     """By the operator, for the job's sake: charged to nothing."""
+    EVICTED = "Evicted"
+    """Kueue took its quota away: charged to nothing."""
     FAILED = "Failed"
 
 
@@ -71,6 +75,8 @@ class Verdict:
 
     @property
     def failure_class(self) -> FailureClass | None:
+        if self.ending is Ending.EVICTED:
+            return FailureClass.QUOTA
         return self.failure.failure_class if self.failure else None
 
 
@@ -107,8 +113,14 @@ def classify(  # noqa: PLR0911  one per case
             return Verdict(ending=Ending.SUCCEEDED, finished=finished)
         return Verdict(ending=Ending.FAILED, failure=wrong, finished=finished)
     purpose = noted.reason if noted and noted.reason in _ON_PURPOSE else None
-    if purpose and (result is None or result.outcome is Outcome.STOPPED):
+    stopped = result is None or result.outcome is Outcome.STOPPED
+    if purpose and stopped:
         return Verdict(ending=Ending.STOPPED, purpose=purpose, finished=finished)
+    if noted and noted.reason == EVICTED and stopped:
+        return Verdict(ending=Ending.EVICTED, finished=finished)
+    evicted = being_evicted(attempt.workload)
+    if evicted and stopped and noted is None:
+        return Verdict(ending=Ending.EVICTED, finished=finished, record=_eviction(attempt, evicted))
     taken = disruption(attempt, nodes, ended=finished, now=now)
     if result:
         failure, record = _from_result(attempt, result, noted, taken)
@@ -127,6 +139,14 @@ def classify(  # noqa: PLR0911  one per case
 def _crash(noted: Failure) -> bool:
     """Whether it may be the consequence of something else."""
     return noted.failure_class is FailureClass.INFRASTRUCTURE
+
+
+def _eviction(attempt: Attempt, evicted: children.Object) -> Failure:
+    return Failure(
+        code=ExitCode.STOPPED,
+        reason=EVICTED,
+        message=f"{attempt.key.stage}: Kueue took its quota away: {evicted.get('message', '')}"[:1024],
+    )
 
 
 def suspension() -> Failure:

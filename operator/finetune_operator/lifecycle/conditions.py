@@ -6,6 +6,7 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
+from finetune_operator.lifecycle.queueing import Standing
 from finetune_operator.lifecycle.situation import Course, Situation
 from finetune_operator.lifecycle.stages import Survey, waiting_input
 from finetune_operator.lifecycle.times import stamp
@@ -24,6 +25,7 @@ _OUTCOMES: Mapping[Course, tuple[ConditionStatus, ...]] = {
     Course.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
     Course.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
     Course.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
+    Course.INADMISSIBLE: (FALSE, TRUE, UNKNOWN, FALSE),
     Course.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
     Course.SUCCEEDED: (FALSE, FALSE, TRUE, TRUE),
     Course.FAILED: (FALSE, TRUE, FALSE, TRUE),
@@ -39,7 +41,7 @@ def conditions(
         ConditionType.DATA_READY: _data_ready(look),
         ConditionType.MEMORY_FITS: _memory_fits(situation),
         ConditionType.EXPORT_PROVEN: _export_proven(look),
-        ConditionType.QUOTA_RESERVED: (TRUE, Reason.NOT_QUEUED, "The profile names no queue."),
+        ConditionType.QUOTA_RESERVED: _quota_reserved(situation, look),
         ConditionType.RUNNING: _running(situation, look),
         ConditionType.WITHIN_BUDGET: (TRUE, Reason.NOT_REQUESTED, "The job has no budget."),
         ConditionType.GATE_PASSED: (UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates."),
@@ -136,6 +138,17 @@ def _export_proven(look: Survey | None) -> Told:
     return UNKNOWN, Reason.NOT_STARTED, "Nothing was converted yet."
 
 
+def _quota_reserved(situation: Situation, look: Survey | None) -> Told:
+    queue = situation.queue
+    if queue is None:
+        queued = look is not None and (look.plan.queues.tpu or look.plan.queues.cpu)
+        text = "No stage is in a queue now." if queued else "The profile names no queue."
+        return TRUE, Reason.NOT_QUEUED, text
+    if queue.standing is Standing.UNSEEN:
+        return UNKNOWN, queue.reason, queue.message
+    return FALSE if queue.without_quota else TRUE, queue.reason, queue.message
+
+
 def _running(situation: Situation, look: Survey | None) -> Told:  # noqa: PLR0911  one per case
     if look is not None and situation.running and look.live:
         stage = look.live.key.stage
@@ -153,6 +166,8 @@ def _running(situation: Situation, look: Survey | None) -> Told:  # noqa: PLR091
             return FALSE, Reason.SUSPENDED_BY_USER, "The job is suspended."
         case Course.INVALID:
             return FALSE, Reason.NOT_STARTED, "The job is not valid."
+        case Course.INADMISSIBLE:
+            return FALSE, Reason.NOT_STARTED, "The queue does not admit the stage."
         case Course.ACTIVE:
             if situation.recovering:
                 return FALSE, Reason.RECOVERING, "The next attempt is being started."
@@ -189,6 +204,8 @@ def _because(situation: Situation, look: Survey | None) -> tuple[str, str]:  # n
         return situation.failure.reason, situation.failure.message
     if situation.refused and situation.course is Course.INVALID:
         return situation.refused.reason, situation.refused.message
+    if situation.queue and situation.wait and situation.course is Course.INADMISSIBLE:
+        return situation.queue.reason, situation.wait.message
     if situation.store_error:
         return Reason.STORE_UNAVAILABLE, situation.store_error
     if situation.wait:

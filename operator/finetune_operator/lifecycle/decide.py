@@ -11,7 +11,8 @@ from finetune_operator.lifecycle.conditions import OUTCOME
 from finetune_operator.lifecycle.decision import Decision, Deletion, Object
 from finetune_operator.lifecycle.notices import attempts_ended, transitions
 from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.lifecycle.situation import Course, Situation, Wait
+from finetune_operator.lifecycle.queueing import Queueing, Standing, queueing
+from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.stages import Survey, survey, waiting_input
 from finetune_operator.lifecycle.status import build_status, pace
 from finetune_operator.lifecycle.times import parse, stamp
@@ -230,7 +231,11 @@ def _create(observed: Observed, look: Survey) -> Decision:
         suspend=False,
     )
     situation = Situation(
-        course=Course.ACTIVE, starting=True, recovering=_recovering(look), wait=_input_wait(look)
+        course=Course.ACTIVE,
+        starting=True,
+        recovering=_recovering(look),
+        wait=_input_wait(look),
+        queue=queueing(jobset, None, served=True, now=observed.now),
     )
     decision = _decision(observed, situation, created, _NO_PODS_SECONDS)
     return replace(decision, jobset=jobset)
@@ -242,6 +247,12 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
     assert attempt is not None, "called for a live attempt"
     if not refused and _edited(look, attempt):
         return _end_attempt(observed, look, attempt, replacement())
+    queue = queueing(
+        attempt.jobset, attempt.workload, served=observed.workloads is not None, now=observed.now
+    )
+    if queue and queue.without_quota:
+        situation = queued(look.current.stage, queue, refused)
+        return _decision(observed, situation, look, _next_look(observed, look, attempt))
     late = deadlines.overdue(
         attempt,
         look.plan.limits,
@@ -253,8 +264,10 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
         return _end_attempt(observed, look, attempt, late)
     running = attempt.running
     wait = _input_wait(look)
+    if queue and queue.standing is Standing.CHECKED:
+        wait = Wait(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
     obstacle = None if running else children.hindrance(attempt.pods)
-    if _makes_no_pods(observed, attempt):
+    if _makes_no_pods(observed, attempt, queue):
         wait = Wait(reason=WaitingReason.INPUT, message=_no_pods(look.plan, attempt))
     if obstacle:
         wait = Wait(reason=obstacle.reason, message=obstacle.message, since=obstacle.since)
@@ -268,6 +281,7 @@ def _watch(observed: Observed, look: Survey, refused: Refused | None) -> Decisio
         starting=not running,
         recovering=not running and _recovering(look),
         wait=wait,
+        queue=queue,
     )
     return _decision(observed, situation, look, _next_look(observed, look, attempt))
 
@@ -285,11 +299,15 @@ def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
 
-def _makes_no_pods(observed: Observed, attempt: Attempt) -> bool:
+def _makes_no_pods(observed: Observed, attempt: Attempt, queue: Queueing | None) -> bool:
     if attempt.jobset is None or attempt.pods or attempt.key.restart or children.deleting(attempt.jobset):
         return False
-    created = attempt.jobset["metadata"].get("creationTimestamp")
-    return created is not None and (observed.now - parse(created)).total_seconds() > _NO_PODS_SECONDS
+    if queue:  # it counts from when the queue let it go, which its own controller does a moment after Kueue
+        let_go = children.resumed_at(attempt.jobset)
+    else:
+        created = attempt.jobset["metadata"].get("creationTimestamp")
+        let_go = parse(created) if created else None
+    return let_go is not None and (observed.now - let_go).total_seconds() > _NO_PODS_SECONDS
 
 
 def _no_pods(plan: Plan, attempt: Attempt) -> str:

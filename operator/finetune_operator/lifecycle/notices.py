@@ -1,8 +1,10 @@
 """One Kubernetes Event per transition that a person would want to be told of."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from finetune_contract import FailureClass
 from finetune_operator.api import ConditionType
 from finetune_operator.lifecycle.decision import EventType, Notice
 
@@ -16,6 +18,7 @@ _TOLD: Mapping[tuple[str, str], EventType] = {
     (ConditionType.MEMORY_FITS, "False"): EventType.WARNING,
     (ConditionType.EXPORT_PROVEN, "True"): EventType.NORMAL,
     (ConditionType.EXPORT_PROVEN, "False"): EventType.WARNING,
+    (ConditionType.QUOTA_RESERVED, "False"): EventType.NORMAL,
     (ConditionType.SUSPENDED, "True"): EventType.NORMAL,
     (ConditionType.SUCCEEDED, "True"): EventType.NORMAL,
     (ConditionType.SUCCEEDED, "False"): EventType.WARNING,
@@ -46,13 +49,20 @@ def _transitions(before: Sequence[Object], after: Sequence[Object]) -> Iterator[
 
 def attempts_ended(before: Sequence[Object], after: Sequence[Object]) -> tuple[Notice, ...]:
     """Bad ends that the history of attempts tells for the first time (``status.attempts.history``)."""
-    known = {(each["stage"], each["attempt"]) for each in before}
-    return tuple(
-        Notice(
-            type=EventType.WARNING,
-            reason=each["reason"],
-            message=f"{each['stage']}, attempt {each['attempt']}, ended: {each['reason']} ({each['class']}).",
-        )
-        for each in after
-        if "class" in each and (each["stage"], each["attempt"]) not in known
-    )
+    # Kueue may take an attempt's quota away more than once; every other end comes once.
+    known = Counter(_which_end(each) for each in before)
+    told = Counter[tuple[str, int, bool]]()
+    notices = []
+    for each in after:
+        which = _which_end(each)
+        told[which] += 1
+        if "class" in each and told[which] > known[which]:
+            text = f"{each['stage']}, attempt {each['attempt']}, ended: {each['reason']} ({each['class']})."
+            # The same text for a second time is another Event.
+            since = str(told[which]) if told[which] > 1 else ""
+            notices.append(Notice(type=EventType.WARNING, reason=each["reason"], message=text, since=since))
+    return tuple(notices)
+
+
+def _which_end(entry: Object) -> tuple[str, int, bool]:
+    return entry["stage"], entry["attempt"], entry.get("class") == FailureClass.QUOTA

@@ -85,5 +85,7 @@ class Observed:
     folder: RunFolderView
     nodes: Mapping[str, Object] | None = None
     """All nodes of the job's slice, by name, where a pod on it has failed; None: nobody has looked."""
+    workloads: tuple[Object, ...] | None = ()
+    """Kueue's, of those JobSets that are in a queue; None: the API server does not know the kind."""
     live_jobs: int = 1
     """Jobs that have not finished, this one included: progress is written the less often the more there are."""

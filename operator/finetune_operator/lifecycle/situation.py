@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum, auto
 
-from finetune_contract import Failure
+from finetune_contract import Failure, Stage
 from finetune_operator.api import WaitingReason
+from finetune_operator.lifecycle.queueing import Queueing, Standing
 from finetune_operator.planning import Refused
 
 
@@ -14,6 +15,8 @@ class Course(StrEnum):
 
     INVALID = auto()
     ACTIVE = auto()
+    INADMISSIBLE = auto()
+    """Its queue will not admit it as things are; it goes on by itself when they change."""
     SUSPENDING = auto()
     SUSPENDED = auto()
     PLANNED = auto()
@@ -49,5 +52,25 @@ class Situation:
     recovering: bool = False
     """The stage had a bad end, and its next attempt does not run yet."""
     wait: Wait | None = None
+    queue: Queueing | None = None
+    """Of the live attempt, where a queue holds or held it."""
     failure: Failure | None = None
     store_error: str | None = None
+
+
+def queued(stage: Stage, queue: Queueing, refused: Refused | None) -> Situation:
+    """Its quota is not there yet, or was taken away: pods that still save count as not running."""
+    never = queue.standing is Standing.NEVER
+    message = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.'
+    if never:
+        message = (
+            f"{stage} can not be admitted as things are. {message} Ask the platform team for what is missing: the job "
+            "then goes on by itself. Or change spec.resources and suspend the job for a moment, for another JobSet."
+        )
+    return Situation(
+        course=Course.INADMISSIBLE if never else Course.ACTIVE,
+        refused=refused,
+        starting=True,
+        wait=Wait(reason=WaitingReason.QUOTA, message=message, since=queue.since),
+        queue=queue,
+    )

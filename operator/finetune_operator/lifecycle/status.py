@@ -8,8 +8,9 @@ from finetune_contract import EvaluationResult, Stage, TrainOutcome
 from finetune_operator.api import Phase, Reason, StagePhase
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.classify import Verdict
+from finetune_operator.lifecycle.classify import Ending, Verdict
 from finetune_operator.lifecycle.conditions import conditions
+from finetune_operator.lifecycle.evictions import evicted_entries
 from finetune_operator.lifecycle.fitting import fit
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.progress import decimal, progress_status
@@ -72,6 +73,8 @@ def _phase(situation: Situation, look: Survey | None) -> Phase:
     }.get(situation.course)
     if fixed is not None:
         return fixed
+    if situation.queue and situation.queue.without_quota:
+        return Phase.QUEUED
     if look is None or look.current.stage is Stage.PREFLIGHT:
         return Phase.VALIDATING
     if situation.running:
@@ -172,10 +175,15 @@ def _resumed_from(view: StageView, observed: Observed) -> int | None:
 def _attempts(look: Survey, previous: Object) -> Object:
     told_before = previous.get("attempts", {}).get("history", ())
     nodes = {(each["stage"], each["attempt"]): each["node"] for each in told_before if "node" in each}
-    history = [
-        _ended(attempt, verdict, look, nodes.get((attempt.key.stage, attempt.ordinal)))
-        for attempt, verdict in look.judged
-    ]
+    verdicts = {attempt.key: verdict for attempt, verdict in look.judged}
+    history: list[Object] = []
+    for attempt in look.attempts:
+        # Of a history that is cut, nobody can tell which entry was which.
+        evicted = evicted_entries(attempt, told_before if len(told_before) < _HISTORY else ())
+        history += evicted
+        verdict = verdicts.get(attempt.key)
+        if verdict and not (evicted and verdict.ending is Ending.EVICTED):
+            history.append(_ended(attempt, verdict, look, nodes.get((attempt.key.stage, attempt.ordinal))))
     told: dict[str, Any] = {
         "total": len(look.attempts),
         "preemption": look.counters.preemption,

@@ -25,6 +25,7 @@ from finetune_operator.planning import resolve
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
+from finetune_operator.planning.queueing import Queues, resolve_queues
 from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
 from finetune_operator.planning.topology import Placement, capacities, place
 
@@ -125,6 +126,7 @@ class Plan:
     hub_token: tuple[str, str] | None
     """Name and key of the Secret; never its value."""
     cpu_pool: CpuPool
+    queues: Queues
     pod: PodAdditions
     currency: str | None
     plan_only: bool
@@ -206,6 +208,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             tolerations=tuple(cpu_pool.get("tolerations", ())),
             max_memory=cpu_pool.get("maxMemory"),
         ),
+        queues=resolve_queues(metadata, profile),
         pod=PodAdditions(
             env=tuple(pod.get("env", ())),
             labels=pod.get("labels", {}),

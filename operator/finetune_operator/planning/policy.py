@@ -17,6 +17,7 @@ from finetune_operator.catalog import CatalogError, engine_keys, shape_by_topolo
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.pathways import pathways_faults
+from finetune_operator.planning.queueing import forbidden_labels
 
 type Object = Mapping[str, Any]
 
@@ -100,6 +101,7 @@ def check_policy(job: Object, name: str, profile: Object, merged: Object, base: 
             f'profile "{name}" serves the namespaces {", ".join(namespaces)}, not {namespace}. {_ask(profile)}',
         )
     broken = [problem for rule in _RULES for problem in rule(job["spec"], profile, merged, base)]
+    broken += forbidden_labels(job["metadata"], profile)
     if broken:
         raise Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(broken)}. {_ask(profile)}')
 

@@ -69,7 +69,6 @@ JOB: tuple[Later, ...] = (
 
 PROFILE: tuple[Later, ...] = (
     Later("storage.optimizerStateTTLSeconds"),
-    Later("queue", instead="leave it out: jobs go to the scheduler directly"),
     Later("constraints.maxChipHours"),
     Later("pod.hostNetwork", (False,), "use false"),
     Later("pod.privileged", (False,), "use false"),

@@ -13,6 +13,7 @@ from finetune_operator.cluster.port import (
     NODES,
     PODS,
     PROFILES,
+    WORKLOADS,
     Cluster,
     Kind,
     NotFound,
@@ -21,6 +22,7 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.observed import Observed, RunFolderView
+from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.rendering.labels import UID_LABEL
@@ -28,6 +30,8 @@ from finetune_operator.rendering.labels import UID_LABEL
 log = logging.getLogger(__name__)
 
 _SLICE_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
+#: On each Workload: the uid of what it stands for.
+_OF_UID = "kueue.x-k8s.io/job-uid"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,6 +90,7 @@ class Observer:
             self._profiles(snapshot),
         )
         nodes = await self._nodes(pods)
+        workloads = await self._workloads(key.namespace, jobsets)
         view = RunFolderView() if snapshot is None else await self._folder.view(Folders.of(snapshot))
         return Observed(
             now=self._utc_now(),
@@ -96,6 +101,7 @@ class Observer:
             pods=tuple(pods),
             folder=view,
             nodes=nodes,
+            workloads=workloads,
             # At least this one, which the watch may not have told of yet.
             live_jobs=max(1, self._live_jobs()),
         )
@@ -122,6 +128,21 @@ class Observer:
             log.warning("nodes cannot be looked at, so crashes of their loss count as faults: %s", error)
             return None
         return {node["metadata"]["name"]: node for nodes in found for node in nodes}
+
+    async def _workloads(self, namespace: str, jobsets: Sequence[Object]) -> tuple[Object, ...] | None:
+        """Kueue's, of the JobSets that are in a queue, or are held all the same, as Kueue may be set to do with
+        every JobSet. Nothing is asked where none is."""
+        queued = frozenset(
+            jobset["metadata"]["uid"]
+            for jobset in jobsets
+            if QUEUE_LABEL in jobset["metadata"].get("labels", {}) or jobset.get("spec", {}).get("suspend")
+        )
+        if not queued:
+            return ()
+        try:
+            return tuple(await self._cluster.list(WORKLOADS, namespace, labels={_OF_UID: queued}))
+        except NotFound:
+            return None
 
     async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
         """All profiles before admission; afterwards the snapshot holds the job's copy."""

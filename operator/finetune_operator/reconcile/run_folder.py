@@ -117,7 +117,8 @@ class RunFolderReader:
         return None if content is None else _parsed(uri, content, model)
 
     async def _immutable[T: BaseModel](self, uri: str, model: type[T]) -> T | None:
-        """A file that is written once. None where it is not there (yet)."""
+        """A file that is written once, but for the result of an attempt that was stopped. None where it is not there
+        (yet)."""
         known = self._known.get(uri)
         if isinstance(known, model):
             self._known.move_to_end(uri)
@@ -126,6 +127,9 @@ class RunFolderReader:
         if content is None:
             return None
         record = _parsed(uri, content, model)
+        if isinstance(record, StageResult) and record.outcome is Outcome.STOPPED:
+            # A JobSet that Kueue has stopped may run the same attempt again, to another end.
+            return record
         self._known[uri] = record
         while len(self._known) > self._remembered:
             self._known.popitem(last=False)

@@ -17,7 +17,7 @@ from finetune_operator.planning import Findings, Plan, stage_request
 from finetune_operator.planning.snapshot import digest
 from finetune_operator.rendering.cpu import cpu_pod
 from finetune_operator.rendering.group import Group, render_group
-from finetune_operator.rendering.labels import CONTENT_ANNOTATION, child_labels, jobset_name
+from finetune_operator.rendering.labels import CONTENT_ANNOTATION, child_labels, jobset_name, queue_labels
 from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
 from finetune_operator.rendering.pathways import HEAD, pathways_groups, pathways_policies
 
@@ -43,8 +43,10 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     name = jobset_name(plan.job.name, stage, attempt)
     labels = child_labels(plan, stage, attempt)
     request = stage_request(plan, stage, attempt, findings)
+    queued = queue_labels(plan, on_tpu=stage in TPU_STAGES)
     spec: dict[str, Any] = {
-        "suspend": False,
+        # Kueue lets it go when there is quota. Were it not there, nothing would run past the quota.
+        "suspend": bool(queued),
         "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All"},
         "startupPolicy": {"startupPolicyOrder": "AnyOrder"},
@@ -68,7 +70,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         "metadata": {
             "name": name,
             "namespace": plan.job.namespace,
-            "labels": dict(labels),
+            "labels": labels | queued,
             "annotations": {**annotations, CONTENT_ANNOTATION: digest([annotations, spec])},
             "ownerReferences": [dict(plan.owner)],
         },

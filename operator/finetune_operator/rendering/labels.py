@@ -5,6 +5,7 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.planning import Plan
+from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 
 type Object = Mapping[str, Any]
 
@@ -47,6 +48,16 @@ def child_labels(plan: Plan, stage: Stage, attempt: int) -> dict[str, str]:
         # Counts spec.retry.generation, which comes later; on the children from the start, so that it can be derived.
         RETRY_LABEL: "0",
     }
+
+
+def queue_labels(plan: Plan, *, on_tpu: bool) -> dict[str, str]:
+    """What puts a JobSet into a queue; empty where it goes to the scheduler directly. For the JobSet alone: Kueue
+    would take its Jobs and pods for workloads of their own."""
+    queue = plan.queues.tpu if on_tpu else plan.queues.cpu
+    if queue is None:
+        return {}
+    priority = plan.queues.priority_class
+    return {QUEUE_LABEL: queue} | ({PRIORITY_LABEL: priority} if priority else {})
 
 
 def attempt_of(child: Object) -> tuple[Stage, int, int] | None:

@@ -52,6 +52,8 @@ class Intake:
         self._seen: dict[JobKey, _Seen] = {}
         self._profiles: dict[str, object] = {}
         """What the last event said of each, its status left out."""
+        self._jobsets: dict[str, JobKey] = {}
+        """By uid: a Workload names its JobSet, and not the job."""
 
     @property
     def live(self) -> int:
@@ -86,6 +88,10 @@ class Intake:
         if key is None:
             return
         uid = jobset["metadata"]["uid"]
+        if event_type == "DELETED":
+            self._jobsets.pop(uid, None)
+        else:
+            self._jobsets[uid] = key
         seen = self._seen.get(key)
         if seen and uid not in seen.finished_jobsets and _has_ended(jobset):
             seen.finished_jobsets.add(uid)
@@ -98,6 +104,12 @@ class Intake:
         key = _owner(pod)
         if key is not None:
             self._add_child(key, event_type)
+
+    def workload(self, event_type: str | None, workload: Object) -> None:
+        """Kueue's, of whatever kind of work; most are not ours."""
+        for owner in workload["metadata"].get("ownerReferences", ()):
+            if key := self._jobsets.get(owner["uid"]):
+                self._add_child(key, event_type)
 
     def profile(self, event_type: str | None, profile: Object) -> None:
         """Jobs that were admitted have their copy of it; the others may become valid now."""

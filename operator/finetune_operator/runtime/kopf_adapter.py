@@ -13,7 +13,7 @@ import aiohttp
 import kopf
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, Kind
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Kind
 from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, Watch, WatchAges
@@ -27,10 +27,11 @@ class WatchesEndedError(Exception):
     """kopf has given up; the process should end, and be started again."""
 
 
-def watches(namespaces: Sequence[str]) -> tuple[Watch, ...]:
-    """The streams that there must be."""
+def watches(namespaces: Sequence[str], *, kueue: bool) -> tuple[Watch, ...]:
+    """The streams that there must be; ``kueue``: whether there are Workloads to watch."""
     scopes = namespaces or (None,)
-    return (*(Watch(kind, scope) for kind in NAMESPACED for scope in scopes), Watch(PROFILES, None))
+    kinds = (*NAMESPACED, WORKLOADS) if kueue else NAMESPACED
+    return (*(Watch(kind, scope) for kind in kinds for scope in scopes), Watch(PROFILES, None))
 
 
 class KopfHost:
@@ -42,6 +43,7 @@ class KopfHost:
         intake: hears of every event.
         ages: hears of every sign of life.
         environ: holds the API server's address.
+        kueue: whether there are Workloads to watch.
     """
 
     def __init__(
@@ -51,10 +53,13 @@ class KopfHost:
         intake: Intake,
         ages: WatchAges,
         environ: Mapping[str, str],
+        *,
+        kueue: bool,
     ) -> None:
         self._account = account
         self._environ = environ
         self._namespaces = namespaces
+        self._kueue = kueue
         self._intake = intake
         self._ages = ages
 
@@ -102,6 +107,8 @@ class KopfHost:
         watch(JOBS, self._intake.job)
         watch(JOBSETS, self._intake.jobset)
         watch(PODS, self._intake.pod)
+        if self._kueue:
+            watch(WORKLOADS, self._intake.workload)
         watch(PROFILES, self._intake.profile)
         return registry
 

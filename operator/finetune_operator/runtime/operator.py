@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from finetune_operator.artifacts.stores import UniversalStore
 from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
-from finetune_operator.cluster.port import Cluster
+from finetune_operator.cluster.port import WORKLOADS, Cluster
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
@@ -19,7 +19,7 @@ from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.kopf_adapter import KopfHost, watches
 from finetune_operator.runtime.metrics import Metrics
-from finetune_operator.runtime.prerequisites import wait_for_prerequisites
+from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
 from finetune_operator.runtime.probes import ProbeServer, Verdict
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.settings import Settings
@@ -102,7 +102,10 @@ class Operator:
     async def _lead(self, cluster: Cluster) -> None:
         """Watch and work, until told to stop or until something fails."""
         settings = self._settings
-        wanted = watches(settings.namespaces)
+        kueue = await serves(cluster, WORKLOADS, settings.namespaces)
+        if not kueue:
+            log.info("no Kueue here; should it be installed later, its words are seen within half a minute")
+        wanted = watches(settings.namespaces, kueue=kueue)
         if not await wait_for_prerequisites(cluster, wanted, self._stop, self._tell_missing):
             return
         queue = self._queue = WorkQueue[Key]()
@@ -110,7 +113,9 @@ class Operator:
         ages = self._ages = WatchAges(wanted)
         self._metrics.leads(queue=queue, intake=intake, ages=ages)
         workers = Workers(queue, self._reconcile(cluster, intake), metrics=self._metrics)
-        host = KopfHost(settings.service_account, settings.namespaces, intake, ages, self._environ)
+        host = KopfHost(
+            settings.service_account, settings.namespaces, intake, ages, self._environ, kueue=kueue
+        )
         working = asyncio.create_task(workers.run(settings.workers), name="workers")
         others = {
             asyncio.create_task(host.run(self._take_signals), name="watches"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from finetune_operator.cluster.port import JOBSETS, Cluster, ClusterError, Kind, NotFound, Rejected
 from finetune_operator.rendering.labels import UID_LABEL
@@ -38,6 +38,18 @@ async def wait_for_prerequisites(
         except TimeoutError:
             continue
     return False
+
+
+async def serves(cluster: Cluster, kind: Kind, namespaces: Sequence[str]) -> bool:
+    """Whether the API server knows the kind. Any other answer than that it does not counts as yes: what is wrong then
+    is told by :func:`wait_for_prerequisites`."""
+    try:
+        await cluster.list(kind, namespaces[0] if namespaces else None, labels=_NOTHING)
+    except NotFound:
+        return False
+    except ClusterError:
+        return True
+    return True
 
 
 async def _problem(cluster: Cluster, watch: Watch) -> str | None:

@@ -27,6 +27,8 @@ JOB_RULES = (
     # Created and deleted, never changed: a JobSet is immutable for our purposes.
     _rule("jobset.x-k8s.io", "jobsets", "list", "watch", "create", "delete"),
     _rule("", "pods", "list", "watch"),
+    # Why a JobSet waits in its queue. Kueue need not be there.
+    _rule("kueue.x-k8s.io", "workloads", "list", "watch"),
     # <job>-plan, by name.
     _rule("", "configmaps", "get", "create"),
     _rule("", "events", "create"),

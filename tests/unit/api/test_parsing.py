@@ -111,6 +111,8 @@ def test_a_profile_is_read_and_a_bad_one_refused() -> None:
     assert parse_profile(PROFILE).spec.flavors[0].name == "ondemand"
     with pytest.raises(InvalidObject, match="flavors"):
         parse_profile(profile(flavors=[]))
+    with pytest.raises(InvalidObject, match="a priority needs a queue"):
+        parse_profile(profile(queue={"priorityClass": "low"}))
     priced = PROFILE["spec"]["flavors"][0] | {"chipHourPrice": "1.20"}
     with pytest.raises(InvalidObject, match="currency"):
         parse_profile(profile(flavors=[priced]))

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_operator.api import InvalidObject, parse_job
-from finetune_operator.catalog import CatalogError, TpuShape, all_shapes, shape_by_name, shape_by_topology
+from finetune_operator.catalog import (
+    CatalogError,
+    TpuShape,
+    all_shapes,
+    shape_by_name,
+    shape_by_topology,
+    shares_labels,
+)
 from finetune_operator.catalog.tpu import chips_of_topology
 from tests.unit.api.documents import job as document
 
@@ -90,3 +97,13 @@ def test_every_shape_can_be_asked_for_by_its_family_and_topology(shape: TpuShape
 def test_what_is_no_shorthand_is_refused_by_the_schema(name: str) -> None:
     with pytest.raises(InvalidObject, match=r"spec\.resources\.tpu"):
         parse_job(_as_a_user_writes(name))
+
+
+def test_machines_of_the_same_labels_are_known() -> None:
+    shared = {(shape.name, shape.machine_type) for shape in all_shapes() if shares_labels(shape)}
+    assert shared == {
+        ("v6e-8", "ct6e-standard-4t"),
+        ("v6e-8", "ct6e-standard-8t"),
+        ("v5litepod-8", "ct5lp-hightpu-4t"),
+        ("v5litepod-8", "ct5lp-hightpu-8t"),
+    }

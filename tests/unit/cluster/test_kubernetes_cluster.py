@@ -148,6 +148,13 @@ async def test_a_list_reads_every_page_by_exact_labels(server: Both) -> None:
     ]
 
 
+async def test_a_label_may_have_one_of_several_values(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: ok(items=[], metadata={})]
+    await cluster.list(JOBSETS, "team", labels={"uid": frozenset({"b", "a"}), "kind": "x"})
+    assert http.requests[0][2]["labelSelector"] == "kind=x,uid in (a,b)"
+
+
 async def test_a_list_whose_history_has_gone_begins_again_once(server: Both) -> None:
     http, cluster = server
     http.answers = [

@@ -11,8 +11,11 @@ from finetune_contract import ExitCode, Outcome, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.lifecycle import Decision, decide
 from finetune_operator.lifecycle.budgets import MOST_STUCK
+from finetune_operator.lifecycle.queueing import evictions
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
 
+RESERVED = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue tpu")
+ADMITTED = ("Admitted", "True", "Admitted", "The workload is admitted")
 TPU = {Stage.TRAIN, Stage.EVALUATE}
 MAX_INFRASTRUCTURE = 5
 
@@ -41,6 +44,26 @@ class WatchedWorld(World):
             optional = stage is Stage.CONVERT or (stage is Stage.EVALUATE and not self.prompts)
             assert optional or self.green(stage), f"{name} was created before {stage} was done"
 
+    def run(self, name: str) -> None:
+        """No pod of a JobSet runs before its queue lets it go."""
+        if self.jobsets[name]["spec"]["suspend"]:
+            self.admit(name)
+        super().run(name)
+
+    def admit(self, name: str) -> None:
+        stats = (self.workloads or {}).get(name, {}).get("status", {}).get("schedulingStats", {})
+        self.workload(name, RESERVED, ADMITTED, schedulingStats=stats)
+        self.hold(name, held=False)
+
+    def evict(self, name: str) -> None:
+        """Kueue takes the quota back; the trainer saves and says so."""
+        times = len(evictions((self.workloads or {}).get(name))) + 1
+        stats = {"evictions": [{"reason": "Preempted", "underlyingCause": "", "count": times}]}
+        waits = ("QuotaReserved", "False", "Pending", "insufficient unused quota, 4 more needed")
+        self.workload(name, waits, ("Evicted", "True", "Preempted", "it gave way"), schedulingStats=stats)
+        self.save(name)
+        self.hold(name, held=True)
+
     @property
     def prompts(self) -> bool:
         return bool(self.job["spec"]["evaluation"].get("prompts"))
@@ -64,14 +87,19 @@ class Machine(RuleBasedStateMachine):
         self.infrastructure = 0
         self.user = 0
         self.preemptions = 0
+        self.profile = profile()
 
     @initialize(
         hosts=st.sampled_from(["v6e-4", "v6e-8"]),
         hit=st.booleans(),
         prompts=st.booleans(),
         reached=st.sampled_from([None, Stage.CONVERT, Stage.TRAIN, Stage.EXPORT]),
+        queued=st.booleans(),
     )
-    def start(self, hosts: str, hit: bool, prompts: bool, reached: Stage | None) -> None:
+    def start(self, hosts: str, hit: bool, prompts: bool, reached: Stage | None, queued: bool) -> None:
+        if queued:
+            self.profile = profile(queue={"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"})
+        self.world.profiles = [self.profile]
         evaluation = {"prompts": ["hello"]} if prompts else {}
         self.world.job = job(resources={"tpu": hosts}, evaluation=evaluation)
         if hit:
@@ -173,6 +201,20 @@ class Machine(RuleBasedStateMachine):
             self.world.stop(name)
 
     @precondition(any_live)
+    @rule(data=st.data())
+    def kueue_takes_the_quota_back(self, data: st.DataObject) -> None:
+        name = self.pick(data)
+        if self.running(name) and not self.recorded(name) and "queue" in self.profile["spec"]:
+            self.world.evict(name)
+
+    @precondition(any_live)
+    @rule(data=st.data())
+    def kueue_gives_quota(self, data: st.DataObject) -> None:
+        name = self.pick(data)
+        if self.world.jobsets[name]["spec"]["suspend"]:
+            self.world.admit(name)
+
+    @precondition(any_live)
     @rule(data=st.data(), code=st.sampled_from([69, 1, 134]))
     def the_stage_fails_of_its_surroundings(self, data: st.DataObject, code: int) -> None:
         name = self.pick(data)
@@ -256,7 +298,7 @@ class Machine(RuleBasedStateMachine):
             case "store":
                 world.unreadable = None if world.unreadable else "gs://artifacts: timed out"
             case "profile":
-                world.profiles = [] if world.profiles else [profile()]
+                world.profiles = [] if world.profiles else [self.profile]
             case "status" if not world.finished:
                 world.job["status"] = {"observedGeneration": -1}
                 self.wiped += 1
@@ -264,7 +306,8 @@ class Machine(RuleBasedStateMachine):
                 world.config_map = None
             case "past":
                 for name in [name for name in world.jobsets if name not in world.live()]:
-                    if self.recorded(name) or world.finished:
+                    files = world.attempts.get(world.key_of(name))
+                    if (files and files.result) or world.finished:
                         world.lose(name)
             case "lingering pods":
                 self.end_lingering_pods()
@@ -291,8 +334,9 @@ class Machine(RuleBasedStateMachine):
             assert [each["type"] for each in self.world.status["conditions"]] == list(ConditionType)
 
     def recorded(self, name: str) -> bool:
+        """Its end; that it was stopped is none where it waits for quota, and may run again."""
         files = self.world.attempts.get(self.world.key_of(name))
-        return files is not None and files.result is not None
+        return files is not None and files.result is not None and files.result.outcome is not Outcome.STOPPED
 
     def running(self, name: str) -> bool:
         return any(pod["status"]["phase"] == "Running" for pod in self.world.pods_of(name))
@@ -301,7 +345,7 @@ class Machine(RuleBasedStateMachine):
         """Faults stop: the job comes to an end, and to the right one."""
         self.taken = None
         self.world.unreadable = None
-        self.world.profiles = [profile()]
+        self.world.profiles = [self.profile]
         self.end_lingering_pods()
         for name in self.world.live():
             if self.recorded(name):

@@ -36,7 +36,7 @@ def test_a_profile_that_jobs_can_run_under_is_valid() -> None:
             "ProfileInvalid",
             "spec.constraints.locked[0]: resources.contoller",
         ),
-        ({"queue": {"localQueue": "team"}}, "NotYetSupported", "spec.queue"),
+        ({"pod": {"hostNetwork": True}}, "NotYetSupported", "spec.pod.hostNetwork"),
         ({"flavors": []}, "ProfileInvalid", "spec.flavors"),
         (
             {"constraints": {"limits": [{"path": f"no.path{n}", "max": "1"} for n in range(64)]}},

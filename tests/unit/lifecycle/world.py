@@ -138,6 +138,8 @@ class World:
     look_again_after: float | None = None
     fingerprint: str = "f1"
     live_jobs: int = 1
+    workloads: dict[str, Object] | None = field(default_factory=dict)
+    """Kueue's, by the name of their JobSet; None: Kueue is not installed."""
     _uids: int = 0
 
     # --- the operator ---------------------------------------------------------------------------------------
@@ -152,6 +154,7 @@ class World:
             pods=tuple(copy.deepcopy(list(self.pods.values()))),
             folder=self._view(),
             nodes=copy.deepcopy(self.nodes),
+            workloads=None if self.workloads is None else tuple(copy.deepcopy(list(self.workloads.values()))),
             live_jobs=self.live_jobs,
         )
 
@@ -341,7 +344,51 @@ class World:
 
     @staticmethod
     def _ended(jobset: Object) -> bool:
-        return any(each["status"] == "True" for each in jobset.get("status", {}).get("conditions", ()))
+        return any(
+            each["status"] == "True" and each["type"] in ("Completed", "Failed")
+            for each in jobset.get("status", {}).get("conditions", ())
+        )
+
+    # --- Kueue ----------------------------------------------------------------------------------------------
+
+    def workload(self, name: str, *conditions: tuple[str, str, str, str], **status: Any) -> Object:
+        """What Kueue says of a JobSet from now on: conditions as type, status, reason, message."""
+        metadata = self.jobsets[name]["metadata"]
+        made = {
+            "metadata": {
+                "name": f"jobset-{name}",
+                "creationTimestamp": metadata["creationTimestamp"],
+                "ownerReferences": [{"kind": "JobSet", "name": name, "uid": metadata["uid"]}],
+            },
+            "spec": {"queueName": metadata["labels"].get("kueue.x-k8s.io/queue-name")},
+            "status": {
+                "conditions": [
+                    {
+                        "type": kind,
+                        "status": value,
+                        "reason": reason,
+                        "message": message,
+                        "lastTransitionTime": stamp(self.now),
+                    }
+                    for kind, value, reason, message in conditions
+                ],
+                **status,
+            },
+        }
+        assert self.workloads is not None, "Kueue is installed"
+        self.workloads[name] = made
+        return made
+
+    def hold(self, name: str, *, held: bool) -> None:
+        """Kueue suspends a JobSet, whose pods are then gone, or lets it go."""
+        jobset = self.jobsets[name]
+        jobset["spec"]["suspend"] = held
+        jobset["status"] = {
+            "conditions": [{"type": "Suspended", "status": str(held), "lastTransitionTime": stamp(self.now)}]
+        }
+        if held:
+            for pod in [pod for pod in self.pods if pod.rpartition("-")[0] == name]:
+                del self.pods[pod]
 
     # --- the trainer ----------------------------------------------------------------------------------------
 
@@ -389,14 +436,18 @@ class World:
             updated=self.now,
         )
 
-    def stop(self, name: str, *, of_another: bool = False) -> None:
-        """SIGTERM: training saves at the step it has reached; then it exits with 75. ``of_another``: since a pod that
-        is not shown had failed before, of something that is no disruption."""
+    def save(self, name: str) -> None:
+        """What the trainer writes when it is asked to stop."""
         details = None
         if self.key_of(name).stage is Stage.TRAIN and self.progress:
             self.checkpoint = self.progress.step
             details = self.train_outcome()
         self._write_result(name, Outcome.STOPPED, ExitCode.STOPPED, details=details)
+
+    def stop(self, name: str, *, of_another: bool = False) -> None:
+        """SIGTERM: training saves at the step it has reached; then it exits with 75. ``of_another``: since a pod that
+        is not shown had failed before, of something that is no disruption."""
+        self.save(name)
         self.end_pods(name, ExitCode.STOPPED)
         if of_another:
             self.end_jobset(name, "Failed")

@@ -64,7 +64,7 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ({}, [profile("a"), profile("b")], Reason.AMBIGUOUS_DEFAULT_PROFILE),
     ({}, [profile(namespaces=["team-b"])], Reason.PROFILE_NOT_ALLOWED),
     ({}, [profile(constraints={"locked": ["resources.contoller"]})], Reason.PROFILE_INVALID),
-    ({}, [profile(queue={"localQueue": "q"})], Reason.NOT_YET_SUPPORTED),
+    ({}, [profile(constraints={"maxChipHours": "1"})], Reason.NOT_YET_SUPPORTED),
     ({}, [profile(models={"allow": ["gs://approved/*"]})], Reason.POLICY_VIOLATION),
     ({}, [profile(constraints={"uris": {"read": ["gs://approved/*"]}})], Reason.POLICY_VIOLATION),
     (

@@ -64,14 +64,18 @@ class FakeCluster:
             return self._find(kind, namespace, name)
 
     async def list(
-        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str] | None = None
+        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str | frozenset[str]] | None = None
     ) -> Sequence[Object]:
         with self._call(f"list {kind.plural}"):
             return [
                 each
                 for each in self.of(kind)
                 if namespace in (None, each["metadata"].get("namespace"))
-                and (labels or {}).items() <= each["metadata"].get("labels", {}).items()
+                and all(
+                    each["metadata"].get("labels", {}).get(key)
+                    in ({value} if isinstance(value, str) else value)
+                    for key, value in (labels or {}).items()
+                )
             ]
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:

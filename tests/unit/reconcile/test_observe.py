@@ -1,5 +1,7 @@
+from typing import Any
+
 from finetune_contract import Stage
-from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, JOBSETS, PODS, PROFILES
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, NotFound
 from finetune_operator.lifecycle.observed import AttemptKey, Observed
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.run_folder import RunFolderReader
@@ -45,6 +47,48 @@ async def test_profiles_are_read_only_until_admission() -> None:
     observed = await look(cluster)
     assert observed is not None
     assert observed.profiles == ()
+
+
+def queued(name: str) -> dict[str, Any]:
+    made = child("JobSet", name)
+    made["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": "team-tpu"}
+    return made
+
+
+async def test_workloads_are_those_of_the_jobsets_in_a_queue_by_one_request() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    uids = [cluster.put(JOBSETS, queued(name))["metadata"]["uid"] for name in ("demo-train-1", "demo-eval-1")]
+    mine = [
+        cluster.put(WORKLOADS, {"metadata": {"namespace": "team", "name": uid, "labels": labels}})
+        for uid in (*uids, "another")
+        if (labels := {"kueue.x-k8s.io/job-uid": uid})
+    ][:2]
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.workloads == tuple(mine)
+    assert cluster.calls.count("list workloads") == 1
+
+
+async def test_where_nothing_is_queued_nobody_asks_for_workloads() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.workloads == ()
+    assert "list workloads" not in cluster.calls
+
+
+async def test_a_cluster_without_kueue_is_told_from_one_that_has_seen_nothing() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    cluster.put(JOBSETS, queued("demo-train-1"))
+    missing = NotFound("the server could not find the requested resource", status=404)
+    cluster.fault = lambda moment, call: missing if (moment, call) == ("before", "list workloads") else None
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.workloads is None
 
 
 async def test_the_snapshot_of_an_earlier_job_of_that_name_is_none_of_ours() -> None:

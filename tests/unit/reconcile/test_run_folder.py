@@ -53,6 +53,17 @@ async def test_results_and_failures_are_read_per_attempt(store: FakeStore) -> No
     assert view.attempts[AttemptKey(Stage.PREFLIGHT, 2)].result == result(Stage.PREFLIGHT, 2)
 
 
+async def test_the_record_of_a_stopped_attempt_is_read_anew(store: FakeStore) -> None:
+    """Kueue stops a JobSet and lets it go again: the same attempt then writes how it ended in truth."""
+    stopped = result(Stage.TRAIN).model_copy(update={"outcome": Outcome.STOPPED, "exit_code": 75})
+    put(store, RUN.result("train", 1), stopped)
+    reader = RunFolderReader(store)
+    await reader.view(FOLDERS)
+    put(store, RUN.result("train", 1), result(Stage.TRAIN))
+    view = await reader.view(FOLDERS)
+    assert view.attempts[AttemptKey(Stage.TRAIN, 1)].result == result(Stage.TRAIN)
+
+
 async def test_written_once_is_read_once(store: FakeStore) -> None:
     put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
     reader = RunFolderReader(store)

@@ -54,6 +54,37 @@ def test_the_jobset_is_the_golden_one(case: str, wanted: Any, stage: Stage) -> N
     check(GOLDEN / f"{case}-{stage.short}.yaml", text)
 
 
+QUEUED = profile(queue={"localQueue": "team-tpu", "priorityClass": "research"})
+
+
+@pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN])
+def test_a_jobset_in_a_queue_is_the_golden_one(stage: Stage) -> None:
+    jobset = dict(plan_offline(ONE_HOST, QUEUED))[stage]
+    text = yaml.safe_dump(jobset, sort_keys=False, width=110)
+    check(GOLDEN / f"queued-{stage.short}.yaml", text)
+
+
+def test_stages_on_cpu_wait_in_a_queue_of_their_own() -> None:
+    within = profile(queue={"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"})
+    queues = {
+        stage: jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+        for stage, jobset in plan_offline(ONE_HOST, within)
+    }
+    assert queues == {
+        Stage.PREFLIGHT: "team-cpu",
+        Stage.CONVERT: "team-cpu",
+        Stage.TRAIN: "team-tpu",
+        Stage.EVALUATE: "team-tpu",
+        Stage.EXPORT: "team-cpu",
+    }
+
+
+def test_only_the_jobset_carries_queue_labels() -> None:
+    """Kueue may be told to manage Jobs and pods, too, and would queue each once more."""
+    jobset = dict(plan_offline(ONE_HOST, QUEUED))[Stage.TRAIN]
+    assert "kueue" not in json.dumps(jobset["spec"])
+
+
 @pytest.mark.parametrize("stage", Stage)
 def test_pods_are_restricted(stage: Stage) -> None:
     spec = pod(rendered(HUB)[stage])

@@ -189,3 +189,29 @@ def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
     assert sorted(ears.take()) == [key("live"), key("unseen"), key("vanished")]
     assert ears.intake.known == 3
     assert ears.forgotten == [key("vanished"), key("finished")]
+
+
+def workload(owner: str) -> dict[str, object]:
+    return {
+        "metadata": {
+            "namespace": "team",
+            "name": f"jobset-{owner}",
+            "ownerReferences": [{"kind": "JobSet", "name": owner, "uid": f"uid-{owner}"}],
+        }
+    }
+
+
+def test_a_workload_queues_the_job_of_its_jobset_and_no_other(ears: Ears) -> None:
+    ears.intake.workload("MODIFIED", workload("demo-train-1"))
+    assert ears.take() == []
+    ears.intake.jobset("ADDED", jobset("demo-train-1"))
+    ears.take()
+    ears.intake.workload(None, workload("demo-train-1"))
+    ears.intake.workload("MODIFIED", workload("somebody-elses"))
+    assert ears.take() == []
+    ears.intake.workload("MODIFIED", workload("demo-train-1"))
+    assert ears.take() == [key()]
+    ears.intake.jobset("DELETED", jobset("demo-train-1"))
+    ears.take()
+    ears.intake.workload("DELETED", workload("demo-train-1"))
+    assert ears.take() == []

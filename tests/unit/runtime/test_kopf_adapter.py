@@ -27,8 +27,9 @@ async def test_watches_start_for_a_user_without_a_name(
         ServiceAccountFolder(tmp_path),
         (),
         Intake(lambda _key: None, Metrics()),
-        WatchAges(watches(())),
+        WatchAges(watches((), kueue=False)),
         NO_SERVER,
+        kueue=False,
     )
     started = asyncio.Event()
     running = asyncio.create_task(host.run(started.set))

@@ -2,12 +2,12 @@ import asyncio
 
 import aiohttp
 
-from finetune_operator.cluster.port import JOBS, JOBSETS, Rejected
+from finetune_operator.cluster.port import JOBS, JOBSETS, WORKLOADS, NotFound, Rejected
 from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.metrics import Metrics
-from finetune_operator.runtime.prerequisites import wait_for_prerequisites
+from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
 from finetune_operator.runtime.probes import ProbeServer, Verdict
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.watches import WatchAges
@@ -39,7 +39,7 @@ async def test_probes_say_why_not() -> None:
 def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
     metrics, queue = Metrics(), WorkQueue[object]()
     intake = Intake(queue.add, metrics)
-    metrics.leads(queue=queue, intake=intake, ages=WatchAges(watches([])))  # type: ignore[arg-type]
+    metrics.leads(queue=queue, intake=intake, ages=WatchAges(watches([], kueue=False)))  # type: ignore[arg-type]
     queue.add(key())
     text = metrics.render().decode()
     assert "finetune_queue_depth 1.0" in text
@@ -67,7 +67,9 @@ async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
     }
     cluster.fault = lambda moment, call: refusals.get(call) if moment == "before" else None
     stop, told = asyncio.Event(), asyncio.Queue[tuple[str, ...]]()
-    waiting = asyncio.ensure_future(wait_for_prerequisites(cluster, watches([]), stop, told.put_nowait))
+    waiting = asyncio.ensure_future(
+        wait_for_prerequisites(cluster, watches([], kueue=False), stop, told.put_nowait)
+    )
     assert await told.get() == ("jobsets cannot be listed: jobsets is forbidden",)
     stop.set()
     assert await waiting is False
@@ -76,8 +78,19 @@ async def test_missing_crds_and_rights_are_named_until_they_are_there() -> None:
 async def test_with_everything_in_place_nothing_is_missing() -> None:
     told: list[tuple[str, ...]] = []
     stop = asyncio.Event()
-    assert await wait_for_prerequisites(FakeCluster(), watches(["a"]), stop, told.append)
+    assert await wait_for_prerequisites(FakeCluster(), watches(["a"], kueue=False), stop, told.append)
     assert told == [()]
+
+
+async def test_kueue_may_be_absent() -> None:
+    cluster = FakeCluster()
+    assert await serves(cluster, WORKLOADS, ())
+    answers: dict[str, BaseException] = {"list workloads": NotFound("no such kind", status=404)}
+    cluster.fault = lambda moment, call: answers.get(call) if moment == "before" else None
+    assert not await serves(cluster, WORKLOADS, ("team",))
+    # A refusal is no absence: that the right is missing is told by name.
+    answers["list workloads"] = Rejected("workloads is forbidden", status=403)
+    assert await serves(cluster, WORKLOADS, ())
 
 
 def test_a_cluster_without_jobset_is_told_where_to_get_it() -> None:

@@ -1,4 +1,4 @@
-from finetune_operator.cluster.port import JOBS, PODS, PROFILES
+from finetune_operator.cluster.port import JOBS, PODS, PROFILES, WORKLOADS
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.watches import DEAD_SECONDS, Watch, WatchAges
 
@@ -17,9 +17,10 @@ def test_paths_are_those_of_the_requests() -> None:
 
 
 def test_every_namespace_has_its_own_watches_and_profiles_one_for_all() -> None:
-    assert len(watches([])) == 4
-    several = watches(["a", "b"])
-    assert len(several) == 7
+    assert len(watches([], kueue=False)) == 4
+    several = watches(["a", "b"], kueue=True)
+    assert len(several) == 9
+    assert several.count(Watch(WORKLOADS, "a")) == 1
     assert several.count(Watch(PROFILES, None)) == 1
 
 

@@ -1,0 +1,48 @@
+"""Pools of nodes without machines, which kwok keeps alive: what the scheduler sees is what GKE's nodes show."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from devcluster import kwok
+from devcluster.agent import nodes
+from devcluster.agent.nodes import LocalNode
+from devcluster.kube import Object
+
+
+def tpu_pool(
+    name: str,
+    *,
+    accelerator: str,
+    topology: str,
+    machine_type: str,
+    hosts: int,
+    chips_per_host: int,
+    labels: Mapping[str, str] | None = None,
+) -> Sequence[LocalNode]:
+    """A node pool as GKE labels it: of a multi-host topology it is one slice, of a single-host one it holds as many
+    slices as it has hosts. ``labels`` come on top."""
+    return tuple(
+        LocalNode(
+            name=f"{name}-{host}",
+            pool=name,
+            machine_type=machine_type,
+            cpu="180",
+            memory="720Gi",
+            tpu=chips_per_host,
+            labels={
+                "cloud.google.com/gke-tpu-accelerator": accelerator,
+                "cloud.google.com/gke-tpu-topology": topology,
+                "cloud.google.com/gke-accelerator-count": str(chips_per_host),
+                **(labels or {}),
+            },
+        )
+        for host in range(hosts)
+    )
+
+
+def manifest(node: LocalNode) -> Object:
+    """The Node to create, status and all: kwok adds that it is ready."""
+    made = nodes.manifest(node)
+    made["metadata"]["annotations"] = dict(kwok.ANNOTATION)
+    told = nodes.status(node, port=0, now=datetime.now(UTC))["status"]
+    return {**made, "status": {key: told[key] for key in ("capacity", "allocatable")}}

@@ -1,0 +1,121 @@
+"""Kueue with its webhooks, under an identity of its own; started only where a cluster asks for queues."""
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from devcluster.build import share_dir
+from devcluster.component import Component
+from devcluster.kube import Object
+from devcluster.layout import State
+from devcluster.webhooks import called_by_url
+
+NAMESPACE = "kueue-system"
+_PREFIX = "kueue"
+#: Kueue's own objects and JobSets; without the filter every pod and Job of the cluster would wait for Kueue.
+_GROUPS = frozenset({"kueue.x-k8s.io", "jobset.x-k8s.io"})
+_USER = "kueue-controller-manager"
+
+
+def controller(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+    """Writes the controller's configuration and says how to start it."""
+    folder = state.root / "kueue"
+    # Without certificates of its own making, Kueue insists on /etc/kueue/metrics/certs, metrics or not. It gets an
+    # /etc that holds nothing else, seen by itself alone: it resolves no names, and nobody has to be root.
+    etc = folder / "etc"
+    certificates = etc / "kueue" / "metrics" / "certs"
+    certificates.mkdir(parents=True, exist_ok=True)
+    for name in ("tls.crt", "tls.key"):
+        shutil.copyfile(state.pki / name, certificates / name)
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(_configuration(ports, certificates)))
+    program = [
+        str(programs["kueue"]),
+        f"--config={config}",
+        # an API server of its own, which nobody asks here; and other clusters, whose Secrets it would have to read
+        "--feature-gates=VisibilityOnDemand=false,MultiKueue=false",
+    ]
+    command = f"mount --bind {shlex.quote(str(etc))} /etc && exec {shlex.join(program)}"
+    return Component(
+        name="kueue",
+        argv=("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command),
+        env={"KUBECONFIG": str(state.user_kubeconfig("kueue"))},
+        ready_url=f"http://127.0.0.1:{ports['kueue']}/readyz",
+    )
+
+
+def manifests() -> list[Object]:
+    """CRDs, role and binding, from the module that the controller was built from."""
+    components = share_dir("kueue") / "components"
+    crds = [_one(path) for path in sorted((components / "crd" / "bases").glob("*.yaml"))]
+    for crd in crds:
+        for version in crd["spec"]["versions"]:
+            # older versions need Kueue's conversion webhook
+            version["served"] = version["storage"]
+    (role,) = (each for each in _all(components / "rbac" / "role.yaml") if each["kind"] == "ClusterRole")
+    role["metadata"]["name"] = "kueue-manager-role"
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "kueue-manager-rolebinding"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": role["metadata"]["name"],
+        },
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": _USER}],
+    }
+    return [*crds, role, binding]
+
+
+def webhooks(state: State, ports: Mapping[str, int]) -> list[Object]:
+    """The module's webhook configurations, those of its own objects and of JobSets. Apply once it serves."""
+    configurations = _all(share_dir("kueue") / "components" / "webhook" / "manifests.yaml")
+    for configuration in configurations:
+        configuration["webhooks"] = [hook for hook in configuration["webhooks"] if _groups(hook) <= _GROUPS]
+    return called_by_url(state, configurations, prefix=_PREFIX, port=ports["kueue-webhook"])
+
+
+def webhook_paths() -> list[str]:
+    """Where the configurations lie. They must go where Kueue does not run: no JobSet could be created."""
+    return [
+        f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/"
+        f"{_PREFIX}-{kind}-webhook-configuration"
+        for kind in ("mutating", "validating")
+    ]
+
+
+def _configuration(ports: Mapping[str, int], certificates: Path) -> dict[str, Any]:
+    return {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "namespace": NAMESPACE,
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+        "webhook": {
+            "host": "127.0.0.1",
+            "port": ports["kueue-webhook"],
+            "certDir": str(certificates),
+        },
+        "metrics": {"bindAddress": "0"},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{ports['kueue']}"},
+        "clientConnection": {"qps": 500, "burst": 1000},
+        "integrations": {"frameworks": ["jobset.x-k8s.io/jobset"]},
+    }
+
+
+def _groups(hook: Object) -> set[str]:
+    return {group for rule in hook["rules"] for group in rule["apiGroups"]}
+
+
+def _all(path: Path) -> list[Object]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def _one(path: Path) -> Object:
+    (document,) = _all(path)
+    return document

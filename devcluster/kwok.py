@@ -1,0 +1,34 @@
+"""kwok: nodes without machines, where only placement matters. Pods that are bound to one run until they are deleted.
+
+A fake node carries ANNOTATION; the nodes of the node agent do not, and kwok leaves them alone.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from devcluster.build import share_dir
+from devcluster.component import Component
+from devcluster.layout import State
+
+ANNOTATION = {"kwok.x-k8s.io/node": "fake"}
+#: Of the module's fast stages. Not pod-complete: it would end a Job's pods at once, and free what they hold.
+_STAGES = ("node-initialize.yaml", "pod-ready.yaml", "pod-delete.yaml")
+
+
+def controller(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+    """How to start it."""
+    ((key, value),) = ANNOTATION.items()
+    return Component(
+        name="kwok",
+        argv=(
+            str(programs["kwok"]),
+            f"--kubeconfig={state.user_kubeconfig('kwok')}",
+            "--manage-all-nodes=false",
+            f"--manage-nodes-with-annotation-selector={key}={value}",
+            # without a heartbeat the node controller would take the nodes for dead
+            "--node-lease-duration-seconds=40",
+            f"--server-address=127.0.0.1:{ports['kwok']}",
+            *(f"--config={share_dir('kwok') / stage}" for stage in _STAGES),
+        ),
+        ready_url=f"http://127.0.0.1:{ports['kwok']}/readyz",
+    )

@@ -1,0 +1,58 @@
+"""Webhook configurations of the controllers, called by URL, as there is no service network here."""
+
+import asyncio
+import base64
+import ssl
+from collections.abc import Iterable
+
+import aiohttp
+
+from devcluster.errors import ClusterError
+from devcluster.kube import Object
+from devcluster.layout import State
+
+#: A controller says that it is ready when its webhook server listens; the handlers come a moment later.
+_TRIES, _PAUSE_SECONDS = 400, 0.05
+
+
+def called_by_url(state: State, configurations: Iterable[Object], *, prefix: str, port: int) -> list[Object]:
+    """The configurations for a controller that serves on ``port`` of this machine. Names get the prefix, since several
+    controllers' manifests use the same ones. Apply them once it serves: their failurePolicy is Fail."""
+    authority = base64.b64encode((state.pki / "ca.crt").read_bytes()).decode()
+    made = []
+    for configuration in configurations:
+        name = f"{prefix}-{configuration['metadata']['name']}"
+        hooks = [
+            {
+                **hook,
+                "clientConfig": {
+                    "url": f"https://127.0.0.1:{port}{hook['clientConfig']['service']['path']}",
+                    "caBundle": authority,
+                },
+            }
+            for hook in configuration["webhooks"]
+        ]
+        made.append({**configuration, "metadata": {"name": name}, "webhooks": hooks})
+    return made
+
+
+async def until_served(
+    session: aiohttp.ClientSession, context: ssl.SSLContext, configurations: Iterable[Object]
+) -> None:
+    """Returns when every webhook has a handler: until then the server's 404 would fail whatever is created. Raises
+    ClusterError."""
+    for url in {hook["clientConfig"]["url"] for each in configurations for hook in each["webhooks"]}:
+        for _ in range(_TRIES):
+            if await _answers(session, context, url):
+                break
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            raise ClusterError(f"nothing serves the webhook {url}")
+
+
+async def _answers(session: aiohttp.ClientSession, context: ssl.SSLContext, url: str) -> bool:
+    try:
+        async with session.post(url, ssl=context, json={}) as answer:
+            return answer.status != 404
+    except aiohttp.ClientError:
+        return False

@@ -1,0 +1,130 @@
+"""The real scheduler and the real JobSet controller place what is rendered: nodes are fake, with GKE's labels, taints
+and chips. A row of SCENARIOS is a set of pools and the slices that must all find their place in them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from devcluster.fakenodes import tpu_pool
+from devcluster.testing import Cluster
+from finetune_contract import Stage
+from finetune_operator.catalog import TpuShape, shape_by_name
+from finetune_operator.rendering import plan_offline
+from tests.integration import trainer_double
+from tests.integration.jobs import jobset_path
+
+type Object = dict[str, Any]
+
+#: Pods and nodes of a scenario find each other by it, and meet no others.
+SCENARIO = "test.tpu-finetune.dev/scenario"
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """So many jobs that ask for that slice, each of its own."""
+
+    tpu: str
+    jobs: int
+    chips_per_host: int = 4
+
+    @property
+    def shape(self) -> TpuShape:
+        return shape_by_name(self.tpu, chips_per_host=self.chips_per_host)
+
+
+SCENARIOS: Mapping[str, Sequence[Slices]] = {
+    "slices of one host share a pool": [Slices("v6e-4", 3)],
+    "slices of several hosts have a pool each": [Slices("v6e-16", 3)],
+    "two machines of the same labels": [Slices("v6e-8", 2), Slices("v6e-8", 2, chips_per_host=8)],
+    "64 hosts": [Slices("v6e-256", 1)],
+}
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with fake nodes, apart from the one of the other suites."""
+    with Cluster.started(tmp_path_factory.mktemp("fakes") / "cluster", extra=("kwok",)) as running:
+        yield running
+
+
+def add_pools(cluster: Cluster, scenario: str, wanted: Slices) -> None:
+    """One pool a slice where it has several hosts; else one pool for all, with room to spare."""
+    shape = wanted.shape
+    for number in range(wanted.jobs if shape.multi_host else 1):
+        pool = tpu_pool(
+            f"{scenario}-{shape.machine_type}-{number}",
+            accelerator=shape.accelerator,
+            topology=shape.topology,
+            machine_type=shape.machine_type,
+            hosts=shape.hosts if shape.multi_host else wanted.jobs + 1,
+            chips_per_host=shape.chips_per_host,
+            labels={SCENARIO: scenario},
+        )
+        if shape.multi_host:
+            # The scheduler would rather take the larger ones, wherever it may choose.
+            pool = [replace(node, cpu="8") for node in pool]
+        cluster.add_fake_nodes(pool)
+
+
+def train_jobset(namespace: str, name: str, wanted: Slices, scenario: str) -> Object:
+    """Training's, as the operator renders it, less the owner, which does not exist here."""
+    shape = wanted.shape
+    profile: Object = trainer_double.profile("placement", folder=trainer_double.Path("/nowhere"))
+    profile["spec"]["flavors"] = [
+        {
+            "name": "only",
+            "capacity": "OnDemand",
+            "accelerator": shape.accelerator,
+            "topologies": [shape.topology],
+            "chipsPerHost": shape.chips_per_host,
+            "nodeSelector": {SCENARIO: scenario},
+        }
+    ]
+    resources = {"tpu": wanted.tpu, "chipsPerHost": shape.chips_per_host}
+    job = trainer_double.job(namespace, name, "placement", resources=resources)
+    jobset = dict(plan_offline(job, profile))[Stage.TRAIN]
+    del jobset["metadata"]["ownerReferences"]
+    return jobset
+
+
+def all_ready(jobset: Object) -> bool:
+    """Every Job has all its pods bound, and kwok lets them run."""
+    told = jobset.get("status", {}).get("replicatedJobsStatus", ())
+    replicas = {each["name"]: each["replicas"] for each in jobset["spec"]["replicatedJobs"]}
+    return {each["name"]: each["ready"] for each in told} == replicas
+
+
+@pytest.mark.parametrize("title", SCENARIOS)
+def test_every_slice_is_alone_on_nodes_that_are_made_for_it(fakes: Cluster, title: str) -> None:
+    namespace = fakes.namespace()
+    for wanted in SCENARIOS[title]:
+        add_pools(fakes, namespace, wanted)
+    names: dict[str, Slices] = {}
+    for kind, wanted in enumerate(SCENARIOS[title]):
+        for number in range(wanted.jobs):
+            jobset = train_jobset(namespace, f"job-{kind}-{number}", wanted, namespace)
+            fakes.create(jobset_path(namespace, "").rstrip("/"), jobset)
+            names[jobset["metadata"]["name"]] = wanted
+    for name in names:
+        fakes.wait(jobset_path(namespace, name), all_ready, seconds=90)
+
+    nodes = {node["metadata"]["name"]: node for node in fakes.list("/api/v1/nodes")}
+    pods = fakes.list(f"/api/v1/namespaces/{namespace}/pods")
+    assert len(pods) == sum(wanted.jobs * wanted.shape.hosts for wanted in SCENARIOS[title])
+    assert max(Counter(pod["spec"]["nodeName"] for pod in pods).values()) == 1
+    pools: dict[str, set[str]] = {}
+    for pod in pods:
+        labels = pod["metadata"]["labels"]
+        name, job = labels["jobset.sigs.k8s.io/jobset-name"], labels["jobset.sigs.k8s.io/job-key"]
+        node = nodes[pod["spec"]["nodeName"]]["metadata"]["labels"]
+        assert node["node.kubernetes.io/instance-type"] == names[name].shape.machine_type
+        if names[name].shape.multi_host:
+            pools.setdefault(node["cloud.google.com/gke-nodepool"], set()).add(job)
+    assert all(len(slices) == 1 for slices in pools.values()), pools
+    assert len(pools) == sum(wanted.jobs for wanted in SCENARIOS[title] if wanted.shape.multi_host)
+    fakes.kubectl("delete", "namespace", namespace, "--wait=false")
+    fakes.kubectl("delete", "nodes", "-l", f"{SCENARIO}={namespace}")

@@ -1,0 +1,214 @@
+"""Jobs in the queues of a real Kueue: they wait and say why, give way and go on, and stall where no wait will help."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devcluster.testing import Cluster
+from finetune_contract import RunFolder, Stage
+from tests.integration import trainer_double
+from tests.integration.jobs import (
+    await_file,
+    condition,
+    condition_of,
+    job_path,
+    jobset_path,
+    jobsets,
+    phase,
+    uid_of,
+)
+from tests.integration.queues import HIGH, LOCAL_QUEUE, LOW, PRIORITIES, Team, kueue
+
+type Object = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("queues")
+    with Cluster.started(folder / "cluster", operator=True, extra=("kueue",)) as running:
+        running.apply(kueue("ResourceFlavor", "tpu"))
+        for name, value in PRIORITIES.items():
+            running.apply({**kueue("WorkloadPriorityClass", name), "value": value})
+        yield running
+
+
+@pytest.fixture
+def team(queues: Cluster, tmp_path: Path) -> Team:
+    """Only training takes time, for as long as it is not asked to stop."""
+    queues.add_image(
+        trainer_double.IMAGE,
+        trainer_double.install(tmp_path / "bin", seconds=3600, stages=[Stage.TRAIN], saves=True),
+    )
+    made = Team(queues, queues.namespace(), tmp_path)
+    made.quota(4)
+    local: Object = kueue("LocalQueue", LOCAL_QUEUE)
+    local["metadata"]["namespace"] = made.namespace
+    queues.apply({**local, "spec": {"clusterQueue": made.namespace}})
+    return made
+
+
+def start(team: Team, name: str, profile: str, **labels: str) -> str:
+    """Applies a job; its path."""
+    job: Object = trainer_double.job(team.namespace, name, profile)
+    job["metadata"]["labels"] = labels
+    team.cluster.apply(job)
+    return job_path(team.namespace, name)
+
+
+def trains(team: Team, path: str) -> None:
+    """Returns when the job's training runs and has taken up its signal handlers."""
+    found = team.cluster.wait(path, in_training, seconds=60)
+    await_file(RunFolder(found["status"]["resolved"]["runFolder"]).request("train", 1))
+
+
+def in_training(found: Object) -> bool:
+    status = found.get("status", {})
+    return status.get("phase") == "Running" and status.get("stage") == "Train"
+
+
+def waits_for_quota(found: Object) -> bool:
+    return bool(found.get("status", {}).get("waiting", {}).get("reason") == "WaitingForQuota")
+
+
+def quota(status: str, *said: str) -> Callable[[Object], bool]:
+    """QuotaReserved has that status, and its message holds all of ``said``."""
+
+    def holds(found: Object) -> bool:
+        seen = condition_of(found, "QuotaReserved")
+        return seen.get("status") == status and all(part in seen["message"] for part in said)
+
+    return holds
+
+
+def test_workloads_are_watched_where_there_are_any(team: Team) -> None:
+    watched = {sample.labels["watch"] for sample in team.cluster.metrics("finetune_watch_age_seconds")}
+    assert "workloads" in watched
+
+
+def test_of_two_jobs_with_quota_for_one_the_second_waits_and_then_runs(team: Team) -> None:
+    profile = team.profile("first", localQueue=LOCAL_QUEUE)
+    first = start(team, "first", profile)
+    trains(team, first)
+    assert condition(team.cluster.get(first), "QuotaReserved") == "True"
+    second = start(team, "second", profile)
+    waiting = team.cluster.wait(second, quota("False", "insufficient unused quota", "google.com/tpu"))
+    status = waiting["status"]
+    assert status["phase"] == "Queued"
+    assert status["waiting"]["reason"] == "WaitingForQuota"
+    assert LOCAL_QUEUE in status["waiting"]["message"]
+    assert (condition(waiting, "Reconciling"), condition(waiting, "Stalled")) == ("True", "False")
+    assert condition_of(waiting, "QuotaReserved")["reason"] == "WaitingForQuota"
+    # CPU stages are in no queue, and no pod has asked for a TPU.
+    assert len(team.workloads()) == 2
+    assert [stage["phase"] for stage in status["stages"][:2]] == ["Succeeded", "Succeeded"]
+    team.cluster.delete(first)
+    trains(team, second)
+    done = team.cluster.get(second)
+    assert condition(done, "QuotaReserved") == "True"
+    assert "waiting" not in done["status"]
+    team.cluster.delete(second)
+
+
+def test_a_job_of_higher_priority_takes_the_quota_and_the_other_resumes_in_its_place(team: Team) -> None:
+    profile = team.profile("tiers", localQueue=LOCAL_QUEUE, priorityClass=LOW, allowJobLabels=True)
+    low = start(team, "low", profile)
+    trains(team, low)
+    before = uid_of(team.cluster, team.namespace, "low-train-1")
+    high = start(team, "high", profile, **{"kueue.x-k8s.io/priority-class": HIGH})
+    evicted = team.cluster.wait(low, lambda found: phase("Queued")(found) and history(found) != [])
+    trains(team, high)
+    evicted = team.cluster.wait(low, lambda found: history(found)[:1] and "endStep" in history(found)[0])
+    (entry,) = history(evicted)
+    # The node is told where the pod was still seen, and this one is gone at once.
+    assert {name: value for name, value in entry.items() if name != "node"} == {
+        "stage": "Train",
+        "attempt": 1,
+        "class": "Quota",
+        "reason": "KueuePreempted",
+        "startStep": 0,
+        "endStep": trainer_double.SAVED_STEP,
+    }
+    assert waits_for_quota(evicted)
+    assert condition(evicted, "Stalled") == "False"
+    team.cluster.delete(high)
+
+    done = team.cluster.wait(low, lambda found: condition(found, "Finished") == "True", seconds=90)
+    status = done["status"]
+    assert status["phase"] == "Succeeded", status
+    # The same JobSet, the same attempt: nothing was charged, and it went on from its checkpoint.
+    assert uid_of(team.cluster, team.namespace, "low-train-1") == before
+    assert [name for name in jobsets(team.cluster, team.namespace) if "train" in name] == ["low-train-1"]
+    charged = {name: status["attempts"][name] for name in ("preemption", "infrastructure", "user")}
+    assert charged == {"preemption": 0, "infrastructure": 0, "user": 0}
+    (train,) = (stage for stage in status["stages"] if stage["name"] == "Train")
+    assert train["resumedFromStep"] == trainer_double.SAVED_STEP
+    assert history(done)[-1]["reason"] == "Succeeded"
+    assert [each["reason"] for each in history(done)].count("KueuePreempted") == 1
+    told = team.cluster.list(
+        f"/api/v1/namespaces/{team.namespace}/events", fieldSelector="reason=KueuePreempted"
+    )
+    assert len(told) == 1
+    codes = {s.labels["code"] for s in team.cluster.metrics("finetune_api_requests_total") if s.value}
+    assert "403" not in codes
+
+
+def history(found: Object) -> list[Object]:
+    """Of the training."""
+    told = found.get("status", {}).get("attempts", {}).get("history", [])
+    return [each for each in told if each["stage"] == "Train"]
+
+
+def test_an_eviction_that_the_operator_did_not_see_is_told_and_the_second_run_judged_by_its_own_record(
+    team: Team,
+) -> None:
+    path = start(team, "away", team.profile("away", localQueue=LOCAL_QUEUE))
+    trains(team, path)
+    team.cluster.stop("operator")
+    jobset = jobset_path(team.namespace, "away-train-1")
+    team.stop_queue("HoldAndDrain")
+    team.cluster.wait(jobset, lambda found: bool(found["spec"]["suspend"]))
+    team.stop_queue("None")
+    team.cluster.wait(jobset, lambda found: not found["spec"]["suspend"])
+    team.cluster.start("operator")
+    done = team.cluster.wait(path, lambda found: condition(found, "Finished") == "True", seconds=90)
+    assert done["status"]["phase"] == "Succeeded", done["status"]
+    assert [each["reason"] for each in history(done)] == ["KueueClusterQueueStopped", "Succeeded"]
+    assert [name for name in jobsets(team.cluster, team.namespace) if "train" in name] == ["away-train-1"]
+
+
+@pytest.mark.parametrize(
+    ("queue", "chips", "said"),
+    [(LOCAL_QUEUE, 2, "maximum capacity (2)"), ("nowhere", 4, "LocalQueue nowhere doesn't exist")],
+)
+def test_what_never_fits_is_stalled_and_goes_on_when_it_does(
+    team: Team, queue: str, chips: int, said: str
+) -> None:
+    team.quota(chips)
+    path = start(team, "stuck", team.profile("stuck", localQueue=queue))
+    stuck = team.cluster.wait(path, quota("False", said))
+    assert stuck["status"]["phase"] == "Queued"
+    assert (condition(stuck, "Stalled"), condition(stuck, "Reconciling")) == ("True", "False")
+    assert (condition(stuck, "Succeeded"), condition(stuck, "Finished")) == ("Unknown", "False")
+    assert "can not be admitted" in condition_of(stuck, "Stalled")["message"]
+    if queue == LOCAL_QUEUE:
+        team.quota(4)
+        trains(team, path)
+        assert condition(team.cluster.get(path), "Stalled") == "False"
+    team.cluster.delete(path)
+
+
+def test_a_workload_that_was_deactivated_is_stalled_until_it_is_active_again(team: Team) -> None:
+    path = start(team, "off", team.profile("off", localQueue=LOCAL_QUEUE))
+    trains(team, path)
+    (workload,) = team.workloads()
+    address = (
+        f"/apis/{workload['apiVersion']}/namespaces/{team.namespace}/workloads/{workload['metadata']['name']}"
+    )
+    team.cluster.patch(address, {"spec": {"active": False}})
+    off = team.cluster.wait(path, lambda found: condition(found, "Stalled") == "True")
+    assert condition_of(off, "Stalled")["reason"] == "Deactivated"
+    team.cluster.patch(address, {"spec": {"active": True}})
+    done = team.cluster.wait(path, lambda found: condition(found, "Finished") == "True", seconds=90)
+    assert done["status"]["phase"] == "Succeeded", done["status"]
