@@ -8,6 +8,7 @@ from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.times import parse, stamp
 from finetune_operator.planning.plan import Limits
+from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.rendering import TPU_STAGES
 
 #: Reasons. Of an attempt that the operator ends, its record has them before.
@@ -88,16 +89,21 @@ def passed_capacities(attempts: Sequence[Attempt]) -> frozenset[str]:
 
 
 def _placed_since(attempt: Attempt) -> datetime | None:
-    """When it began to wait for nodes. Of a restart inside a JobSet nobody tells; its place is kept for it."""
+    """When it began to wait for nodes: waiting for quota is another thing. Of a restart inside a JobSet nobody tells;
+    its place is kept for it."""
     if attempt.jobset is None or attempt.key.restart or children.deleting(attempt.jobset):
         return None
+    if QUEUE_LABEL in attempt.jobset["metadata"].get("labels", {}):
+        return None if attempt.jobset["spec"].get("suspend") else children.resumed_at(attempt.jobset)
     created = attempt.jobset["metadata"].get("creationTimestamp")
     return parse(created) if created else None
 
 
 def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: datetime) -> Failure | None:
-    key = attempt.key
-    if progress is not None and (progress.attempt, progress.restart) == (key.number, key.restart):
+    key, span = attempt.key, children.running_span(attempt.pods)
+    # Where a queue has taken the slice away and given it again, the record is of the run before.
+    fresh = progress is not None and (span is None or progress.updated >= span[0])
+    if progress and fresh and (progress.attempt, progress.restart) == (key.number, key.restart):
         if now - progress.updated <= timedelta(seconds=limits.no_step):
             return None
         return Failure(
@@ -108,7 +114,6 @@ def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: da
             "spec.hangPolicy.noStepSeconds.",
             fix="It goes on from the last checkpoint. If steps take that long, raise spec.hangPolicy.noStepSeconds.",
         )
-    span = children.running_span(attempt.pods)
     if span is None or now - span[0] <= timedelta(seconds=limits.startup):
         return None
     return Failure(

@@ -326,3 +326,20 @@ def test_while_the_store_is_away_no_retry_is_acted_on() -> None:
     world.unreadable = None
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
+
+
+def test_a_run_after_an_eviction_is_not_called_hung_because_the_one_before_it_ended_long_ago() -> None:
+    world = World()
+    world.edit(hangPolicy={"noStepSeconds": 300})
+    name = world.until(Stage.TRAIN)
+    world.train(name, 20)
+    # Kueue takes the slice away and gives it again hours later: the same attempt, with new pods.
+    world.wait(10_000)
+    for pod in world.pods_of(name):
+        del world.pods[pod["metadata"]["name"]]
+    world.run(name)
+    world.reconcile()
+    assert world.live() == [name]
+    assert world.status["phase"] == "Running"
+    wait_step_by_step(world, 200)
+    assert world.live() == [name]

@@ -1,0 +1,177 @@
+"""An admitted job's next move: watch what runs, start the next attempt, or call it the end."""
+
+from dataclasses import replace
+
+from finetune_contract import ExitCode, Failure, Stage
+from finetune_operator.api import WaitingReason
+from finetune_operator.lifecycle import children, deadlines, live
+from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
+from finetune_operator.lifecycle.conclude import conclude, deletion
+from finetune_operator.lifecycle.conditions import OUTCOME
+from finetune_operator.lifecycle.decision import Decision, Deletion
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.queueing import queueing
+from finetune_operator.lifecycle.situation import Course, Situation, Wait
+from finetune_operator.lifecycle.stages import Survey, survey
+from finetune_operator.lifecycle.status import build_status
+from finetune_operator.lifecycle.waits import input_wait, recovering, retry_wait
+from finetune_operator.planning import Plan, Refused
+from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
+
+#: Seconds; nothing tells the job when the store comes back.
+_STORE_LOOK = 5.0
+
+
+def advance(
+    observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], refused: Refused | None
+) -> Decision:
+    """``refused``: why the spec as it reads now cannot be; what runs goes on by the plan that was admitted."""
+    suspend = bool(observed.job["spec"].get("suspend", False))
+    if observed.folder.unreadable:
+        return _blind(observed, plan, attempts, observed.folder.unreadable)
+    look = survey(observed, plan, attempts, suspend=suspend)
+    records = tuple((attempt.key, verdict.record) for attempt, verdict in look.judged if verdict.record)
+    decision = _next(observed, look, refused, suspend=suspend)
+    return replace(
+        decision,
+        records=(*records, *decision.records),
+        deletions=(*decision.deletions, *_outdated_checks(look)),
+    )
+
+
+def _next(  # noqa: PLR0911  one per case
+    observed: Observed, look: Survey, refused: Refused | None, *, suspend: bool
+) -> Decision:
+    left = deadlines.active_left(look.plan.limits, look.attempts, observed.now)
+    expired = left is not None and left <= 0
+    if look.live and expired and not look.succeeded and not suspend:
+        return live.end(observed, look, look.live, deadlines.active_exceeded(look.plan.limits))
+    if look.live and (look.failed or look.succeeded):
+        # A leftover: stopped before the job is called finished.
+        return live.stop(observed, look, look.live, refused)
+    if look.live:
+        return (
+            live.suspend(observed, look, look.live, refused)
+            if suspend
+            else live.watch(observed, look, refused)
+        )
+    if look.succeeded:
+        return conclude(observed, Situation(course=Course.SUCCEEDED), look)
+    if look.failed:
+        return conclude(observed, Situation(course=Course.FAILED, failure=_final(look)), look)
+    if look.plan.plan_only and look[Stage.PREFLIGHT].done:
+        return conclude(observed, Situation(course=Course.PLANNED), look)
+    if suspend:
+        return conclude(observed, Situation(course=Course.SUSPENDED, refused=refused), look)
+    if refused:
+        return conclude(observed, Situation(course=Course.INVALID, refused=refused), look)
+    over = deadlines.active_exceeded(look.plan.limits) if expired else _no_capacity_left(look)
+    if over:
+        return conclude(observed, Situation(course=Course.FAILED, failure=over), look)
+    due = look.current.retry_at
+    if due is not None and due > observed.now:
+        left = (due - observed.now).total_seconds()
+        return conclude(
+            observed,
+            Situation(course=Course.ACTIVE, recovering=recovering(look), wait=retry_wait(look)),
+            look,
+            left,
+        )
+    return _create(observed, look)
+
+
+def _no_capacity_left(look: Survey) -> Failure | None:
+    """Every kind of capacity was waited for in vain."""
+    passed = deadlines.passed_capacities(look.attempts)
+    if look.current.stage not in TPU_STAGES or not passed or set(look.plan.capacities) - passed:
+        return None
+    noted = next(each.files.failure for each in reversed(look.attempts) if each.files and each.files.failure)
+    return noted.model_copy(update={"message": f"{noted.message} No other kind is left."})
+
+
+def _create(observed: Observed, look: Survey) -> Decision:
+    """The next attempt of the current stage. Every stage before it is green."""
+    stage = look.current.stage
+    number = next_number(look.current.attempts, stage)
+    try:
+        jobset = render_jobset(look.plan, stage, number, look.findings)
+    except Refused as error:
+        return conclude(observed, Situation(course=Course.INVALID, refused=error), look)
+    except CpuPoolTooSmall as error:
+        failure = Failure(
+            code=ExitCode.OUT_OF_MEMORY,
+            reason="CpuPoolTooSmall",
+            message=str(error),
+            fix="Create the job under a profile with larger CPU nodes.",
+        )
+        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
+    # What the status tells of this look is what the next look will see: the attempt exists.
+    created = survey(
+        replace(observed, jobsets=(*observed.jobsets, jobset)),
+        look.plan,
+        attempts_of(replace(observed, jobsets=(*observed.jobsets, jobset))),
+        suspend=False,
+    )
+    situation = Situation(
+        course=Course.ACTIVE,
+        starting=True,
+        recovering=recovering(look),
+        wait=input_wait(look),
+        queue=queueing(jobset, None, served=True, now=observed.now),
+    )
+    decision = conclude(observed, situation, created, live.NO_PODS_SECONDS)
+    return replace(decision, jobset=jobset)
+
+
+def _blind(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], why: str) -> Decision:
+    """The store could not be read: nothing is created, nothing is lost, the status says so."""
+    situation = Situation(
+        course=Course.ACTIVE,
+        store_error=why,
+        wait=Wait(reason=WaitingReason.RETRY, message=f"the artifact store could not be read: {why}"),
+    )
+    live = [attempt for attempt in attempts if attempt.live]
+    told = build_status(observed, situation, survey(observed, plan, live, suspend=False))
+    previous = observed.job.get("status") or {}
+    if "resolved" in previous:
+        # What was known from the store is still true; only what is told of now changes.
+        fresh = {each["type"]: each for each in told["conditions"]}
+        told = {
+            **previous,
+            "waiting": told["waiting"],
+            "summary": told["summary"],
+            "conditions": [
+                fresh[each["type"]] if each["type"] in OUTCOME else each for each in previous["conditions"]
+            ],
+        }
+    return Decision(status=told, look_again_after=max(_STORE_LOOK, observed.live_jobs / 20))
+
+
+def _final(look: Survey) -> Failure:
+    """Why the job failed, with the budget that it used up where there was one."""
+    view = look.failed
+    assert view is not None, "called for a job that failed"
+    assert view.failure is not None, "a stage that failed has a failure"
+    used_up = view.exhausted
+    if used_up is None or used_up.allowed == 0:
+        return view.failure
+    return view.failure.model_copy(
+        update={
+            "reason": used_up.reason.value,
+            "message": f"{view.failure.message} That was number {used_up.used}, and {used_up.field} is "
+            f"{used_up.allowed}.",
+        }
+    )
+
+
+def _outdated_checks(look: Survey) -> tuple[Deletion, ...]:
+    """JobSets of preflights that looked in vain; the newest one stays for people to look at."""
+    view = look[Stage.PREFLIGHT]
+    return tuple(
+        deletion(attempt.jobset)
+        for attempt in view.attempts[:-1]
+        if attempt.jobset is not None
+        and not attempt.restarted
+        and not attempt.live
+        and not children.deleting(attempt.jobset)
+    )

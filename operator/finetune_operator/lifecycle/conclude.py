@@ -1,0 +1,48 @@
+"""What the status tells of a look, and what goes with it. The last step of every decision."""
+
+from dataclasses import replace
+
+from finetune_operator.lifecycle import children
+from finetune_operator.lifecycle.decision import Decision, Deletion, Object
+from finetune_operator.lifecycle.notices import attempts_ended, transitions
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.situation import Situation
+from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.status import build_status
+
+#: Seconds. Watches tell of JobSets and pods; this is for what a watch may lose.
+SAFETY_LOOK = 30.0
+
+
+def conclude(
+    observed: Observed, situation: Situation, look: Survey | None, look_again_after: float | None = None
+) -> Decision:
+    """The situation as the whole status, with the Events of what it changes."""
+    previous = observed.job.get("status") or {}
+    status = build_status(observed, situation, look)
+    return Decision(
+        status=status,
+        notices=(
+            *transitions(previous.get("conditions", ()), status["conditions"]),
+            *attempts_ended(
+                previous.get("attempts", {}).get("history", ()), status.get("attempts", {}).get("history", ())
+            ),
+        ),
+        look_again_after=look_again_after,
+    )
+
+
+def deleting(observed: Observed, look: Survey, situation: Situation) -> Decision:
+    """The same, while everything that runs is ended."""
+    decision = conclude(observed, situation, look, SAFETY_LOOK)
+    return replace(decision, deletions=tuple(deletion(each) for each in observed.jobsets if stoppable(each)))
+
+
+def stoppable(jobset: Object) -> bool:
+    """Not ended, and not being deleted yet."""
+    return not children.jobset_ended(jobset) and not children.deleting(jobset)
+
+
+def deletion(jobset: Object) -> Deletion:
+    """Of that very JobSet."""
+    return Deletion(name=jobset["metadata"]["name"], uid=jobset["metadata"]["uid"])
