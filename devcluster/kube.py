@@ -5,9 +5,10 @@ it speaks to the API the way kubectl does: by path, with dicts. One session per 
 """
 
 import asyncio
+import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -179,7 +180,7 @@ class Kube:
         except KeyError:
             raise KubeError(404, "NotFound", f"no kind {kind} in {api_version}") from None
 
-    async def watch(self, path: str, **selectors: str) -> AsyncIterator[Event]:
+    async def watch(self, path: str, **selectors: str) -> AsyncGenerator[Event]:
         """List, then follow; again from the list whenever the stream ends. Never returns.
 
         The first event is SYNCED with all objects, and so is the first after each interruption: who keeps state
@@ -189,12 +190,15 @@ class Kube:
             try:
                 listed = await self.request("GET", path, params=selectors)
                 yield Event("SYNCED", listed["items"])
-                async for event in self._stream(path, selectors, listed["metadata"]["resourceVersion"]):
-                    yield event
+                version = listed["metadata"]["resourceVersion"]
+                # who stops listening must not leave the connection open until it is collected
+                async with contextlib.aclosing(self._stream(path, selectors, version)) as events:
+                    async for event in events:
+                        yield event
             except (aiohttp.ClientError, TimeoutError, KubeError, json.JSONDecodeError):
                 await asyncio.sleep(0.5)
 
-    async def _stream(self, path: str, selectors: Mapping[str, str], version: str) -> AsyncIterator[Event]:
+    async def _stream(self, path: str, selectors: Mapping[str, str], version: str) -> AsyncGenerator[Event]:
         params = {
             **selectors,
             "watch": "true",

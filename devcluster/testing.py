@@ -23,7 +23,7 @@ import signal
 import subprocess
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -33,7 +33,7 @@ from prometheus_client.samples import Sample
 
 from devcluster import build, control, fakenodes, gcs, install
 from devcluster.agent.nodes import LocalNode
-from devcluster.kube import Kube, KubeError, Object
+from devcluster.kube import Event, Kube, KubeError, Object
 from devcluster.layout import State
 from devcluster.options import Options
 
@@ -235,8 +235,8 @@ class Cluster:
     async def _wait(self, path: str, until: Callable[[Object], bool], seconds: float) -> Object:
         last: Object = {}
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                async for last in self._states(path):
+            async with asyncio.timeout(seconds), contextlib.aclosing(self._states(path)) as states:
+                async for last in states:
                     if until(last):
                         return last
         raise StalledError(
@@ -245,8 +245,8 @@ class Cluster:
 
     async def _wait_gone(self, path: str, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                async for event in self._kube.watch(_collection(path), fieldSelector=_selector(path)):
+            async with asyncio.timeout(seconds), contextlib.aclosing(self._watch(path)) as events:
+                async for event in events:
                     if event.type == "DELETED" or (event.type == "SYNCED" and not event.objects):
                         return
         raise StalledError(
@@ -258,10 +258,14 @@ class Cluster:
             return await self._kube.find(path)
         return None
 
-    async def _states(self, path: str) -> AsyncIterator[Object]:
-        async for event in self._kube.watch(_collection(path), fieldSelector=_selector(path)):
-            for found in event.objects:
-                yield found
+    def _watch(self, path: str) -> AsyncGenerator[Event]:
+        return self._kube.watch(_collection(path), fieldSelector=_selector(path))
+
+    async def _states(self, path: str) -> AsyncGenerator[Object]:
+        async with contextlib.aclosing(self._watch(path)) as events:
+            async for event in events:
+                for found in event.objects:
+                    yield found
 
 
 def _ready(node: Object) -> bool:
