@@ -176,6 +176,8 @@ async def runs(cluster: Cluster, count: int, number: int, every: float) -> None:
                 writes[name].append((value - before[name]) / count)
             print(json.dumps({name: pairs[-1] for name, pairs in medians.items()}), file=sys.stderr)
             await kube.delete(f"/api/v1/namespaces/{namespace}")
+            # Its children are deleted by then, too: the next run has the machine to itself.
+            await asyncio.to_thread(cluster.wait_gone, f"/api/v1/namespaces/{namespace}", seconds=PATIENCE)
     pace = f"one change every {every} s" if every else "all at the same moment"
     print(f"\nLatency with {count} jobs in flight, {pace}; medians of {number} runs, milliseconds\n")
     print("| from → to | p50 | p99 |\n|---|---|---|")
