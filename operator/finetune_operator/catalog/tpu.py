@@ -8,6 +8,7 @@ import csv
 import difflib
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -137,14 +138,15 @@ def shape_by_topology(accelerator: str, topology: str, *, chips_per_host: int | 
     return _one(found, f"{accelerator} {topology}", chips_per_host)
 
 
-@cache
 def shares_labels(shape: TpuShape) -> bool:
     """Whether GKE gives nodes of another machine type the same accelerator and topology labels."""
-    return any(
-        (other.accelerator, other.topology) == (shape.accelerator, shape.topology)
-        and other.machine_type != shape.machine_type
-        for other in all_shapes()
-    )
+    return _machines()[shape.accelerator, shape.topology] > 1
+
+
+@cache
+def _machines() -> Counter[tuple[str, str]]:
+    """Machine types by accelerator and topology."""
+    return Counter((shape.accelerator, shape.topology) for shape in all_shapes())
 
 
 def _near_numbers(family: str, number: str) -> str:

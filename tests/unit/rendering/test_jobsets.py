@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from finetune_contract import Stage, StageRequest
 from finetune_operator.catalog import TpuShape, all_shapes, shape_by_name
 from finetune_operator.catalog.tpu import chips_of_topology
-from finetune_operator.planning import Refused
-from finetune_operator.rendering import plan_offline
+from finetune_operator.planning import Findings, Refused, admit
+from finetune_operator.rendering import plan_offline, render_jobset
 from tests.snapshots import check
 from tests.unit.lifecycle.world import job, profile
 
@@ -162,9 +162,8 @@ def on(shape: TpuShape, capacity: str = "OnDemand", slices: int = 1, **profile_s
     }
     if shape.devices_per_chip is None:
         resources["parallelism"] = {"data": slices, "fsdp": shape.chips, "tensor": 1}
-    return dict(plan_offline(job(resources=resources), profile(flavors=[flavor], **profile_spec)))[
-        Stage.TRAIN
-    ]
+    admitted = admit(job(resources=resources), [profile(flavors=[flavor], **profile_spec)])
+    return render_jobset(admitted.plan, Stage.TRAIN, 1, Findings())
 
 
 @pytest.mark.parametrize("accelerator", sorted({shape.accelerator for shape in all_shapes()}))
