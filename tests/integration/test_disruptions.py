@@ -186,3 +186,25 @@ def test_without_an_operator_training_comes_back_and_the_operator_learns_of_it(
     done = end(training, namespace, runs)
     assert charged(done) == PREEMPTED
     assert "job-train-2" not in jobsets(training, namespace)
+
+
+def test_while_the_jobset_controller_is_away_nothing_is_doubled(
+    training: Cluster, namespace: str, runs: Path
+) -> None:
+    started(training, namespace, "job")
+    training.stop("jobset")
+    quick(training, runs)
+    one_pod_is_evicted(training, namespace, "")
+    # The Job fails of it, and nobody starts anything: the JobSet stands as it was.
+    training.wait(
+        f"/apis/batch/v1/namespaces/{namespace}/jobs/job-train-1-slice-0",
+        lambda found: any(
+            each["type"] == "Failed" and each["status"] == "True"
+            for each in found.get("status", {}).get("conditions", [])
+        ),
+    )
+    assert jobsets(training, namespace)[-1] == "job-train-1"
+    training.start("jobset")
+    done = end(training, namespace, runs)
+    assert charged(done) == PREEMPTED
+    assert "job-train-2" not in jobsets(training, namespace)
