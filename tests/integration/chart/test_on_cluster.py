@@ -59,6 +59,7 @@ def test_install_upgrade_and_uninstall(cluster: Cluster, helm: Helm, namespace: 
     assert [rule["resources"] for rule in cluster.get(f"{roles}/clusterroles/{name}")["rules"]] == [
         ["finetuneprofiles"],
         ["finetuneprofiles/status"],
+        ["nodes"],
     ]
     assert cluster.find(f"{roles}/namespaces/{namespace}/roles/{name}")
 
