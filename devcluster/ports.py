@@ -1,10 +1,15 @@
 """Ports of one cluster: chosen once among the free ones, kept for its life, replaced where another program took one."""
 
 import json
+import random
 import socket
 from collections.abc import Mapping
 
 from devcluster.layout import State
+
+#: Below those that systems hand out for outgoing connections: while a component is started again, one of these would
+#: take its port.
+_SERVERS = range(20_000, 32_000)
 
 NAMES = (
     "etcd",
@@ -52,7 +57,8 @@ class _Holder:
             held.close()
 
     def take(self, wish: int | None) -> int:
-        for port in (wish, 0) if wish else (0,):
+        others = random.sample(_SERVERS, 100)
+        for port in (wish, *others) if wish else others:
             held = socket.socket()
             # as the servers do: a connection of the last life in TIME_WAIT is no obstacle
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
