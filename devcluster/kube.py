@@ -209,18 +209,23 @@ class Kube:
         async with self.session().get(path, params=params, timeout=timeout) as answer:
             if answer.status >= 400:
                 raise _refusal(answer.status, await answer.text())
-            rest = b""
-            # chunks rather than lines: aiohttp refuses a line longer than its buffer, and an object may be long
-            async for chunk in answer.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    change = json.loads(line)
-                    if change["type"] == "ERROR":
-                        status = change["object"]
-                        raise KubeError(
-                            status.get("code", 500), status.get("reason", ""), status.get("message", "")
-                        )
-                    yield Event(change["type"], (change["object"],))
+            try:
+                rest = b""
+                # chunks rather than lines: aiohttp refuses a line longer than its buffer, and an object may be long
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        change = json.loads(line)
+                        if change["type"] == "ERROR":
+                            status = change["object"]
+                            raise KubeError(
+                                status.get("code", 500), status.get("reason", ""), status.get("message", "")
+                            )
+                        yield Event(change["type"], (change["object"],))
+            finally:
+                # a watch has no end to agree upon: what closes it politely may outlive the loop
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()
 
 
 def _refusal(status: int, text: str) -> KubeError:
