@@ -128,9 +128,11 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
     shape, mesh, numbers = plan.placement.shape, plan.mesh, plan.hyperparameters
     yield f"{plan.job.name}, with profile {plan.profile_name}"
     yield ""
+    on_tpu = f"{_slices(plan)}{shape.name} {shape.topology}"
     for stage, jobset in zip(plan.stages, jobsets, strict=True):
-        where = f"{_slices(plan)}{shape.name} {shape.topology}" if stage in TPU_STAGES else "CPU"
-        yield f"  {stage.value:<10} {where:<12} {jobset['metadata']['name']:<36} {_DOES[stage]}"
+        where = on_tpu if stage in TPU_STAGES else "CPU"
+        name = jobset["metadata"]["name"]
+        yield f"  {stage.value:<10} {where:<{max(12, len(on_tpu))}} {name:<36} {_DOES[stage]}"
     yield ""
     yield _row(
         "TPU",
