@@ -25,11 +25,12 @@ SCENARIO = "test.tpu-finetune.dev/scenario"
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """So many jobs that ask for that slice, each of its own."""
+    """So many jobs that ask for that slice, or several of it, each of its own."""
 
     tpu: str
     jobs: int
     chips_per_host: int = 4
+    slices: int = 1
 
     @property
     def shape(self) -> TpuShape:
@@ -41,6 +42,8 @@ SCENARIOS: Mapping[str, Sequence[Slices]] = {
     "slices of several hosts have a pool each": [Slices("v6e-16", 3)],
     "two machines of the same labels": [Slices("v6e-8", 2), Slices("v6e-8", 2, chips_per_host=8)],
     "64 hosts": [Slices("v6e-256", 1)],
+    "two slices for one job": [Slices("v5e-16", 2, slices=2)],
+    "three dimensions": [Slices("v5p-128", 1), Slices("v4-16", 2), Slices("tpu7x-16", 1)],
 }
 
 
@@ -54,7 +57,7 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def add_pools(cluster: Cluster, scenario: str, wanted: Slices) -> None:
     """One pool a slice where it has several hosts; else one pool for all, with room to spare."""
     shape = wanted.shape
-    for number in range(wanted.jobs if shape.multi_host else 1):
+    for number in range(wanted.jobs * wanted.slices if shape.multi_host else 1):
         pool = tpu_pool(
             f"{scenario}-{shape.machine_type}-{number}",
             accelerator=shape.accelerator,
@@ -62,12 +65,19 @@ def add_pools(cluster: Cluster, scenario: str, wanted: Slices) -> None:
             machine_type=shape.machine_type,
             hosts=shape.hosts if shape.multi_host else wanted.jobs + 1,
             chips_per_host=shape.chips_per_host,
-            labels={SCENARIO: scenario},
+            labels={SCENARIO: scenario} | _placement_policy(shape),
         )
         if shape.multi_host:
             # The scheduler would rather take the larger ones, wherever it may choose.
             pool = [replace(node, cpu="8") for node in pool]
         cluster.add_fake_nodes(pool)
+
+
+def _placement_policy(shape: TpuShape) -> dict[str, str]:
+    """As xpk labels the pools that need one."""
+    if not shape.requires_placement_policy:
+        return {}
+    return {"cloud.google.com/placement-policy-name": f"{shape.name}-{shape.topology}-placement-policy"}
 
 
 def train_jobset(namespace: str, name: str, wanted: Slices, scenario: str) -> Object:
@@ -81,10 +91,11 @@ def train_jobset(namespace: str, name: str, wanted: Slices, scenario: str) -> Ob
             "accelerator": shape.accelerator,
             "topologies": [shape.topology],
             "chipsPerHost": shape.chips_per_host,
+            "maxSlices": wanted.slices,
             "nodeSelector": {SCENARIO: scenario},
         }
     ]
-    resources = {"tpu": wanted.tpu, "chipsPerHost": shape.chips_per_host}
+    resources = {"tpu": wanted.tpu, "chipsPerHost": shape.chips_per_host, "slices": wanted.slices}
     job = trainer_double.job(namespace, name, "placement", resources=resources)
     jobset = dict(plan_offline(job, profile))[Stage.TRAIN]
     del jobset["metadata"]["ownerReferences"]
@@ -114,7 +125,7 @@ def test_every_slice_is_alone_on_nodes_that_are_made_for_it(fakes: Cluster, titl
 
     nodes = {node["metadata"]["name"]: node for node in fakes.list("/api/v1/nodes")}
     pods = fakes.list(f"/api/v1/namespaces/{namespace}/pods")
-    assert len(pods) == sum(wanted.jobs * wanted.shape.hosts for wanted in SCENARIOS[title])
+    assert len(pods) == sum(wanted.jobs * wanted.slices * wanted.shape.hosts for wanted in SCENARIOS[title])
     assert max(Counter(pod["spec"]["nodeName"] for pod in pods).values()) == 1
     pools: dict[str, set[str]] = {}
     for pod in pods:
@@ -125,6 +136,7 @@ def test_every_slice_is_alone_on_nodes_that_are_made_for_it(fakes: Cluster, titl
         if names[name].shape.multi_host:
             pools.setdefault(node["cloud.google.com/gke-nodepool"], set()).add(job)
     assert all(len(slices) == 1 for slices in pools.values()), pools
-    assert len(pools) == sum(wanted.jobs for wanted in SCENARIOS[title] if wanted.shape.multi_host)
+    multi_host = [wanted for wanted in SCENARIOS[title] if wanted.shape.multi_host]
+    assert len(pools) == sum(wanted.jobs * wanted.slices for wanted in multi_host)
     fakes.kubectl("delete", "namespace", namespace, "--wait=false")
     fakes.kubectl("delete", "nodes", "-l", f"{SCENARIO}={namespace}")
