@@ -12,7 +12,7 @@ from typing import Any
 from finetune_contract import ExitCode, Stage
 from finetune_operator.cluster.port import Unavailable
 from finetune_operator.reconcile.errors import status_with_error
-from tests.unit.lifecycle.world import World, job
+from tests.unit.lifecycle.world import World, job, profile
 
 type Object = Mapping[str, Any]
 
@@ -99,6 +99,35 @@ def _pending() -> World:
     world.succeed(world.live()[0])
     world.reconcile()
     world.schedule(world.live()[0])
+    world.reconcile()
+    return world
+
+
+def _queued(reason: str, message: str) -> World:
+    """Training's JobSet waits in a queue."""
+    world = World(profiles=[profile(queue={"localQueue": "team-tpu"})])
+    for stage in (Stage.PREFLIGHT, Stage.CONVERT):
+        world.succeed(world.until(stage))
+    world.reconcile()
+    (name,) = world.live()
+    world.workload(name, ("QuotaReserved", "False", reason, message))
+    world.reconcile()
+    return world
+
+
+def _hung() -> World:
+    world = _at(Stage.TRAIN)
+    world.wait(3600)
+    world.reconcile()
+    world.stop(world.live()[0])
+    world.reconcile()
+    return world
+
+
+def _retried() -> World:
+    world = _failed()
+    world.edit(retry={"generation": 1})
+    world.reconcile()
     world.reconcile()
     return world
 
@@ -280,7 +309,11 @@ STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
     "store out of reach while invalid": (_store_lost_while_invalid, ACTIVE),
     "an error at the first look": (_error_first, ACTIVE),
     "an error while invalid": (_error_while_invalid, ACTIVE),
+    "queued": (lambda: _queued("WaitingForQuota", "4 more needed"), ACTIVE),
+    "can never be admitted": (lambda: _queued("ExceedsMaxQuota", "> maximum capacity (2)"), INVALID),
     "recovering": (_preempted, ACTIVE),
+    "recovering from a hang": (_hung, ACTIVE),
+    "retried by hand": (_retried, ACTIVE),
     "waiting to try again": (_waits_to_try_again, ACTIVE),
     "suspending": (_suspending, ACTIVE),
     "resumed": (_resumed, ACTIVE),
