@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 JOBS = [path for path in EXAMPLES if path.parent.name != "profiles"]
 LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
-CLOUD = ROOT / "examples" / "profiles" / "gke-v6e.yaml"
+PROFILES = ROOT / "examples" / "profiles"
 
 
 @pytest.mark.parametrize("path", [*EXAMPLES, LOCAL], ids=lambda path: path.name)
@@ -23,12 +23,13 @@ def test_validates(path: Path) -> None:
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
 def test_can_be_planned(path: Path, tmp_path: Path) -> None:
-    local = "profileRef" not in yaml.safe_load(path.read_text())["spec"]
     job = yaml.safe_load(path.read_text())
+    named = job["spec"].get("profileRef")
+    profile = PROFILES / f"{named['name']}.yaml" if named else LOCAL
     job["metadata"]["namespace"] = "team-a"
     manifest = tmp_path / path.name
     manifest.write_text(json.dumps(job))
-    page = show_plan(manifest, LOCAL if local else CLOUD, "text")
+    page = show_plan(manifest, profile, "text")
     assert "Train" in page
 
 
@@ -37,7 +38,7 @@ def test_a_plan_names_the_queues(tmp_path: Path) -> None:
     job["metadata"]["namespace"], job["spec"]["profileRef"] = "team-a", {"name": "gke-v6e-queued"}
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(job))
-    page = show_plan(manifest, ROOT / "examples" / "profiles" / "gke-v6e-queued.yaml", "text")
+    page = show_plan(manifest, PROFILES / "gke-v6e-queued.yaml", "text")
     assert "tpu: team-tpu · priority: research" in page
 
 
