@@ -168,16 +168,17 @@ def test_where_there_are_no_nodes_the_next_kind_of_capacity_is_taken_and_after_t
         job=job(resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}),
         profiles=[profile(flavors=flavors("OnDemand", "Spot"))],
     )
+    world.edit(preRunningDeadlineSeconds=600)
     name = until_placed(world, Stage.TRAIN)
     assert world.status["resolved"]["resources"]["capacity"] == "Spot"
-    wait_step_by_step(world, 7100)
+    wait_step_by_step(world, 570)
     assert world.live() == [name]
-    wait_step_by_step(world, 200)
+    wait_step_by_step(world, 100)
     (second,) = world.live()
     assert second == "support-bot-train-2"
     assert world.status["resolved"]["resources"]["capacity"] == "OnDemand"
     waiting(world, second)
-    wait_step_by_step(world, 7300)
+    wait_step_by_step(world, 700)
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["reason"] == "NoCapacity"
     assert "No other kind is left" in world.status["failure"]["message"]
@@ -189,8 +190,9 @@ def test_after_it_ran_on_the_second_kind_the_first_is_tried_again() -> None:
         job=job(resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}),
         profiles=[profile(flavors=flavors("OnDemand", "Spot"))],
     )
+    world.edit(preRunningDeadlineSeconds=600)
     until_placed(world, Stage.TRAIN)
-    wait_step_by_step(world, 7300)
+    wait_step_by_step(world, 700)
     (second,) = world.live()
     world.run(second)
     world.reconcile()
