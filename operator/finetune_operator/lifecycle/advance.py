@@ -83,7 +83,7 @@ def _next(  # noqa: PLR0911  one per case
 def _no_capacity_left(look: Survey) -> Failure | None:
     """Every kind of capacity was waited for in vain."""
     passed = deadlines.passed_capacities(look.attempts)
-    if look.current.stage not in TPU_STAGES or not passed or set(look.plan.capacities) - passed:
+    if look.current.stage not in TPU_STAGES or not passed or set(look.plan.placement.capacities) - passed:
         return None
     noted = next(each.files.failure for each in reversed(look.attempts) if each.files and each.files.failure)
     return noted.model_copy(update={"message": f"{noted.message} No other kind is left."})

@@ -62,6 +62,14 @@ def pods_expected(jobset: Object) -> int:
     )
 
 
+def let_go_at(jobset: Object, *, queued: bool) -> datetime | None:
+    """Since when it may make its pods. In a queue that is when its own controller let it go, a moment after Kueue."""
+    if queued:
+        return resumed_at(jobset)
+    created = jobset["metadata"].get("creationTimestamp")
+    return parse(created) if created else None
+
+
 def resumed_at(jobset: Object) -> datetime | None:
     """When it was let go after a suspension; None where it never was suspended, or is."""
     for each in jobset.get("status", {}).get("conditions", ()):

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from finetune_contract import ExitCode, Failure, Progress, Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.times import parse, stamp
+from finetune_operator.lifecycle.times import stamp
 from finetune_operator.planning.plan import Limits
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.rendering import TPU_STAGES
@@ -93,10 +93,10 @@ def _placed_since(attempt: Attempt) -> datetime | None:
     its place is kept for it."""
     if attempt.jobset is None or attempt.key.restart or children.deleting(attempt.jobset):
         return None
-    if QUEUE_LABEL in attempt.jobset["metadata"].get("labels", {}):
-        return None if attempt.jobset["spec"].get("suspend") else children.resumed_at(attempt.jobset)
-    created = attempt.jobset["metadata"].get("creationTimestamp")
-    return parse(created) if created else None
+    queued = QUEUE_LABEL in attempt.jobset["metadata"].get("labels", {})
+    if queued and attempt.jobset["spec"].get("suspend"):
+        return None
+    return children.let_go_at(attempt.jobset, queued=queued)
 
 
 def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: datetime) -> Failure | None:

@@ -14,7 +14,6 @@ from finetune_operator.lifecycle.queueing import Queueing, Standing, queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.status import pace
-from finetune_operator.lifecycle.times import parse
 from finetune_operator.lifecycle.waits import input_wait, missing_secret, no_pods, recovering
 from finetune_operator.planning import Refused
 from finetune_operator.rendering import CpuPoolTooSmall, content_of, render_jobset
@@ -102,11 +101,7 @@ def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
 def _makes_no_pods(observed: Observed, attempt: Attempt, queue: Queueing | None) -> bool:
     if attempt.jobset is None or attempt.pods or attempt.key.restart or children.deleting(attempt.jobset):
         return False
-    if queue:  # it counts from when the queue let it go, which its own controller does a moment after Kueue
-        let_go = children.resumed_at(attempt.jobset)
-    else:
-        created = attempt.jobset["metadata"].get("creationTimestamp")
-        let_go = parse(created) if created else None
+    let_go = children.let_go_at(attempt.jobset, queued=queue is not None)
     return let_go is not None and (observed.now - let_go).total_seconds() > NO_PODS_SECONDS
 
 
@@ -123,6 +118,6 @@ def _edited(look: Survey, attempt: Attempt) -> bool:
 
 
 def _noted(decision: Decision, attempt: Attempt, why: Failure) -> Decision:
-    """The note comes before the signal, so that the attempt's end is charged to nobody."""
+    """The note comes before the signal: whatever the trainer says last, the attempt ended of that."""
     noted = attempt.files.failure if attempt.files else None
     return decision if noted == why else replace(decision, records=((attempt.key, why),))

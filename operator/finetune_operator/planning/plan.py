@@ -27,7 +27,7 @@ from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.queueing import Queues, resolve_queues
 from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
-from finetune_operator.planning.topology import Placement, capacities, place
+from finetune_operator.planning.topology import Placement, place
 
 type Object = Mapping[str, Any]
 
@@ -101,8 +101,6 @@ class Plan:
     stages: tuple[Stage, ...]
     """In order; Evaluate only where it has something to do."""
     placement: Placement
-    capacities: tuple[str, ...]
-    """Kinds that serve the job, in order."""
     mesh: MeshSpec
     pathways: Pathways | None
     """None: the controller is McJAX."""
@@ -170,7 +168,6 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
         stages=tuple(stage for stage in Stage if stage is not Stage.EVALUATE or evaluation.prompts),
         placement=placement,
-        capacities=tuple(capacities(resources, profile["flavors"])),
         mesh=mesh,
         pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
         model=resolve.model(spec["model"]),

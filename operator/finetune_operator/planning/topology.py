@@ -28,6 +28,8 @@ class Placement:
     tolerations: tuple[Mapping[str, Any], ...]
     chip_hour_price: str | None
     why: str
+    capacities: tuple[str, ...]
+    """Kinds of capacity that serve the job, this one first."""
 
 
 def place(
@@ -57,10 +59,9 @@ def place(
         return _cheapest(offered, profile_name, slices, ranked=bool(preferred or passed), queued=queued)
     shape = _wanted(resources, offered, flavors)
     _refuse_slices(shape, slices)
-    for flavor in offered:
-        if _offers(flavor, shape):
-            said = resources.get("tpu") or f"{resources['accelerator']} {resources['topology']}"
-            return _placement(shape, flavor, f"spec.resources asks for {said}", queued=queued)
+    if serving := [flavor for flavor in offered if _offers(flavor, shape)]:
+        said = resources.get("tpu") or f"{resources['accelerator']} {resources['topology']}"
+        return _placement(shape, serving[0], f"spec.resources asks for {said}", serving, queued=queued)
     many = f"{slices} slices of " if slices > 1 else ""
     capacity = f", {'/'.join(preferred)}" if preferred else ""
     listed = "; ".join(_describe(flavor) for flavor in flavors) or "none"
@@ -69,16 +70,6 @@ def place(
         f"spec.resources: {many}{shape.accelerator} {shape.topology} ({shape.hosts} x {shape.chips_per_host} chips"
         f'{capacity}) is not offered by profile "{profile_name}". It offers: {listed}.',
     )
-
-
-def capacities(resources: Mapping[str, Any], flavors: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-    """The kinds of capacity that serve merged ``resources``, in order."""
-    slices = resources["slices"]
-    offered = _in_order([f for f in flavors if f.get("maxSlices", 1) >= slices], resources.get("capacity"))
-    if {"tpu", "accelerator"} & resources.keys():
-        shape = _wanted(resources, offered, flavors)
-        offered = [flavor for flavor in offered if _offers(flavor, shape)]
-    return tuple(dict.fromkeys(flavor["capacity"] for flavor in offered))
 
 
 def _in_order(
@@ -188,11 +179,19 @@ def _cheapest(
         shape,
         flavor,
         "the cheapest slice of the profile, since spec.resources names none",
+        offered,
         queued=queued,
     )
 
 
-def _placement(shape: TpuShape, flavor: Mapping[str, Any], why: str, *, queued: bool) -> Placement:
+def _placement(
+    shape: TpuShape,
+    flavor: Mapping[str, Any],
+    why: str,
+    serving: Sequence[Mapping[str, Any]],
+    *,
+    queued: bool,
+) -> Placement:
     queued_provisioning = queued and flavor["capacity"] == "FlexStart"
     return Placement(
         shape=shape,
@@ -203,6 +202,7 @@ def _placement(shape: TpuShape, flavor: Mapping[str, Any], why: str, *, queued: 
         tolerations=nodes.tolerations(flavor, queued_provisioning=queued_provisioning),
         chip_hour_price=flavor.get("chipHourPrice"),
         why=f"{why}; flavor {flavor['name']}",
+        capacities=tuple(dict.fromkeys([flavor["capacity"], *(each["capacity"] for each in serving)])),
     )
 
 

@@ -89,8 +89,7 @@ class Observer:
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
             self._profiles(snapshot),
         )
-        nodes = await self._nodes(pods)
-        workloads = await self._workloads(key.namespace, jobsets)
+        nodes, workloads = await asyncio.gather(self._nodes(pods), self._workloads(key.namespace, jobsets))
         view = RunFolderView() if snapshot is None else await self._folder.view(Folders.of(snapshot))
         return Observed(
             now=self._utc_now(),
