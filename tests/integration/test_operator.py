@@ -40,6 +40,24 @@ def test_a_job_goes_through_all_stages_once(double: Cluster, namespace: str) -> 
     assert len({event["metadata"]["name"] for event in events}) == len(events) > 0
 
 
+def test_jobs_of_one_name_in_two_namespaces_share_nothing_and_the_longest_name_fits(
+    double: Cluster, namespace: str
+) -> None:
+    name = "as-long-a-name-as-is-allowed"
+    assert len(name) == 28
+    namespaces = [namespace, double.namespace()]
+    for each in namespaces:
+        double.apply(trainer_double.job(each, name, PROFILE))
+    folders = set()
+    for each in namespaces:
+        done = double.wait(job_path(each, name), phase("Succeeded", "Failed"), seconds=120)
+        assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
+        assert done["status"]["attempts"]["total"] == len(Stage)
+        assert jobsets(double, each) == sorted(f"{name}-{stage.short}-1" for stage in Stage)
+        folders.add(done["status"]["resolved"]["runFolder"])
+    assert len(folders) == len(namespaces)
+
+
 def test_a_job_without_its_profile_waits_and_goes_on_when_it_appears(
     double: Cluster, namespace: str, runs: Path
 ) -> None:
