@@ -8,7 +8,7 @@ trains, and with an exit code (:class:`ExitCode`). All of it is data; neither si
 from finetune_contract.exit_codes import ExitCode
 from finetune_contract.failure import Failure, FailureClass
 from finetune_contract.layout import CacheLayout, RunFolder
-from finetune_contract.progress import EvaluationPoint, Metrics, Progress
+from finetune_contract.progress import DiscardedCheckpoint, EvaluationPoint, Metrics, Progress
 from finetune_contract.request import (
     CheckpointPolicy,
     DatasetSource,
@@ -52,6 +52,7 @@ __all__ = [
     "DataSpec",
     "DatasetReport",
     "DatasetSource",
+    "DiscardedCheckpoint",
     "EvaluateOutcome",
     "EvaluationPoint",
     "EvaluationResult",

@@ -43,6 +43,14 @@ class RunFolder:
         return f"{self.checkpoints}/{step}"
 
     @property
+    def seals(self) -> str:
+        return f"{self.uri}/train/seals"
+
+    def seal(self, step: int) -> str:
+        """What the checkpoint of that step held when it was saved: size and CRC32C of every file."""
+        return f"{self.seals}/{step}.json"
+
+    @property
     def evaluation_results(self) -> str:
         return f"{self.uri}/evaluate/results.json"
 

@@ -28,6 +28,14 @@ class EvaluationPoint(Record):
     tokens: int
 
 
+class DiscardedCheckpoint(Record):
+    """A checkpoint that was no longer what had been saved, so training went on from the one before."""
+
+    step: int
+    why: str
+    """Which file, and what is wrong with it."""
+
+
 class Progress(Record):
     """How far training is (``train/progress.json``), written by process 0."""
 
@@ -49,4 +57,11 @@ class Progress(Record):
     curve: Annotated[list[tuple[int, float]], Field(max_length=48)] = []
     """(step, loss), thinned to at most 48 points over the whole run."""
     checkpoints: Annotated[list[int], Field(max_length=10)] = []
+    discarded: Annotated[list[DiscardedCheckpoint], Field(max_length=10)] = []
+    """Over all attempts, the newest ones."""
+    peak_memory_bytes: int | None = None
+    """The most that any device of process 0 has held, where devices tell."""
+    seconds: dict[str, float] = {}
+    """Where the time went, over all attempts so far: startup, data, restore, compile, productive, evaluate, recomputed
+    (steps that a later attempt had to do again)."""
     updated: Timestamp

@@ -45,6 +45,18 @@ def killed_at_step(step: int) -> None:
     _wrap(TrainBatches, "batch", batch)
 
 
+def killed_while_saving(step: int) -> None:
+    """Gone when all of that step's checkpoint is written, and just before it is called whole."""
+    from orbax.checkpoint._src.path.atomicity import AtomicRenameTemporaryPath
+
+    async def finalize(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if arguments[0].get_final().name == str(step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await original(*arguments, **named)
+
+    _wrap(AtomicRenameTemporaryPath, "finalize", finalize)
+
+
 def terminated_at(place: str, call: int = 1) -> None:
     """SIGTERM at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``. The call goes on when
     the signal was noted; where the signal ends the process, it does so here."""

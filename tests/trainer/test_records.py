@@ -13,6 +13,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from finetune_contract import (
+    DiscardedCheckpoint,
     EvaluationPoint,
     ExitCode,
     Failure,
@@ -201,6 +202,9 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
             restart=0,
             total_steps=9,
             start_step=start,
+            discarded=[DiscardedCheckpoint(step=6, why="d/file is missing")] if start else [],
+            seconds={"startup": 2.0, "productive": 0.5 * (end - start)},
+            peak_memory=lambda: 1000 + start,
             now=lambda: NOW,
             pause=0,
         )
@@ -220,6 +224,10 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
     assert progress.tokens_per_second == 20
     assert progress.step_time_p50 == 0.5
     assert [point[0] for point in progress.curve] == list(range(1, 10))
+    assert progress.peak_memory_bytes == 1004
+    assert progress.discarded == [DiscardedCheckpoint(step=6, why="d/file is missing")]
+    # Six steps, of which two are done again, and then five.
+    assert progress.seconds == {"startup": 4.0, "productive": 4.5, "recomputed": 1.0}
 
 
 def test_a_curve_is_thinned_evenly_with_its_ends() -> None:

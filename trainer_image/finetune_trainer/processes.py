@@ -92,6 +92,13 @@ class Processes:
         if client is not None:
             threading.Thread(target=_await_word, args=(client, end), name="peers", daemon=True).start()
 
+    def meet(self, name: str) -> None:
+        """Waits until every process has come here."""
+        if self.count > 1:
+            from jax.experimental import multihost_utils
+
+            multihost_utils.sync_global_devices(name)
+
     def tell(self, failure: str) -> None:
         """Ends the others. The first word counts; to be called when all is recorded, just before the end."""
         client = self._client()

@@ -198,14 +198,16 @@ class Attempts(ApiModel):
 class GoodputSeconds(ApiModel):
     """Where the time went."""
 
-    queued: Whole = 0
-    """Waiting for quota."""
-    provisioning: Whole = 0
-    """Waiting for nodes and images."""
+    queued: Whole | None = None
+    """Waiting for quota. Absent: not measured."""
+    provisioning: Whole | None = None
+    """Waiting for nodes and images. Absent: not measured."""
     startup: Whole = 0
-    """From running pods to the first step."""
+    """From the start of the process to the first step: imports, data, restore, compilation."""
     productive: Whole = 0
     """Steps that count."""
+    evaluation: Whole = 0
+    """Losses on the validation set in between and at the end."""
     recomputed: Whole = 0
     """Steps that had to be done again."""
 
@@ -214,7 +216,7 @@ class Goodput(ApiModel):
     """Share of the time that moved the training forward."""
 
     percent: Decimal
-    """productive / all."""
+    """productive / all that is measured."""
     seconds: GoodputSeconds
     """Where the time went."""
 

@@ -67,6 +67,8 @@ def progress_status(
                 status["etaText"] = eta_text(first, max(first, last))
     if progress.tokens_per_second is not None:
         status["tokensPerSecond"] = decimal(progress.tokens_per_second)
+    if progress.peak_memory_bytes is not None:
+        status["peakHBM"] = f"{-(-progress.peak_memory_bytes // 2**20)}Mi"
     points = [(step, loss) for step, loss in progress.curve if math.isfinite(loss)]
     if points:
         status["curve"] = {
@@ -75,6 +77,22 @@ def progress_status(
             "points": [{"step": step, "value": decimal(loss)} for step, loss in points],
         }
     return status
+
+
+def goodput_status(progress: Progress | None) -> Object | None:
+    """``status.goodput``, over all attempts at training; None before anything is measured."""
+    told = progress.seconds if progress else {}
+    spent = {
+        "startup": sum(told.get(kind, 0.0) for kind in ("startup", "data", "restore", "compile")),
+        "productive": told.get("productive", 0.0),
+        "evaluation": told.get("evaluate", 0.0),
+        "recomputed": told.get("recomputed", 0.0),
+    }
+    whole = sum(spent.values())
+    if not math.isfinite(whole) or whole <= 0 or min(spent.values()) < 0:
+        return None
+    seconds = {kind: round(value) for kind, value in spent.items()}
+    return {"percent": f"{100 * spent['productive'] / whole:.1f}", "seconds": seconds}
 
 
 def eta_text(low: int, high: int) -> str:

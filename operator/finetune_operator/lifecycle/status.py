@@ -13,7 +13,7 @@ from finetune_operator.lifecycle.conditions import conditions
 from finetune_operator.lifecycle.evictions import evicted_entries
 from finetune_operator.lifecycle.fitting import fit
 from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.lifecycle.progress import decimal, progress_status
+from finetune_operator.lifecycle.progress import decimal, goodput_status, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
 from finetune_operator.lifecycle.retry import seen
 from finetune_operator.lifecycle.situation import Course, Situation
@@ -51,6 +51,10 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
     progress = _progress(observed, status, look, previous)
     if progress is not None:
         status["progress"] = progress
+        fresh = progress is not previous.get("progress")
+        goodput = goodput_status(observed.folder.progress) if fresh else previous.get("goodput")
+        if goodput:
+            status["goodput"] = goodput
     if look is not None and (
         saved := _checkpoints(look, observed, kept=progress is previous.get("progress"))
     ):
@@ -127,6 +131,8 @@ def _stage(
     failure = view.failure or (situation.failure if failed_now else None)
     if failure:
         told["reason"], told["message"] = failure.reason, failure.message
+    elif stage is Stage.TRAIN and (discarded := _discarded(observed)):
+        told["message"] = discarded
     if stage is Stage.CONVERT and (cache := _cache(view, look)):
         told["cache"] = cache
     if stage is Stage.TRAIN and (step := _resumed_from(view, observed)):
@@ -159,6 +165,16 @@ def _cache(view: StageView, look: Survey) -> Object | None:
     elif look.plan.use_cache != "Use":
         told["missBecause"] = [f"spec.cache is {look.plan.use_cache}"]
     return told
+
+
+def _discarded(observed: Observed) -> str | None:
+    """What became of checkpoints that were damaged, for people."""
+    found = observed.folder.progress.discarded if observed.folder.progress else ()
+    return "; ".join(
+        f"the checkpoint of step {each.step} was not what had been saved ({each.why}), "
+        "and training went on from the one before"
+        for each in found
+    )
 
 
 def _resumed_from(view: StageView, observed: Observed) -> int | None:

@@ -21,11 +21,13 @@ class TrainingStopped(Exception):
 
 def run(context: Context) -> TrainOutcome:
     """Raises ``TrainingStopped`` after saving, ``StageError`` 70 when the loss is no number."""
+    from finetune_trainer.training import goodput
     from finetune_trainer.training.report import Report
-    from finetune_trainer.training.session import open_session
+    from finetune_trainer.training.seals import discard_damaged
+    from finetune_trainer.training.session import open_session, peak_memory
     from finetune_trainer.training.trainer import Control, Stopped
 
-    seconds: dict[str, float] = {}
+    seconds = {"startup": goodput.since_process_start()}
     started = time.perf_counter()
     plan = context.plan(context.model(weights=False))
     request = context.request
@@ -37,6 +39,8 @@ def run(context: Context) -> TrainOutcome:
     seconds["data"] = time.perf_counter() - started
 
     started = time.perf_counter()
+    discarded = discard_damaged(context.store, context.folder) if context.processes.first else []
+    context.processes.meet("checkpoints")
     config = training_config(context, plan, steps=steps, parameters=engine_path(converted_model(context)))
     session = open_session(config, steps, request.checkpointing, request.evaluation.every_steps)
     seconds["restore"] = time.perf_counter() - started
@@ -44,7 +48,8 @@ def run(context: Context) -> TrainOutcome:
     if context.processes.first:
         report = Report(
             context.folder, context.store, attempt=request.attempt, restart=request.restart, total_steps=steps,
-            start_step=session.start_step, now=context.now,
+            start_step=session.start_step, discarded=discarded, seconds=seconds, peak_memory=peak_memory,
+            now=context.now,
         )  # fmt: skip
     control = Control(
         total_steps=steps,

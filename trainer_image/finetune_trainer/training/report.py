@@ -12,10 +12,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from finetune_contract import EvaluationPoint, Metrics, Progress, RunFolder
+from finetune_contract import DiscardedCheckpoint, EvaluationPoint, Metrics, Progress, RunFolder
 from finetune_trainer.storage import Store
+from finetune_trainer.training import goodput
+from finetune_trainer.training.seals import seal_of
 
 _CURVE_POINTS = 48
 _RECENT_STEPS = 50
@@ -31,14 +34,15 @@ class LatestWriter:
         """``pause``: seconds to rest after a round of writes."""
         self._write = write
         self._pause = pause
-        self._waiting: dict[str, bytes] = {}
+        self._waiting: dict[str, bytes | Callable[[], bytes]] = {}
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="report", daemon=True)
         self._thread.start()
 
-    def put(self, uri: str, content: bytes) -> None:
+    def put(self, uri: str, content: bytes | Callable[[], bytes]) -> None:
+        """``content``: or what makes it, which is called on the writer's thread."""
         with self._changed:
             self._waiting[uri] = content
             self._changed.notify()
@@ -62,7 +66,7 @@ class LatestWriter:
                 taken, self._waiting = self._waiting, {}
             for uri, content in taken.items():
                 try:
-                    self._write(uri, content)
+                    self._write(uri, content() if callable(content) else content)
                     self._error = None
                 except Exception as error:  # noqa: BLE001 - kept for close; reporting never ends a training
                     self._error = error
@@ -81,10 +85,15 @@ class Report:
         restart: int,
         total_steps: int,
         start_step: int,
+        discarded: list[DiscardedCheckpoint],
+        seconds: Mapping[str, float],
+        peak_memory: Callable[[], int | None],
         now: Callable[[], datetime],
         pause: float = 1.0,
     ) -> None:
-        self._folder = folder
+        """``discarded``: the checkpoints that this attempt found damaged. ``seconds``: where this attempt's time has
+        gone so far, by kind; read at every report. ``peak_memory``: bytes."""
+        self._folder, self._store = folder, store
         self._now = now
         self._attempt, self._restart = attempt, restart
         self._total, self._start = total_steps, start_step
@@ -97,6 +106,11 @@ class Report:
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._tokens: deque[int] = deque(maxlen=_RECENT_STEPS)
         self._checkpoints: list[int] = []
+        earlier = store.read_or_none(folder.progress)
+        before = Progress.model_validate_json(earlier) if earlier is not None else None
+        self._discarded = [*(before.discarded if before else ()), *discarded]
+        self._before, self._seconds_by_kind = goodput.carried(before, start_step), seconds
+        self._peak_memory = peak_memory
 
     def step(self, step: int, metrics: Metrics, seconds: float | None) -> None:
         """A step is done. ``seconds`` is None where the time holds more than the step (compilation, evaluation)."""
@@ -126,6 +140,8 @@ class Report:
 
     def checkpoints(self, steps: list[int]) -> None:
         if steps != self._checkpoints:
+            for step in set(steps) - {*self._checkpoints, self._start}:
+                self._writer.put(self._folder.seal(step), partial(seal_of, self._store, self._folder, step))
             self._checkpoints = steps
             self._show()
             self.flush()
@@ -162,6 +178,9 @@ class Report:
             tokens_per_second=sum(self._tokens) / sum(seconds) if sum(seconds) > 0 else None,
             curve=thinned(self._curve, _CURVE_POINTS),
             checkpoints=self._checkpoints[-10:],
+            discarded=self._discarded[-10:],
+            peak_memory_bytes=self._peak_memory(),
+            seconds=goodput.total(self._before, self._seconds_by_kind),
             updated=self._now(),
         )
         self._writer.put(self._folder.progress, progress.to_json().encode())

@@ -103,6 +103,8 @@ def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: in
             # Stated, because Orbax's default also saves the first step it sees and asks for preemption by itself.
             save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(policy.every_steps),
             max_to_keep=policy.keep_last,
+            # what an attempt left that was ended while it saved
+            cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         ),
         # MaxText's hooks write TensorBoard already.
@@ -110,3 +112,9 @@ def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: in
         data_sharding_axis=(ROW_AXES,),
         pbar_description=None,
     )
+
+
+def peak_memory() -> int | None:
+    """The most bytes that any device of this process has held; None where devices do not tell (CPU)."""
+    told = [device.memory_stats() or {} for device in jax.local_devices()]
+    return max((stats["peak_bytes_in_use"] for stats in told if "peak_bytes_in_use" in stats), default=None)

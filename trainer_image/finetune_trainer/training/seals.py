@@ -1,0 +1,66 @@
+"""Whether a checkpoint is still what was saved.
+
+Orbax tells a checkpoint that was saved whole from one that was not. It does not notice that a file was lost or changed
+since, by a lifecycle rule of the bucket, say: the restore fails then, or answers with other numbers. So a seal lies
+beside the checkpoints, ``train/seals/<step>.json``: the size and the CRC32C of every file. A bucket's listing holds
+both, so neither sealing nor looking reads the checkpoint there.
+"""
+
+import json
+import logging
+
+from finetune_contract import DiscardedCheckpoint, RunFolder
+from finetune_trainer.storage import Store
+
+_LOG = logging.getLogger(__name__)
+
+
+def seal_of(store: Store, folder: RunFolder, step: int) -> bytes:
+    """What the checkpoint of that step holds: ``{path below it: [bytes, CRC32C]}``."""
+    prefix = folder.checkpoint(step) + "/"
+    held = {entry.uri.removeprefix(prefix): [entry.size, entry.crc32c] for entry in store.entries(prefix)}
+    return json.dumps(held).encode()
+
+
+def discard_damaged(store: Store, folder: RunFolder) -> list[DiscardedCheckpoint]:
+    """Deletes the newest checkpoints until one is what was sealed, and tells which they were.
+
+    One without a seal is trusted: whoever saved it was ended before it could be sealed. Seals of checkpoints that are
+    gone go, too. To be called by one process, before any other looks at the checkpoints.
+    """
+    prefix = folder.checkpoints + "/"
+    first = (entry.uri.removeprefix(prefix).partition("/")[0] for entry in store.entries(prefix))
+    steps = sorted({int(name) for name in first if name.isdecimal()}, reverse=True)
+    _drop_seals(store, folder, set(steps))
+    discarded: list[DiscardedCheckpoint] = []
+    for step in steps:
+        sealed = store.read_or_none(folder.seal(step))
+        damage = None if sealed is None else _difference(sealed, seal_of(store, folder, step))
+        if damage is None:
+            break
+        _LOG.warning("the checkpoint of step %d is not what was saved (%s); it is deleted", step, damage)
+        discarded.append(DiscardedCheckpoint(step=step, why=damage))
+        # Orbax's mark of a whole checkpoint first: an interruption here leaves none that looks whole.
+        store.delete_folder(folder.checkpoint(step), first=("commit_success.txt", "_CHECKPOINT_METADATA"))
+        store.delete(folder.seal(step))
+    return discarded
+
+
+def _difference(sealed: bytes, found: bytes) -> str | None:
+    """The first file that is not as it was, in words; None where all are. More files than were sealed do no harm."""
+    before, now = json.loads(sealed), json.loads(found)
+    for name, (size, crc) in before.items():
+        if name not in now:
+            return f"{name} is missing"
+        if now[name][0] != size:
+            return f"{name} has {now[name][0]} bytes, {size} were saved"
+        if now[name][1] != crc:
+            return f"{name} has other content than was saved"
+    return None
+
+
+def _drop_seals(store: Store, folder: RunFolder, steps: set[int]) -> None:
+    for entry in list(store.entries(folder.seals)):
+        name = entry.uri.rpartition("/")[2].removesuffix(".json")
+        if not name.isdecimal() or int(name) not in steps:
+            store.delete(entry.uri)
