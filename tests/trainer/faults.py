@@ -1,5 +1,6 @@
 """What goes wrong in a stage, for tests: called in the stage's process before it begins."""
 
+import errno
 import functools
 import os
 import signal
@@ -21,6 +22,15 @@ def raise_at_step(step: int, kind: str, text: str) -> None:
         return original(*arguments)
 
     _wrap(TrainBatches, "batch", batch)
+
+
+def disk_full_at(place: str) -> None:
+    """No space is left at ``package.module:Class.name``."""
+
+    def act(_: Callable[..., Any], *__: Any, **___: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/file")
+
+    _wrap(*_found(place), act)
 
 
 def raise_before_joining(text: str) -> None:
@@ -60,11 +70,6 @@ def killed_while_saving(step: int) -> None:
 def terminated_at(place: str, call: int = 1) -> None:
     """SIGTERM at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``. The call goes on when
     the signal was noted; where the signal ends the process, it does so here."""
-    module, _, path = place.partition(":")
-    *outer, name = path.split(".")
-    holder: Any = import_module(module)
-    for part in outer:
-        holder = getattr(holder, part)
     heard = _stoppers()
     calls = 0
 
@@ -79,7 +84,17 @@ def terminated_at(place: str, call: int = 1) -> None:
                     threading.Event().wait()  # the process ends here
         return original(*arguments, **named)
 
-    _wrap(holder, name, act)
+    _wrap(*_found(place), act)
+
+
+def _found(place: str) -> tuple[Any, str]:
+    """What holds the name of ``package.module:Class.name``, and the name."""
+    module, _, path = place.partition(":")
+    *outer, name = path.split(".")
+    holder: Any = import_module(module)
+    for part in outer:
+        holder = getattr(holder, part)
+    return holder, name
 
 
 def _stoppers() -> list[Stopper]:

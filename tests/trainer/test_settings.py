@@ -117,6 +117,11 @@ REFUSED = [
     ({"lora.lora_rank": "5"}, "EngineOverrideNotAllowed", "change method.lora"),
     ({"base_emb_dim": "5"}, "EngineOverrideNotAllowed", "the model's config.json"),
     ({"remat_policy": "[1, 2"}, "EngineOverrideInvalid", "Quote or correct"),
+    (
+        {"num_vocab_tiling": "many"},
+        "EngineOverrideInvalid",
+        "saw many, expected Input should be a valid integer",
+    ),
 ]
 
 

@@ -30,7 +30,7 @@ def train(converted: str) -> dict[str, Any]:
     [
         "finetune_trainer.main:importlib.import_module",
         "finetune_trainer.stages.train:converted_model",
-        "finetune_trainer.training.session:model_creation_utils.from_pretrained",
+        "finetune_trainer.training.session:pretrained",
         "finetune_trainer.training.trainer:MaxTextPeftTrainer.create_train_step_fn",
     ],
     ids=["imports", "data", "restore", "compilation"],

@@ -5,9 +5,11 @@ by process 0 alone. ``failure.json`` is written by the process that fails, which
 since the others fail because of it.
 """
 
+import errno
 import logging
 import os
 import re
+import tempfile
 import threading
 import traceback
 from collections import deque
@@ -219,6 +221,15 @@ def as_stage_error(error: BaseException) -> StageError | None:
             "the memory of the device or host did not suffice",
             saw=saw,
             fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, use LoRA, or ask for more chips.",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StageError(
+            ExitCode.OUT_OF_MEMORY,
+            "DiskFull",
+            "no space is left on the disk",
+            where=str(error.filename or tempfile.gettempdir()),
+            saw=saw,
+            fix="Use nodes with a larger boot disk or local SSDs, or more space where the folder lies.",
         )
     if isinstance(error, PermissionError) or _PERMISSION.search(text):
         return StageError(

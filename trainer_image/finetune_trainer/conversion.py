@@ -15,8 +15,10 @@ import numpy as np
 from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
 from maxtext.checkpoint_conversion.utils.utils import save_weights_to_checkpoint
 
+from finetune_contract.exit_codes import ExitCode
 from finetune_trainer import engine, mapping
 from finetune_trainer.checkpoint_layout import OCDBT, CheckpointLayout
+from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import Store, join, local_path
 from finetune_trainer.weights import Weights
@@ -50,7 +52,7 @@ def convert(
     arrays: list[np.ndarray | None] = [None] * len(shapes)
     for parameter in mapping.parameters(plan, config):
         position, shape = shapes[parameter.key]
-        tensors = [weights.read(name) for name in parameter.names]
+        tensors = [_finite(name, weights.read(name)) for name in parameter.names]
         arrays[position] = parameter.encode(tensors, tuple(shape), config.param_scan_axis)
     _all_filled(shapes, arrays)
     save_weights_to_checkpoint(
@@ -64,6 +66,19 @@ def convert(
     items = join(out, "0", "items")
     size = sum(entry.size for entry in store.entries(items))
     return Converted(items=items, size_bytes=size, seconds=time.monotonic() - started)
+
+
+def _finite(name: str, values: np.ndarray) -> np.ndarray:
+    """The values. Raises ``StageError`` 64 where some are no numbers: they would come back as they are, so the proof
+    would blame the conversion."""
+    bad = int(values.size - np.count_nonzero(np.isfinite(values)))
+    if bad:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "WeightsNotFinite", "some weights are no numbers", where=name,
+            saw=f"{bad} of {values.size} values NaN or infinite", expected="finite numbers",
+            fix="Save the model again from a sound checkpoint; its training may have diverged.",
+        )  # fmt: skip
+    return values
 
 
 def engine_path(uri: str) -> str:

@@ -7,8 +7,8 @@ import jax
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
-from maxtext.utils import model_creation_utils
 
+from finetune_trainer.loading import pretrained
 from finetune_trainer.lora import with_lora
 
 
@@ -23,7 +23,7 @@ class LoadedModel:
 
 def load(config: Any) -> LoadedModel:
     """The parameters at ``config.load_parameters_path``, without any adapter."""
-    model, mesh = model_creation_utils.from_pretrained(config)
+    model, mesh = pretrained(config)
     nnx.pop(model, nnx.Intermediate)
     return LoadedModel(model=model, config=config, mesh=mesh)
 

@@ -2,12 +2,12 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
@@ -75,7 +75,30 @@ def parse(overrides: Mapping[str, str], owned: Mapping[str, Any], known: type[Ba
             fix="Quote or correct the value.",
         ) from error
     assert isinstance(values, dict)
+    for key, value in values.items():
+        _fits(str(key), value, known)
     return {str(key): value for key, value in values.items()}
+
+
+def _fits(key: str, value: Any, known: type[BaseModel]) -> None:
+    """What MaxText itself would refuse when the stage starts on its slice."""
+    field = known.model_fields[key]
+    kind: Any = field.annotation
+    for bound in field.metadata:
+        kind = Annotated[kind, bound]
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise StageError(
+            ExitCode.BAD_REQUEST,
+            "EngineOverrideInvalid",
+            "MaxText does not take this value",
+            where=f"engineOverrides.{key}",
+            saw=str(value)[:100],
+            expected=first["msg"],
+            fix="Correct the value.",
+        ) from None
 
 
 def _check(key: str, root: str, owned: Mapping[str, Any], known: type[BaseModel]) -> None:

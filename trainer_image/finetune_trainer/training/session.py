@@ -13,12 +13,13 @@ from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 from maxtext.optimizers import optimizers
 from maxtext.trainers.post_train.sft.train_sft import use_maxtext_loss_function
-from maxtext.utils import maxtext_utils, model_creation_utils
+from maxtext.utils import maxtext_utils
 from orbax import checkpoint as ocp
 from tunix.sft import peft_trainer
 
 from finetune_contract import CheckpointPolicy
 from finetune_trainer.data.batches import TrainBatches
+from finetune_trainer.loading import pretrained
 from finetune_trainer.lora import with_lora
 from finetune_trainer.spread import ROW_AXES
 from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch, stop_agreed
@@ -72,7 +73,7 @@ def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_eve
 
     ``config`` is MaxText's; it names the run folder, the converted model and the mesh.
     """
-    model, mesh = model_creation_utils.from_pretrained(config)
+    model, mesh = pretrained(config)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         if config.lora.enable_lora:
             model = with_lora(model, mesh, config)

@@ -1,0 +1,173 @@
+"""What users hand in broken, as whole stages: each ends with the contract's code and says what, where and what to do.
+
+Broken rows and files of datasets are in test_datasets, and what config.json may hold in test_families; these are the
+other inputs, one of each kind.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from finetune_contract import ExitCode, Failure, StageResult
+from tests.trainer.requests import request
+from tests.trainer.stages import Stages
+
+type Break = Callable[[Path], None]
+
+
+def unlink(name: str) -> Break:
+    return lambda model: (model / name).unlink()
+
+
+def text(name: str, content: str) -> Break:
+    def act(model: Path) -> None:
+        (model / name).write_text(content)
+
+    return act
+
+
+def edit(name: str, **changes: Any) -> Break:
+    def act(model: Path) -> None:
+        found = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(found | changes))
+
+    return act
+
+
+def weights(change: Callable[[dict[str, Any]], Any]) -> Break:
+    def act(model: Path) -> None:
+        tensors = load_file(model / "model.safetensors")
+        change(tensors)
+        save_file(tensors, model / "model.safetensors")
+
+    return act
+
+
+def truncated(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def of_torch(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+
+
+NORM = "model.norm.weight"
+MODELS: dict[str, tuple[str, Break, ExitCode, str, str]] = {
+    "no config.json": ("Preflight", unlink("config.json"), ExitCode.INPUT_MISSING, "ConfigMissing", "config.json"),
+    "config.json that is no JSON": ("Preflight", text("config.json", "{"), ExitCode.BAD_REQUEST, "InvalidModelConfig",
+     "config.json"),
+    "an architecture of nobody": ("Preflight", edit("config.json", architectures=["BertForMaskedLM"]),
+     ExitCode.BAD_REQUEST, "UnsupportedArchitecture", "BertForMaskedLM"),
+    "a config that is not of these weights": ("Convert", edit("config.json", intermediate_size=64),
+     ExitCode.BAD_REQUEST, "WeightsMismatch", "the shape is not what config.json says"),
+    "weights cut short": ("Convert", truncated, ExitCode.BAD_REQUEST, "WeightsMismatch", "the file is not whole"),
+    "weights of torch": ("Convert", of_torch, ExitCode.INPUT_MISSING, "WeightsMissing", "pytorch_model.bin"),
+    "an index that is no JSON": ("Convert", text("model.safetensors.index.json", "{"), ExitCode.BAD_REQUEST,
+     "WeightsMismatch", "the index is not readable"),
+    "a shard that is missing": ("Convert", text("model.safetensors.index.json",
+     json.dumps({"weight_map": {NORM: "model-2.safetensors"}})), ExitCode.INPUT_MISSING, "WeightsMissing",
+     "model-2.safetensors"),
+    "a tensor that is missing": ("Convert", weights(lambda found: found.pop(NORM)), ExitCode.BAD_REQUEST,
+     "WeightsMismatch", f"no {NORM}"),
+    "a tensor too many": ("Convert", weights(lambda found: found.update(extra=np.zeros(2, np.float32))),
+     ExitCode.BAD_REQUEST, "WeightsMismatch", "extra"),
+    "integers as weights": ("Convert", weights(lambda found: found.update({NORM: np.zeros(64, np.int8)})),
+     ExitCode.BAD_REQUEST, "WeightsMismatch", "I8"),
+    "weights that are no numbers": ("Convert", weights(lambda found: found.update({NORM: np.full(64, np.nan, np.float32)})),
+     ExitCode.BAD_REQUEST, "WeightsNotFinite", NORM),
+    "no tokenizer": ("Preflight", unlink("tokenizer.json"), ExitCode.INPUT_MISSING, "TokenizerMissing", "tokenizer"),
+    "a tokenizer that is no JSON": ("Preflight", text("tokenizer.json", "{"), ExitCode.INPUT_MISSING,
+     "TokenizerMissing", "tokenizer"),
+    "a tokenizer of a larger model": ("Preflight", edit("config.json", vocab_size=100), ExitCode.BAD_REQUEST,
+     "TokenizerTooLarge", "at most 100"),
+    "a template that fails": ("Preflight", text("chat_template.jinja", "{{ raise_exception('only one turn') }}"),
+     ExitCode.BAD_DATA, "DatasetSchemaMismatch", "only one turn"),
+}  # fmt: skip
+
+
+def failure_of(result: StageResult) -> Failure:
+    assert result.failure is not None
+    assert result.exit_code == result.failure.code
+    assert result.failure.fix, result.failure
+    return result.failure
+
+
+@pytest.mark.parametrize(("stage", "broken", "code", "reason", "told"), MODELS.values(), ids=MODELS)
+def test_a_broken_model_folder_is_told(
+    stages: Stages, tmp_path: Path, stage: str, broken: Break, code: ExitCode, reason: str, told: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(stages.root / "models/qwen3", model)
+    broken(model)
+    run = f"broken/{tmp_path.name}"
+    failure = failure_of(stages.run(stage, run, model={"uri": f"file://{model}"}))
+    assert (failure.code, failure.reason) == (code, reason), failure.message
+    assert told in failure.message
+
+
+REQUESTS: dict[str, tuple[dict[str, Any], ExitCode, str, str]] = {
+    "an override nobody knows": ({"engine_overrides": {"remat_polcy": "full"}}, ExitCode.BAD_REQUEST,
+     "UnknownEngineOverride", "remat_policy"),
+    "an override of the wrong type": ({"engine_overrides": {"num_vocab_tiling": "many"}}, ExitCode.BAD_REQUEST,
+     "EngineOverrideInvalid", "num_vocab_tiling"),
+    "an override of what a field decides": ({"engine_overrides": {"gradient_clipping_threshold": "1"}},
+     ExitCode.BAD_REQUEST, "EngineOverrideNotAllowed", "hyperparameters.maxGradNorm"),
+    "a batch that does not divide": ({"hyperparameters": {"global_batch_size": 3},
+     "mesh": {"hosts": 1, "chips_per_host": 4, "fsdp": 4}}, ExitCode.BAD_REQUEST, "BatchNotDivisible", "Use 4"),
+    "modules that LoRA does not know": ({"method": {"lora": {"rank": 4, "alpha": 8.0, "target_modules": ["qq_proj"]}}},
+     ExitCode.BAD_REQUEST, "UnknownLoraModule", "q_proj"),
+    "data that is not there": ({"data": {"train": [{"path": "spec.datasets.train[0]", "name": "train-0",
+     "uri": "file:///nowhere/train.jsonl"}]}}, ExitCode.INPUT_MISSING, "DatasetMissing", "/nowhere/train.jsonl"),
+    "a model that is not there": ({"model": {"uri": "file:///nowhere/model"}}, ExitCode.INPUT_MISSING, "ModelMissing",
+     "/nowhere/model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "code", "reason", "told"), REQUESTS.values(), ids=REQUESTS)
+def test_a_request_that_cannot_be_is_told_in_preflight(
+    stages: Stages, tmp_path: Path, changes: dict[str, Any], code: ExitCode, reason: str, told: str
+) -> None:
+    failure = failure_of(stages.run("Preflight", f"broken/{tmp_path.name}", **changes))
+    assert (failure.code, failure.reason) == (code, reason), failure.message
+    assert told in failure.message
+
+
+def test_a_conversion_that_is_gone_or_damaged_is_told(stages: Stages, converted: str, tmp_path: Path) -> None:
+    gone = failure_of(stages.run("Train", "broken/gone", converted=f"file://{tmp_path}/nowhere/items"))
+    assert (gone.code, gone.reason) == (ExitCode.INPUT_MISSING, "ConvertedModelUnreadable"), gone.message
+    items = tmp_path / "items"
+    shutil.copytree(converted.removeprefix("file://"), items)
+    for file in items.rglob("d/*"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    damaged = failure_of(stages.run("Train", "broken/damaged", converted=f"file://{items}"))
+    assert (damaged.code, damaged.reason) == (ExitCode.INPUT_MISSING, "ConvertedModelUnreadable"), (
+        damaged.message
+    )
+    assert str(items) in damaged.message
+
+
+def test_a_checkpoint_that_is_gone_is_told(stages: Stages, converted: str) -> None:
+    failure = failure_of(stages.run("Evaluate", "broken/never-trained", converted=converted, train_step=7))
+    assert (failure.code, failure.reason) == (ExitCode.INPUT_MISSING, "CheckpointMissing")
+    assert "checkpoints/7" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("stage", "place"),
+    [
+        ("Preflight", "finetune_trainer.stages.context:prepare"),
+        ("Convert", "finetune_trainer.conversion:convert"),
+    ],
+)
+def test_a_disk_that_is_full_is_told(stages: Stages, stage: str, place: str) -> None:
+    made = request(stages.root, stage, f"broken/full-{stage}")
+    failure = failure_of(stages.run(stage, f"broken/full-{stage}", fault=("disk_full_at", place)))
+    assert (failure.code, failure.reason) == (ExitCode.OUT_OF_MEMORY, "DiskFull"), (failure.message, made)
+    assert "/scratch/file" in failure.message
