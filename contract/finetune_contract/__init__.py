@@ -8,7 +8,13 @@ trains, and with an exit code (:class:`ExitCode`). All of it is data; neither si
 from finetune_contract.exit_codes import ExitCode
 from finetune_contract.failure import Failure, FailureClass
 from finetune_contract.layout import CacheLayout, RunFolder
-from finetune_contract.progress import DiscardedCheckpoint, EvaluationPoint, Metrics, Progress
+from finetune_contract.progress import (
+    DiscardedCheckpoint,
+    EvaluationPoint,
+    HostProgress,
+    Metrics,
+    Progress,
+)
 from finetune_contract.request import (
     CheckpointPolicy,
     DatasetSource,
@@ -62,6 +68,7 @@ __all__ = [
     "ExportSpec",
     "Failure",
     "FailureClass",
+    "HostProgress",
     "HubRef",
     "Hyperparameters",
     "JobIdentity",

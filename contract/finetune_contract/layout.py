@@ -27,6 +27,14 @@ class RunFolder:
         return f"{self.uri}/train/progress.json"
 
     @property
+    def hosts(self) -> str:
+        """Folder of what each of several processes of training says of itself."""
+        return f"{self.uri}/train/hosts"
+
+    def host(self, host: int) -> str:
+        return f"{self.hosts}/{host}.json"
+
+    @property
     def metrics(self) -> str:
         return f"{self.uri}/train/metrics.jsonl"
 

@@ -65,3 +65,19 @@ class Progress(Record):
     """Where the time went, over all attempts so far: startup, data, restore, compile, productive, evaluate, recomputed
     (steps that a later attempt had to do again)."""
     updated: Timestamp
+
+
+class HostProgress(Record):
+    """How far one of several processes is (``train/hosts/<host>.json``), so that the one that lags in a hang can be
+    named: the first process, which writes :class:`Progress`, then only waits for it."""
+
+    version: Version = 1
+    attempt: int
+    restart: int = 0
+    host: int
+    """Which process of the stage."""
+    step: int = 0
+    """The step that it has begun, from 1; 0: it gets ready for its first."""
+    evaluated: int = 0
+    """Batches that it has evaluated since."""
+    updated: Timestamp

@@ -62,11 +62,33 @@ def _fail_a_pod_on_a_slice(cluster: Cluster, namespace: str) -> None:
     cluster.patch(f"{path}/crashed/status", {"status": {"phase": "Failed"}})
 
 
+def _let_a_pod_wait(cluster: Cluster, namespace: str) -> None:
+    """The operator then looks at the pod's Events."""
+    found = cluster.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1")
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    waiting = {"metadata": {"name": "waiting", "labels": found["metadata"]["labels"]}}
+    spec = pods.spec("true", nodeSelector={"no-such": "node"})
+    cluster.create(path, {"apiVersion": "v1", "kind": "Pod", **waiting, "spec": spec})
+    told = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    cluster.patch(f"{path}/waiting/status", {"status": {"conditions": [told]}})
+    cluster.wait(
+        f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/lived",
+        lambda job: "autoscaler" in job["status"].get("waiting", {}).get("message", ""),
+    )
+    cluster.delete(f"{path}/waiting")
+
+
 def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: str) -> None:
     newborn.apply(trainer_double.job(namespace, "lived", PROFILE))
     jobset = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1"
     newborn.wait(jobset, lambda _: True)
     _fail_a_pod_on_a_slice(newborn, namespace)
+    _let_a_pod_wait(newborn, namespace)
     # Suspending deletes the JobSet, and the status says so.
     job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/lived"
     newborn.patch(job, {"spec": {"suspend": True}})

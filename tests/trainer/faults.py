@@ -67,6 +67,22 @@ def killed_while_saving(step: int) -> None:
     _wrap(AtomicRenameTemporaryPath, "finalize", finalize)
 
 
+def stuck_at_step(step: int) -> None:
+    """The process waits for ever for this step's batch; no other fault, with step -1. Hosts tell where they are at
+    once."""
+    from finetune_trainer.data.batches import TrainBatches
+    from finetune_trainer.training import report
+
+    report.HOST_PAUSE_SECONDS = 0.05
+
+    def batch(original: Callable[..., Any], *arguments: Any) -> Any:
+        if arguments[1] == step:
+            threading.Event().wait()
+        return original(*arguments)
+
+    _wrap(TrainBatches, "batch", batch)
+
+
 def terminated_at(place: str, call: int = 1) -> None:
     """SIGTERM at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``. The call goes on when
     the signal was noted; where the signal ends the process, it does so here."""

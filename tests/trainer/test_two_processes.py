@@ -1,11 +1,15 @@
 """Train and Evaluate in two processes, as on a slice of two hosts: the same numbers as in one, and one's failure is the
 end of both."""
 
+import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finetune_contract import Failure, Outcome, StageRequest, StageResult
+from finetune_contract import Failure, HostProgress, Outcome, StageRequest, StageResult
 from finetune_contract.failure import PEER_LOST
 from tests.trainer.requests import request
 from tests.trainer.stages import Running, Stages, attempt_folder, await_file, result_of
@@ -90,6 +94,28 @@ def test_a_process_that_is_killed_is_missed_and_nobody_else_is_blamed(stages: St
     found = read(made).failure
     assert found is not None
     assert (found.reason, found.host) == (PEER_LOST, 0)
+
+
+def test_of_a_process_that_stands_still_its_own_word_tells_that_it_lags(
+    stages: Stages, converted: str
+) -> None:
+    made = asked(stages, converted, "Train", "stuck", **TWO_HOSTS)
+    running = stages.pair(made, faults=[("stuck_at_step", -1), ("stuck_at_step", FAILING)])
+    folder = attempt_folder(made).parents[1] / "train/hosts"
+    # The batch of step N is that of the step numbered N + 1: the first process has begun it, the second has not.
+    until = {0: FAILING + 1, 1: FAILING}
+    for host, step in until.items():
+        await_file(folder / f"{host}.json")
+        while told(folder / f"{host}.json").step < step:
+            time.sleep(0.01)
+    assert {host: told(folder / f"{host}.json").step for host in until} == until
+    for each in running:
+        os.kill(each.pid, signal.SIGKILL)
+    assert ends(running) == [-9, -9]
+
+
+def told(path: Path) -> HostProgress:
+    return HostProgress.model_validate_json(path.read_bytes())
 
 
 def written(made: StageRequest) -> Failure:

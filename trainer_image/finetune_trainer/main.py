@@ -23,6 +23,7 @@ from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import Redactor
 from finetune_trainer.stopping import Stopper, exit_now
 from finetune_trainer.storage import open_store
+from finetune_trainer.training.report import HostReport
 
 _LOG = logging.getLogger(__name__)
 _MODULES: Mapping[Stage, str] = {stage: f"finetune_trainer.stages.{stage.lower()}" for stage in Stage}
@@ -82,7 +83,18 @@ def _run(
     from finetune_trainer.stages.context import Context, late_environment
 
     late_environment(environment)
-    context = Context(request=attempt.request, store=attempt.store, processes=processes, stopper=stopper)
+    # Before they meet: a host that does not come is known by the file that it lacks.
+    several = stage is Stage.TRAIN and processes.count > 1
+    report = (
+        HostReport(attempt.request, attempt.store, host=processes.index, now=attempt.now) if several else None
+    )
+    context = Context(
+        request=attempt.request,
+        store=attempt.store,
+        processes=processes,
+        stopper=stopper,
+        host_report=report,
+    )
     module: Any = importlib.import_module(_MODULES[stage])
     function: Callable[[Context], Details] = module.run
     from finetune_trainer.stages.train import TrainingStopped
@@ -94,6 +106,8 @@ def _run(
         code: int = attempt.succeeded(function(context))
     except TrainingStopped as stop:
         code = attempt.stopped(stop.outcome)
+    if report is not None:
+        report.close()
     processes.leave()
     return code
 

@@ -24,9 +24,10 @@ No Secret is ever read: pods get them by reference.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, create]
+# Told of jobs; and read of one pod that finds no node, or of one Job that makes no pods.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 {{- end }}
 
 {{/* What is cluster-scoped: an operator that serves a few namespaces reads and judges it, too. */}}

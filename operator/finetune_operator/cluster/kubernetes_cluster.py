@@ -87,26 +87,37 @@ class KubernetesCluster:
         return await self._call("get", kind, namespace, name)
 
     async def list(
-        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str | frozenset[str]] | None = None
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
-        selector = ",".join(
+        by_labels = ",".join(
             f"{key}={value}" if isinstance(value, str) else f"{key} in ({','.join(sorted(value))})"
             for key, value in sorted((labels or {}).items())
         )
+        by_fields = ",".join(f"{key}={value}" for key, value in sorted((fields or {}).items()))
+        selectors = [
+            (name, value)
+            for name, value in (("labelSelector", by_labels), ("fieldSelector", by_fields))
+            if value
+        ]
         # A continuation may outlive the server's history (410); one list from the start is then within it.
         for final in (False, True):
             try:
-                return await self._list_pages(kind, namespace, selector)
+                return await self._list_pages(kind, namespace, selectors)
             except Rejected as error:
                 if error.status != 410 or final:
                     raise
         raise AssertionError("unreachable")
 
-    async def _list_pages(self, kind: Kind, namespace: str | None, selector: str) -> Sequence[Object]:
+    async def _list_pages(
+        self, kind: Kind, namespace: str | None, selectors: Sequence[tuple[str, str]]
+    ) -> Sequence[Object]:
         items: list[Object] = []
-        query = [("limit", str(self._limits.page_size))]
-        if selector:
-            query.append(("labelSelector", selector))
+        query = [("limit", str(self._limits.page_size)), *selectors]
         continuation: str | None = None
         while True:
             page = [*query, ("continue", continuation)] if continuation else query

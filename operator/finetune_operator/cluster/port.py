@@ -67,10 +67,15 @@ class Cluster(Protocol):
         ...
 
     async def list(
-        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str | frozenset[str]] | None = None
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
-        """Live objects by labels, each of which has that value or one of those; every page. NotFound where the server
-        does not know the kind."""
+        """Live objects by labels, each of which has that value or one of those, and by the fields that the server lets
+        one select by; every page. NotFound where the server does not know the kind."""
         ...
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:

@@ -1,12 +1,14 @@
 """What is observed of a job, and what is decided from it. Pure: no I/O, no clock."""
 
 from finetune_operator.lifecycle.decide import decide, finished
-from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
+from finetune_operator.lifecycle.decision import CloserLook, Concerned, Decision, Deletion, EventType, Notice
 from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, Retry, RunFolderView
 
 __all__ = [
     "AttemptFiles",
     "AttemptKey",
+    "CloserLook",
+    "Concerned",
     "Decision",
     "Deletion",
     "EventType",

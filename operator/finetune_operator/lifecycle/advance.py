@@ -14,7 +14,7 @@ from finetune_operator.lifecycle.queueing import queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import Survey, survey
 from finetune_operator.lifecycle.status import build_status
-from finetune_operator.lifecycle.waits import input_wait, recovering, retry_wait
+from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
 
@@ -119,7 +119,7 @@ def _create(observed: Observed, look: Survey) -> Decision:
         wait=input_wait(look),
         queue=queueing(jobset, None, served=True, now=observed.now),
     )
-    decision = conclude(observed, situation, created, live.NO_PODS_SECONDS)
+    decision = conclude(observed, situation, created, NO_PODS_SECONDS)
     return replace(decision, jobset=jobset)
 
 

@@ -12,6 +12,7 @@ from finetune_operator.rendering.pathways import WORKER
 type Object = Mapping[str, Any]
 
 _INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
 _GROUP_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _TERMINAL = ("Completed", "Failed")
 _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -21,6 +22,7 @@ _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageNam
 class Hindrance:
     """Why a pod does not run yet."""
 
+    pod: str
     reason: WaitingReason
     message: str
     since: datetime | None
@@ -98,42 +100,40 @@ def hindrance(pods: Iterable[Object]) -> Hindrance | None:
 
 
 def _hindrance(pod: Object) -> Hindrance | None:
-    status = pod.get("status", {})
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    # The kubelet puts no time on a waiting container; it has had the pod since then.
+    taken = status.get("startTime")
+    since = parse(taken) if taken else None
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] == "False":
-            since = each.get("lastTransitionTime")
+            told = each.get("lastTransitionTime")
             return Hindrance(
+                pod=name,
                 reason=WaitingReason.CAPACITY,
-                message=f"no node has room for pod {pod['metadata']['name']}: {each.get('message', 'not said why')}",
-                since=parse(since) if since else None,
+                message=f"no node has room for pod {name}: {each.get('message', 'not said why')}",
+                since=parse(told) if told else None,
             )
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting", {})
         reason, message = waiting.get("reason"), waiting.get("message", "")
         if reason == "CreateContainerConfigError":
-            return Hindrance(reason=WaitingReason.INPUT, message=message, since=None, missing_reference=True)
+            return Hindrance(
+                pod=name, reason=WaitingReason.INPUT, message=message, since=since, missing_reference=True
+            )
         if reason in _IMAGE_REASONS:
             return Hindrance(
+                pod=name,
                 reason=WaitingReason.IMAGE,
                 message=f"image {container.get('image', '')}: {reason}{f': {message}' if message else ''}",
-                since=None,
+                since=since,
             )
     return None
 
 
 def running_span(pods: Iterable[Object]) -> tuple[datetime, datetime | None] | None:
     """From the start of the last container to the end of the last, None while one runs; None where none has started."""
-    states = [
-        container["state"]
-        for pod in pods
-        for container in pod.get("status", {}).get("containerStatuses", ())
-        if container.get("state", {}).keys() & {"running", "terminated"}
-    ]
-    begun = [
-        parse(told["startedAt"])
-        for state in states
-        if (told := state.get("running") or state.get("terminated")) and told.get("startedAt")
-    ]
+    states = _states(pods)
+    begun = _starts(states)
     if not begun:
         return None
     if any("running" in state for state in states):
@@ -142,14 +142,44 @@ def running_span(pods: Iterable[Object]) -> tuple[datetime, datetime | None] | N
     return max(begun), max(ended, default=max(begun))
 
 
-def node_of(pods: Iterable[Object], host: int) -> str | None:
-    """The node of the slice's host of that number; of any pod where none is called that."""
-    placed = {
-        pod["metadata"].get("labels", {}).get(_INDEX_LABEL): pod["spec"]["nodeName"]
+def first_start(pods: Iterable[Object]) -> datetime | None:
+    """Of the first container that has started; None where none has."""
+    return min(_starts(_states(pods)), default=None)
+
+
+def _states(pods: Iterable[Object]) -> list[Object]:
+    """Of the containers that have started."""
+    return [
+        container["state"]
         for pod in pods
-        if pod.get("spec", {}).get("nodeName") and _runs_trainer(pod)
-    }
-    return placed.get(str(host)) or next(iter(placed.values()), None)
+        for container in pod.get("status", {}).get("containerStatuses", ())
+        if container.get("state", {}).keys() & {"running", "terminated"}
+    ]
+
+
+def _starts(states: Iterable[Object]) -> list[datetime]:
+    return [
+        parse(told["startedAt"])
+        for state in states
+        if (told := state.get("running") or state.get("terminated")) and told.get("startedAt")
+    ]
+
+
+def pod_of(pods: Iterable[Object], host: int, per_slice: int) -> Object | None:
+    """The pod of the process of that number; they are counted slice by slice."""
+    place = tuple(str(each) for each in divmod(host, per_slice))
+    for pod in pods:
+        labels = pod["metadata"].get("labels", {})
+        if (labels.get(_SLICE_LABEL, "0"), labels.get(_INDEX_LABEL)) == place and _runs_trainer(pod):
+            return pod
+    return None
+
+
+def node_of(pods: Iterable[Object], host: int, per_slice: int) -> str | None:
+    """The node of the process of that number; of any pod where none is called that."""
+    placed = [pod for pod in pods if pod.get("spec", {}).get("nodeName") and _runs_trainer(pod)]
+    pod = pod_of(placed, host, per_slice) or next(iter(placed), None)
+    return pod["spec"]["nodeName"] if pod else None
 
 
 def _runs_trainer(pod: Object) -> bool:

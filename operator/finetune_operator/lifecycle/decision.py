@@ -37,6 +37,24 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Concerned:
+    """What Events are about, by kind and name, in the job's namespace."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloserLook:
+    """What is asked only where it matters, since it costs more than it tells of a job that goes well."""
+
+    hosts: bool = False
+    """``Observed.hosts``."""
+    events: Concerned | None = None
+    """``Observed.events``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """Applied in this order: retry, records, snapshot, deletions, JobSet, notices, status.
 
@@ -59,3 +77,5 @@ class Decision:
     notices: tuple[Notice, ...] = ()
     look_again_after: float | None = None
     """Seconds; None: only when something changes."""
+    closer: CloserLook | None = None
+    """What to look at before this is applied: the decision is then taken again. It stands if nothing is seen."""

@@ -45,7 +45,7 @@ def _seen(attempt: Attempt) -> dict[str, Any]:
     if attempt.jobset is None or not attempt.jobset["spec"].get("suspend"):
         return {}
     seen: dict[str, Any] = {}
-    if node := children.node_of(attempt.pods, 0):
+    if node := children.node_of(attempt.pods, 0, 1):
         seen["node"] = node
     result = attempt.files.result if attempt.files else None
     if result and result.outcome is Outcome.STOPPED and isinstance(result.details, TrainOutcome):

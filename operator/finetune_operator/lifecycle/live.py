@@ -4,22 +4,19 @@ from dataclasses import replace
 
 from finetune_contract import Failure, Stage
 from finetune_operator.api import WaitingReason
-from finetune_operator.lifecycle import children, deadlines
+from finetune_operator.lifecycle import children, deadlines, hosts
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.classify import replacement, suspension
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deleting
-from finetune_operator.lifecycle.decision import Decision
+from finetune_operator.lifecycle.decision import CloserLook, Decision
 from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.lifecycle.queueing import Queueing, Standing, queueing
+from finetune_operator.lifecycle.queueing import Standing, queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.status import pace
-from finetune_operator.lifecycle.waits import input_wait, missing_secret, no_pods, recovering
+from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
 from finetune_operator.planning import Refused
 from finetune_operator.rendering import CpuPoolTooSmall, content_of, render_jobset
-
-#: Seconds from a JobSet to its first pod: one where nothing is in the way.
-NO_PODS_SECONDS = 20.0
 
 
 def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision:
@@ -42,19 +39,14 @@ def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision
         observed.now,
     )
     if late:
-        return end(observed, look, attempt, late)
+        return _end_late(observed, look, attempt, late)
     running = attempt.running
     wait = input_wait(look)
     if queue and queue.standing is Standing.CHECKED:
         wait = Wait(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
-    obstacle = None if running else children.hindrance(attempt.pods)
-    if _makes_no_pods(observed, attempt, queue):
-        wait = Wait(reason=WaitingReason.INPUT, message=no_pods(look.plan, attempt))
+    obstacle = obstruction(observed, look, attempt, queue)
     if obstacle:
-        wait = Wait(reason=obstacle.reason, message=obstacle.message, since=obstacle.since)
-        if obstacle.missing_reference:
-            refused = missing_secret(look.plan, obstacle.message)
-            wait = replace(wait, message=refused.message)
+        wait, refused = obstacle.wait, obstacle.refused or refused
     situation = Situation(
         course=Course.ACTIVE,
         refused=refused,
@@ -64,7 +56,10 @@ def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision
         wait=wait,
         queue=queue,
     )
-    return conclude(observed, situation, look, _next_look(observed, look, attempt))
+    decision = conclude(observed, situation, look, _next_look(observed, look, attempt))
+    if obstacle and obstacle.about and observed.events is None:
+        return replace(decision, closer=CloserLook(events=obstacle.about))
+    return decision
 
 
 def suspend(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
@@ -77,6 +72,21 @@ def end(observed: Observed, look: Survey, attempt: Attempt, why: Failure) -> Dec
     """It is stopped, and the next one follows."""
     situation = Situation(course=Course.ACTIVE, starting=True, recovering=recovering(look))
     return _noted(deleting(observed, look, situation), attempt, why)
+
+
+def _end_late(observed: Observed, look: Survey, attempt: Attempt, late: Failure) -> Decision:
+    """Where it stands still, it is asked first which of its hosts does."""
+    noted = attempt.files.failure if attempt.files else None
+    if noted and noted.reason == late.reason:
+        # Judged before; its pods take their time to end.
+        return end(observed, look, attempt, noted)
+    mesh = look.plan.mesh
+    stands = late.reason in (deadlines.HUNG, deadlines.STARTUP_TIMEOUT)
+    if not stands or look.plan.pathways is not None or mesh.hosts * mesh.slices == 1:
+        return end(observed, look, attempt, late)
+    if observed.hosts is None:
+        return replace(end(observed, look, attempt, late), closer=CloserLook(hosts=True))
+    return end(observed, look, attempt, hosts.blame(late, attempt, observed.hosts, mesh))
 
 
 def stop(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
@@ -96,13 +106,6 @@ def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
         deadlines.active_left(look.plan.limits, look.attempts, observed.now),
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
-
-
-def _makes_no_pods(observed: Observed, attempt: Attempt, queue: Queueing | None) -> bool:
-    if attempt.jobset is None or attempt.pods or attempt.key.restart or children.deleting(attempt.jobset):
-        return False
-    let_go = children.let_go_at(attempt.jobset, queued=queue is not None)
-    return let_go is not None and (observed.now - let_go).total_seconds() > NO_PODS_SECONDS
 
 
 def _edited(look: Survey, attempt: Attempt) -> bool:

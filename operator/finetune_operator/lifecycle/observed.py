@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from finetune_contract import ConvertManifest, Failure, Progress, Stage, StageResult
+from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, Stage, StageResult
 
 type Object = Mapping[str, Any]
 
@@ -87,5 +87,9 @@ class Observed:
     """All nodes of the job's slice, by name, where a pod on it has failed; None: nobody has looked."""
     workloads: tuple[Object, ...] | None = ()
     """Kueue's, of those JobSets that are in a queue; None: the API server does not know the kind."""
+    hosts: Mapping[int, HostProgress] | None = None
+    """What the processes of training say of themselves; None: nobody has looked."""
+    events: tuple[Object, ...] | None = None
+    """About the pod or Job that the decision before asked for; None: nobody has looked."""
     live_jobs: int = 1
     """Jobs that have not finished, this one included: progress is written the less often the more there are."""

@@ -228,7 +228,8 @@ def _ended(attempt: Attempt, verdict: Verdict, look: Survey, node: str | None) -
     }
     if verdict.failure_class is not None:
         told["class"] = str(verdict.failure_class)
-    node = children.node_of(attempt.pods, verdict.failure.host if verdict.failure else 0) or node
+    host = verdict.failure.host if verdict.failure else 0
+    node = children.node_of(attempt.pods, host, look.plan.mesh.hosts) or node
     if node:
         told["node"] = node
     details = attempt.files.result.details if attempt.files and attempt.files.result else None

@@ -1,13 +1,42 @@
-"""What a job that could go on waits for, in words."""
+"""What a job that could go on waits for, in words: why, since when, and what to do."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason, WaitingReason
+from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.decision import Concerned
+from finetune_operator.lifecycle.events import autoscaler, refusal
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.queueing import Queueing
 from finetune_operator.lifecycle.situation import Wait
 from finetune_operator.lifecycle.stages import Survey, waiting_input
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.rendering import TPU_STAGES, first_group, jobset_name
+
+type Object = Mapping[str, Any]
+
+#: Seconds from a JobSet to its first pod: one where nothing is in the way.
+NO_PODS_SECONDS = 20.0
+#: Seconds that a pod is without a node before the autoscaler is asked about: it looks every ten or so itself.
+AUTOSCALER_SECONDS = 60.0
+_CHIPS = "Insufficient google.com/tpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstruction:
+    """What keeps an attempt from running."""
+
+    wait: Wait
+    refused: Refused | None = None
+    """Where the job names what is not there."""
+    about: Concerned | None = None
+    """Whose Events may tell more."""
 
 
 def recovering(look: Survey) -> bool:
@@ -40,6 +69,37 @@ def input_wait(look: Survey) -> Wait | None:
     return Wait(reason=WaitingReason.INPUT, message=f"{missing.message} It is being looked for again.")
 
 
+def obstruction(
+    observed: Observed, look: Survey, attempt: Attempt, queue: Queueing | None
+) -> Obstruction | None:
+    """What keeps the attempt's pods from being made or started; None where nothing is known to."""
+    plan, stage = look.plan, attempt.key.stage
+    if let_go := _without_pods_since(observed, attempt, queue):
+        job = f"{_name(plan, attempt)}-{first_group(plan, stage)}-0"
+        return Obstruction(
+            wait=Wait(
+                reason=WaitingReason.INPUT, message=no_pods(plan, attempt, observed.events), since=let_go
+            ),
+            about=Concerned(kind="Job", name=job),
+        )
+    found = None if attempt.running else children.hindrance(attempt.pods)
+    if found is None:
+        return None
+    if found.missing_reference:
+        refused = missing_secret(plan, found.message)
+        return Obstruction(wait=_wait(found, refused.message), refused=refused)
+    if found.reason is WaitingReason.IMAGE:
+        return Obstruction(wait=_wait(found, f"{found.message.rstrip('.')}. {_image_fix(found.message)}"))
+    message = f"{found.message.rstrip('.')}."
+    if found.since is None or (observed.now - found.since).total_seconds() < AUTOSCALER_SECONDS:
+        # It is no shortage yet, let alone one of quota: a node's device plugin registers after the node.
+        moment = " A TPU node that has just come shows its chips a moment later." if _CHIPS in message else ""
+        return Obstruction(wait=_wait(found, f"{message}{moment}"))
+    if observed.events is not None:
+        message = f"{message} {autoscaler(observed.events, _nodes(plan, stage))}"
+    return Obstruction(wait=_wait(found, message), about=Concerned(kind="Pod", name=found.pod))
+
+
 def missing_secret(plan: Plan, message: str) -> Refused:
     """A Secret that the job names and the kubelet does not find; ``message`` is the kubelet's."""
     named = ""
@@ -52,13 +112,59 @@ def missing_secret(plan: Plan, message: str) -> Refused:
     )
 
 
-def no_pods(plan: Plan, attempt: Attempt) -> str:
-    """The Job controller tells the reason in Events alone, which the operator may not read."""
+def no_pods(plan: Plan, attempt: Attempt, events: Iterable[Object] | None) -> str:
+    """Why, in the words of the Job controller where it has said."""
     stage, namespace = attempt.key.stage, plan.job.namespace
-    name = jobset_name(plan.job.name, stage, attempt.key.number)
+    name = _name(plan, attempt)
     account = plan.service_account_tpu if stage in TPU_STAGES else plan.service_account_cpu
-    group = first_group(plan, stage)
-    return (
-        f'JobSet {name} makes no pods. Is there a ServiceAccount "{account}" in namespace "{namespace}", and do quota '
-        f"and admission policies let its pods in? kubectl -n {namespace} describe job {name}-{group}-0 tells which."
+    question = (
+        f'Is there a ServiceAccount "{account}" in namespace "{namespace}", and do quota and admission policies let '
+        "its pods in?"
     )
+    if told := refusal(events or ()):
+        return f"JobSet {name} makes no pods: {told.rstrip('.')}. {question}"
+    return (
+        f"JobSet {name} makes no pods. {question} kubectl -n {namespace} describe job "
+        f"{name}-{first_group(plan, stage)}-0 tells which."
+    )
+
+
+def _without_pods_since(observed: Observed, attempt: Attempt, queue: Queueing | None) -> datetime | None:
+    """When a JobSet that should have pods by now was let go."""
+    if attempt.jobset is None or attempt.pods or attempt.key.restart or children.deleting(attempt.jobset):
+        return None
+    let_go = children.let_go_at(attempt.jobset, queued=queue is not None)
+    late = let_go is not None and (observed.now - let_go).total_seconds() > NO_PODS_SECONDS
+    return let_go if late else None
+
+
+def _wait(found: children.Hindrance, message: str) -> Wait:
+    return Wait(reason=found.reason, message=message, since=found.since)
+
+
+def _image_fix(message: str) -> str:
+    """By what the registry has answered."""
+    told = message.lower()
+    if any(word in told for word in ("401", "403", "unauthorized", "denied", "forbidden")):
+        return (
+            "The nodes may not read it: ask the platform team to grant their service account "
+            "roles/artifactregistry.reader, or to add imagePullSecrets to the pods' ServiceAccount."
+        )
+    if any(
+        word in told for word in ("not found", "notfound", "invalidimagename", "manifest unknown", "no such")
+    ):
+        return "Ask the platform team to correct spec.images of the profile; a new job takes it over."
+    return "It is tried again by itself."
+
+
+def _nodes(plan: Plan, stage: Stage) -> str:
+    """The nodes that a stage's pods need."""
+    on_tpu = stage in TPU_STAGES
+    labels = plan.placement.node_selector if on_tpu else plan.cpu_pool.node_selector
+    chips = f"{plan.placement.shape.chips_per_host} chips each" if on_tpu else "room for what it requests"
+    named = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    return f"{named} and {chips}" if named else chips
+
+
+def _name(plan: Plan, attempt: Attempt) -> str:
+    return jobset_name(plan.job.name, attempt.key.stage, attempt.key.number)

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
+    EVENTS,
     JOBS,
     JOBSETS,
     NODES,
@@ -20,6 +21,7 @@ from finetune_operator.cluster.port import (
     Object,
     Rejected,
 )
+from finetune_operator.lifecycle.decision import CloserLook, Concerned
 from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.observed import Observed, RunFolderView
 from finetune_operator.planning.queueing import QUEUE_LABEL
@@ -105,6 +107,17 @@ class Observer:
             live_jobs=max(1, self._live_jobs()),
         )
 
+    async def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
+        """The same look with more detail. Raises ClusterError or StorageError."""
+        assert observed.snapshot is not None, "a job that runs was admitted"
+        run = Folders.of(observed.snapshot).run
+        namespace = observed.job["metadata"]["namespace"]
+        return replace(
+            observed,
+            hosts=await self._folder.hosts(run) if at.hosts else observed.hosts,
+            events=await self._events(namespace, at.events) if at.events else observed.events,
+        )
+
     async def job(self, key: JobKey) -> Object | None:
         """The FineTuneJob alone; None when there is none. Raises ClusterError."""
         return await self._find(JOBS, key.namespace, key.name)
@@ -127,6 +140,15 @@ class Observer:
             log.warning("nodes cannot be looked at, so crashes of their loss count as faults: %s", error)
             return None
         return {node["metadata"]["name"]: node for nodes in found for node in nodes}
+
+    async def _events(self, namespace: str, about: Concerned) -> tuple[Object, ...]:
+        """Without the right to see them there are none."""
+        fields = {"involvedObject.kind": about.kind, "involvedObject.name": about.name}
+        try:
+            return tuple(await self._cluster.list(EVENTS, namespace, fields=fields))
+        except Rejected as error:
+            log.warning("Events cannot be looked at, so the autoscaler's words are missing: %s", error)
+            return ()
 
     async def _workloads(self, namespace: str, jobsets: Sequence[Object]) -> tuple[Object, ...] | None:
         """Kueue's, of the JobSets that are in a queue, or are held all the same, as Kueue may be set to do with

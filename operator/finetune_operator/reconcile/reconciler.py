@@ -70,6 +70,9 @@ class Reconciler:
             if observed is None:
                 return None
             decision = self._decide(observed)
+            if decision.closer is not None:
+                observed = await self._observer.look_closer(observed, decision.closer)
+                decision = self._decide(observed)
             await self._applier.apply(observed, decision)
         except Conflict as error:
             # The world moved between look and write: no news for a user, unless it happens again and again.

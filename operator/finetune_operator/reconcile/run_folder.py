@@ -1,5 +1,7 @@
 """Reads a job's run folder into what decisions see. Never takes a fault of the store for absence."""
 
+import asyncio
+import contextlib
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from finetune_contract import (
     CacheLayout,
     ConvertManifest,
     Failure,
+    HostProgress,
     Outcome,
     PreflightOutcome,
     Progress,
@@ -69,6 +72,18 @@ class RunFolderReader:
             )
         except (StorageError, _NotUnderstoodError) as error:
             return RunFolderView(unreadable=str(error))
+
+    async def hosts(self, run: RunFolder) -> dict[int, HostProgress]:
+        """What the processes of training say of themselves, by their number. Raises StorageError. What cannot be
+        understood is left out: it would only make a judgement better."""
+        names = [name for name in await self._store.list(run.hosts) if _HOST.fullmatch(name)]
+        contents = await asyncio.gather(*(self._store.read(f"{run.hosts}/{name}") for name in names))
+        told: dict[int, HostProgress] = {}
+        for content in contents:
+            with contextlib.suppress(ValidationError):
+                word = HostProgress.model_validate_json(content or b"")
+                told[word.host] = word
+        return told
 
     async def _attempts(self, run: RunFolder, listed: Sequence[str]) -> dict[AttemptKey, AttemptFiles]:
         files: dict[AttemptKey, set[str]] = {}
@@ -143,6 +158,7 @@ def attempt_of(folder: str) -> AttemptKey | None:
 
 
 _RETRY = re.compile(r"retry-([1-9][0-9]{0,9})\.json")
+_HOST = re.compile(r"[0-9]{1,5}\.json")
 _STAGES = {stage.short: stage for stage in Stage}
 #: 999 JobSets at most: what fits the names of pods.
 _ATTEMPT = re.compile(f"({'|'.join(_STAGES)})-([1-9][0-9]{{0,2}})(?:\\.([1-9][0-9]{{0,8}}))?")

@@ -31,7 +31,8 @@ JOB_RULES = (
     _rule("kueue.x-k8s.io", "workloads", "list", "watch"),
     # <job>-plan, by name.
     _rule("", "configmaps", "get", "create"),
-    _rule("", "events", "create"),
+    # Told of jobs; and read of one pod that finds no node, or of one Job that makes no pods.
+    _rule("", "events", "list", "create"),
 )
 #: Cluster-wide: these are cluster-scoped.
 CLUSTER_RULES = (

@@ -111,6 +111,23 @@ async def test_paths_and_verbs(server: Both) -> None:
     ]
 
 
+async def test_a_list_is_selected_by_labels_and_fields(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: web.json_response({"items": []})]
+    await cluster.list(
+        PODS,
+        "team",
+        labels={"a": frozenset({"y", "x"}), "b": "z"},
+        fields={"involvedObject.name": "p", "involvedObject.kind": "Pod"},
+    )
+    _, _, query, _, _ = http.requests[0]
+    assert query == {
+        "limit": str(LIMITS.page_size),
+        "labelSelector": "a in (x,y),b=z",
+        "fieldSelector": "involvedObject.kind=Pod,involvedObject.name=p",
+    }
+
+
 async def test_a_status_is_replaced_whole_and_only_at_the_version_that_was_seen(server: Both) -> None:
     http, cluster = server
     http.answers = [ok]

@@ -17,6 +17,7 @@ from finetune_contract import (
     ConvertOutcome,
     ExitCode,
     Failure,
+    HostProgress,
     Metrics,
     Outcome,
     PreflightOutcome,
@@ -30,6 +31,7 @@ from finetune_contract import (
 from finetune_operator.lifecycle import (
     AttemptFiles,
     AttemptKey,
+    CloserLook,
     Decision,
     Notice,
     Observed,
@@ -112,6 +114,11 @@ def profile(name: str = "local", *, default: bool = True, **spec: Any) -> Object
     }
 
 
+def stamped(world: "World", ago: float = 0) -> str:
+    """The world's time, or so many seconds before, as Kubernetes writes it."""
+    return stamp(world.now - timedelta(seconds=ago))
+
+
 @dataclass
 class World:
     """Everything outside the operator. Tests move it on; ``reconcile`` lets the operator look and act once."""
@@ -140,6 +147,9 @@ class World:
     live_jobs: int = 1
     workloads: dict[str, Object] | None = field(default_factory=dict)
     """Kueue's, by the name of their JobSet; None: Kueue is not installed."""
+    hosts: dict[int, HostProgress] = field(default_factory=dict)
+    object_events: list[Object] = field(default_factory=list)
+    """About pods and Jobs, whoever wrote them."""
     _uids: int = 0
 
     # --- the operator ---------------------------------------------------------------------------------------
@@ -176,10 +186,27 @@ class World:
 
     def reconcile(self, *, crash_after: int | None = None, observed: Observed | None = None) -> Decision:
         """Look, decide, carry out. ``crash_after``: so many writes go through, then the operator dies."""
-        decision = decide(observed or self.observe())
+        seen = observed or self.observe()
+        decision = decide(seen)
+        if decision.closer is not None:
+            decision = decide(self.look_closer(seen, decision.closer))
         self.apply(decision, crash_after=crash_after)
         self.look_again_after = decision.look_again_after
         return decision
+
+    def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
+        events = [
+            copy.deepcopy(each)
+            for each in self.object_events
+            if at.events
+            and (each["involvedObject"]["kind"], each["involvedObject"]["name"])
+            == (at.events.kind, at.events.name)
+        ]
+        return replace(
+            observed,
+            hosts=dict(self.hosts) if at.hosts else None,
+            events=tuple(events) if at.events else None,
+        )
 
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
         writes: list[Callable[[], None]] = []

@@ -1,5 +1,6 @@
 """An API server and a store in memory that can be made to fail or to die at any call."""
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -64,7 +65,12 @@ class FakeCluster:
             return self._find(kind, namespace, name)
 
     async def list(
-        self, kind: Kind, namespace: str | None, *, labels: Mapping[str, str | frozenset[str]] | None = None
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
         with self._call(f"list {kind.plural}"):
             return [
@@ -75,6 +81,10 @@ class FakeCluster:
                     each["metadata"].get("labels", {}).get(key)
                     in ({value} if isinstance(value, str) else value)
                     for key, value in (labels or {}).items()
+                )
+                and all(
+                    functools.reduce(lambda at, part: at.get(part, {}), key.split("."), each) == value
+                    for key, value in (fields or {}).items()
                 )
             ]
 

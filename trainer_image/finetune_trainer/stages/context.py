@@ -20,6 +20,7 @@ from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
 from finetune_trainer.stopping import Stopper
 from finetune_trainer.storage import Store
+from finetune_trainer.training.report import HostReport
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Context:
     store: Store
     processes: Processes
     stopper: Stopper
+    host_report: HostReport | None = None
+    """Where several processes train."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finetune-")))
 
     @property

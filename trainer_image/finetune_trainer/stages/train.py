@@ -59,6 +59,7 @@ def run(context: Context) -> TrainOutcome:
         begin_saving=context.stopper.defer,
         learning_rates=session.learning_rates,
         report=report,
+        host_report=context.host_report,
         evaluation=None
         if validation is None
         else EvaluationBatches(rows=validation.rows, batch_size=h.global_batch_size),

@@ -1,11 +1,13 @@
 """Progress and metrics of a training, as files in the run folder.
 
 ``progress.json`` is replaced about once a second; ``metrics.jsonl`` holds one line a step and is written at
-checkpoints, evaluations and the end (an object in a bucket cannot be appended to). Writes happen on a thread of their
-own: a slow bucket never slows a step, and only the newest state is ever waiting to be written.
+checkpoints, evaluations and the end (an object in a bucket cannot be appended to). Where there are several processes,
+each also replaces a file of its own every few seconds. Writes happen on a thread of their own: a slow bucket never
+slows a step, and only the newest state is ever waiting to be written.
 """
 
 import json
+import logging
 import math
 import statistics
 import threading
@@ -15,13 +17,24 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from finetune_contract import DiscardedCheckpoint, EvaluationPoint, Metrics, Progress, RunFolder
+from finetune_contract import (
+    DiscardedCheckpoint,
+    EvaluationPoint,
+    HostProgress,
+    Metrics,
+    Progress,
+    RunFolder,
+    StageRequest,
+)
 from finetune_trainer.storage import Store
 from finetune_trainer.training import goodput
 from finetune_trainer.training.seals import seal_of
 
+_LOG = logging.getLogger(__name__)
 _CURVE_POINTS = 48
 _RECENT_STEPS = 50
+#: Between two writes of a host; there may be hundreds, and only a hang makes anybody read them.
+HOST_PAUSE_SECONDS = 10.0
 
 
 class LatestWriter:
@@ -184,6 +197,37 @@ class Report:
             updated=self._now(),
         )
         self._writer.put(self._folder.progress, progress.to_json().encode())
+
+
+class HostReport:
+    """What one of several processes tells about itself. Nothing depends on it: a store that fails fails no training."""
+
+    def __init__(
+        self, request: StageRequest, store: Store, *, host: int, now: Callable[[], datetime]
+    ) -> None:
+        self._uri = RunFolder(request.run_folder).host(host)
+        self._now = now
+        self._told = HostProgress(attempt=request.attempt, restart=request.restart, host=host, updated=now())
+        self._writer = LatestWriter(store.write, pause=HOST_PAUSE_SECONDS)
+        self._tell()
+
+    def begins(self, step: int) -> None:
+        """The step is about to be handed to the devices."""
+        self._tell(step=step, evaluated=0)
+
+    def evaluated(self) -> None:
+        """One more batch of an evaluation is done."""
+        self._tell(evaluated=self._told.evaluated + 1)
+
+    def close(self) -> None:
+        try:
+            self._writer.close()
+        except Exception as error:  # noqa: BLE001 - whatever the store says
+            _LOG.warning("%s was not written: %s", self._uri, error)
+
+    def _tell(self, **moved: int) -> None:
+        self._told = self._told.model_copy(update={**moved, "updated": self._now()})
+        self._writer.put(self._uri, self._told.to_json().encode())
 
 
 def thinned(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:

@@ -26,7 +26,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.loss import Loss, LossMeter
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.spread import to_devices
-from finetune_trainer.training.report import Report
+from finetune_trainer.training.report import HostReport, Report
 
 _LOG = logging.getLogger(__name__)
 #: Rest between two console lines.
@@ -76,9 +76,17 @@ class Control:
     """By steps done before."""
     report: Report | None = None
     """Only on process 0."""
+    host_report: HostReport | None = None
+    """Where there are several processes."""
     evaluation: EvaluationBatches | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went; filled in."""
+
+    def evaluated_batch(self) -> None:
+        if self.report is not None:
+            self.report.alive()
+        if self.host_report is not None:
+            self.host_report.evaluated()
 
 
 class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no types
@@ -113,6 +121,8 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         if stop_agreed(train_ctx.train_steps, self._control.stop_requested):
             raise Stopped(train_ctx.train_steps)
         step = train_ctx.train_steps
+        if self._control.host_report is not None:
+            self._control.host_report.begins(step + 1)
         self.train_metadata[step] = {"total_weights": train_ctx.data_hooks.trained_tokens[step + 1]}
 
     @override
@@ -232,10 +242,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         started = time.perf_counter()
         if self._meter is None:
             self._meter = LossMeter(self.model, self.maxtext, self.mesh)
-        report = self.control.report
-        loss = self._meter.measure(
-            self.model, self.control.evaluation, alive=report.alive if report else lambda: None
-        )
+        loss = self._meter.measure(self.model, self.control.evaluation, alive=self.control.evaluated_batch)
         self.last_evaluation = loss
         self.control.seconds["evaluate"] = (
             self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started

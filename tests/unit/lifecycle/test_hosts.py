@@ -1,0 +1,118 @@
+"""Of training that stands still, the host that holds up the others is named; where none does, none is."""
+
+from datetime import timedelta
+
+import pytest
+
+from finetune_contract import HostProgress, Stage
+from finetune_operator.lifecycle import AttemptKey
+from tests.unit.lifecycle.world import World, job
+
+type Words = dict[int, tuple[int, int] | None]
+"""By host: step begun and batches evaluated, None where it says nothing."""
+
+
+def hung(words: Words, *, stepped: bool = True, chips: str = "v6e-8") -> World:
+    """Training on two hosts of four chips, which stands still and has been judged."""
+    world = World(job=job(resources={"tpu": chips}))
+    world.edit(hangPolicy={"noStepSeconds": 300, "startupSeconds": 300})
+    name = world.until(Stage.TRAIN)
+    for index, pod in enumerate(world.pods_of(name)):
+        pod["spec"] = {"nodeName": f"tpu-{index}"}
+        pod["metadata"]["labels"] = pod["metadata"]["labels"] | {
+            "batch.kubernetes.io/job-completion-index": str(index)
+        }
+    if stepped:
+        world.train(name, 20)
+    for host, word in words.items():
+        if word is not None:
+            step, evaluated = word
+            world.hosts[host] = HostProgress(
+                attempt=1, host=host, step=step, evaluated=evaluated, updated=world.now
+            )
+    world.wait(301)
+    world._collect = lambda name: None  # type: ignore[method-assign]  # its pods take their time to end
+    world.reconcile()
+    return world
+
+
+def judged(world: World) -> tuple[int, str]:
+    record = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert record is not None
+    return record.host, record.message
+
+
+@pytest.mark.parametrize(
+    ("words", "host", "says"),
+    [
+        (
+            {0: (22, 0), 1: (20, 0)},
+            1,
+            "Host 1 (pod support-bot-train-1-1 on node tpu-1) got no further than step 20 (at 2026-",
+        ),
+        ({0: (21, 0), 1: (22, 0)}, 0, "node tpu-0) got no further than step 21"),
+        ({0: (20, 7), 1: (20, 5)}, 1, "no further than batch 5 of the evaluation after step 20"),
+        ({0: (20, 1), 1: (21, 0)}, 0, "the others were at step 21."),
+        ({0: (21, 0), 1: None}, 1, "Host 1 (pod support-bot-train-1-1 on node tpu-1) did not start training"),
+        ({0: (22, 0), 1: (22, 0)}, 0, "All 2 hosts were at step 22, so none of them lags"),
+    ],
+)
+def test_the_host_that_got_least_far_is_named_with_its_pod_and_node(
+    words: Words, host: int, says: str
+) -> None:
+    world = hung(words)
+    assert judged(world)[0] == host
+    assert says in judged(world)[1]
+    assert judged(world)[1].startswith("Training stands still: step 20 of 100")
+
+
+def test_where_no_host_says_anything_none_is_blamed() -> None:
+    assert "ost" not in judged(hung({}))[1]
+
+
+def test_a_host_that_does_not_get_ready_for_the_first_step_is_named() -> None:
+    _, says = judged(hung({0: (1, 0), 1: (0, 0)}, stepped=False))
+    assert "tpu-1) got no further than the preparation of the first step" in says
+
+
+def test_the_history_tells_the_node_of_the_host_that_lagged() -> None:
+    world = hung({0: (22, 0), 1: (20, 0)})
+    world.stop("support-bot-train-1")
+    world.reconcile()
+    told = world.status["attempts"]["history"][-1]
+    assert (told["reason"], told["node"]) == ("Hung", "tpu-1")
+
+
+def test_what_hosts_said_in_an_earlier_attempt_or_run_does_not_count() -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    world.edit(hangPolicy={"noStepSeconds": 300})
+    name = world.until(Stage.TRAIN)
+    world.train(name, 20)
+    earlier = world.now - timedelta(hours=1)
+    world.hosts = {
+        0: HostProgress(attempt=1, host=0, step=90, updated=earlier),
+        1: HostProgress(attempt=2, host=1, step=95, updated=world.now),
+    }
+    world.wait(301)
+    world.reconcile()
+    assert "ost 1" not in judged(world)[1]
+    assert "step 90" not in judged(world)[1]
+
+
+def test_the_judgement_is_made_once() -> None:
+    world = hung({0: (22, 0), 1: (20, 0)})
+    before = judged(world)
+    world.hosts = {1: HostProgress(attempt=1, host=1, step=23, updated=world.now)}
+    world.wait(5)
+    assert world.reconcile().records == ()
+    assert judged(world) == before
+
+
+def test_hosts_are_asked_only_when_training_stands_still_on_several() -> None:
+    world = World(job=job(resources={"tpu": "v6e-4"}))
+    world.edit(hangPolicy={"noStepSeconds": 300})
+    world.train(world.until(Stage.TRAIN), 20)
+    world.wait(301)
+    world.hosts = {0: HostProgress(attempt=1, host=0, step=21, updated=world.now)}
+    world.reconcile()
+    assert "ost" not in judged(world)[1]

@@ -1,0 +1,97 @@
+"""Where a decision asks for more, it is looked at and the decision taken again; what is denied is done without."""
+
+from typing import Any
+
+from finetune_contract import HostProgress
+from finetune_operator.cluster.port import CONFIG_MAPS, EVENTS, JOBS, Rejected
+from finetune_operator.lifecycle.decision import CloserLook, Concerned, Decision
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.reconciler import Reconciler
+from finetune_operator.reconcile.run_folder import RunFolderReader
+from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeCluster, FakeStore, child, job
+
+ALL = CloserLook(hosts=True, events=Concerned(kind="Pod", name="waiting"))
+
+
+class Asking:
+    """Decides first that more is to be looked at."""
+
+    def __init__(self, closer: CloserLook | None) -> None:
+        self.closer = closer
+        self.seen: list[Observed] = []
+
+    def __call__(self, observed: Observed) -> Decision:
+        self.seen.append(observed)
+        return Decision(
+            status={"phase": f"look {len(self.seen)}"}, closer=self.closer if len(self.seen) == 1 else None
+        )
+
+
+async def reconcile(asking: Asking, cluster: FakeCluster, store: FakeStore) -> None:
+    cluster.put(JOBS, job())
+    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    reconciler = Reconciler(
+        Observer(cluster, RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 1),
+        asking,
+        Applier(cluster, store),
+        utc_now=lambda: NOW,
+    )
+    await reconciler.reconcile(JobKey("team", "demo"), retry_in=1)
+
+
+def event(pod: str) -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "team", "name": f"{pod}.1"},
+        "involvedObject": {"kind": "Pod", "name": pod},
+        "reason": "TriggeredScaleUp",
+    }
+
+
+def world() -> tuple[FakeCluster, FakeStore]:
+    cluster, store = FakeCluster(), FakeStore()
+    for pod in ("waiting", "another"):
+        cluster.put(EVENTS, event(pod))
+    for host in range(2):
+        word = HostProgress(attempt=1, host=host, step=host, updated=NOW)
+        store.files[FOLDERS.run.host(host)] = word.to_json().encode()
+    return cluster, store
+
+
+async def test_what_is_asked_for_is_seen_and_the_second_decision_counts() -> None:
+    cluster, store = world()
+    asking = Asking(ALL)
+    await reconcile(asking, cluster, store)
+    first, second = asking.seen
+    assert (first.hosts, first.events) == (None, None)
+    assert second.hosts is not None
+    assert {host: word.step for host, word in second.hosts.items()} == {0: 0, 1: 1}
+    assert [each["involvedObject"]["name"] for each in second.events or ()] == ["waiting"]
+    assert cluster.of(JOBS)[0]["status"] == {"phase": "look 2"}
+
+
+async def test_a_decision_that_asks_for_nothing_is_the_only_one() -> None:
+    cluster, store = world()
+    asking = Asking(None)
+    await reconcile(asking, cluster, store)
+    assert len(asking.seen) == 1
+    assert "list events" not in cluster.calls
+
+
+async def test_without_the_right_to_see_events_there_are_none() -> None:
+    cluster, store = world()
+    cluster.fault = lambda _, call: Rejected("forbidden", status=403) if call == "list events" else None
+    asking = Asking(ALL)
+    await reconcile(asking, cluster, store)
+    assert asking.seen[1].events == ()
+
+
+async def test_what_a_host_says_in_another_version_is_left_out() -> None:
+    cluster, store = world()
+    store.files[FOLDERS.run.host(1)] = b'{"version": 2}'
+    store.files[f"{FOLDERS.run.hosts}/notes.txt"] = b"of somebody else"
+    asking = Asking(ALL)
+    await reconcile(asking, cluster, store)
+    assert asking.seen[1].hosts is not None
+    assert list(asking.seen[1].hosts) == [0]
