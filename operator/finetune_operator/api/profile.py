@@ -119,7 +119,7 @@ class EnvVar(ApiModel):
 
 
 class PodSettings(ApiModel):
-    """Additions to every pod."""
+    """Additions to every pod, and rights of those that hold chips."""
 
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64), *list_map("name")] | None = None
     """Environment variables."""
@@ -130,9 +130,9 @@ class PodSettings(ApiModel):
     ) = None
     """Annotations."""
     host_network: Flag | None = None
-    """Use the node's network. Default: false."""
+    """Pods that hold chips use the node's network; they then have the node's Google identity. Default: false."""
     privileged: Flag | None = None
-    """Run as a privileged container; some host set-ups need it. Default: false."""
+    """Containers that hold chips are root with all rights on their node; some host set-ups need it. Default: false."""
 
 
 class FineTuneProfileSpec(ApiModel):
@@ -145,6 +145,23 @@ class FineTuneProfileSpec(ApiModel):
             holds=lambda self: (
                 self.currency is not None or all(flavor.chip_hour_price is None for flavor in self.flavors)
             ),
+        ),
+        Rule(
+            cel=(
+                "has(self.pod) && has(self.pod.hostNetwork) && self.pod.hostNetwork "
+                "? !has(self.serviceAccounts) || !has(self.serviceAccounts.tpu) : true"
+            ),
+            message=(
+                "on the node's network a pod has the node's Google identity, never that of serviceAccounts.tpu: "
+                "remove serviceAccounts.tpu or pod.hostNetwork"
+            ),
+            holds=lambda self: (
+                self.pod is None
+                or self.pod.host_network is not True
+                or self.service_accounts is None
+                or self.service_accounts.tpu is None
+            ),
+            at=("pod", "hostNetwork"),
         ),
     )
 
@@ -177,7 +194,7 @@ class FineTuneProfileSpec(ApiModel):
     constraints: Constraints | None = None
     """What jobs may not exceed or change."""
     pod: PodSettings | None = None
-    """Additions to every pod."""
+    """Additions to every pod, and rights of those that hold chips."""
 
 
 class FineTuneProfileStatus(ApiModel):

@@ -47,11 +47,13 @@ class CpuPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAdditions:
-    """What the profile adds to every pod."""
+    """What the profile adds to every pod, and what it grants those that hold chips."""
 
     env: tuple[Object, ...]
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
+    host_network: bool
+    privileged: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,8 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             env=tuple(pod.get("env", ())),
             labels=pod.get("labels", {}),
             annotations=pod.get("annotations", {}),
+            host_network=pod.get("hostNetwork", False),
+            privileged=pod.get("privileged", False),
         ),
         currency=profile.get("currency"),
         plan_only=bool(spec.get("planOnly", False)),

@@ -70,8 +70,6 @@ JOB: tuple[Later, ...] = (
 PROFILE: tuple[Later, ...] = (
     Later("storage.optimizerStateTTLSeconds"),
     Later("constraints.maxChipHours"),
-    Later("pod.hostNetwork", (False,), "use false"),
-    Later("pod.privileged", (False,), "use false"),
 )
 
 #: Lists of which this version takes one item.

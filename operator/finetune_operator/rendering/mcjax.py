@@ -5,7 +5,7 @@ from typing import Any
 
 from finetune_contract import StageRequest
 from finetune_operator.planning import Plan
-from finetune_operator.rendering.pod import pod_spec
+from finetune_operator.rendering.pod import pod_spec, with_host_access
 
 EXCLUSIVE_TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _TPU = "google.com/tpu"
@@ -22,7 +22,7 @@ _MAX_RUN_SECONDS = 7 * 24 * 3600
 
 def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
     """The pod of one host."""
-    return pod_spec(
+    pod = pod_spec(
         plan,
         request,
         service_account=plan.service_account_tpu,
@@ -32,6 +32,7 @@ def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
         ports=_PORTS if plan.mesh.slices == 1 else [*_PORTS, _MEGASCALE],
         shared_memory=True,
     )
+    return with_host_access(plan, pod)
 
 
 def host_chips(plan: Plan) -> dict[str, Any]:

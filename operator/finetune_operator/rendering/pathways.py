@@ -19,7 +19,13 @@ from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
 from finetune_operator.rendering.group import Group, Object
 from finetune_operator.rendering.mcjax import host_chips, slice_annotations
-from finetune_operator.rendering.pod import GRACE_SECONDS, pod_spec, restricted, unprivileged
+from finetune_operator.rendering.pod import (
+    GRACE_SECONDS,
+    pod_spec,
+    restricted,
+    unprivileged,
+    with_host_access,
+)
 
 HEAD = "pathways-head"
 WORKER = "worker"
@@ -152,7 +158,7 @@ def _head(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, An
 
 
 def _worker(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, Any]:
-    return {
+    pod = {
         # One that dies comes back on its host and registers anew; the others go on.
         "restartPolicy": "OnFailure",
         # As long as the head may take: it saves through the workers.
@@ -186,6 +192,7 @@ def _worker(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, 
         ],
         "volumes": [{"name": _TMP, "emptyDir": {}}],
     }
+    return with_host_access(plan, pod)
 
 
 def _server(

@@ -95,6 +95,25 @@ def unprivileged() -> dict[str, Any]:
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
+def with_host_access(plan: Plan, pod: dict[str, Any]) -> dict[str, Any]:
+    """A pod that holds chips, with what the profile grants it of its node: ``pod.hostNetwork`` and ``pod.privileged``.
+
+    A privileged process that is not root has no rights on the node's devices, so root goes with it.
+    """
+    granted = dict(pod)
+    containers = [dict(container) for container in pod["containers"]]
+    if plan.pod.host_network:
+        # The policy that keeps the names of services and of the other hosts.
+        granted |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+        for container in containers:
+            container["ports"] = [{**port, "hostPort": port["containerPort"]} for port in container["ports"]]
+    if plan.pod.privileged:
+        granted["securityContext"] = {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0}
+        for container in containers:
+            container["securityContext"] = {"privileged": True}
+    return {**granted, "containers": containers}
+
+
 def _env(plan: Plan, request: StageRequest) -> list[Object]:
     variables: list[Object] = [
         # Kubernetes expands $(NAME) in values and takes $$ for $.

@@ -8,12 +8,14 @@ from celpy.adapter import json_to_cel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.api import InvalidObject, Method, Model, parse_job
+from finetune_operator.api import InvalidObject, Method, Model, parse_job, parse_profile
 from finetune_operator.api.common import ApiModel, distinct
+from finetune_operator.api.profile import FineTuneProfileSpec
 from finetune_operator.api.rules import Rule, all_or_none, at_most_one, exactly_one, immutable, number
 from finetune_operator.api.schema import structural_schema
 from finetune_operator.cli.schema_check import check_rules
 from tests.unit.api.documents import job
+from tests.unit.lifecycle.world import profile
 
 ENVIRONMENT = celpy.Environment()
 
@@ -130,3 +132,26 @@ def test_rules_on_unions(model: type[ApiModel], value: dict[str, Any], holds: bo
     else:
         with pytest.raises(InvalidObject, match=rf"spec\.{field}"):
             parse_job(job(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("accounts", "network", "holds"),
+    [
+        ({"tpu": "ft-train"}, True, False),
+        ({"tpu": "ft-train"}, False, True),
+        ({"cpu": "ft-cpu"}, True, True),
+        (None, True, True),
+    ],
+)
+def test_on_the_nodes_network_no_account_is_passed_over_in_silence(
+    accounts: dict[str, str] | None, network: bool, holds: bool
+) -> None:
+    made = profile(pod={"hostNetwork": network}, serviceAccounts=accounts)
+    if accounts is None:
+        del made["spec"]["serviceAccounts"]
+    assert (not check_rules(made["spec"], structural_schema(FineTuneProfileSpec), sound=True)) is holds
+    if holds:
+        parse_profile(made)
+    else:
+        with pytest.raises(InvalidObject, match=r"spec\.pod\.hostNetwork.*serviceAccounts\.tpu"):
+            parse_profile(made)

@@ -36,7 +36,12 @@ def test_a_profile_that_jobs_can_run_under_is_valid() -> None:
             "ProfileInvalid",
             "spec.constraints.locked[0]: resources.contoller",
         ),
-        ({"pod": {"hostNetwork": True}}, "NotYetSupported", "spec.pod.hostNetwork"),
+        (
+            {"storage": {"artifacts": "gs://artifacts", "optimizerStateTTLSeconds": 1}},
+            "NotYetSupported",
+            "TTL",
+        ),
+        ({"pod": {"hostNetwork": True}}, "ProfileInvalid", "never that of serviceAccounts.tpu"),
         ({"flavors": []}, "ProfileInvalid", "spec.flavors"),
         (
             {"constraints": {"limits": [{"path": f"no.path{n}", "max": "1"} for n in range(64)]}},
@@ -44,7 +49,7 @@ def test_a_profile_that_jobs_can_run_under_is_valid() -> None:
             "spec.constraints.limits[0].path",
         ),
     ],
-    ids=["path", "later", "schema", "many"],
+    ids=["path", "later", "rule", "schema", "many"],
 )
 def test_what_is_wrong_with_a_profile_is_said_with_its_path(
     spec: dict[str, Any], reason: str, said: str

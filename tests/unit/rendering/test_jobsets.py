@@ -99,6 +99,37 @@ def test_pods_are_restricted(stage: Stage) -> None:
     }
 
 
+GRANTED = profile(pod={"hostNetwork": True, "privileged": True}, serviceAccounts={"cpu": "ft-cpu"})
+
+
+def test_what_a_profile_grants_of_the_node_is_the_golden_one() -> None:
+    jobset = dict(plan_offline(TWO_HOSTS_LORA, GRANTED))[Stage.TRAIN]
+    check(GOLDEN / "host-access-train.yaml", yaml.safe_dump(jobset, sort_keys=False, width=110))
+
+
+def test_only_pods_that_hold_chips_get_anything_of_their_node() -> None:
+    plain = dict(plan_offline(ONE_HOST, profile(serviceAccounts={"cpu": "ft-cpu"})))
+    granted = dict(plan_offline(ONE_HOST, GRANTED))
+    assert [stage for stage in Stage if pod(plain[stage]) != pod(granted[stage])] == [
+        Stage.TRAIN,
+        Stage.EVALUATE,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pod_settings", "network", "privileged"),
+    [({"hostNetwork": True}, True, False), ({"privileged": True}, False, True), ({}, False, False)],
+)
+def test_network_and_privileges_are_granted_apart(
+    pod_settings: dict[str, Any], network: bool, privileged: bool
+) -> None:
+    within = profile(pod=pod_settings, serviceAccounts={"cpu": "ft-cpu"})
+    spec = pod(dict(plan_offline(ONE_HOST, within))[Stage.TRAIN])
+    assert spec.get("hostNetwork", False) is network
+    assert (spec["containers"][0]["securityContext"].get("privileged", False)) is privileged
+    assert spec["securityContext"]["runAsNonRoot"] is not privileged
+
+
 def test_secrets_are_references_and_go_only_where_the_hub_is_read() -> None:
     reference = {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert all(env(jobset)["HF_TOKEN"]["valueFrom"] == reference for jobset in rendered(HUB).values())

@@ -1,5 +1,6 @@
 """JobSets under Pathways: whole against golden files, and what must hold of every slice."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -161,6 +162,18 @@ def test_pods_are_restricted(jobset: Object) -> None:
     for _, each in containers(jobset):
         assert each["securityContext"]["allowPrivilegeEscalation"] is False
         assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_workers_alone_get_what_the_profile_grants_of_the_node() -> None:
+    made = plan(shape_by_name("v6e-16"))
+    granted = train(
+        dataclasses.replace(made, pod=dataclasses.replace(made.pod, host_network=True, privileged=True))
+    )
+    worker = pod(granted, "worker")
+    assert (worker["hostNetwork"], worker["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert worker["containers"][0]["securityContext"] == {"privileged": True}
+    assert all(port["hostPort"] == port["containerPort"] for port in worker["containers"][0]["ports"])
+    assert pod(granted, "pathways-head") == pod(train(made), "pathways-head")
 
 
 def test_the_head_stays_where_the_profile_wants_it(jobset: Object) -> None:
