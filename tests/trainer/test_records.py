@@ -24,8 +24,10 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_contract.failure import PEER_LOST
+from finetune_trainer import by_hand
 from finetune_trainer.attempt import Attempt, LogTail, as_stage_error
 from finetune_trainer.errors import StageError
+from finetune_trainer.main import main
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import BLOT, Redactor
 from finetune_trainer.storage import open_store
@@ -297,3 +299,31 @@ def test_without_a_request_the_program_says_what_it_wants(tmp_path: Path) -> Non
     assert done.returncode == ExitCode.BAD_REQUEST
     assert "FINETUNE_REQUEST is not set" in done.stderr
     assert "FINETUNE_REQUEST is not set" in (tmp_path / "t").read_text()
+
+
+def test_what_is_wrong_with_a_request_is_said_a_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        "FINETUNE_REQUEST": '{"stage": "Trane", "attempt": "hf_secret", "unheard_of": 1}',
+        "TERMINATION_MESSAGE_PATH": str(tmp_path / "t"),
+    }
+    assert main(told) == ExitCode.BAD_REQUEST
+    said = capsys.readouterr().err
+    assert said == f"{(tmp_path / 't').read_text()}\n"
+    head, *lines, last = said.splitlines()
+    assert head == "BadRequest: FINETUNE_REQUEST is not a request that this trainer understands:"
+    assert "  job: Field required" in lines
+    assert "  unheard_of: Extra inputs are not permitted" in lines
+    assert any(line.startswith("  stage: Input should be 'Preflight', 'Convert'") for line in lines)
+    assert last.startswith("The operator of the same release sets it")
+    assert "http" not in said
+    assert "hf_secret" not in said
+
+
+def test_arguments_that_make_no_request_are_told_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        by_hand.main(["evaluate", "--model", "s3://bucket/model", "--data", "/tmp/x"]) == ExitCode.BAD_REQUEST
+    )
+    said = capsys.readouterr().err
+    assert "BadRequest: these arguments make no request:\n  model.uri: String should match pattern" in said

@@ -107,6 +107,8 @@ def test_of_a_process_that_stands_still_its_own_word_tells_that_it_lags(
     for host, step in until.items():
         await_file(folder / f"{host}.json")
         while told(folder / f"{host}.json").step < step:
+            ended = result_of(made)
+            assert ended is None, ended
             time.sleep(0.01)
     assert {host: told(folder / f"{host}.json").step for host in until} == until
     for each in running:

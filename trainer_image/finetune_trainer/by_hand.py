@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import StageRequest
-from finetune_trainer.errors import StageError
+from pydantic import ValidationError
+
+from finetune_contract import ExitCode, StageRequest
+from finetune_trainer.errors import StageError, faults
 from finetune_trainer.processes import Processes
 from finetune_trainer.stopping import Stopper, exit_now
 from finetune_trainer.storage import open_store
@@ -33,6 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     except StageError as error:
         print(f"{error.reason}: {error}", file=sys.stderr)
         return int(error.code)
+    except ValidationError as error:
+        print(f"BadRequest: these arguments make no request:\n{faults(error)}", file=sys.stderr)
+        return int(ExitCode.BAD_REQUEST)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if options.json:

@@ -1,5 +1,7 @@
 """The one exception that ends a stage on purpose; ``main`` makes the failure record and the exit code of it."""
 
+from pydantic import ValidationError
+
 from finetune_contract.exit_codes import ExitCode
 from finetune_contract.failure import Failure
 
@@ -24,6 +26,14 @@ def require_unchanged(digest: str | None, found: str, *, where: str, uri: str) -
 
 def _clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def faults(error: ValidationError) -> str:
+    """What is wrong with a document, a line for each place. Without what stands there: it may be a secret."""
+    return "\n".join(
+        f"  {'.'.join(str(part) for part in fault['loc']) or 'the document'}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_input=False)
+    )
 
 
 class StageError(Exception):

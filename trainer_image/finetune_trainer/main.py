@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from finetune_contract import ExitCode, Failure, Stage, StageRequest
 from finetune_contract.request import REQUEST_VARIABLE
 from finetune_trainer.attempt import Attempt, Details, LogTail
+from finetune_trainer.errors import faults
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import Redactor
 from finetune_trainer.stopping import Stopper, exit_now
@@ -156,13 +157,14 @@ def _log_to_standard_error(request: StageRequest) -> None:
     )
 
 
-def _no_request(error: Exception, redact: Redactor, termination: Path) -> int:
-    what = (
-        f"{REQUEST_VARIABLE} is not set"
-        if isinstance(error, KeyError)
-        else f"{REQUEST_VARIABLE} is not a request: {error}"
+def _no_request(error: KeyError | ValidationError, redact: Redactor, termination: Path) -> int:
+    what = "is not set."
+    if isinstance(error, ValidationError):
+        what = f"is not a request that this trainer understands:\n{faults(error)}"
+    text = redact(
+        f"BadRequest: {REQUEST_VARIABLE} {what}\nThe operator of the same release sets it; by hand, use finetune-stage "
+        "evaluate --help."
     )
-    text = redact(f"BadRequest: {what}. The operator sets it; by hand, use finetune-stage evaluate --help.")
     print(text, file=sys.stderr)
     with contextlib.suppress(OSError):  # by hand there is no such file, and standard error has said it
         termination.write_text(text[:4096], encoding="utf-8")
