@@ -9,6 +9,7 @@ from devcluster.build import share_dir
 from devcluster.component import Component
 from devcluster.kube import Object
 from devcluster.layout import State
+from devcluster.rights import manager
 from devcluster.webhooks import called_by_url
 
 #: Pods that the JobSet controller made. Its pod webhooks look at no others, so they can't hold up anything else.
@@ -50,21 +51,7 @@ def manifests() -> list[Object]:
     (crd,) = _documents("crd.yaml")
     # the conversion webhook and cert-manager annotations are kustomize patches, not part of this file
     (role,) = (document for document in _documents("role.yaml") if document["kind"] == "ClusterRole")
-    role["metadata"]["name"] = "jobset-manager-role"
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "jobset-manager-rolebinding"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "jobset-manager-role",
-        },
-        "subjects": [
-            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "jobset-controller-manager"}
-        ],
-    }
-    return [crd, role, binding]
+    return [crd, *manager("jobset", role, "jobset-controller-manager")]
 
 
 def webhooks(state: State, ports: Mapping[str, int]) -> list[Object]:

@@ -12,6 +12,7 @@ from devcluster.build import share_dir
 from devcluster.component import Component
 from devcluster.kube import Object
 from devcluster.layout import State
+from devcluster.rights import manager
 from devcluster.webhooks import called_by_url
 
 NAMESPACE = "kueue-system"
@@ -57,19 +58,7 @@ def manifests() -> list[Object]:
             # older versions need Kueue's conversion webhook
             version["served"] = version["storage"]
     (role,) = (each for each in _all(components / "rbac" / "role.yaml") if each["kind"] == "ClusterRole")
-    role["metadata"]["name"] = "kueue-manager-role"
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "kueue-manager-rolebinding"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": role["metadata"]["name"],
-        },
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": _USER}],
-    }
-    return [*crds, role, binding]
+    return [*crds, *manager("kueue", role, _USER)]
 
 
 def webhooks(state: State, ports: Mapping[str, int]) -> list[Object]:

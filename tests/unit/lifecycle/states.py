@@ -88,14 +88,14 @@ def _admitted() -> World:
     return world
 
 
-def _at(stage: Stage) -> World:
+def at(stage: Stage) -> World:
     world = World()
     world.until(stage)
     return world
 
 
 def _pending() -> World:
-    world = _at(Stage.CONVERT)
+    world = at(Stage.CONVERT)
     world.succeed(world.live()[0])
     world.reconcile()
     world.schedule(world.live()[0])
@@ -116,7 +116,7 @@ def _queued(reason: str, message: str) -> World:
 
 
 def _hung() -> World:
-    world = _at(Stage.TRAIN)
+    world = at(Stage.TRAIN)
     world.wait(3600)
     world.reconcile()
     world.stop(world.live()[0])
@@ -125,7 +125,7 @@ def _hung() -> World:
 
 
 def _retried() -> World:
-    world = _failed()
+    world = failed()
     world.edit(retry={"generation": 1})
     world.reconcile()
     world.reconcile()
@@ -133,14 +133,14 @@ def _retried() -> World:
 
 
 def _missing_input() -> World:
-    world = _at(Stage.PREFLIGHT)
+    world = at(Stage.PREFLIGHT)
     world.fail(world.live()[0], ExitCode.INPUT_MISSING, "InputMissing", "gs://data/chat.jsonl is not there")
     world.reconcile()
     return world
 
 
 def _store_lost() -> World:
-    world = _at(Stage.TRAIN)
+    world = at(Stage.TRAIN)
     world.unreadable = "gs://artifacts: timed out"
     world.reconcile()
     return world
@@ -160,7 +160,7 @@ def _error_first() -> World:
 
 
 def _error_while_invalid() -> World:
-    world = _no_profile()
+    world = no_profile()
     _meet_error(world)
     return world
 
@@ -171,14 +171,14 @@ def _meet_error(world: World) -> None:
 
 
 def _edit_refused_while_running() -> World:
-    world = _at(Stage.TRAIN)
+    world = at(Stage.TRAIN)
     world.edit(resources={"tpu": "v6e-256"})
     world.reconcile()
     return world
 
 
 def _preempted() -> World:
-    world = _at(Stage.TRAIN)
+    world = at(Stage.TRAIN)
     world.stop(world.live()[0])
     world.reconcile()
     assert world.status["phase"] == "Recovering", world.status
@@ -186,7 +186,7 @@ def _preempted() -> World:
 
 
 def _waits_to_try_again() -> World:
-    world = _at(Stage.TRAIN)
+    world = at(Stage.TRAIN)
     world.fail(world.live()[0], ExitCode.UNAVAILABLE)
     world.reconcile()
     assert world.status["waiting"]["reason"] == "WaitingForRetry", world.status
@@ -194,7 +194,7 @@ def _waits_to_try_again() -> World:
 
 
 def _suspending() -> World:
-    world = _at(Stage.TRAIN)
+    world = at(Stage.TRAIN)
     world.edit(suspend=True)
     world.reconcile()
     return world
@@ -214,14 +214,14 @@ def _resumed() -> World:
     return world
 
 
-def _born_suspended() -> World:
+def born_suspended() -> World:
     world = World(job=job(suspend=True))
     world.reconcile()
     world.reconcile()
     return world
 
 
-def _no_profile() -> World:
+def no_profile() -> World:
     world = World(job=job(profileRef={"name": "late"}))
     world.reconcile()
     return world
@@ -241,34 +241,34 @@ def _edit_refused_between_stages() -> World:
 
 
 def _plan_lost_with_its_profile() -> World:
-    world = _at(Stage.TRAIN)
+    world = at(Stage.TRAIN)
     world.config_map = None
     world.profiles.clear()
     world.reconcile()
     return world
 
 
-def _planned() -> World:
+def planned() -> World:
     world = World(job=job(planOnly=True))
     world.to_the_end()
     return world
 
 
-def _succeeded() -> World:
+def succeeded() -> World:
     world = World()
     world.to_the_end()
     return world
 
 
-def _failed() -> World:
-    world = _at(Stage.TRAIN)
+def failed() -> World:
+    world = at(Stage.TRAIN)
     world.fail(world.live()[0], ExitCode.DIVERGED, "Diverged", "the loss is NaN")
     world.reconcile()
     return world
 
 
 def _retries_exhausted() -> World:
-    world = _at(Stage.PREFLIGHT)
+    world = at(Stage.PREFLIGHT)
     while not world.finished:
         for name in world.live():
             world.run(name)
@@ -292,18 +292,18 @@ def _edited_and_seen(before: Callable[[], World]) -> World:
 
 STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
     "not seen yet": (World, UNSEEN),
-    "an older generation, running": (lambda: _edited(lambda: _at(Stage.TRAIN)), UNSEEN),
-    "an older generation, invalid": (lambda: _edited(_no_profile), UNSEEN),
-    "an older generation, succeeded": (lambda: _edited(_succeeded), UNSEEN),
-    "an older generation, failed": (lambda: _edited(_failed), UNSEEN),
+    "an older generation, running": (lambda: _edited(lambda: at(Stage.TRAIN)), UNSEEN),
+    "an older generation, invalid": (lambda: _edited(no_profile), UNSEEN),
+    "an older generation, succeeded": (lambda: _edited(succeeded), UNSEEN),
+    "an older generation, failed": (lambda: _edited(failed), UNSEEN),
     "admitted": (_admitted, ACTIVE),
-    "validating": (lambda: _at(Stage.PREFLIGHT), ACTIVE),
+    "validating": (lambda: at(Stage.PREFLIGHT), ACTIVE),
     "waiting for input": (_missing_input, ACTIVE),
-    "converting": (lambda: _at(Stage.CONVERT), ACTIVE),
+    "converting": (lambda: at(Stage.CONVERT), ACTIVE),
     "provisioning": (_pending, ACTIVE),
-    "training": (lambda: _at(Stage.TRAIN), ACTIVE),
-    "evaluating": (lambda: _at(Stage.EVALUATE), ACTIVE),
-    "exporting": (lambda: _at(Stage.EXPORT), ACTIVE),
+    "training": (lambda: at(Stage.TRAIN), ACTIVE),
+    "evaluating": (lambda: at(Stage.EVALUATE), ACTIVE),
+    "exporting": (lambda: at(Stage.EXPORT), ACTIVE),
     "an edit refused while a stage runs": (_edit_refused_while_running, ACTIVE),
     "store out of reach": (_store_lost, ACTIVE),
     "store out of reach while invalid": (_store_lost_while_invalid, ACTIVE),
@@ -318,17 +318,17 @@ STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
     "suspending": (_suspending, ACTIVE),
     "resumed": (_resumed, ACTIVE),
     "suspended": (_suspended, SUSPENDED),
-    "born suspended": (_born_suspended, SUSPENDED),
-    "no profile": (_no_profile, INVALID),
+    "born suspended": (born_suspended, SUSPENDED),
+    "no profile": (no_profile, INVALID),
     "against the rules": (_against_the_rules, INVALID),
     "an edit refused between stages": (_edit_refused_between_stages, INVALID),
     "plan lost together with its profile": (_plan_lost_with_its_profile, INVALID),
-    "planned": (_planned, PLANNED),
-    "succeeded": (_succeeded, SUCCEEDED),
-    "failed": (_failed, FAILED),
+    "planned": (planned, PLANNED),
+    "succeeded": (succeeded, SUCCEEDED),
+    "failed": (failed, FAILED),
     "retries exhausted": (_retries_exhausted, FAILED),
-    "succeeded, edited since": (lambda: _edited_and_seen(_succeeded), SUCCEEDED),
-    "failed, edited since": (lambda: _edited_and_seen(_failed), FAILED),
+    "succeeded, edited since": (lambda: _edited_and_seen(succeeded), SUCCEEDED),
+    "failed, edited since": (lambda: _edited_and_seen(failed), FAILED),
 }
 
 

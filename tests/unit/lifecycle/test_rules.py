@@ -7,6 +7,7 @@ import pytest
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.lifecycle import AttemptFiles, decide
+from tests.unit.lifecycle import states
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 
 
@@ -63,53 +64,15 @@ def test_transition_times_move_only_with_the_status() -> None:
     assert world.condition("Reconciling")["lastTransitionTime"] != first
 
 
-def _suspended() -> World:
-    world = World(job=job(suspend=True))
-    world.reconcile()
-    world.reconcile()
-    return world
-
-
-def _invalid() -> World:
-    world = World(profiles=[])
-    world.reconcile()
-    return world
-
-
-def _planned() -> World:
-    world = World(job=job(planOnly=True))
-    world.to_the_end()
-    return world
-
-
-def _succeeded() -> World:
-    world = World()
-    world.to_the_end()
-    return world
-
-
-def _failed() -> World:
-    world = World()
-    world.fail(world.until(Stage.PREFLIGHT), ExitCode.BAD_DATA)
-    world.reconcile()
-    return world
-
-
-def _active() -> World:
-    world = World()
-    world.until(Stage.TRAIN)
-    return world
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (_active, ("True", "False", "Unknown", "False")),
-        (_suspended, ("True", "False", "Unknown", "False")),
-        (_invalid, ("False", "True", "Unknown", "False")),
-        (_planned, ("False", "False", "Unknown", "True")),
-        (_succeeded, ("False", "False", "True", "True")),
-        (_failed, ("False", "True", "False", "True")),
+        (lambda: states.at(Stage.TRAIN), ("True", "False", "Unknown", "False")),
+        (states.born_suspended, ("True", "False", "Unknown", "False")),
+        (states.no_profile, ("False", "True", "Unknown", "False")),
+        (states.planned, ("False", "False", "Unknown", "True")),
+        (states.succeeded, ("False", "False", "True", "True")),
+        (states.failed, ("False", "True", "False", "True")),
     ],
 )
 def test_tools_read_the_state_off_four_conditions(make: Any, told: tuple[str, ...]) -> None:
@@ -145,7 +108,9 @@ def test_a_missing_input_is_looked_for_again_with_growing_patience_and_charged_t
 
 
 def test_bad_data_ends_the_job_before_any_tpu() -> None:
-    world = _failed()
+    world = World()
+    world.fail(world.until(Stage.PREFLIGHT), ExitCode.BAD_DATA)
+    world.reconcile()
     assert world.created == ["support-bot-prep-1"]
     assert world.status["failure"]["suggestion"] == "Mend it."
     assert world.status["summary"].endswith("No TPU time was used.")
@@ -154,7 +119,7 @@ def test_bad_data_ends_the_job_before_any_tpu() -> None:
 
 
 def test_plan_only_ends_after_preflight() -> None:
-    world = _planned()
+    world = states.planned()
     assert world.created == ["support-bot-prep-1"]
     assert world.status["phase"] == "Planned"
 
@@ -225,7 +190,7 @@ def test_suspending_stops_the_stage_and_charges_nobody() -> None:
 
 
 def test_a_job_that_is_born_suspended_starts_nothing() -> None:
-    world = _suspended()
+    world = states.born_suspended()
     assert world.created == []
     assert world.status["phase"] == "Suspended"
     world.edit(suspend=False)
@@ -431,7 +396,7 @@ def test_a_model_too_large_for_the_cpu_nodes_fails_before_conversion() -> None:
 
 
 def test_a_finished_job_stays_finished_whatever_becomes_of_its_children() -> None:
-    for make in (_succeeded, _failed, _planned):
+    for make in (states.succeeded, states.failed, states.planned):
         world = make()
         before = world.status
         world.jobsets.clear()
@@ -444,7 +409,7 @@ def test_a_finished_job_stays_finished_whatever_becomes_of_its_children() -> Non
 
 
 def test_a_finished_job_acknowledges_an_edit() -> None:
-    world = _succeeded()
+    world = states.succeeded()
     world.edit(suspend=True)
     world.reconcile()
     assert world.status["observedGeneration"] == 2
@@ -453,7 +418,7 @@ def test_a_finished_job_acknowledges_an_edit() -> None:
 
 
 def test_the_end_is_found_again_without_status_and_children() -> None:
-    for make, phase in ((_succeeded, "Succeeded"), (_failed, "Failed")):
+    for make, phase in ((states.succeeded, "Succeeded"), (states.failed, "Failed")):
         world = make()
         world.job["status"] = {"observedGeneration": -1}
         created = len(world.created)
