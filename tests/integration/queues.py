@@ -1,13 +1,19 @@
-"""Words of tests about queues: Kueue's objects, and a team that waits in one."""
+"""Words of tests about queues: Kueue's objects, a team that waits in one, and the autoscaler that provisions nodes."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from devcluster.build import module_folder
 from devcluster.testing import Cluster
 from tests.integration import trainer_double
 
 type Object = dict[str, Any]
+
+#: As go.sum of the local cluster has it.
+_AUTOSCALER_APIS = "0.0.0-20240830133931-adfbe7e45277"
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 LOCAL_QUEUE = "team-tpu"
@@ -23,8 +29,8 @@ class Team:
     namespace: str
     folder: Path
 
-    def quota(self, chips: int) -> None:
-        """What the ClusterQueue may hand out."""
+    def quota(self, chips: int, *checks: str) -> None:
+        """What the ClusterQueue may hand out, and the AdmissionChecks that have to agree."""
         resource = {"name": "google.com/tpu", "nominalQuota": chips}
         group = {
             "coveredResources": ["google.com/tpu"],
@@ -35,6 +41,8 @@ class Team:
             "preemption": {"withinClusterQueue": "LowerPriority"},
             "resourceGroups": [group],
         }
+        if checks:
+            spec["admissionChecksStrategy"] = {"admissionChecks": [{"name": name} for name in checks]}
         self.cluster.apply({**kueue("ClusterQueue", self.namespace), "spec": spec})
 
     def stop_queue(self, policy: str) -> None:
@@ -42,15 +50,67 @@ class Team:
         path = f"/apis/{KUEUE}/clusterqueues/{self.namespace}"
         self.cluster.patch(path, {"spec": {"stopPolicy": policy}})
 
-    def profile(self, name: str, **queue: object) -> str:
+    def profile(self, name: str, capacity: str = "OnDemand", **queue: object) -> str:
         """A profile of the trainer's double with that ``queue``; its name."""
         profile: Object = trainer_double.profile(f"{name}-{self.namespace}", self.folder)
+        profile["spec"]["flavors"][0]["capacity"] = capacity
         profile["spec"]["queue"] = queue
         self.cluster.apply(profile)
         return str(profile["metadata"]["name"])
 
     def workloads(self) -> list[Object]:
         return self.cluster.list(f"/apis/{KUEUE}/namespaces/{self.namespace}/workloads")
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaler:
+    """Cluster-autoscaler's part of queued provisioning, played by the test: it answers requests for nodes."""
+
+    team: Team
+    check: str
+
+    @property
+    def _path(self) -> str:
+        """Of the first request for the team's only Workload, as Kueue calls it."""
+        (workload,) = self.team.workloads()
+        kind = f"/apis/autoscaling.x-k8s.io/v1/namespaces/{self.team.namespace}/provisioningrequests"
+        return f"{kind}/{workload['metadata']['name']}-{self.check}-1"
+
+    def request(self) -> Object:
+        """Returns when Kueue has made it."""
+        return self.team.cluster.wait(self._path, lambda _: True)
+
+    def answers(self, **conditions: tuple[str, str]) -> None:
+        """By condition: status and message."""
+        told = [
+            {
+                "type": kind,
+                "status": status,
+                "reason": kind,
+                "message": message,
+                "lastTransitionTime": "2026-11-21T12:00:00Z",
+            }
+            for kind, (status, message) in conditions.items()
+        ]
+        self.team.cluster.patch(f"{self._path}/status", {"status": {"conditions": told}})
+
+
+def provisioning_requests() -> Object:
+    """Cluster-autoscaler's CRD, from the module that Kueue itself is built with. Kueue looks for it when it starts."""
+    folder = module_folder("k8s.io/autoscaler/cluster-autoscaler/apis", _AUTOSCALER_APIS)
+    crd: Object = yaml.safe_load(
+        (folder / "config/crd/autoscaling.x-k8s.io_provisioningrequests.yaml").read_text()
+    )
+    return crd
+
+
+def queued_provisioning(cluster: Cluster, name: str) -> None:
+    """An AdmissionCheck that asks for nodes as GKE's queued provisioning gives them."""
+    config = {"provisioningClassName": "queued-provisioning.gke.io", "managedResources": ["google.com/tpu"]}
+    cluster.apply({**kueue("ProvisioningRequestConfig", name), "spec": config})
+    parameters = {"apiGroup": KUEUE.partition("/")[0], "kind": "ProvisioningRequestConfig", "name": name}
+    spec = {"controllerName": "kueue.x-k8s.io/provisioning-request", "parameters": parameters}
+    cluster.apply({**kueue("AdmissionCheck", name), "spec": spec})
 
 
 def kueue(kind: str, name: str) -> Object:

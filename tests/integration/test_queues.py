@@ -19,7 +19,17 @@ from tests.integration.jobs import (
     phase,
     uid_of,
 )
-from tests.integration.queues import HIGH, LOCAL_QUEUE, LOW, PRIORITIES, Team, kueue
+from tests.integration.queues import (
+    HIGH,
+    LOCAL_QUEUE,
+    LOW,
+    PRIORITIES,
+    Autoscaler,
+    Team,
+    kueue,
+    provisioning_requests,
+    queued_provisioning,
+)
 
 type Object = dict[str, Any]
 
@@ -28,6 +38,9 @@ type Object = dict[str, Any]
 def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("queues")
     with Cluster.started(folder / "cluster", operator=True, extra=("kueue",)) as running:
+        running.apply(provisioning_requests())
+        running.stop("kueue")
+        running.start("kueue")
         running.apply(kueue("ResourceFlavor", "tpu"))
         for name, value in PRIORITIES.items():
             running.apply({**kueue("WorkloadPriorityClass", name), "value": value})
@@ -212,3 +225,47 @@ def test_a_workload_that_was_deactivated_is_stalled_until_it_is_active_again(tea
     team.cluster.patch(address, {"spec": {"active": True}})
     done = team.cluster.wait(path, lambda found: condition(found, "Finished") == "True", seconds=90)
     assert done["status"]["phase"] == "Succeeded", done["status"]
+
+
+def test_flex_start_holds_its_quota_until_its_nodes_are_provisioned(team: Team) -> None:
+    check = f"nodes-{team.namespace}"
+    autoscaler = Autoscaler(team, check)
+    queued_provisioning(team.cluster, check)
+    team.quota(4, check)
+    path = start(team, "flex", team.profile("flex", "FlexStart", localQueue=LOCAL_QUEUE))
+    team.cluster.wait(path, waits_for_nodes(check), seconds=60)
+    jobset = jobset_path(team.namespace, "flex-train-1")
+    asked = autoscaler.request()["spec"]
+    assert asked["provisioningClassName"] == "queued-provisioning.gke.io"
+    assert asked["parameters"]["maxRunDurationSeconds"] == str(7 * 24 * 3600)
+    assert [each["count"] for each in asked["podSets"]] == [1]
+
+    said = "no capacity for 4 chips of v6e in us-east5-b yet"
+    autoscaler.answers(Accepted=("True", "taken"), Provisioned=("False", said))
+    waiting = team.cluster.wait(path, waits_for_nodes(said))
+    assert waiting["status"]["phase"] == "Provisioning"
+    assert condition(waiting, "QuotaReserved") == "True"
+    assert team.cluster.get(jobset)["spec"]["suspend"] is True
+
+    autoscaler.answers(Accepted=("True", "taken"), Provisioned=("True", "nodes are there"))
+    trains(team, path)
+    (pod,) = team.cluster.list(
+        f"/api/v1/namespaces/{team.namespace}/pods", labelSelector="tpu-finetune.dev/stage=Train"
+    )
+    consumed = pod["metadata"]["annotations"]["autoscaling.x-k8s.io/consume-provisioning-request"]
+    assert consumed == autoscaler.request()["metadata"]["name"]
+    tolerated = {each["key"] for each in pod["spec"]["tolerations"]}
+    assert {"google.com/tpu", "cloud.google.com/gke-queued"} <= tolerated
+    team.cluster.delete(path)
+
+
+def waits_for_nodes(*said: str) -> Callable[[Object], bool]:
+    """It has its quota, and waits for capacity in those words."""
+
+    def holds(found: Object) -> bool:
+        waiting = found.get("status", {}).get("waiting", {})
+        return waiting.get("reason") == "WaitingForCapacity" and all(
+            part in waiting["message"] for part in said
+        )
+
+    return holds
