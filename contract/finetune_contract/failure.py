@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from finetune_contract.base import Record
+from finetune_contract.base import Record, Timestamp
 from finetune_contract.exit_codes import ExitCode
 
 #: Reason of a process that ended because another process of its stage was gone without a word; somebody else may know
@@ -48,6 +48,8 @@ class Failure(Record):
     """The step of training's newest checkpoint."""
     seconds: float | None = None
     """How long its processes ran."""
+    at: Timestamp | None = None
+    """When a run of the attempt was ended that another run of it may follow."""
 
     @property
     def failure_class(self) -> FailureClass:

@@ -1,7 +1,7 @@
 """Which attempts there are: JobSets and the run folder's listing taken together."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from finetune_contract import Outcome, Stage
@@ -53,15 +53,7 @@ def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
         if key := _key(pod):
             pods.setdefault(key, []).append(pod)
     workloads = _workloads(observed)
-    # A pod alone, without JobSet or record, is an attempt only as long as it runs.
-    standing = {key for key, own in pods.items() if any(children.pod_live(pod) for pod in own)}
-    told = [key for jobset in observed.jobsets if (key := _key(jobset))]
-    told += [key for key in pods if (key.stage, key.number) in jobsets]
-    of_jobsets = {key for newest in told for key in _until(newest)}
-    keys = sorted(
-        {*of_jobsets, *standing, *observed.folder.attempts},
-        key=lambda key: (ORDER[key.stage], key.number, key.restart),
-    )
+    keys = _keys(observed, pods)
     last = {(key.stage, key.number): key.restart for key in keys}
     before: Counter[Stage] = Counter()
     found: list[Attempt] = []
@@ -75,12 +67,25 @@ def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
                 ordinal=before[key.stage],
                 jobset=jobset,
                 pods=tuple(pods.get(key, ())),
-                files=files if restarted else _of_this_run(files, jobset),
+                files=_of_this_run(files, jobset, restarted=restarted),
                 restarted=restarted,
                 workload=workloads.get(jobset["metadata"].get("uid")) if jobset else None,
             )
         )
     return tuple(found)
+
+
+def _keys(observed: Observed, pods: Mapping[AttemptKey, Sequence[children.Object]]) -> list[AttemptKey]:
+    """Which attempts there are, in order. A JobSet has had all restarts up to the newest that it or a pod of it tells
+    of; a pod alone, without JobSet or record, is an attempt only as long as it runs."""
+    of_jobsets = [key for jobset in observed.jobsets if (key := _key(jobset))]
+    made = {(key.stage, key.number) for key in of_jobsets}
+    newest = (*of_jobsets, *(key for key in pods if (key.stage, key.number) in made))
+    standing = (key for key, own in pods.items() if any(children.pod_live(pod) for pod in own))
+    return sorted(
+        {*(key for last in newest for key in _until(last)), *standing, *observed.folder.attempts},
+        key=lambda key: (ORDER[key.stage], key.number, key.restart),
+    )
 
 
 def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
@@ -102,14 +107,20 @@ def _workloads(observed: Observed) -> dict[str | None, children.Object]:
     return {uid: newest(each) for uid, each in found.items()}
 
 
-def _of_this_run(files: AttemptFiles | None, jobset: children.Object | None) -> AttemptFiles | None:
-    """Without what an earlier run of the same attempt said. Kueue stops a JobSet by suspending it, which ends no Job
-    and counts no restart; when there is quota again, the same pods' successors run the same attempt."""
-    if files is None or files.result is None or files.result.outcome is not Outcome.STOPPED or jobset is None:
+def _of_this_run(
+    files: AttemptFiles | None, jobset: children.Object | None, *, restarted: bool
+) -> AttemptFiles | None:
+    """Without what was said of an earlier run of the same attempt. Kueue stops a JobSet by suspending it, which ends no
+    Job and counts no restart; when there is quota again, the same pods' successors run the same attempt."""
+    resumed = children.resumed_at(jobset) if jobset else None
+    if files is None or resumed is None:
         return files
-    resumed = children.resumed_at(jobset)
-    earlier = resumed is not None and files.result.finished < resumed
-    return replace(files, result=None) if earlier else files
+    result, noted = files.result, files.failure
+    if noted and noted.at and noted.at < resumed:
+        noted = None
+    if not restarted and result and result.outcome is Outcome.STOPPED and result.finished < resumed:
+        result = None
+    return replace(files, result=result, failure=noted)
 
 
 def _key(child: children.Object) -> AttemptKey | None:

@@ -27,6 +27,7 @@ from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.deadlines import DEADLINE_EXCEEDED, HUNG, NO_CAPACITY, STARTUP_TIMEOUT
 from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Disruption, disruption
 from finetune_operator.lifecycle.queueing import being_evicted
+from finetune_operator.lifecycle.times import parse
 from finetune_operator.rendering import jobset_name
 
 _SIGNALLED = 128
@@ -120,7 +121,7 @@ def classify(  # noqa: PLR0911  one per case
         return Verdict(ending=Ending.EVICTED, finished=finished)
     evicted = being_evicted(attempt.workload)
     if evicted and stopped and noted is None:
-        return Verdict(ending=Ending.EVICTED, finished=finished, record=_eviction(attempt, evicted))
+        return Verdict(ending=Ending.EVICTED, finished=finished, record=eviction(attempt, evicted))
     taken = disruption(attempt, nodes, ended=finished, now=now)
     if result:
         failure, record = _from_result(attempt, result, noted, taken)
@@ -141,11 +142,15 @@ def _crash(noted: Failure) -> bool:
     return noted.failure_class is FailureClass.INFRASTRUCTURE
 
 
-def _eviction(attempt: Attempt, evicted: children.Object) -> Failure:
+def eviction(attempt: Attempt, evicted: children.Object) -> Failure:
+    """The record that Kueue has ended a run of the attempt, which another may follow. ``evicted``: the condition of its
+    Workload that says so."""
+    since = evicted.get("lastTransitionTime")
     return Failure(
         code=ExitCode.STOPPED,
         reason=EVICTED,
         message=f"{attempt.key.stage}: Kueue took its quota away: {evicted.get('message', '')}"[:1024],
+        at=parse(since) if since else None,
     )
 
 

@@ -6,17 +6,17 @@ from finetune_contract import Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, hosts
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.classify import replacement, suspension
+from finetune_operator.lifecycle.classify import EVICTED, eviction, replacement, suspension
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deleting
 from finetune_operator.lifecycle.decision import CloserLook, Decision
 from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.lifecycle.queueing import Standing, queueing
+from finetune_operator.lifecycle.queueing import Standing, being_evicted, queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.status import pace
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
 from finetune_operator.planning import Refused
-from finetune_operator.rendering import CpuPoolTooSmall, content_of, render_jobset
+from finetune_operator.rendering import CpuPoolTooSmall, claim_of, content_of, render_jobset
 
 
 def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision:
@@ -30,7 +30,9 @@ def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision
     )
     if queue and queue.without_quota:
         situation = queued(look.current.stage, queue, refused)
-        return conclude(observed, situation, look, _next_look(observed, look, attempt))
+        decision = conclude(observed, situation, look, _next_look(observed, look, attempt))
+        evicted = _evicted(attempt)
+        return _noted(decision, attempt, evicted) if evicted else decision
     late = deadlines.overdue(
         attempt,
         look.plan.limits,
@@ -108,16 +110,30 @@ def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
 
+def _evicted(attempt: Attempt) -> Failure | None:
+    """That Kueue has ended a run of it: should somebody delete its JobSet now, nobody else could tell."""
+    condition = being_evicted(attempt.workload)
+    noted = attempt.files.failure if attempt.files else None
+    if condition is None or attempt.files is None or (noted and noted.reason != EVICTED):
+        return None
+    return eviction(attempt, condition)
+
+
 def _edited(look: Survey, attempt: Attempt) -> bool:
-    """JobSet is about to start again what the spec no longer asks for. Placement is read when an attempt begins."""
+    """JobSet is about to start again what the spec no longer asks for, or waits in a queue for another slice than that,
+    and nothing of it has run. Placement is read when an attempt begins."""
     jobset = attempt.jobset
-    if jobset is None or attempt.key.restart == 0 or attempt.running or children.deleting(jobset):
+    if jobset is None or attempt.running or children.deleting(jobset):
+        return False
+    queues = jobset["spec"].get("suspend") and not attempt.pods and attempt.files is None
+    if attempt.key.restart == 0 and not (queues and claim_of(jobset)):
         return False
     try:
         now = render_jobset(look.plan, attempt.key.stage, attempt.key.number, look.findings)
     except (Refused, CpuPoolTooSmall):
         return False
-    return content_of(now) != content_of(jobset)
+    # In a queue it would lose its place, so that a new release's other words do not count.
+    return claim_of(now) != claim_of(jobset) if queues else content_of(now) != content_of(jobset)
 
 
 def _noted(decision: Decision, attempt: Attempt, why: Failure) -> Decision:

@@ -65,7 +65,7 @@ def queued(stage: Stage, queue: Queueing, refused: Refused | None) -> Situation:
     if never:
         message = (
             f"{stage} can not be admitted as things are. {message} Ask the platform team for what is missing: the job "
-            "then goes on by itself. Or change spec.resources and suspend the job for a moment, for another JobSet."
+            "then goes on by itself. Or change spec.resources: a stage that has not run yet gets another JobSet."
         )
     return Situation(
         course=Course.INADMISSIBLE if never else Course.ACTIVE,

@@ -8,6 +8,7 @@ from finetune_operator.rendering.labels import (
     STAGE_LABEL,
     UID_LABEL,
     attempt_of,
+    claim_of,
     content_of,
     jobset_name,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "UID_LABEL",
     "CpuPoolTooSmall",
     "attempt_of",
+    "claim_of",
     "content_of",
     "cpu_memory_gib",
     "first_group",

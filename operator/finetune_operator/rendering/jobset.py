@@ -17,7 +17,13 @@ from finetune_operator.planning import Findings, Plan, stage_request
 from finetune_operator.planning.snapshot import digest
 from finetune_operator.rendering.cpu import cpu_pod
 from finetune_operator.rendering.group import Group, render_group
-from finetune_operator.rendering.labels import CONTENT_ANNOTATION, child_labels, jobset_name, queue_labels
+from finetune_operator.rendering.labels import (
+    CLAIM_ANNOTATION,
+    CONTENT_ANNOTATION,
+    child_labels,
+    jobset_name,
+    queue_labels,
+)
 from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
 from finetune_operator.rendering.pathways import HEAD, pathways_groups, pathways_policies
 
@@ -53,6 +59,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         "failurePolicy": _failure_policy(),
     }
     annotations: Mapping[str, str] = {}
+    claim = {CLAIM_ANNOTATION: _claim(plan)} if stage in TPU_STAGES else {}
     if stage not in TPU_STAGES:
         groups = [Group(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
     elif plan.pathways is None:
@@ -71,11 +78,17 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "name": name,
             "namespace": plan.job.namespace,
             "labels": labels | queued,
-            "annotations": {**annotations, CONTENT_ANNOTATION: digest([annotations, spec])},
+            "annotations": {**annotations, **claim, CONTENT_ANNOTATION: digest([annotations, spec])},
             "ownerReferences": [dict(plan.owner)],
         },
         "spec": spec,
     }
+
+
+def _claim(plan: Plan) -> str:
+    """In short: which slices, and how training spreads over them."""
+    placement = plan.placement
+    return digest([placement.node_selector, placement.tolerations, plan.mesh.model_dump()])
 
 
 def _failure_policy() -> dict[str, Any]:

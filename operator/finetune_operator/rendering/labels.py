@@ -29,6 +29,16 @@ def content_of(jobset: Object) -> str | None:
     return found
 
 
+#: On JobSets of stages on TPU: a digest of what they claim of the cluster.
+CLAIM_ANNOTATION = "tpu-finetune.dev/claim"
+
+
+def claim_of(jobset: Object) -> str | None:
+    """What it claims, in short; None for one that carries no such annotation."""
+    found: str | None = jobset["metadata"].get("annotations", {}).get(CLAIM_ANNOTATION)
+    return found
+
+
 def jobset_name(job: str, stage: Stage, attempt: int) -> str:
     """``<job>-<prep|conv|train|eval|export>-<attempt>``."""
     return f"{job}-{stage.short}-{attempt}"

@@ -350,3 +350,89 @@ def test_the_jobs_own_labels_choose_the_queue_where_the_profile_lets_them() -> N
     assert refused.condition("Valid")["reason"] == "PolicyViolation"
     for part in ("kueue.x-k8s.io/queue-name", "mine", "queue.allowJobLabels", "#ml-help"):
         assert part in refused.condition("Valid")["message"]
+
+
+# --- what people do to a JobSet that waits
+
+
+def slice_of(world: World, name: str) -> str:
+    pod = world.jobsets[name]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    found: str = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+    return found
+
+
+def never_ran(*conditions: Condition) -> tuple[World, str]:
+    """Training's JobSet waits in its queue, and nothing of it has run."""
+    world = queued()
+    for stage in (Stage.PREFLIGHT, Stage.CONVERT):
+        world.succeed(world.until(stage))
+    world.reconcile()
+    (name,) = world.live()
+    world.hold(name, held=True)
+    world.workload(name, *conditions)
+    world.reconcile()
+    return world, name
+
+
+def test_an_edit_of_the_slice_replaces_a_jobset_that_has_not_run() -> None:
+    world, name = never_ran(waits("ExceedsMaxQuota", TOO_MUCH))
+    assert "Or change spec.resources" in world.status["waiting"]["message"]
+    world.edit(resources={"tpu": "v6e-8"})
+    for _ in range(3):
+        world.reconcile()
+    (second,) = world.live()
+    assert (name, second) == ("support-bot-train-1", "support-bot-train-2")
+    assert slice_of(world, second) == "2x4"
+    assert {world.status["attempts"][kind] for kind in ("preemption", "infrastructure", "user")} == {0}
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    "edit", [{"resources": {"tpu": "v6e-2x2"}}, {"checkpointing": {"everySteps": 7}}, {"cache": "Refresh"}]
+)
+def test_an_edit_that_leaves_the_slice_as_it_is_keeps_the_place_in_the_queue(edit: dict[str, Any]) -> None:
+    world, name = never_ran(waits("Pending", USED_UP))
+    world.edit(**edit)
+    for _ in range(3):
+        world.reconcile()
+    assert world.live() == [name]
+
+
+def test_another_releases_words_for_the_same_slice_keep_the_place_in_the_queue() -> None:
+    world, name = never_ran(waits("Pending", USED_UP))
+    world.jobsets[name]["metadata"]["annotations"]["tpu-finetune.dev/content"] = "of another release"
+    world.jobsets[name]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+        "nodeSelector"
+    ] |= {"added-by": "a webhook"}
+    world.reconcile()
+    assert world.live() == [name]
+
+
+def test_one_that_has_run_keeps_its_place_and_its_slice() -> None:
+    world, name = evicted()
+    world.edit(resources={"tpu": "v6e-8"})
+    world.reconcile()
+    assert world.live() == [name]
+    assert slice_of(world, name) == "2x2"
+
+
+def test_deleting_a_jobset_that_waits_after_an_eviction_charges_nobody() -> None:
+    world, name = evicted()
+    world.lose(name)
+    assert world.workloads is not None
+    world.workloads.clear()
+    world.reconcile()
+    assert {world.status["attempts"][kind] for kind in ("preemption", "infrastructure", "user")} == {0}
+    assert world.live() == ["support-bot-train-2"]
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_preemption_after_an_eviction_is_charged_as_ever() -> None:
+    world, name = evicted()
+    resume(world, name)
+    world.wait(60)
+    world.stop(name)
+    world.reconcile()
+    assert world.status["attempts"]["preemption"] == 1

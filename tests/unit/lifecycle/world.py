@@ -343,17 +343,15 @@ class World:
         restarts = self.restarts(name) + 1
         for pod in self.pods_of(name):
             del self.pods[pod["metadata"]["name"]]
-        self.jobsets[name]["status"] = {"restarts": restarts, "restartsCountTowardsMax": 0}
+        status = self.jobsets[name].get("status", {})
+        self.jobsets[name]["status"] = {**status, "restarts": restarts, "restartsCountTowardsMax": 0}
 
     def end_jobset(self, name: str, kind: str) -> None:
         """The JobSet has come to its end."""
         jobset = self.jobsets[name]
-        jobset["status"] = {
-            **jobset.get("status", {}),
-            "conditions": [
-                {"type": kind, "status": "True", "lastTransitionTime": stamp(self.now), "message": ""}
-            ],
-        }
+        status = jobset.get("status", {})
+        ended = {"type": kind, "status": "True", "lastTransitionTime": stamp(self.now), "message": ""}
+        jobset["status"] = {**status, "conditions": [*status.get("conditions", ()), ended]}
         self._collect(name)
 
     def lose(self, name: str) -> None:
