@@ -126,14 +126,16 @@ def _edited(look: Survey, attempt: Attempt) -> bool:
     if jobset is None or attempt.running or children.deleting(jobset):
         return False
     queues = jobset["spec"].get("suspend") and not attempt.pods and attempt.files is None
-    if attempt.key.restart == 0 and not (queues and claim_of(jobset)):
+    if attempt.key.restart == 0 and not queues:
         return False
     try:
         now = render_jobset(look.plan, attempt.key.stage, attempt.key.number, look.findings)
     except (Refused, CpuPoolTooSmall):
         return False
-    # In a queue it would lose its place, so that a new release's other words do not count.
-    return claim_of(now) != claim_of(jobset) if queues else content_of(now) != content_of(jobset)
+    if queues:
+        # It would lose its place, so that a new release's other words do not count.
+        return claim_of(jobset) not in (None, claim_of(now))
+    return content_of(now) != content_of(jobset)
 
 
 def _noted(decision: Decision, attempt: Attempt, why: Failure) -> Decision:
