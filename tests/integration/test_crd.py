@@ -172,6 +172,8 @@ def test_a_profile_is_stored_and_a_bad_one_refused(cluster: Cluster) -> None:
         ([flavor | {"topology": "2x2"}], "spec.flavors[0].topology"),
     ):
         assert said in refusal(cluster, {**good, "spec": {**good["spec"], "flavors": flavors}})
+    on_host = {"pod": {"hostNetwork": True}, "serviceAccounts": {"tpu": "ft-train"}}
+    assert "spec.pod.hostNetwork" in refusal(cluster, {**good, "spec": {**good["spec"], **on_host}})
 
 
 def test_explain_has_text_for_every_level(cluster: Cluster) -> None:

@@ -67,7 +67,8 @@ def _let_a_pod_wait(cluster: Cluster, namespace: str) -> None:
     found = cluster.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1")
     path = f"/api/v1/namespaces/{namespace}/pods"
     waiting = {"metadata": {"name": "waiting", "labels": found["metadata"]["labels"]}}
-    spec = pods.spec("true", nodeSelector={"no-such": "node"})
+    # No scheduler takes it up, and writes over what is said of it here.
+    spec = pods.spec("true", schedulerName="nobody")
     cluster.create(path, {"apiVersion": "v1", "kind": "Pod", **waiting, "spec": spec})
     told = {
         "type": "PodScheduled",
