@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from finetune_contract import HostProgress, Stage
-from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle import AttemptKey, children
 from tests.unit.lifecycle.world import World, job
 
 type Words = dict[int, tuple[int, int] | None]
@@ -116,3 +116,24 @@ def test_hosts_are_asked_only_when_training_stands_still_on_several() -> None:
     world.hosts = {0: HostProgress(attempt=1, host=0, step=21, updated=world.now)}
     world.reconcile()
     assert "ost" not in judged(world)[1]
+
+
+@pytest.mark.parametrize(("host", "found"), [(0, "0-0"), (1, "0-1"), (2, "1-0"), (3, "1-1"), (4, None)])
+def test_hosts_are_counted_slice_by_slice(host: int, found: str | None) -> None:
+    pods = [
+        {
+            "metadata": {
+                "name": f"{index}-{place}",
+                "labels": {
+                    "jobset.sigs.k8s.io/job-index": str(index),
+                    "batch.kubernetes.io/job-completion-index": str(place),
+                },
+            },
+            "spec": {"nodeName": f"node-{index}-{place}"},
+        }
+        for index in (1, 0)
+        for place in (1, 0)
+    ]
+    pod = children.pod_of(pods, host, per_slice=2)
+    assert (pod["metadata"]["name"] if pod else None) == found
+    assert children.node_of(pods, host, per_slice=2) == f"node-{found or '1-1'}"
