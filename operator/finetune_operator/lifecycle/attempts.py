@@ -110,17 +110,18 @@ def _workloads(observed: Observed) -> dict[str | None, children.Object]:
 def _of_this_run(
     files: AttemptFiles | None, jobset: children.Object | None, *, restarted: bool
 ) -> AttemptFiles | None:
-    """Without what was said of an earlier run of the same attempt. Kueue stops a JobSet by suspending it, which ends no
-    Job and counts no restart; when there is quota again, the same pods' successors run the same attempt."""
+    """Without what was said of an earlier run of the same attempt. Kueue stops a JobSet by suspending it, which mostly
+    ends no Job and counts no restart; when there is quota again, the same pods' successors run the same attempt."""
     resumed = children.resumed_at(jobset) if jobset else None
     if files is None or resumed is None:
         return files
     result, noted = files.result, files.failure
-    if noted and noted.at and noted.at < resumed:
+    earlier = result is not None and result.outcome is Outcome.STOPPED and result.finished < resumed
+    # An attempt that a restart follows ended with the run that was noted, unless a later one has left a record.
+    another = not restarted or (result is not None and not earlier)
+    if noted and noted.at and noted.at < resumed and another:
         noted = None
-    if not restarted and result and result.outcome is Outcome.STOPPED and result.finished < resumed:
-        result = None
-    return replace(files, result=result, failure=noted)
+    return replace(files, result=None if earlier and not restarted else result, failure=noted)
 
 
 def _key(child: children.Object) -> AttemptKey | None:

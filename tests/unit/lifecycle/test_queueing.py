@@ -429,6 +429,18 @@ def test_deleting_a_jobset_that_waits_after_an_eviction_charges_nobody() -> None
     assert world.status["phase"] == "Succeeded"
 
 
+def test_a_restart_that_an_eviction_came_to_is_charged_to_nobody_when_it_is_let_go() -> None:
+    world, name = evicted()
+    resume(world, name)
+    world.restart(name)
+    world.wait(5)
+    world.run(name)
+    for _ in range(2):
+        world.reconcile()
+    assert world.key_of(name).restart == 1
+    assert world.status["attempts"]["preemption"] == 0
+
+
 def test_a_preemption_after_an_eviction_is_charged_as_ever() -> None:
     world, name = evicted()
     resume(world, name)
