@@ -14,6 +14,7 @@ Everything is synchronous: what it does happens in other processes. Tests that n
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import json
@@ -23,6 +24,7 @@ import signal
 import subprocess
 import threading
 import urllib.request
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -182,6 +184,21 @@ class Cluster:
         """Returns when there is no such object. Raises StalledError."""
         self._run(self._wait_gone(path, seconds))
 
+    @contextmanager
+    def recorded(self, path: str, **selectors: str) -> Iterator[Iterable[Event]]:
+        """Everything that happens to objects of that collection inside the block, in order, beginning with all that exist."""
+        seen: deque[Event] = deque()
+        began = threading.Event()
+        work = asyncio.run_coroutine_threadsafe(
+            self._record(path, selectors, seen, began), self._loop
+        )
+        try:
+            began.wait()
+            yield seen
+        finally:
+            work.cancel()
+            concurrent.futures.wait([work])
+
     # --- processes and faults -----------------------------------------------------------------------------------
 
     def start(self, component: str) -> None:
@@ -257,6 +274,14 @@ class Cluster:
         with contextlib.suppress(KubeError):
             return await self._kube.find(path)
         return None
+
+    async def _record(
+        self, path: str, selectors: dict[str, str], seen: deque[Event], began: threading.Event
+    ) -> None:
+        async with contextlib.aclosing(self._kube.watch(path, **selectors)) as events:
+            async for event in events:
+                seen.append(event)
+                began.set()
 
     def _watch(self, path: str) -> AsyncGenerator[Event]:
         return self._kube.watch(_collection(path), fieldSelector=_selector(path))
