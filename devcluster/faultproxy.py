@@ -3,8 +3,8 @@
     with FaultProxy(cluster.state, cluster.ports["kube-apiserver"], choose) as proxy:
         …a client of https://127.0.0.1:{proxy.port}, with the cluster's CA and its own token…
 
-``choose`` sees each request before it is forwarded and may name a fault for it. Watches are streamed, and can be ended as
-a server does that has forgotten their version. It runs in a thread of the caller's process.
+``choose`` sees each request before it is forwarded and may name a fault for it. Watches are streamed, and can be ended
+as by a server that has forgotten their version. It runs in a thread of the caller's process.
 """
 
 import asyncio
@@ -123,7 +123,8 @@ class FaultProxy:
         )
         app = web.Application(client_max_size=1 << 24)
         app.router.add_route("*", "/{path:.*}", self._serve)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        # the watches of a client that was killed end with it
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=serving)
         await site.start()
@@ -134,6 +135,8 @@ class FaultProxy:
             stream.cancel()
         await self._runner.cleanup()
         await self._session.close()
+        # what was cut closes its socket in the next round
+        await asyncio.sleep(0)
 
     async def _forget(self, path: str) -> None:
         self._gaps[path] = asyncio.Event()
@@ -185,8 +188,9 @@ class FaultProxy:
             finally:
                 del self._streams[stream]
                 stream.cancel()
-                # the server would go on sending, and a polite end would wait for it
-                answer.close()
+                # a watch has no end to agree upon: what closes it politely may outlive the loop
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()
             if stream.cancelled() and call.path in self._gaps:
                 error = {"type": "ERROR", "object": _status(410)}
                 await response.write(json.dumps(error).encode() + b"\n")

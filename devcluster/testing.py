@@ -186,12 +186,10 @@ class Cluster:
 
     @contextmanager
     def recorded(self, path: str, **selectors: str) -> Iterator[Iterable[Event]]:
-        """Everything that happens to objects of that collection inside the block, in order, beginning with all that exist."""
+        """All that happens to objects of that collection inside the block, in order, from those that exist on."""
         seen: deque[Event] = deque()
         began = threading.Event()
-        work = asyncio.run_coroutine_threadsafe(
-            self._record(path, selectors, seen, began), self._loop
-        )
+        work = asyncio.run_coroutine_threadsafe(self._record(path, selectors, seen, began), self._loop)
         try:
             began.wait()
             yield seen

@@ -4,9 +4,9 @@ A proxy (devcluster.faultproxy) stands between the two. Each new write of a job 
 through, so that the job gets on and every write has its turn.
 """
 
-import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,27 +16,45 @@ from devcluster.testing import Cluster
 from finetune_contract import RunFolder, Stage
 from tests.integration import trainer_double, warm_operator
 from tests.integration.invariants import nothing_doubled, told_once
-from tests.integration.jobs import PROFILE, Object, await_file, job_path, jobset_path, jobsets, phase
+from tests.integration.jobs import PROFILE, await_file, charged, job_path, jobset_path, jobsets, phase
 from tests.integration.warm_operator import WarmOperator
 
+#: What a job takes: method and resource.
+EVERY_WRITE = {
+    ("POST", "configmaps"),
+    ("POST", "jobsets"),
+    ("POST", "events"),
+    ("PATCH", "finetunejobs/status"),
+}
+JOBSETS, PODS = "/apis/jobset.x-k8s.io/v1alpha2/jobsets", "/api/v1/pods"
 #: Every how many reads of a job one is struck: reads are tried three times.
 READS = 3
 
 
+type Struck = Counter[tuple[str, str]]
+
+
 class Strikes:
-    """Chooses which requests are struck, by the namespace of the job that they are about."""
+    """Chooses which requests are struck."""
 
     def __init__(self) -> None:
-        self.writes: dict[str, Fault] = {}
-        """Namespace (or the Lease's path) -> what happens to each new write there."""
-        self.reads: dict[str, Fault] = {}
-        self.struck: Counter[tuple[str, str, str]] = Counter()
-        """Of each namespace: method and resource."""
+        self._writes: Mapping[str, Fault] = {}
+        self._reads: Mapping[str, Fault] = {}
+        self._struck = Counter()
         self._known: set[tuple[str, str, bytes]] = set()
         self._read: Counter[str] = Counter()
 
+    @contextmanager
+    def on(self, *, writes: Mapping[str, Fault], reads: Mapping[str, Fault] = {}) -> Iterator[Struck]:
+        """During the block: part of a path -> what becomes of each new write there, and of every third read. Yields
+        what was struck, by method and resource."""
+        self._struck, self._known, self._read = Counter(), set(), Counter()
+        self._writes, self._reads = writes, reads
+        yield self._struck
+        self._writes, self._reads = {}, {}
+
     def __call__(self, call: Call) -> Fault | None:
-        faults = self.writes if call.writes else self.reads
+        faults = self._writes if call.writes else self._reads
         where = next((where for where in faults if where in call.path), None)
         if where is None:
             return None
@@ -48,7 +66,7 @@ class Strikes:
             self._read[where] += 1
             if self._read[where] % READS:
                 return None
-        self.struck[where, call.method, _resource(call.path)] += 1
+        self._struck[call.method, _resource(call.path)] += 1
         return faults[where]
 
 
@@ -88,25 +106,82 @@ def ended_well(cluster: Cluster, namespace: str) -> None:
     done = cluster.wait(job_path(namespace, "job"), phase("Succeeded", "Failed"), seconds=180)
     assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
     assert jobsets(cluster, namespace) == sorted(f"job-{stage.short}-1" for stage in Stage)
-    attempts = done["status"]["attempts"]
-    assert (attempts["total"], attempts["preemption"], attempts["infrastructure"], attempts["user"]) == (5, 0, 0, 0)
-    told_once(cluster, namespace)
+    assert charged(done) == {"preemption": 0, "infrastructure": 0, "user": 0}
+    assert done["status"]["attempts"]["total"] == len(Stage)
+    told_once(cluster, namespace, "Checked", "Proven", "Succeeded")
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_an_operator_that_is_killed_at_every_write(bench: Bench, namespace: str, done: bool) -> None:
+def test_an_operator_that_is_killed_at_every_write_makes_nothing_twice(
+    bench: Bench, namespace: str, done: bool
+) -> None:
     """Before the API server has seen it, or before its answer is there."""
     death = Fault(done=done, act=bench.operator.kill)
     before = bench.operator.starts
-    with nothing_doubled(bench.cluster):
-        bench.strikes.writes |= {namespace: death, "/leases/": death}
+    with (
+        nothing_doubled(bench.cluster),
+        bench.strikes.on(writes={namespace: death, "/leases/": death}) as struck,
+    ):
         bench.cluster.apply(trainer_double.job(namespace, "job", PROFILE))
         ended_well(bench.cluster, namespace)
-        bench.strikes.writes.clear()
-    struck = {(method, resource) for where, method, resource in bench.strikes.struck if where == namespace}
-    assert struck == {("POST", "configmaps"), ("POST", "jobsets"), ("POST", "events"), ("PATCH", "finetunejobs/status")}
-    print(bench.strikes.struck, bench.operator.starts - before)
-    assert bench.strikes.struck[namespace, "POST", "jobsets"] == len(Stage)
-    assert bench.operator.starts - before >= sum(
-        number for (where, _, _), number in bench.strikes.struck.items() if where == namespace
+    assert struck.keys() >= EVERY_WRITE | {("PATCH", "leases")}
+    assert struck["POST", "jobsets"] == len(Stage)
+    assert bench.operator.starts - before >= struck.total()
+
+
+#: As name -> what becomes of each write, and of every third read. An API server answers 409 to no read.
+ANSWERS: dict[str, tuple[Fault, Fault | None]] = {
+    "too-many": (Fault(done=False, status=429, retry_after=1), Fault(done=False, status=429)),
+    "conflict": (Fault(done=False, status=409), None),
+    "broken": (Fault(done=False, status=500), Fault(done=False, status=500)),
+    "broken-late": (Fault(done=True, status=500), None),
+    "reset": (Fault(done=False), Fault(done=False)),
+    "reset-late": (Fault(done=True), Fault(done=True)),
+}
+
+
+def test_whatever_is_answered_to_a_request_jobs_come_to_their_end(bench: Bench) -> None:
+    """All at once, each job with an answer of its own."""
+    cluster = bench.cluster
+    spaces = {name: cluster.namespace(name) for name in ANSWERS}
+    before = bench.operator.starts
+    with (
+        nothing_doubled(cluster),
+        bench.strikes.on(
+            writes={space: ANSWERS[name][0] for name, space in spaces.items()},
+            reads={space: fault for name, space in spaces.items() if (fault := ANSWERS[name][1])},
+        ) as struck,
+    ):
+        for space in spaces.values():
+            cluster.apply(trainer_double.job(space, "job", PROFILE))
+        for space in spaces.values():
+            ended_well(cluster, space)
+    assert struck.keys() >= EVERY_WRITE | {("GET", "finetunejobs"), ("GET", "pods"), ("GET", "jobsets")}
+    assert struck["POST", "jobsets"] == len(Stage) * len(spaces)
+    assert bench.operator.starts == before
+
+
+def test_a_child_that_vanished_in_a_gap_of_the_watches_is_missed(
+    bench: Bench, namespace: str, runs: Path
+) -> None:
+    """The server has forgotten what the watches had seen (410); their next listing shows no trace of the child."""
+    cluster, proxy = bench.cluster, bench.proxy
+    slow = trainer_double.install(runs / "gap", seconds=3600, stages=[Stage.CONVERT])
+    cluster.add_image(trainer_double.IMAGE, slow)
+    cluster.apply(trainer_double.job(namespace, "job", PROFILE))
+    found = cluster.wait(
+        job_path(namespace, "job"),
+        lambda job: job.get("status", {}).get("stage") == "Convert",
     )
+    await_file(RunFolder(found["status"]["resolved"]["runFolder"]).request("conv", 1))
+    for watched in (JOBSETS, PODS):
+        proxy.forget(watched)
+    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+    cluster.delete(jobset_path(namespace, "job-conv-1"))
+    cluster.wait_gone(jobset_path(namespace, "job-conv-1"))
+    for watched in (JOBSETS, PODS):
+        proxy.remember(watched)
+    done = cluster.wait(job_path(namespace, "job"), phase("Succeeded", "Failed"))
+    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
+    assert charged(done) == {"preemption": 0, "infrastructure": 1, "user": 0}
+    assert "job-conv-2" in jobsets(cluster, namespace)

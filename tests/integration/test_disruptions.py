@@ -10,7 +10,17 @@ import pytest
 from devcluster.testing import Cluster
 from finetune_contract import RunFolder, Stage
 from tests.integration import trainer_double
-from tests.integration.jobs import PROFILE, Object, await_file, job_path, jobset_path, jobsets, phase, uid_of
+from tests.integration.jobs import (
+    PROFILE,
+    Object,
+    await_file,
+    charged,
+    job_path,
+    jobset_path,
+    jobsets,
+    phase,
+    uid_of,
+)
 
 PREEMPTED = {"preemption": 1, "infrastructure": 0, "user": 0}
 FAULT = {"preemption": 0, "infrastructure": 1, "user": 0}
@@ -126,10 +136,6 @@ def end(cluster: Cluster, namespace: str, runs: Path) -> Object:
 
 def quick(cluster: Cluster, runs: Path) -> None:
     cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
-
-
-def charged(job: Object) -> Object:
-    return {name: job["status"]["attempts"][name] for name in ("preemption", "infrastructure", "user")}
 
 
 @pytest.mark.parametrize("disrupt", INSIDE)

@@ -68,6 +68,8 @@ def running(cluster: Cluster, folder: Path, server: int) -> Iterator[WarmOperato
         start_new_session=True,
     )
     try:
+        lease = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
+        cluster.wait(lease, lambda found: bool(found["spec"].get("holderIdentity")))
         yield operator
     finally:
         os.killpg(keeper.pid, signal.SIGKILL)

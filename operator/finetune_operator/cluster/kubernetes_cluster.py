@@ -16,6 +16,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
 from finetune_operator.cluster.port import (
+    AlreadyExists,
     ClusterError,
     Conflict,
     Kind,
@@ -298,7 +299,8 @@ def error_from(status: int, method: str, path: str, content: bytes, retry_after:
         case 404:
             return NotFound(text, status=status)
         case 409:
-            return Conflict(text, status=status)
+            taken = _told(content).get("reason") == "AlreadyExists"
+            return (AlreadyExists if taken else Conflict)(text, status=status)
         # 401: the token has just been rotated, or cannot be reviewed now; it is read anew every minute.
         case 401 | 408 | 429:
             return Unavailable(text, status=status, retry_after=wait)
@@ -309,9 +311,14 @@ def error_from(status: int, method: str, path: str, content: bytes, retry_after:
 
 def _message(content: bytes) -> str:
     """The server's own words: ``message`` of its Status object, or the start of whatever came."""
+    message = _told(content).get("message")
+    return str(message) if message else content[:300].decode(errors="replace").strip()
+
+
+def _told(content: bytes) -> Object:
+    """The Status object of a refusal; empty where it is none."""
     try:
         answer = json.loads(content)
     except ValueError:
-        return content[:300].decode(errors="replace").strip()
-    message = answer.get("message") if isinstance(answer, dict) else None
-    return str(message) if message else content[:300].decode(errors="replace")
+        return {}
+    return answer if isinstance(answer, dict) else {}
