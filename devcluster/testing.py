@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -35,6 +36,8 @@ from prometheus_client.samples import Sample
 
 from devcluster import build, control, fakenodes, gcs, install
 from devcluster.agent.nodes import LocalNode
+from devcluster.agent.pod import pod_folder
+from devcluster.agent.process import kill_out_of_memory
 from devcluster.kube import Event, Kube, KubeError, Object
 from devcluster.layout import State
 from devcluster.options import Options
@@ -234,6 +237,18 @@ class Cluster:
             names.append(node.name)
         for name in names:
             self.wait(f"/api/v1/nodes/{name}", _ready)
+
+    def run_out_of_memory(self, pod: Object) -> None:
+        """The kernel ends the pod's first container, for the memory it uses."""
+        folder = pod_folder(self.state.pods, pod)
+        kill_out_of_memory(folder, pod["spec"]["containers"][0]["name"])
+
+    def freeze_nodes(self) -> None:
+        """From now on no node is heard of, and nothing that it is told reaches it; its containers run on."""
+        os.kill(self.status()["node-agent"]["pid"], signal.SIGSTOP)
+
+    def thaw_nodes(self) -> None:
+        os.kill(self.status()["node-agent"]["pid"], signal.SIGCONT)
 
     def add_image(self, image: str, programs: Path) -> None:
         """From now on nodes can run ``image``: its containers find ``programs`` first on PATH."""

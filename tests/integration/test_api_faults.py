@@ -7,6 +7,7 @@ through, so that the job gets on and every write has its turn.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from devcluster.testing import Cluster
 from finetune_contract import RunFolder, Stage
 from tests.integration import trainer_double, warm_operator
 from tests.integration.invariants import nothing_doubled, told_once
-from tests.integration.jobs import PROFILE, await_file, charged, job_path, jobset_path, jobsets, phase
+from tests.integration.jobs import PROFILE, Object, await_file, charged, job_path, jobset_path, jobsets, phase
 from tests.integration.warm_operator import WarmOperator
 
 #: What a job takes: method and resource.
@@ -185,3 +186,38 @@ def test_a_child_that_vanished_in_a_gap_of_the_watches_is_missed(
     assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
     assert charged(done) == {"preemption": 0, "infrastructure": 1, "user": 0}
     assert "job-conv-2" in jobsets(cluster, namespace)
+
+
+def test_a_clock_that_is_set_on_the_operators_machine_costs_nothing(
+    bench: Bench, namespace: str, runs: Path
+) -> None:
+    """Its own clock is an hour ahead, then an hour behind: no deadline comes early, nobody is charged."""
+    cluster, path = bench.cluster, job_path(namespace, "job")
+    slow = trainer_double.install(runs / "clock", seconds=3600, stages=[Stage.TRAIN])
+    cluster.add_image(trainer_double.IMAGE, slow)
+    limits: Object = {"activeDeadlineSeconds": 600, "preRunningDeadlineSeconds": 600}
+    limits["hangPolicy"] = {"startupSeconds": 600, "noStepSeconds": 600}
+    cluster.apply(trainer_double.job(namespace, "job", PROFILE, **limits))
+    cluster.wait(path, lambda job: phase("Running")(job) and job["status"]["stage"] == "Train")
+    began = datetime.now(UTC) - timedelta(minutes=10)
+    try:
+        for number, hours in enumerate((1, -1), start=1):
+            bench.operator.set_clock(timedelta(hours=hours))
+            # An edit is answered by a look at the job, with the new clock.
+            cluster.patch(path, {"spec": {"childTTLSecondsAfterFinished": 100_000 + number}})
+            cluster.wait(
+                path, lambda job: job["status"]["observedGeneration"] == job["metadata"]["generation"]
+            )
+            assert cluster.get(path)["status"]["phase"] == "Running"
+            # …and so does an operator that begins with it.
+            bench.operator.kill()
+        cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+        cluster.delete(jobset_path(namespace, "job-train-1"))
+        done = cluster.wait(path, phase("Succeeded", "Failed"))
+    finally:
+        bench.operator.set_clock(timedelta())
+    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
+    assert charged(done) == {"preemption": 0, "infrastructure": 1, "user": 0}
+    stamps = [each["lastTransitionTime"] for each in done["status"]["conditions"]]
+    stamps += [done["status"][name] for name in ("startTime", "completionTime")]
+    assert all(began < datetime.fromisoformat(each) < began + timedelta(minutes=20) for each in stamps)

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
+from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.port import (
     AlreadyExists,
     ClusterError,
@@ -67,12 +68,14 @@ class KubernetesCluster:
         *,
         limits: CallLimits | None = None,
         observer: RequestObserver = _ignore,
+        clock: ServerClock | None = None,
         sleep: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
         self._api = ApiClient(configuration)
         self._api.user_agent = FIELD_MANAGER
         self._limits = limits or CallLimits()
         self._observer = observer
+        self._clock = clock
         self._sleep = sleep
 
     async def __aenter__(self) -> Self:
@@ -232,6 +235,8 @@ class KubernetesCluster:
                 method, url, header_params=headers, body=body, _request_timeout=timeout
             )
             status = response.status
+            if self._clock is not None:
+                self._clock.told(response.headers.get("Date"))
             content = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             # OSError: name resolution, and the token or CA file that is being replaced.
