@@ -18,6 +18,7 @@ import pytest
 from devcluster.testing import Cluster
 from finetune_contract import Stage
 from tests.integration import trainer_double
+from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import PROFILE
 
 
@@ -58,9 +59,11 @@ def held(operator: Cluster, runs: Path) -> Cluster:
 
 
 @pytest.fixture
-def training(operator: Cluster, runs: Path) -> Cluster:
-    """The operator, and stages that take no time but for training, which lasts until it is ended."""
+def training(operator: Cluster, runs: Path) -> Iterator[Cluster]:
+    """The operator, and stages that take no time but for training, which lasts until it is ended. Whatever happens to
+    it, nothing of it is doubled."""
     slow = trainer_double.install(runs / "training", seconds=3600, stages=[Stage.TRAIN])
     operator.add_image(trainer_double.IMAGE, slow)
     operator.apply(trainer_double.profile(PROFILE, runs))
-    return operator
+    with nothing_doubled(operator):
+        yield operator
