@@ -216,7 +216,7 @@ def test_a_workload_that_was_deactivated_is_stalled_until_it_is_active_again(tea
 
 
 def test_a_workload_that_is_deleted_costs_no_retry(team: Team) -> None:
-    """Kueue stops the JobSet that stands in no queue any more, queues it again and lets it go, within a second or two."""
+    """Kueue stops the JobSet that stands in no queue any more, queues it again and lets it go, soon."""
     path = start(team, "lost", team.profile("lost", localQueue=LOCAL_QUEUE))
     trains(team, path)
     before = uid_of(team.cluster, team.namespace, "lost-train-1")
