@@ -14,15 +14,18 @@ Everything is synchronous: what it does happens in other processes. Tests that n
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import json
+import os
 import secrets
 import shutil
 import signal
 import subprocess
 import threading
 import urllib.request
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +36,8 @@ from prometheus_client.samples import Sample
 
 from devcluster import build, control, fakenodes, gcs, install
 from devcluster.agent.nodes import LocalNode
+from devcluster.agent.pod import pod_folder
+from devcluster.agent.process import kill_out_of_memory
 from devcluster.kube import Event, Kube, KubeError, Object
 from devcluster.layout import State
 from devcluster.options import Options
@@ -182,6 +187,19 @@ class Cluster:
         """Returns when there is no such object. Raises StalledError."""
         self._run(self._wait_gone(path, seconds))
 
+    @contextmanager
+    def recorded(self, path: str, **selectors: str) -> Iterator[Iterable[Event]]:
+        """All that happens to objects of that collection inside the block, in order, from those that exist on."""
+        seen: deque[Event] = deque()
+        began = threading.Event()
+        work = asyncio.run_coroutine_threadsafe(self._record(path, selectors, seen, began), self._loop)
+        try:
+            began.wait()
+            yield seen
+        finally:
+            work.cancel()
+            concurrent.futures.wait([work])
+
     # --- processes and faults -----------------------------------------------------------------------------------
 
     def start(self, component: str) -> None:
@@ -220,6 +238,18 @@ class Cluster:
         for name in names:
             self.wait(f"/api/v1/nodes/{name}", _ready)
 
+    def run_out_of_memory(self, pod: Object) -> None:
+        """The kernel ends the pod's first container, for the memory it uses."""
+        folder = pod_folder(self.state.pods, pod)
+        kill_out_of_memory(folder, pod["spec"]["containers"][0]["name"])
+
+    def freeze_nodes(self) -> None:
+        """From now on no node is heard of, and nothing that it is told reaches it; its containers run on."""
+        os.kill(self.status()["node-agent"]["pid"], signal.SIGSTOP)
+
+    def thaw_nodes(self) -> None:
+        os.kill(self.status()["node-agent"]["pid"], signal.SIGCONT)
+
     def add_image(self, image: str, programs: Path) -> None:
         """From now on nodes can run ``image``: its containers find ``programs`` first on PATH."""
         known = json.loads(self.state.images.read_text())
@@ -257,6 +287,14 @@ class Cluster:
         with contextlib.suppress(KubeError):
             return await self._kube.find(path)
         return None
+
+    async def _record(
+        self, path: str, selectors: dict[str, str], seen: deque[Event], began: threading.Event
+    ) -> None:
+        async with contextlib.aclosing(self._kube.watch(path, **selectors)) as events:
+            async for event in events:
+                seen.append(event)
+                began.set()
 
     def _watch(self, path: str) -> AsyncGenerator[Event]:
         return self._kube.watch(_collection(path), fieldSelector=_selector(path))

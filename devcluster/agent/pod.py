@@ -21,6 +21,7 @@ from devcluster.agent.process import (
     clear_volumes,
     end_group,
     forget,
+    out_of_memory,
     remember,
 )
 from devcluster.agent.status import (
@@ -265,7 +266,13 @@ class PodRunner:
         end_group(process.pid)
         forget(self.folder, record.name)
         text = termination_message(container, launch, failed=code != 0)
-        return ended(code, text, started=started, finished=datetime.now(UTC))
+        return ended(
+            code,
+            text,
+            started=started,
+            finished=datetime.now(UTC),
+            out_of_memory=out_of_memory(self.folder, record.name),
+        )
 
     async def _end_when_told(self, process: Process) -> None:
         await self._stopping.wait()

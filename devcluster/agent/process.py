@@ -109,6 +109,18 @@ def forget(folder: Path, name: str) -> None:
     (folder / f"{name}.process").unlink(missing_ok=True)
 
 
+def kill_out_of_memory(folder: Path, name: str) -> None:
+    """Plays the kernel that ends a container for the memory it used: no cgroup limits it here. It is killed, and a file
+    in the pod's folder says why, as the cgroup's ``memory.events`` does."""
+    (folder / f"{name}.oom").touch()
+    Identity(**json.loads((folder / f"{name}.process").read_text())).signal_group(signal.SIGKILL)
+
+
+def out_of_memory(folder: Path, name: str) -> bool:
+    """Whether that is how the container ended."""
+    return (folder / f"{name}.oom").exists()
+
+
 def clear_volumes(folder: Path) -> None:
     """A pod's volumes go with it; its logs stay for a person who wonders."""
     for name in POD_FOLDERS:

@@ -64,11 +64,14 @@ class Ending:
     disrupted: bool = False
 
 
-def ended(exit_code: int, message: str, *, started: datetime, finished: datetime) -> Terminated:
-    """An ordinary end, with the reason that a kubelet gives it."""
+def ended(
+    exit_code: int, message: str, *, started: datetime, finished: datetime, out_of_memory: bool = False
+) -> Terminated:
+    """An end of the container's own, with the reason that a kubelet gives it."""
+    reason = "OOMKilled" if out_of_memory else "Error"
     return Terminated(
         exit_code=exit_code,
-        reason="Completed" if exit_code == 0 else "Error",
+        reason="Completed" if exit_code == 0 else reason,
         message=message[-TERMINATION_MESSAGE_BYTES:],
         started=started,
         finished=finished,

@@ -7,6 +7,7 @@ Fixtures
     runs      where the run folders of the trainer's double lie
     double    a cluster with the operator and a profile whose stages take no time
     held      the same, but stages last until they are killed
+    training  the same, but training lasts until it is ended
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from devcluster.testing import Cluster
+from finetune_contract import Stage
 from tests.integration import trainer_double
+from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import PROFILE
 
 
@@ -53,3 +56,14 @@ def held(operator: Cluster, runs: Path) -> Cluster:
     operator.add_image(trainer_double.IMAGE, trainer_double.install(runs / "slow", seconds=3600))
     operator.apply(trainer_double.profile(PROFILE, runs))
     return operator
+
+
+@pytest.fixture
+def training(operator: Cluster, runs: Path) -> Iterator[Cluster]:
+    """The operator, and stages that take no time but for training, which lasts until it is ended. Whatever happens to
+    it, nothing of it is doubled."""
+    slow = trainer_double.install(runs / "training", seconds=3600, stages=[Stage.TRAIN])
+    operator.add_image(trainer_double.IMAGE, slow)
+    operator.apply(trainer_double.profile(PROFILE, runs))
+    with nothing_doubled(operator):
+        yield operator

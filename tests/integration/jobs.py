@@ -38,6 +38,11 @@ def says(*parts: str) -> Callable[[Object], bool]:
     return lambda found: all(part in found.get("status", {}).get("summary", "") for part in parts)
 
 
+def charged(job: Object) -> Object:
+    """Bad ends, by who is charged."""
+    return {name: job["status"]["attempts"][name] for name in ("preemption", "infrastructure", "user")}
+
+
 def jobsets(cluster: Cluster, namespace: str) -> list[str]:
     found = cluster.list(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")
     return sorted(each["metadata"]["name"] for each in found)

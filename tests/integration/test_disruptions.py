@@ -8,53 +8,8 @@ from pathlib import Path
 import pytest
 
 from devcluster.testing import Cluster
-from finetune_contract import RunFolder, Stage
-from tests.integration import trainer_double
-from tests.integration.jobs import PROFILE, Object, await_file, job_path, jobset_path, jobsets, phase, uid_of
-
-PREEMPTED = {"preemption": 1, "infrastructure": 0, "user": 0}
-FAULT = {"preemption": 0, "infrastructure": 1, "user": 0}
-
-
-@pytest.fixture
-def training(operator: Cluster, runs: Path) -> Cluster:
-    """The operator, and stages that take no time but for training, which lasts until it is ended."""
-    slow = trainer_double.install(runs / "training", seconds=3600, stages=[Stage.TRAIN])
-    operator.add_image(trainer_double.IMAGE, slow)
-    operator.apply(trainer_double.profile(PROFILE, runs))
-    return operator
-
-
-def started(cluster: Cluster, namespace: str, name: str) -> RunFolder:
-    """A job that trains on two hosts."""
-    cluster.apply(trainer_double.job(namespace, name, PROFILE, resources={"tpu": "v6e-8"}))
-    running = cluster.wait(
-        job_path(namespace, name),
-        lambda job: phase("Running")(job) and job["status"]["stage"] == "Train",
-        seconds=90,
-    )
-    run = RunFolder(running["status"]["resolved"]["runFolder"])
-    await_file(run.request("train", 1))
-    return run
-
-
-def pods_of(cluster: Cluster, namespace: str) -> list[Object]:
-    found = cluster.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/stage=Train")
-    return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
-
-
-def processes(uid: str) -> list[int]:
-    """The training's processes of that job, the first host's first."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except (OSError, ValueError):
-            continue
-        variables = dict(each.partition(b"=")[::2] for each in environment)
-        if uid.encode() in variables.get(b"FINETUNE_REQUEST", b"") and entry.name.isdecimal():
-            found.append((variables.get(b"TPU_WORKER_ID", b"0"), int(entry.name)))
-    return [pid for _, pid in sorted(found)]
+from tests.integration.jobs import Object, await_file, charged, job_path, jobset_path, jobsets, uid_of
+from tests.integration.training import FAULT, PREEMPTED, end, pods_of, processes, quick, started
 
 
 def evict(cluster: Cluster, namespace: str, pod: Object) -> None:
@@ -117,21 +72,6 @@ ANEW = [
 ]
 
 
-def end(cluster: Cluster, namespace: str, runs: Path) -> Object:
-    """The next attempt takes no time, and the job comes to its end."""
-    done = cluster.wait(job_path(namespace, "job"), phase("Succeeded", "Failed"), seconds=120)
-    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
-    return done
-
-
-def quick(cluster: Cluster, runs: Path) -> None:
-    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
-
-
-def charged(job: Object) -> Object:
-    return {name: job["status"]["attempts"][name] for name in ("preemption", "infrastructure", "user")}
-
-
 @pytest.mark.parametrize("disrupt", INSIDE)
 def test_a_disruption_is_repaired_inside_the_jobset(
     training: Cluster, namespace: str, runs: Path, disrupt: Callable[[Cluster, str, str], None]
@@ -141,7 +81,7 @@ def test_a_disruption_is_repaired_inside_the_jobset(
     job = training.get(job_path(namespace, "job"))["metadata"]["uid"]
     quick(training, runs)
     disrupt(training, namespace, job)
-    done = end(training, namespace, runs)
+    done = end(training, namespace)
     assert charged(done) == PREEMPTED
     assert uid_of(training, namespace, "job-train-1") == uid
     assert "job-train-2" not in jobsets(training, namespace)
@@ -164,7 +104,7 @@ def test_what_is_no_disruption_is_judged_and_tried_again(
     job = training.get(job_path(namespace, "job"))["metadata"]["uid"]
     quick(training, runs)
     fault(training, namespace, job)
-    done = end(training, namespace, runs)
+    done = end(training, namespace)
     assert charged(done) == budget
     train = next(stage for stage in done["status"]["stages"] if stage["name"] == "Train")
     assert train["attempt"] == 2
@@ -183,7 +123,7 @@ def test_without_an_operator_training_comes_back_and_the_operator_learns_of_it(
         seconds=90,
     )
     training.start("operator")
-    done = end(training, namespace, runs)
+    done = end(training, namespace)
     assert charged(done) == PREEMPTED
     assert "job-train-2" not in jobsets(training, namespace)
 
@@ -205,6 +145,6 @@ def test_while_the_jobset_controller_is_away_nothing_is_doubled(
     )
     assert jobsets(training, namespace)[-1] == "job-train-1"
     training.start("jobset")
-    done = end(training, namespace, runs)
+    done = end(training, namespace)
     assert charged(done) == PREEMPTED
     assert "job-train-2" not in jobsets(training, namespace)

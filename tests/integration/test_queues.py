@@ -9,8 +9,10 @@ import pytest
 from devcluster.testing import Cluster
 from finetune_contract import RunFolder, Stage
 from tests.integration import trainer_double
+from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import (
     await_file,
+    charged,
     condition,
     condition_of,
     job_path,
@@ -153,8 +155,7 @@ def test_a_job_of_higher_priority_takes_the_quota_and_the_other_resumes_in_its_p
     # The same JobSet, the same attempt: nothing was charged, and it went on from its checkpoint.
     assert uid_of(team.cluster, team.namespace, "low-train-1") == before
     assert [name for name in jobsets(team.cluster, team.namespace) if "train" in name] == ["low-train-1"]
-    charged = {name: status["attempts"][name] for name in ("preemption", "infrastructure", "user")}
-    assert charged == {"preemption": 0, "infrastructure": 0, "user": 0}
+    assert charged(done) == {"preemption": 0, "infrastructure": 0, "user": 0}
     (train,) = (stage for stage in status["stages"] if stage["name"] == "Train")
     assert train["resumedFromStep"] == trainer_double.SAVED_STEP
     assert history(done)[-1]["reason"] == "Succeeded"
@@ -269,3 +270,24 @@ def waits_for_nodes(*said: str) -> Callable[[Object], bool]:
         )
 
     return holds
+
+
+def test_a_workload_that_is_deleted_costs_no_retry(team: Team) -> None:
+    """Kueue stops the JobSet that stands in no queue any more, queues it again and lets it go, soon."""
+    path = start(team, "lost", team.profile("lost", localQueue=LOCAL_QUEUE))
+    trains(team, path)
+    before = uid_of(team.cluster, team.namespace, "lost-train-1")
+    (workload,) = team.workloads()
+    with nothing_doubled(team.cluster):
+        team.cluster.delete(
+            f"/apis/{workload['apiVersion']}/namespaces/{team.namespace}/workloads/{workload['metadata']['name']}"
+        )
+        done = team.cluster.wait(path, lambda found: condition(found, "Finished") == "True", seconds=90)
+    status = done["status"]
+    assert status["phase"] == "Succeeded", status
+    # On a busy machine it was seen to be let go so soon that the stop counted as a disruption.
+    assert (charged(done)["infrastructure"], charged(done)["user"]) == (0, 0)
+    # The same JobSet, from its checkpoint.
+    assert uid_of(team.cluster, team.namespace, "lost-train-1") == before
+    (train,) = (stage for stage in status["stages"] if stage["name"] == "Train")
+    assert train["resumedFromStep"] == trainer_double.SAVED_STEP

@@ -15,7 +15,9 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
+from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.port import (
+    AlreadyExists,
     ClusterError,
     Conflict,
     Kind,
@@ -66,12 +68,14 @@ class KubernetesCluster:
         *,
         limits: CallLimits | None = None,
         observer: RequestObserver = _ignore,
+        clock: ServerClock | None = None,
         sleep: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
         self._api = ApiClient(configuration)
         self._api.user_agent = FIELD_MANAGER
         self._limits = limits or CallLimits()
         self._observer = observer
+        self._clock = clock
         self._sleep = sleep
 
     async def __aenter__(self) -> Self:
@@ -242,6 +246,8 @@ class KubernetesCluster:
                 method, url, header_params=headers, body=body, _request_timeout=timeout
             )
             status = response.status
+            if self._clock is not None:
+                self._clock.told(response.headers.get("Date"))
             content = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             # OSError: name resolution, and the token or CA file that is being replaced.
@@ -309,7 +315,8 @@ def error_from(status: int, method: str, path: str, content: bytes, retry_after:
         case 404:
             return NotFound(text, status=status)
         case 409:
-            return Conflict(text, status=status)
+            taken = _told(content).get("reason") == "AlreadyExists"
+            return (AlreadyExists if taken else Conflict)(text, status=status)
         # 401: the token has just been rotated, or cannot be reviewed now; it is read anew every minute.
         case 401 | 408 | 429:
             return Unavailable(text, status=status, retry_after=wait)
@@ -320,9 +327,14 @@ def error_from(status: int, method: str, path: str, content: bytes, retry_after:
 
 def _message(content: bytes) -> str:
     """The server's own words: ``message`` of its Status object, or the start of whatever came."""
+    message = _told(content).get("message")
+    return str(message) if message else content[:300].decode(errors="replace").strip()
+
+
+def _told(content: bytes) -> Object:
+    """The Status object of a refusal; empty where it is none."""
     try:
         answer = json.loads(content)
     except ValueError:
-        return content[:300].decode(errors="replace").strip()
-    message = answer.get("message") if isinstance(answer, dict) else None
-    return str(message) if message else content[:300].decode(errors="replace")
+        return {}
+    return answer if isinstance(answer, dict) else {}

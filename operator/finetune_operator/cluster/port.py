@@ -34,7 +34,7 @@ LEASES = Kind("coordination.k8s.io", "v1", "leases")
 
 
 class ClusterError(Exception):
-    """The API server could not be asked, or refused. Base of the four below."""
+    """The API server could not be asked, or refused. Base of those below."""
 
     def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -48,7 +48,11 @@ class NotFound(ClusterError):
 
 
 class Conflict(ClusterError):
-    """409: someone else changed or created it first; observe again."""
+    """409: someone else was faster; observe again."""
+
+
+class AlreadyExists(Conflict):
+    """409 to a creation, and the name is taken. (A quota that changes meanwhile is a Conflict, too.)"""
 
 
 class Rejected(ClusterError):

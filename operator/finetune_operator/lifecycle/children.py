@@ -64,6 +64,13 @@ def pods_expected(jobset: Object) -> int:
     )
 
 
+def hosts_per_slice(jobset: Object) -> int:
+    """How many pods, each on a node of its own, make one slice."""
+    return max(
+        int(each["template"]["spec"].get("parallelism", 1)) for each in jobset["spec"]["replicatedJobs"]
+    )
+
+
 def let_go_at(jobset: Object, *, queued: bool) -> datetime | None:
     """Since when it may make its pods. In a queue that is when its own controller let it go, a moment after Kueue."""
     if queued:

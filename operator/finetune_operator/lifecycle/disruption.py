@@ -29,6 +29,7 @@ _LEAVING = frozenset(
         "ToBeDeletedByClusterAutoscaler",
     }
 )
+_POOL = "cloud.google.com/gke-nodepool"
 _MAINTENANCE = "cloud.google.com/active-node-maintenance"
 
 
@@ -65,7 +66,8 @@ def disruption(
             message="JobSet started all pods again, since some had landed in another node pool than the first.",
         )
     if nodes is not None and (ended is None or now - ended <= WINDOW):
-        for told in _nodes_lost(attempt.pods, nodes):
+        hosts = children.hosts_per_slice(attempt.jobset) if attempt.jobset else 1
+        for told in (*_nodes_lost(attempt.pods, nodes), *_slices_broken(attempt.pods, nodes, hosts)):
             return Disruption(reason=PREEMPTED, message=told)
     if attempt.restarted:
         return Disruption(
@@ -79,16 +81,38 @@ def _nodes_lost(pods: Iterable[children.Object], nodes: Mapping[str, children.Ob
         name = pod.get("spec", {}).get("nodeName")
         if name is None:
             continue
-        node = nodes.get(name)
-        if node is None:
-            yield f"Node {name} of pod {pod['metadata']['name']} is gone."
-            continue
-        leaving = [
-            taint["key"] for taint in node.get("spec", {}).get("taints", ()) if taint["key"] in _LEAVING
-        ]
-        if leaving:
-            yield f"Node {name} of pod {pod['metadata']['name']} is going away: {leaving[0]}."
-        elif node["metadata"].get("labels", {}).get(_MAINTENANCE, "false").lower() not in ("false", ""):
-            yield f"Node {name} of pod {pod['metadata']['name']} is under maintenance."
-        elif not children.condition(node, "Ready"):
-            yield f"Node {name} of pod {pod['metadata']['name']} is not ready."
+        of_pod = f"of pod {pod['metadata']['name']}"
+        if name not in nodes:
+            yield f"Node {name} {of_pod} is gone."
+        elif wrong := _wrong(nodes[name]):
+            yield f"Node {name} {of_pod} is {wrong}."
+
+
+def _slices_broken(
+    pods: Iterable[children.Object], nodes: Mapping[str, children.Object], hosts: int
+) -> Iterator[str]:
+    """Of slices of several hosts, each of which has a node pool to itself: the pod of a host that was lost is often
+    gone sooner than anybody looks."""
+    placed = {pod.get("spec", {}).get("nodeName") for pod in pods} & nodes.keys()
+    pools = {pool for name in placed if (pool := _pool(nodes[name]))} if hosts > 1 else set()
+    for pool in sorted(pools):
+        members = {name: node for name, node in nodes.items() if _pool(node) == pool}
+        if len(members) < hosts:
+            yield f"Of the {hosts} nodes of slice {pool} {len(members)} are left."
+        for name, node in sorted(members.items()):
+            if wrong := _wrong(node):
+                yield f"Node {name} of slice {pool} is {wrong}."
+
+
+def _wrong(node: children.Object) -> str | None:
+    leaving = [taint["key"] for taint in node.get("spec", {}).get("taints", ()) if taint["key"] in _LEAVING]
+    if leaving:
+        return f"going away: {leaving[0]}"
+    if node["metadata"].get("labels", {}).get(_MAINTENANCE, "false").lower() not in ("false", ""):
+        return "under maintenance"
+    return None if children.condition(node, "Ready") else "not ready"
+
+
+def _pool(node: children.Object) -> str | None:
+    found: str | None = node["metadata"].get("labels", {}).get(_POOL)
+    return found

@@ -19,6 +19,7 @@ from finetune_operator.cluster.port import (
     EVENTS,
     JOBS,
     JOBSETS,
+    AlreadyExists,
     Cluster,
     ClusterError,
     Conflict,
@@ -121,7 +122,7 @@ class Applier:
         """Once: a second decision of the same job may have been taken from a stale look."""
         try:
             await self._cluster.create(CONFIG_MAPS, snapshot)
-        except Conflict as error:
+        except AlreadyExists as error:
             metadata = snapshot["metadata"]
             found = await self._cluster.get(CONFIG_MAPS, metadata["namespace"], metadata["name"])
             if owned_by(found, job["metadata"]["uid"]):
@@ -133,7 +134,7 @@ class Applier:
         """Conflict: it is there already, so the look was stale. NameTaken: what is there is not the job's."""
         try:
             await self._cluster.create(JOBSETS, jobset)
-        except Conflict as error:
+        except AlreadyExists as error:
             metadata, labels = jobset["metadata"], {UID_LABEL: job["metadata"]["uid"]}
             own = await self._cluster.list(JOBSETS, metadata["namespace"], labels=labels)
             if any(each["metadata"]["name"] == metadata["name"] for each in own):
@@ -141,14 +142,19 @@ class Applier:
             raise NameTaken("JobSet", metadata["namespace"], metadata["name"]) from error
 
     async def _tell(self, job: Object, notice: Notice, now: datetime) -> None:
-        """One Event, best effort: the status says it too."""
-        try:
-            await self._cluster.create(EVENTS, event_of(job, notice, now))
-        except Conflict:
-            # Its name is its content: this has been told.
-            return
-        except ClusterError as error:
-            log.warning("the Event %s was not written: %s", notice.reason, error)
+        """One Event. A fault that passes loses none; one that stays stops nothing: the status says it, too."""
+        event = event_of(job, notice, now)
+        for final in (False, True):
+            try:
+                await self._cluster.create(EVENTS, event)
+            except AlreadyExists:
+                # Its name is its content: this has been told.
+                return
+            except ClusterError as error:
+                if final:
+                    log.warning("the Event %s was not written: %s", notice.reason, error)
+            else:
+                return
 
 
 def event_of(job: Object, notice: Notice, now: datetime) -> Object:

@@ -128,6 +128,12 @@ class Intake:
             if not seen.finished and not seen.admitted:
                 self._add(key, 0.0)
 
+    def missed(self) -> None:
+        """Some watch has lost events. What was deleted meanwhile no listing shows, so every live job is looked at."""
+        for key, seen in self._seen.items():
+            if not seen.finished:
+                self._add(key, 0.0)
+
     def resync(self, jobs: Iterable[Object]) -> None:
         """All jobs, from a live listing: queues the unfinished ones, forgets those whose deletion went unseen."""
         listed = {_key(job): job for job in jobs}

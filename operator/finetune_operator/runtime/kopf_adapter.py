@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import kopf
+from yarl import URL
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Kind
@@ -62,6 +63,8 @@ class KopfHost:
         self._kueue = kueue
         self._intake = intake
         self._ages = ages
+        self._listed: set[str] = set()
+        """Paths of collections that were listed before: each later time comes after a gap."""
 
     async def run(self, started: Callable[[], None]) -> None:
         """Watch until cancelled. Raises what kopf fails with, or WatchesEndedError.
@@ -142,6 +145,14 @@ class KopfHost:
         settings.queueing.exit_timeout = 1
         return settings
 
+    def _note_gap(self, url: URL) -> None:
+        """kopf lists once, and again where the server no longer knows what a watch had seen."""
+        if "watch" in url.query or "continue" in url.query:
+            return
+        if url.path in self._listed:
+            self._intake.missed()
+        self._listed.add(url.path)
+
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
         """A session that reads the token anew for each request and notes every sign of life of a watch."""
 
@@ -152,6 +163,7 @@ class KopfHost:
             response = await handler(request)
             if response.status == 200:
                 self._ages.answered(request.url.path)
+                self._note_gap(request.url)
             return response
 
         context = ssl.create_default_context(cafile=self._account.ca)

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 
 from finetune_operator.artifacts.stores import UniversalStore
+from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import WORKLOADS, Cluster
@@ -56,6 +57,7 @@ class Operator:
         self._decide = decide
         self._environ = environ
         self._metrics = Metrics()
+        self._clock = ServerClock(_utc_now)
         self._stop = asyncio.Event()
         self._election: LeaderElection | None = None
         self._ages: WatchAges | None = None
@@ -74,7 +76,9 @@ class Operator:
             identity=settings.identity,
         )
         configuration = account.configuration(self._environ)
-        async with KubernetesCluster(configuration, observer=self._metrics.requested) as cluster:
+        async with KubernetesCluster(
+            configuration, observer=self._metrics.requested, clock=self._clock
+        ) as cluster:
             self._election = LeaderElection(cluster, lease)
             try:
                 await probes.start(settings.health_host, settings.health_port, settings.metrics_port)
@@ -138,13 +142,17 @@ class Operator:
 
     def _reconcile(self, cluster: Cluster, intake: Intake) -> Reconcile[Key]:
         store = UniversalStore()
-        observer = Observer(cluster, RunFolderReader(store), utc_now=_utc_now, live_jobs=lambda: intake.live)
+        observer = Observer(
+            cluster, RunFolderReader(store), utc_now=self._clock.now, live_jobs=lambda: intake.live
+        )
         applier = Applier(cluster, store, created=self._metrics.jobset_created)
-        jobs = Reconciler(observer, self._decide, applier, utc_now=_utc_now)
+        jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now)
         # One that serves some namespaces would count their jobs alone, and write against its neighbours.
         everywhere = not self._settings.namespaces
         profiles = ProfileReconciler(
-            cluster, used_by=lambda name: intake.used_by(name) if everywhere else None, utc_now=_utc_now
+            cluster,
+            used_by=lambda name: intake.used_by(name) if everywhere else None,
+            utc_now=self._clock.now,
         )
 
         async def reconcile(key: Key, /, *, retry_in: float) -> float | None:

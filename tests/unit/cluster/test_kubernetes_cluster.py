@@ -14,6 +14,7 @@ from finetune_operator.cluster.port import (
     JOBS,
     JOBSETS,
     PODS,
+    AlreadyExists,
     Conflict,
     NotFound,
     Rejected,
@@ -180,6 +181,15 @@ async def test_a_list_whose_history_has_gone_begins_again_once(server: Both) -> 
         lambda: ok(items=[{"n": 1}, {"n": 2}], metadata={}),
     ]
     assert len(await cluster.list(JOBSETS, None)) == 2
+
+
+async def test_a_name_that_is_taken_is_told_from_other_conflicts(server: Both) -> None:
+    http, cluster = server
+    for reason, error in (("AlreadyExists", AlreadyExists), ("Conflict", Conflict)):
+        http.answers = [lambda reason=reason: web.json_response({"reason": reason}, status=409)]
+        with pytest.raises(Conflict) as caught:
+            await cluster.create(JOBSETS, {"metadata": {"namespace": "team", "name": "x"}})
+        assert type(caught.value) is error
 
 
 @pytest.mark.parametrize(

@@ -94,5 +94,11 @@ def test_a_condition_keeps_the_time_of_its_last_change() -> None:
     assert times["ContainersReady"] == "2026-01-02T03:04:05Z"
 
 
+@pytest.mark.parametrize(("out_of_memory", "reason"), [(True, "OOMKilled"), (False, "Error")])
+def test_memory_as_the_cause_of_a_kill_stands_in_the_reason_alone(out_of_memory: bool, reason: str) -> None:
+    told = ended(137, "", started=NOW, finished=NOW, out_of_memory=out_of_memory)
+    assert (told.exit_code, told.reason) == (137, reason)
+
+
 def test_termination_messages_are_cut_to_what_a_kubelet_keeps() -> None:
     assert len(ended(1, "x" * 10_000, started=NOW, finished=NOW).message) == TERMINATION_MESSAGE_BYTES

@@ -198,6 +198,38 @@ def test_a_crash_of_hosts_whose_node_was_taken_is_a_preemption(
     assert counters(world) == charged
 
 
+def in_pool(pool: str, ready: str = "True") -> dict[str, Any]:
+    return {
+        "metadata": {"labels": {"cloud.google.com/gke-nodepool": pool}},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("nodes", "charged"),
+    [
+        ({"n0": in_pool("a"), "n1": in_pool("a")}, CHARGED),
+        ({"n0": in_pool("a")}, NOT_CHARGED),
+        ({"n0": in_pool("a"), "n1": in_pool("a", "Unknown")}, NOT_CHARGED),
+        ({"n0": in_pool("a"), "n1": in_pool("a"), "n2": in_pool("b", "Unknown")}, CHARGED),
+    ],
+    ids=["sound", "gone", "not ready", "of another slice"],
+)
+def test_a_crash_beside_a_host_that_was_lost_is_a_preemption_also_when_its_pod_is_gone(
+    nodes: dict[str, Any], charged: dict[str, int]
+) -> None:
+    world = World()
+    world.job = job(resources={"tpu": "v6e-8"})
+    name = world.until(Stage.TRAIN)
+    first, second = world.pods_of(name)
+    first["spec"] = {"nodeName": "n0"}
+    world.kill(name, 134)
+    del world.pods[second["metadata"]["name"]]
+    world.nodes = nodes
+    world.reconcile()
+    assert counters(world) == charged
+
+
 def test_a_node_that_is_seen_to_be_gone_only_after_the_crash_was_charged_still_counts() -> None:
     world = World()
     name = world.until(Stage.TRAIN)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from finetune_contract import CacheLayout, RunFolder
-from finetune_operator.cluster.port import Conflict, Kind, NotFound, Object
+from finetune_operator.cluster.port import AlreadyExists, Conflict, Kind, NotFound, Object
 from finetune_operator.reconcile.run_folder import Folders
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -104,7 +104,7 @@ class FakeCluster:
         with self._call(f"create {kind.plural}"):
             metadata = manifest["metadata"]
             if (kind, metadata.get("namespace"), metadata["name"]) in self.objects:
-                raise Conflict(f"{kind.plural} {metadata['name']} already exists", status=409)
+                raise AlreadyExists(f"{kind.plural} {metadata['name']} already exists", status=409)
             return self.put(kind, manifest)
 
     async def patch_status(

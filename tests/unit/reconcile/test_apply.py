@@ -8,6 +8,7 @@ from finetune_operator.cluster.port import (
     EVENTS,
     JOBS,
     JOBSETS,
+    ClusterError,
     Conflict,
     Rejected,
     Unavailable,
@@ -140,6 +141,30 @@ async def test_an_event_is_told_once_however_often_it_is_decided(bench: Bench) -
     for _ in range(3):
         await bench.apply(Decision(status=STATUS, notices=(NOTICE,)))
     assert len(bench.cluster.of(EVENTS)) == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [Unavailable("away", status=500), Conflict("the quota was changed meanwhile", status=409)]
+)
+async def test_an_event_outlives_a_fault_that_passes(bench: Bench, fault: ClusterError) -> None:
+    faults = [fault]
+    bench.cluster.fault = lambda moment, call: (
+        faults.pop() if faults and call == "create events" and moment == "before" else None
+    )
+    await bench.apply(Decision(status=STATUS, notices=(NOTICE,)))
+    assert len(bench.cluster.of(EVENTS)) == 1
+
+
+async def test_a_creation_that_met_a_conflict_is_not_taken_for_a_stranger(bench: Bench) -> None:
+    bench.cluster.fault = lambda _moment, call: (
+        Conflict("the quota was changed meanwhile", status=409) if call.startswith("create") else None
+    )
+    for decision in (
+        Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1")),
+        Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")),
+    ):
+        with pytest.raises(Conflict, match="quota"):
+            await bench.apply(decision)
 
 
 async def test_an_event_that_cannot_be_written_stops_nothing(bench: Bench) -> None:

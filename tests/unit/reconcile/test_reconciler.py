@@ -14,6 +14,7 @@ from finetune_operator.cluster.port import (
     EVENTS,
     JOBS,
     JOBSETS,
+    AlreadyExists,
     Conflict,
     Rejected,
     Unavailable,
@@ -115,7 +116,7 @@ async def test_an_error_before_the_look_was_complete_is_shown_too(cluster: FakeC
 
 
 async def test_a_conflict_is_shown_only_when_it_stays(cluster: FakeCluster) -> None:
-    cluster.fault = lambda _, call: Conflict("taken", status=409) if call == "create jobsets" else None
+    cluster.fault = lambda _, call: AlreadyExists("taken", status=409) if call == "create jobsets" else None
     decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
     with pytest.raises(ReconcileError):
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=0.5)

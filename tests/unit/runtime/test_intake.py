@@ -215,3 +215,12 @@ def test_a_workload_queues_the_job_of_its_jobset_and_no_other(ears: Ears) -> Non
     ears.take()
     ears.intake.workload("DELETED", workload("demo-train-1"))
     assert ears.take() == []
+
+
+def test_after_a_gap_every_live_job_is_looked_at(ears: Ears) -> None:
+    """A child that was deleted in it is in no listing, and no event tells of it."""
+    ears.intake.job(None, job("old", Finished="True"))
+    ears.intake.job(None, job("new"))
+    ears.take()
+    ears.intake.missed()
+    assert ears.take() == [key("new")]

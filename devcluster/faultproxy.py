@@ -1,0 +1,219 @@
+"""Stands between one client and the API server, and does what networks and servers do on a bad day.
+
+    with FaultProxy(cluster.state, cluster.ports["kube-apiserver"], choose) as proxy:
+        …a client of https://127.0.0.1:{proxy.port}, with the cluster's CA and its own token…
+
+``choose`` sees each request before it is forwarded and may name a fault for it. Watches are streamed, and can be ended
+as by a server that has forgotten their version. It runs in a thread of the caller's process.
+"""
+
+import asyncio
+import json
+import re
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from aiohttp import web
+
+from devcluster.layout import State
+
+#: Headers that concern one connection alone, or that are made anew.
+_HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"})
+#: What differs between two tries of the same write.
+_MOVING = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)|\"(resourceVersion|lastUpdateTime)\": ?\"[^\"]*\"")
+_REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: bytes
+
+    @property
+    def writes(self) -> bool:
+        return self.method != "GET"
+
+    @property
+    def watches(self) -> bool:
+        return self.query.get("watch", "") not in ("", "false", "0")
+
+    @property
+    def what(self) -> tuple[str, str, bytes]:
+        """Equal for two tries of the same thing: times and versions in the body do not count."""
+        return self.method, self.path, _MOVING.sub(b"", self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What happens to one request."""
+
+    done: bool
+    """Whether the API server has acted when it happens."""
+    status: int | None = None
+    """The answer instead of the server's own; None: the connection is reset."""
+    retry_after: int | None = None
+    """Seconds that the answer asks to wait."""
+    act: Callable[[], None] | None = None
+    """Called at that moment, e.g. to kill the client."""
+
+
+class FaultProxy:
+    """A context manager.
+
+    Args:
+        state: the cluster's files: its certificates serve the proxy, too.
+        server: the API server's port.
+        choose: called for every request but those that open a watch, one at a time.
+    """
+
+    def __init__(self, state: State, server: int, choose: Callable[[Call], Fault | None]) -> None:
+        self._state = state
+        self._server = f"https://127.0.0.1:{server}"
+        self._choose = choose
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
+        self._streams: dict[asyncio.Task[Any], str] = {}
+        self._gaps: dict[str, asyncio.Event] = {}
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._run(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def forget(self, path: str) -> None:
+        """Ends the watches of that collection with 410, and lets nobody list or watch it until ``remember``."""
+        self._run(self._forget(path))
+
+    def remember(self, path: str) -> None:
+        """Ends the gap that ``forget`` began."""
+        self._loop.call_soon_threadsafe(self._gaps.pop(path).set)
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _run[T](self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(self) -> None:
+        upstream = ssl.create_default_context(cafile=str(self._state.pki / "ca.crt"))
+        serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        serving.load_cert_chain(self._state.pki / "tls.crt", self._state.pki / "tls.key")
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=upstream),
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
+        )
+        app = web.Application(client_max_size=1 << 24)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        # the watches of a client that was killed end with it
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=serving)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+        await self._runner.cleanup()
+        await self._session.close()
+        # what was cut closes its socket in the next round
+        await asyncio.sleep(0)
+
+    async def _forget(self, path: str) -> None:
+        self._gaps[path] = asyncio.Event()
+        for stream, watched in self._streams.items():
+            if watched == path:
+                stream.cancel()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        call = Call(
+            method=request.method, path=request.path, query=dict(request.query), body=await request.read()
+        )
+        if not call.writes and (gap := self._gaps.get(call.path)):
+            await gap.wait()
+        if call.watches:
+            return await self._watch(request, call)
+        fault = self._choose(call)
+        if fault and not fault.done:
+            return self._strike(request, fault)
+        async with self._forward(request, call) as answer:
+            content = await answer.read()
+        if fault:
+            return self._strike(request, fault)
+        return web.Response(status=answer.status, headers=_passed_on(answer.headers), body=content)
+
+    def _forward(self, request: web.Request, call: Call) -> "aiohttp.client._RequestContextManager":
+        headers = _passed_on(request.headers)
+        return self._session.request(
+            call.method, f"{self._server}{request.raw_path}", headers=headers, data=call.body or None
+        )
+
+    def _strike(self, request: web.Request, fault: Fault) -> web.StreamResponse:
+        if fault.act is not None:
+            fault.act()
+        if fault.status is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else None
+        return web.json_response(_status(fault.status), status=fault.status, headers=headers)
+
+    async def _watch(self, request: web.Request, call: Call) -> web.StreamResponse:
+        async with self._forward(request, call) as answer:
+            response = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
+            await response.prepare(request)
+            stream = asyncio.ensure_future(_copy(answer.content, response))
+            self._streams[stream] = call.path
+            try:
+                await asyncio.wait({stream})
+            finally:
+                del self._streams[stream]
+                stream.cancel()
+                # a watch has no end to agree upon: what closes it politely may outlive the loop
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()
+            if stream.cancelled() and call.path in self._gaps:
+                error = {"type": "ERROR", "object": _status(410)}
+                await response.write(json.dumps(error).encode() + b"\n")
+        return response
+
+
+async def _copy(source: aiohttp.StreamReader, target: web.StreamResponse) -> None:
+    async for chunk in source.iter_any():
+        await target.write(chunk)
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _HOP}
+
+
+def _status(code: int) -> dict[str, object]:
+    """The body of a refusal."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": f"a fault of the test: {HTTPStatus(code).phrase}",
+        "reason": _REASONS[code],
+        "code": code,
+    }

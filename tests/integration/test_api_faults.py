@@ -1,0 +1,223 @@
+"""Whole jobs while everything between operator and API server goes wrong, one request after the other.
+
+A proxy (devcluster.faultproxy) stands between the two. Each new write of a job is struck once, and its repetition let
+through, so that the job gets on and every write has its turn.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from devcluster.faultproxy import Call, Fault, FaultProxy
+from devcluster.testing import Cluster
+from finetune_contract import RunFolder, Stage
+from tests.integration import trainer_double, warm_operator
+from tests.integration.invariants import nothing_doubled, told_once
+from tests.integration.jobs import PROFILE, Object, await_file, charged, job_path, jobset_path, jobsets, phase
+from tests.integration.warm_operator import WarmOperator
+
+#: What a job takes: method and resource.
+EVERY_WRITE = {
+    ("POST", "configmaps"),
+    ("POST", "jobsets"),
+    ("POST", "events"),
+    ("PATCH", "finetunejobs/status"),
+}
+JOBSETS, PODS = "/apis/jobset.x-k8s.io/v1alpha2/jobsets", "/api/v1/pods"
+#: Every how many reads of a job one is struck: reads are tried three times.
+READS = 3
+
+
+type Struck = Counter[tuple[str, str]]
+
+
+class Strikes:
+    """Chooses which requests are struck."""
+
+    def __init__(self) -> None:
+        self._writes: Mapping[str, Fault] = {}
+        self._reads: Mapping[str, Fault] = {}
+        self._struck = Counter()
+        self._known: set[tuple[str, str, bytes]] = set()
+        self._read: Counter[str] = Counter()
+
+    @contextmanager
+    def on(self, *, writes: Mapping[str, Fault], reads: Mapping[str, Fault] = {}) -> Iterator[Struck]:
+        """During the block: part of a path -> what becomes of each new write there, and of every third read. Yields
+        what was struck, by method and resource."""
+        self._struck, self._known, self._read = Counter(), set(), Counter()
+        self._writes, self._reads = writes, reads
+        yield self._struck
+        self._writes, self._reads = {}, {}
+
+    def __call__(self, call: Call) -> Fault | None:
+        faults = self._writes if call.writes else self._reads
+        where = next((where for where in faults if where in call.path), None)
+        if where is None:
+            return None
+        if call.writes:
+            if call.what in self._known:
+                return None
+            self._known.add(call.what)
+        else:
+            self._read[where] += 1
+            if self._read[where] % READS:
+                return None
+        self._struck[call.method, _resource(call.path)] += 1
+        return faults[where]
+
+
+def _resource(path: str) -> str:
+    """`jobsets`, or `finetunejobs/status`."""
+    parts = path.split("/")
+    parts = parts[parts.index("namespaces") + 2 :] if "namespaces" in parts else parts[-1:]
+    return "/".join(parts[::2])
+
+
+class Bench:
+    """The cluster, the proxy and the operator behind it."""
+
+    def __init__(self, cluster: Cluster, proxy: FaultProxy, operator: WarmOperator, strikes: Strikes) -> None:
+        self.cluster = cluster
+        self.proxy = proxy
+        self.operator = operator
+        self.strikes = strikes
+
+
+@pytest.fixture(scope="module")
+def bench(cluster: Cluster, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+    cluster.start("operator")
+    cluster.apply(trainer_double.profile(PROFILE, runs))
+    strikes = Strikes()
+    folder = tmp_path_factory.mktemp("warm") / "operator"
+    with (
+        FaultProxy(cluster.state, cluster.ports["kube-apiserver"], strikes) as proxy,
+        warm_operator.running(cluster, folder, proxy.port) as operator,
+    ):
+        yield Bench(cluster, proxy, operator, strikes)
+
+
+def ended_well(cluster: Cluster, namespace: str) -> None:
+    """As without any fault."""
+    done = cluster.wait(job_path(namespace, "job"), phase("Succeeded", "Failed"), seconds=180)
+    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
+    assert jobsets(cluster, namespace) == sorted(f"job-{stage.short}-1" for stage in Stage)
+    assert charged(done) == {"preemption": 0, "infrastructure": 0, "user": 0}
+    assert done["status"]["attempts"]["total"] == len(Stage)
+    told_once(cluster, namespace, "Checked", "Proven", "Succeeded")
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_an_operator_that_is_killed_at_every_write_makes_nothing_twice(
+    bench: Bench, namespace: str, done: bool
+) -> None:
+    """Before the API server has seen it, or before its answer is there."""
+    death = Fault(done=done, act=bench.operator.kill)
+    before = bench.operator.starts
+    with (
+        nothing_doubled(bench.cluster),
+        bench.strikes.on(writes={namespace: death, "/leases/": death}) as struck,
+    ):
+        bench.cluster.apply(trainer_double.job(namespace, "job", PROFILE))
+        ended_well(bench.cluster, namespace)
+    assert struck.keys() >= EVERY_WRITE | {("PATCH", "leases")}
+    assert struck["POST", "jobsets"] == len(Stage)
+    assert bench.operator.starts - before >= struck.total()
+
+
+#: As name -> what becomes of each write, and of every third read. An API server answers 409 to no read.
+ANSWERS: dict[str, tuple[Fault, Fault | None]] = {
+    "too-many": (Fault(done=False, status=429, retry_after=1), Fault(done=False, status=429)),
+    "conflict": (Fault(done=False, status=409), None),
+    "broken": (Fault(done=False, status=500), Fault(done=False, status=500)),
+    "broken-late": (Fault(done=True, status=500), None),
+    "reset": (Fault(done=False), Fault(done=False)),
+    "reset-late": (Fault(done=True), Fault(done=True)),
+}
+
+
+def test_whatever_is_answered_to_a_request_jobs_come_to_their_end(bench: Bench) -> None:
+    """All at once, each job with an answer of its own."""
+    cluster = bench.cluster
+    spaces = {name: cluster.namespace(name) for name in ANSWERS}
+    before = bench.operator.starts
+    with (
+        nothing_doubled(cluster),
+        bench.strikes.on(
+            writes={space: ANSWERS[name][0] for name, space in spaces.items()},
+            reads={space: fault for name, space in spaces.items() if (fault := ANSWERS[name][1])},
+        ) as struck,
+    ):
+        for space in spaces.values():
+            cluster.apply(trainer_double.job(space, "job", PROFILE))
+        for space in spaces.values():
+            ended_well(cluster, space)
+    assert struck.keys() >= EVERY_WRITE | {("GET", "finetunejobs"), ("GET", "pods"), ("GET", "jobsets")}
+    assert struck["POST", "jobsets"] == len(Stage) * len(spaces)
+    assert bench.operator.starts == before
+
+
+def test_a_child_that_vanished_in_a_gap_of_the_watches_is_missed(
+    bench: Bench, namespace: str, runs: Path
+) -> None:
+    """The server has forgotten what the watches had seen (410); their next listing shows no trace of the child."""
+    cluster, proxy = bench.cluster, bench.proxy
+    slow = trainer_double.install(runs / "gap", seconds=3600, stages=[Stage.CONVERT])
+    cluster.add_image(trainer_double.IMAGE, slow)
+    cluster.apply(trainer_double.job(namespace, "job", PROFILE))
+    found = cluster.wait(
+        job_path(namespace, "job"),
+        lambda job: job.get("status", {}).get("stage") == "Convert",
+    )
+    await_file(RunFolder(found["status"]["resolved"]["runFolder"]).request("conv", 1))
+    for watched in (JOBSETS, PODS):
+        proxy.forget(watched)
+    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+    cluster.delete(jobset_path(namespace, "job-conv-1"))
+    cluster.wait_gone(jobset_path(namespace, "job-conv-1"))
+    for watched in (JOBSETS, PODS):
+        proxy.remember(watched)
+    done = cluster.wait(job_path(namespace, "job"), phase("Succeeded", "Failed"))
+    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
+    assert charged(done) == {"preemption": 0, "infrastructure": 1, "user": 0}
+    assert "job-conv-2" in jobsets(cluster, namespace)
+
+
+def test_a_clock_that_is_set_on_the_operators_machine_costs_nothing(
+    bench: Bench, namespace: str, runs: Path
+) -> None:
+    """Its own clock is an hour ahead, then an hour behind: no deadline comes early, nobody is charged."""
+    cluster, path = bench.cluster, job_path(namespace, "job")
+    slow = trainer_double.install(runs / "clock", seconds=3600, stages=[Stage.TRAIN])
+    cluster.add_image(trainer_double.IMAGE, slow)
+    limits: Object = {"activeDeadlineSeconds": 600, "preRunningDeadlineSeconds": 600}
+    limits["hangPolicy"] = {"startupSeconds": 600, "noStepSeconds": 600}
+    cluster.apply(trainer_double.job(namespace, "job", PROFILE, **limits))
+    cluster.wait(path, lambda job: phase("Running")(job) and job["status"]["stage"] == "Train")
+    began = datetime.now(UTC) - timedelta(minutes=10)
+    try:
+        for number, hours in enumerate((1, -1), start=1):
+            bench.operator.set_clock(timedelta(hours=hours))
+            # An edit is answered by a look at the job, with the new clock.
+            cluster.patch(path, {"spec": {"childTTLSecondsAfterFinished": 100_000 + number}})
+            cluster.wait(
+                path, lambda job: job["status"]["observedGeneration"] == job["metadata"]["generation"]
+            )
+            assert cluster.get(path)["status"]["phase"] == "Running"
+            # …and so does an operator that begins with it.
+            bench.operator.kill()
+        cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+        cluster.delete(jobset_path(namespace, "job-train-1"))
+        done = cluster.wait(path, phase("Succeeded", "Failed"))
+    finally:
+        bench.operator.set_clock(timedelta())
+    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
+    assert charged(done) == {"preemption": 0, "infrastructure": 1, "user": 0}
+    stamps = [each["lastTransitionTime"] for each in done["status"]["conditions"]]
+    stamps += [done["status"][name] for name in ("startTime", "completionTime")]
+    assert all(began < datetime.fromisoformat(each) < began + timedelta(minutes=20) for each in stamps)

@@ -1,0 +1,57 @@
+"""Words of tests about trainings that are disturbed: one that lasts, its pods and processes, and its end."""
+
+from pathlib import Path
+
+from devcluster.testing import Cluster
+from finetune_contract import RunFolder
+from tests.integration import trainer_double
+from tests.integration.jobs import PROFILE, Object, await_file, job_path, phase
+
+PREEMPTED = {"preemption": 1, "infrastructure": 0, "user": 0}
+FAULT = {"preemption": 0, "infrastructure": 1, "user": 0}
+
+
+def started(
+    cluster: Cluster, namespace: str, name: str, *, profile: str = PROFILE, tpu: str = "v6e-8"
+) -> RunFolder:
+    """A job that trains, on two hosts unless another slice is asked for."""
+    cluster.apply(trainer_double.job(namespace, name, profile, resources={"tpu": tpu}))
+    running = cluster.wait(
+        job_path(namespace, name),
+        lambda job: phase("Running")(job) and job["status"]["stage"] == "Train",
+        seconds=90,
+    )
+    run = RunFolder(running["status"]["resolved"]["runFolder"])
+    await_file(run.request("train", 1))
+    return run
+
+
+def pods_of(cluster: Cluster, namespace: str) -> list[Object]:
+    found = cluster.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/stage=Train")
+    return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+
+def processes(uid: str) -> list[int]:
+    """The training's processes of that job, the first host's first."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        variables = dict(each.partition(b"=")[::2] for each in environment)
+        if uid.encode() in variables.get(b"FINETUNE_REQUEST", b"") and entry.name.isdecimal():
+            found.append((variables.get(b"TPU_WORKER_ID", b"0"), int(entry.name)))
+    return [pid for _, pid in sorted(found)]
+
+
+def end(cluster: Cluster, namespace: str) -> Object:
+    """The next attempt takes no time, and the job comes to its end."""
+    done = cluster.wait(job_path(namespace, "job"), phase("Succeeded", "Failed"), seconds=120)
+    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
+    return done
+
+
+def quick(cluster: Cluster, runs: Path) -> None:
+    """From now on no stage takes any time."""
+    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
