@@ -65,10 +65,9 @@ def build_launch(
 
 def _entry_point(programs: Path, name: str) -> str:
     """What an image starts where the container names no command."""
-    program = programs / ENTRY_POINT
-    if not program.exists():
+    if not (programs / ENTRY_POINT).exists():
         raise ConfigError(f"container {name} has no command, and its local image has no {ENTRY_POINT}")
-    return str(program)
+    return ENTRY_POINT
 
 
 def no_image(image: str, *, backing_off: bool) -> Waiting:
