@@ -13,6 +13,7 @@ type Object = Mapping[str, Any]
 
 _INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _GROUP_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+_SLICE_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
 _TERMINAL = ("Completed", "Failed")
 _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 
@@ -150,6 +151,12 @@ def running_span(pods: Iterable[Object]) -> tuple[datetime, datetime | None] | N
         return max(begun), None
     ended = [parse(told["finishedAt"]) for state in states if (told := state["terminated"]).get("finishedAt")]
     return max(begun), max(ended, default=max(begun))
+
+
+def slice_kind(pod: Object) -> tuple[tuple[str, str], ...]:
+    """The node labels that select the pod's kind of slice; empty for a pod on CPU, as Pathways' head is one."""
+    selector = pod.get("spec", {}).get("nodeSelector", {})
+    return tuple(sorted((key, value) for key, value in selector.items() if key in _SLICE_LABELS))
 
 
 def node_of(pods: Iterable[Object], host: int) -> str | None:

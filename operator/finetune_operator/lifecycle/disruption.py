@@ -77,7 +77,8 @@ def disruption(
 def _nodes_lost(pods: Iterable[children.Object], nodes: Mapping[str, children.Object]) -> Iterator[str]:
     for pod in pods:
         name = pod.get("spec", {}).get("nodeName")
-        if name is None:
+        # of other nodes than slices nobody has looked
+        if name is None or not children.slice_kind(pod):
             continue
         node = nodes.get(name)
         if node is None:

@@ -186,7 +186,7 @@ def test_a_crash_of_hosts_whose_node_was_taken_is_a_preemption(
     world = World()
     name = world.until(Stage.TRAIN)
     for pod in world.pods_of(name):
-        pod["spec"] = {"nodeName": "n0"}
+        pod["spec"] = pod["spec"] | {"nodeName": "n0"}
     world.fail(name, 1, "UnexpectedError") if recorded else world.kill(name, 134)
     world.wait(seconds)
     world.nodes = nodes
@@ -202,7 +202,7 @@ def test_a_node_that_is_seen_to_be_gone_only_after_the_crash_was_charged_still_c
     world = World()
     name = world.until(Stage.TRAIN)
     for pod in world.pods_of(name):
-        pod["spec"] = {"nodeName": "n0"}
+        pod["spec"] = pod["spec"] | {"nodeName": "n0"}
     world.kill(name, 134)
     world.nodes = {"n0": NODE}
     world.reconcile()
@@ -467,6 +467,18 @@ def test_a_worker_that_is_taken_away_explains_the_heads_end() -> None:
     world.fail(name, ExitCode.UNAVAILABLE)
     world.reconcile()
     assert counters(world) == NOT_CHARGED
+
+
+def test_the_node_of_a_head_is_not_gone_because_it_is_none_of_the_slices() -> None:
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    for pod in world.pods_of(name):
+        pod["spec"] = pod["spec"] | {"nodeName": "cpu-node"}
+    add_worker(world, name)  # it ended because the head did
+    world.nodes = {"tpu-node": NODE}
+    world.kill(name, 1)
+    world.reconcile()
+    assert counters(world) == CHARGED
 
 
 def test_the_node_of_an_attempt_under_pathways_is_the_heads() -> None:
