@@ -30,7 +30,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 class Run:
     """One job that trains under Pathways on a slice of two hosts, until it is let go."""
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path, **spec: object) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.path = job_path(namespace, "job")
@@ -41,7 +41,7 @@ class Run:
         profile["spec"]["storage"]["pathwaysScratch"] = "gs://ft-scratch"
         cluster.apply(profile)
         resources = {"tpu": "v6e-8", "controller": "Pathways"}
-        cluster.apply(trainer_double.job(namespace, "job", PROFILE, resources=resources))
+        cluster.apply(trainer_double.job(namespace, "job", PROFILE, resources=resources, **spec))
 
     @property
     def job(self) -> Object:
@@ -96,8 +96,10 @@ class Run:
 
 
 @pytest.fixture
-def run(operator: Cluster, namespace: str, runs: Path) -> Iterator[Run]:
-    made = Run(operator, namespace, runs)
+def run(request: pytest.FixtureRequest, operator: Cluster, namespace: str, runs: Path) -> Iterator[Run]:
+    """With Evaluate, where the test's parameter says so."""
+    wanted = {} if getattr(request, "param", False) else {"evaluation": {}}
+    made = Run(operator, namespace, runs, **wanted)
     yield made
     # There is room for one head.
     operator.delete(made.path)
@@ -118,6 +120,7 @@ def log(cluster: Cluster, pod: Object, container: str) -> str:
     return cluster.kubectl("logs", "-n", meta["namespace"], meta["name"], "-c", container)
 
 
+@pytest.mark.parametrize("run", [True], indirect=True, ids=["all stages"])
 def test_a_job_goes_through_all_stages_and_its_workers_end_with_its_heads(run: Run) -> None:
     run.trains(1, 1)
     uid = uid_of(run.cluster, run.namespace, "job-train-1")
