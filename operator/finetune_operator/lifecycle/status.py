@@ -123,7 +123,9 @@ def _stage(
     if view.attempts:
         newest = view.attempts[-1]
         told |= _which(newest, look)
-        if restarts := _worker_restarts(newest, before):
+        # at least: the pods tell it, and go before the status does
+        known = before.get("workerRestarts", 0) if before.get("attempt") == newest.ordinal else 0
+        if restarts := max(known, children.worker_restarts(newest.pods)):
             told["workerRestarts"] = restarts
         told["startTime"] = before.get("startTime") or stamp(_started(view.attempts) or observed.now)
     if phase in (StagePhase.SUCCEEDED, StagePhase.FAILED):
@@ -141,12 +143,6 @@ def _stage(
     if stage is Stage.TRAIN and (step := _resumed_from(view, observed)):
         told["resumedFromStep"] = step
     return told
-
-
-def _worker_restarts(attempt: Attempt, before: Object) -> int:
-    """At least so many: the pods tell it, and go before the status does."""
-    known = before.get("workerRestarts", 0) if before.get("attempt") == attempt.ordinal else 0
-    return max(known, children.worker_restarts(attempt.pods))
 
 
 def _started(attempts: Sequence[Attempt]) -> datetime | None:
