@@ -155,7 +155,7 @@ class Bringup:
             await self.supervisor.stop("node-agent")
         self.options = options
         known = json.loads(self.state.images.read_text())
-        self.state.images.write_text(json.dumps(known | nodeagent.images(options), indent=1))
+        self.state.images.write_text(json.dumps(known | nodeagent.images(self.state, options), indent=1))
 
     def _admin(self) -> Kube:
         assert self._kube is not None, "_prepare() comes first"

@@ -11,6 +11,7 @@ from devcluster import gcs
 from devcluster.component import Component
 from devcluster.layout import ROOT, State, cache_dir
 from devcluster.options import Options
+from devcluster.pathways import images as pathways
 
 #: What the operator's profile `local` runs.
 TRAINER_IMAGE = "localhost/finetune-trainer:dev"
@@ -68,6 +69,7 @@ def agent(state: State, options: Options, ports: Mapping[str, int]) -> Component
     )
 
 
-def images(options: Options) -> dict[str, str]:
-    """Image references that nodes have from the start."""
-    return {TRAINER_IMAGE: options.trainer} if options.trainer else {}
+def images(state: State, options: Options) -> dict[str, str]:
+    """Image references that nodes have from the start -> folders of programs."""
+    trainer = {TRAINER_IMAGE: options.trainer} if options.trainer else {}
+    return {**trainer, **pathways.install(state.root / "pathways")}

@@ -5,11 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from devcluster.agent import environment
+from devcluster.agent.addresses import known_names, located, pod_address
 from devcluster.agent.environment import ConfigError, Sources
 from devcluster.agent.process import Launch
 from devcluster.agent.status import FALLBACK_BYTES, TERMINATION_MESSAGE_BYTES, Waiting
 from devcluster.agent.unsupported import TOKEN_VOLUME
 from devcluster.kube import Object
+
+#: The program in an image's folder that containers without a command start.
+ENTRY_POINT = "entrypoint"
 
 
 def build_launch(
@@ -24,12 +28,13 @@ def build_launch(
 ) -> Launch:
     """The program to start. ``programs`` is the image, ``folder`` the pod's own, ``given`` what the platform adds.
 
-    Paths below a mount point become paths of the local folder that stands for the volume. What the spec says wins over
-    what the platform gives. A termination message of an earlier run is removed. Raises ConfigError.
+    Paths below a mount point become paths of the local folder that stands for the volume, names of pods become their
+    addresses. What the spec says wins over what the platform gives. A termination message of an earlier run is removed.
+    Raises ConfigError.
     """
     name = container["name"]
-    if not container.get("command"):
-        raise ConfigError(f"container {name} has no command; local images have no entry point")
+    command = container.get("command") or [_entry_point(programs, name)]
+    names = known_names(pod)
     mounts = _mounts(container, folder)
     said = environment.specified(container, pod, sources)
     message = folder / f"{name}.termination"
@@ -38,14 +43,16 @@ def build_launch(
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
+        "POD_ADDRESS": pod_address(pod),
         "HOSTNAME": pod["spec"].get("hostname") or pod["metadata"]["name"],
         "LANG": "C.UTF-8",
         "TERMINATION_MESSAGE_PATH": str(message),
     }
-    words = (environment.expand(w, said) for w in (*container["command"], *container.get("args", ())))
+    words = (environment.expand(w, said) for w in (*command, *container.get("args", ())))
+    local = environment.with_mounts(said, mounts) | environment.in_place_of_proxy(said, pod)
     return Launch(
-        argv=[environment.moved(word, mounts) for word in words],
-        env={**base, **given, **environment.with_mounts(said, mounts)},
+        argv=[located(environment.moved(word, mounts), names) for word in words],
+        env={**base, **given, **{key: located(value, names) for key, value in local.items()}},
         cwd=Path(
             environment.moved(folder_in, mounts)
             if (folder_in := container.get("workingDir"))
@@ -54,6 +61,13 @@ def build_launch(
         log=log,
         image=container["image"],
     )
+
+
+def _entry_point(programs: Path, name: str) -> str:
+    """What an image starts where the container names no command."""
+    if not (programs / ENTRY_POINT).exists():
+        raise ConfigError(f"container {name} has no command, and its local image has no {ENTRY_POINT}")
+    return ENTRY_POINT
 
 
 def no_image(image: str, *, backing_off: bool) -> Waiting:

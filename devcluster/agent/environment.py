@@ -3,8 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
+from devcluster.agent.addresses import pod_address
 from devcluster.agent.nodes import TPU_RESOURCE
 from devcluster.kube import Object
 
@@ -79,7 +81,7 @@ def field_value(path: str, pod: Object) -> str:
         "spec.nodeName": spec.get("nodeName", ""),
         "spec.serviceAccountName": spec.get("serviceAccountName", ""),
         "status.hostIP": "127.0.0.1",
-        "status.podIP": "127.0.0.1",
+        "status.podIP": pod_address(pod),
     }
     if path not in simple:
         raise ConfigError(f"fieldRef {path!r} is not supported by the local node agent")
@@ -121,6 +123,21 @@ def platform(container: Object, pod: Object, *, hosts: int, coordinator: str) ->
     if chips:
         result |= workers(pod, hosts) | {"JAX_COORDINATOR_ADDRESS": coordinator}
     return result
+
+
+def in_place_of_proxy(said: Mapping[str, str], pod: Object) -> dict[str, str]:
+    """What wins over the spec of Pathways' head: there are no devices behind JAX's platform ``proxy`` here, so JAX gets
+    as many on CPU as the pod's resource manager is told to offer, one for each chip. Raises ConfigError."""
+    if said.get("JAX_PLATFORMS") != "proxy":
+        return {}
+    words = (word for each in pod["spec"].get("initContainers", ()) for word in each.get("args", ()))
+    flags = dict(word.partition("=")[::2] for word in words)
+    try:
+        topology = flags["--instance_type"].rpartition(":")[2]
+        devices = int(flags["--instance_count"]) * prod(int(edge) for edge in topology.split("x"))
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"JAX_PLATFORMS is proxy, but the pod has no resource manager: {error}") from error
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
 def with_mounts(variables: Mapping[str, str], mounts: Mapping[str, Path]) -> dict[str, str]:

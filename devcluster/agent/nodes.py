@@ -44,9 +44,9 @@ def _v6e(name: str, pool: str, topology: str) -> LocalNode:
     )
 
 
-#: One node for CPU stages, two slices of one host, one slice of two hosts.
+#: One node for CPU stages and for one head of Pathways, two slices of one host, one slice of two hosts.
 LOCAL_NODES: tuple[LocalNode, ...] = (
-    LocalNode(name="cpu-0", pool="cpu", machine_type="n2-highmem-48", cpu="48", memory="384Gi"),
+    LocalNode(name="cpu-0", pool="cpu", machine_type="n2-highmem-64", cpu="64", memory="512Gi"),
     _v6e("v6e-2x2-a-0", "v6e-2x2-a", "2x2"),
     _v6e("v6e-2x2-b-0", "v6e-2x2-b", "2x2"),
     _v6e("v6e-2x4-0", "v6e-2x4", "2x4"),

@@ -2,70 +2,29 @@
 
 import asyncio
 import contextlib
-import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 import aiohttp
 
-from devcluster.agent.container import build_launch, no_image, termination_message
-from devcluster.agent.environment import ConfigError, Sources
-from devcluster.agent.process import (
-    POD_FOLDERS,
-    Launch,
-    Process,
-    StartError,
-    clear_volumes,
-    end_group,
-    forget,
-    out_of_memory,
-    remember,
-)
-from devcluster.agent.status import (
-    ContainerRecord,
-    Ending,
-    Running,
-    Terminated,
-    Waiting,
-    ended,
-    pod_status,
-)
+from devcluster.agent.process import POD_FOLDERS, clear_volumes
+from devcluster.agent.runner import RETRY_SECONDS, ContainerRunner, Node
+from devcluster.agent.status import ContainerRecord, Ending, Role, Terminated, pod_status
 from devcluster.agent.unsupported import unsupported
 from devcluster.kube import STRATEGIC, Kube, KubeError, Object
 
-#: How often a container that can't start yet is tried again. A kubelet takes up to 10 s.
-RETRY_SECONDS = 1.0
-#: Pauses before a container that ended is started again, as restartPolicy asks; doubled up to the limit.
-CRASH_PAUSE_SECONDS, CRASH_PAUSE_LIMIT = 10.0, 300.0
 DEFAULT_GRACE_SECONDS = 30
-
-
-class Node(Protocol):
-    """What a pod needs of the agent that runs it."""
-
-    kube: Kube
-
-    def image(self, reference: str) -> Path | None:
-        """Folder of the image's programs, None where nodes don't have the image."""
-
-    async def sources(self, namespace: str, container: Object) -> Sources:
-        """Data of the Secrets and ConfigMaps that the container refers to."""
-
-    async def platform(self, pod: Object, container: Object) -> dict[str, str]:
-        """Environment that node and platform give."""
-
-    async def launch(self, launch: Launch) -> Process:
-        """Starts a container's process. Raises StartError."""
+#: What a kubelet gives each sidecar at least, however long the others took.
+LEAST_GRACE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class _Stop:
-    """The order to end: by when, and why."""
+    """The order to end: by when, on the event loop's clock (None: at once), and why."""
 
-    grace: float
+    deadline: float | None
     ending: Ending | None
 
 
@@ -75,13 +34,13 @@ class PodRunner:
     def __init__(self, pod: Object, node: Node, folder: Path) -> None:
         self.pod = pod
         self.folder = folder
-        self._node = node
-        self._inits = _records(pod["spec"].get("initContainers", ()))
-        self._containers = _records(pod["spec"]["containers"])
+        self._kube: Kube = node.kube
+        self._inits = [
+            self._runner(node, each, _role(each)) for each in pod["spec"].get("initContainers", ())
+        ]
+        self._mains = [self._runner(node, each, Role.MAIN) for each in pod["spec"]["containers"]]
         self._started = datetime.now(UTC)
-        self._processes: dict[str, Process] = {}
         self._stop: _Stop | None = None
-        self._stopping = asyncio.Event()
         self._deletion = asyncio.Event()
         self._gone = asyncio.Event()
         self._over = False
@@ -89,6 +48,12 @@ class PodRunner:
         """Its end stands in the pod's status."""
         self._reporting = asyncio.Lock()
         self._ending: Ending | None = None
+
+    def _runner(self, node: Node, container: Object, role: Role) -> ContainerRunner:
+        record = ContainerRecord(name=container["name"], image=container["image"], role=role)
+        return ContainerRunner(
+            self.pod, container, record, node=node, folder=self.folder, report=self._report
+        )
 
     @property
     def uid(self) -> str:
@@ -108,20 +73,26 @@ class PodRunner:
         """The pod is gone from the API server; what still runs of it is ended."""
         self._gone.set()
         self._deletion.set()
-        self.stop(float(self.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)))
+        self.stop(self._wished_grace())
 
     def stop(self, grace: float, ending: Ending | None = None) -> None:
-        """Ends the pod's processes: SIGTERM, and SIGKILL after ``grace`` seconds."""
+        """Ends the pod's processes: SIGTERM, and SIGKILL after ``grace`` seconds. Sidecars come last."""
         if self._stop is None:
-            self._stop = _Stop(grace, ending)
-            self._stopping.set()
+            deadline = asyncio.get_running_loop().time() + grace if grace > 0 else None
+            self._stop = _Stop(deadline, ending)
+            for runner in (*self._inits, *self._mains):
+                if runner.record.role is not Role.SIDECAR or deadline is None:
+                    runner.stop(grace)
+                else:
+                    # nothing comes after it any more that would wait for it
+                    runner.begun.set()
 
     def log(self, container: str, *, previous: bool = False) -> Path:
         """File with the output of a container's present (or previous) run. Raises KeyError for a strange name."""
-        record = next((r for r in (*self._inits, *self._containers) if r.name == container), None)
-        if record is None:
+        runner = next((r for r in (*self._inits, *self._mains) if r.record.name == container), None)
+        if runner is None:
             raise KeyError(container)
-        return self._log(record, record.restarts - (1 if previous else 0))
+        return runner.log(previous=previous)
 
     @property
     def over(self) -> bool:
@@ -143,8 +114,8 @@ class PodRunner:
             message="the node agent was restarted, and the pod's processes ended with the old one",
             disrupted=True,
         )
-        for record in (*self._inits, *self._containers):
-            record.state = Terminated(
+        for runner in (*self._inits, *self._mains):
+            runner.record.state = Terminated(
                 exit_code=137,
                 reason="ContainerStatusUnknown",
                 message="The container could not be located when the pod was terminated",
@@ -177,120 +148,52 @@ class PodRunner:
         for folder in POD_FOLDERS:
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
         await self._report()
-        for record, container in zip(self._inits, self.pod["spec"].get("initContainers", ()), strict=True):
-            await self._run_container(record, container, init=True)
-            if not record.succeeded:
-                self._fail_waiting("PodInitializing", "an init container failed")
-                return
-        runs = [
-            self._run_container(record, container, init=False)
-            for record, container in zip(self._containers, self.pod["spec"]["containers"], strict=True)
-        ]
-        await asyncio.gather(*runs)
-
-    async def _run_container(self, record: ContainerRecord, container: Object, *, init: bool) -> None:
-        """Runs one container until it is not to be started again."""
-        policy = self.pod["spec"].get("restartPolicy", "Always")
-        pause = 0.0
-        while not self._stopping.is_set():
-            launch = await self._prepared(record, container)
-            if launch is not None:
-                record.state = await self._process(record, container, launch)
-            if self._stopping.is_set() or not isinstance(record.state, Terminated):
-                break
-            if policy == "Never" or (record.succeeded and (init or policy == "OnFailure")):
-                return
-            record.last, record.restarts = record.state, record.restarts + 1
-            # the first restart comes at once, as on a kubelet
-            if pause:
-                text = f"back-off {pause:.0f}s restarting failed container={record.name}"
-                record.state = Waiting(reason="CrashLoopBackOff", message=text)
-                await self._report()
-                await self._pause(pause)
-            pause = min(pause * 2 or CRASH_PAUSE_SECONDS, CRASH_PAUSE_LIMIT)
-        if self._stop is not None and self._ending is None:
-            self._ending = self._stop.ending
-        if not isinstance(record.state, Terminated):
-            now = datetime.now(UTC)
-            record.state = Terminated(exit_code=137, reason="ContainerStatusUnknown", finished=now)
-
-    async def _prepared(self, record: ContainerRecord, container: Object) -> Launch | None:
-        """How to start the container, once its image and configuration are there; None when ordered to stop."""
-        failures = 0
-        while not self._stopping.is_set():
-            programs = self._node.image(container["image"])
-            if programs is None:
-                waiting = no_image(container["image"], backing_off=failures > 0)
+        async with asyncio.TaskGroup() as group:
+            sidecars: list[tuple[ContainerRunner, asyncio.Task[None]]] = []
+            if await self._initialized(group, sidecars):
+                await asyncio.gather(*(runner.run() for runner in self._mains))
             else:
-                try:
-                    sources = await self._node.sources(self.pod["metadata"]["namespace"], container)
-                    given = await self._node.platform(self.pod, container)
-                    return build_launch(
-                        self.pod,
-                        container,
-                        programs=programs,
-                        folder=self.folder,
-                        log=self._log(record, record.restarts),
-                        sources=sources,
-                        given=given,
-                    )
-                except ConfigError as error:
-                    waiting = Waiting(reason="CreateContainerConfigError", message=str(error))
-            failures += 1
-            if record.state != waiting:
-                record.state = waiting
-                await self._report()
-            await self._pause(RETRY_SECONDS)
-        return None
+                self._fail_waiting("PodInitializing", "an init container failed")
+            if self._stop is not None:
+                self._ending = self._stop.ending
+            await self._end_sidecars(sidecars)
 
-    async def _process(self, record: ContainerRecord, container: Object, launch: Launch) -> Terminated:
-        """One run of the container's process, to its end."""
-        started = datetime.now(UTC)
-        try:
-            process = await self._node.launch(launch)
-        except StartError as error:
-            text = f"failed to start container {record.name}: {error}"
-            return Terminated(
-                exit_code=128, reason="StartError", message=text, started=started, finished=started
-            )
-        remember(self.folder, record.name, process.pid)
-        self._processes[record.name] = process
-        record.state = Running(since=started)
-        ending = asyncio.create_task(self._end_when_told(process))
-        try:
-            await self._report()
-            code = await process.wait()
-        finally:
-            ending.cancel()
-            self._processes.pop(record.name, None)
-        end_group(process.pid)
-        forget(self.folder, record.name)
-        text = termination_message(container, launch, failed=code != 0)
-        return ended(
-            code,
-            text,
-            started=started,
-            finished=datetime.now(UTC),
-            out_of_memory=out_of_memory(self.folder, record.name),
-        )
+    async def _initialized(
+        self, group: asyncio.TaskGroup, sidecars: list[tuple[ContainerRunner, asyncio.Task[None]]]
+    ) -> bool:
+        """Runs one init container after the other; a sidecar needs to have begun, and goes on in ``group``."""
+        for runner in self._inits:
+            if self._stop is not None:
+                break
+            if runner.record.role is Role.SIDECAR:
+                sidecars.append((runner, group.create_task(runner.run())))
+                await runner.begun.wait()
+            else:
+                await runner.run()
+                if not runner.record.succeeded:
+                    return False
+        return True
 
-    async def _end_when_told(self, process: Process) -> None:
-        await self._stopping.wait()
-        assert self._stop is not None
-        if self._stop.grace > 0:
-            process.signal(signal.SIGTERM)
-            await asyncio.sleep(self._stop.grace)
-        process.signal(signal.SIGKILL)
+    async def _end_sidecars(self, sidecars: list[tuple[ContainerRunner, asyncio.Task[None]]]) -> None:
+        """The last first, each when the one after it has ended, all within the pod's grace period."""
+        if not sidecars:
+            return
+        # the end of the pod's work stands in the status while they end
+        await self._report()
+        clock = asyncio.get_running_loop().time
+        deadline = self._stop.deadline if self._stop else clock() + self._wished_grace()
+        for runner, task in reversed(sidecars):
+            runner.stop(0 if deadline is None else max(deadline - clock(), LEAST_GRACE_SECONDS))
+            await task
 
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+    def _wished_grace(self) -> float:
+        return float(self.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))
 
     def _fail_waiting(self, reason: str, message: str) -> None:
         """Containers that will never run count as failed, so that the pod does."""
         now = datetime.now(UTC)
-        for record in self._containers:
-            record.state = Terminated(exit_code=1, reason=reason, message=message, finished=now)
+        for runner in self._mains:
+            runner.record.state = Terminated(exit_code=1, reason=reason, message=message, finished=now)
 
     # --- telling ----------------------------------------------------------------------------------------------
 
@@ -304,15 +207,15 @@ class PodRunner:
         meta = self.pod["metadata"]
         body = pod_status(
             self.pod,
-            self._inits,
-            self._containers,
+            [runner.record for runner in self._inits],
+            [runner.record for runner in self._mains],
             over=self._over,
             ending=self._ending,
             started=self._started,
             now=datetime.now(UTC),
         )
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
-        await self._node.kube.patch(path, body, STRATEGIC)
+        await self._kube.patch(path, body, STRATEGIC)
 
     async def _delete(self) -> None:
         """The last word of a kubelet: the object goes, if it is still this very pod."""
@@ -321,7 +224,7 @@ class PodRunner:
     async def _delete_now(self) -> None:
         meta = self.pod["metadata"]
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
-        await self._node.kube.delete(
+        await self._kube.delete(
             f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", options=options
         )
 
@@ -340,14 +243,9 @@ class PodRunner:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), RETRY_SECONDS)
 
-    # --- files ------------------------------------------------------------------------------------------------
 
-    def _log(self, record: ContainerRecord, number: int) -> Path:
-        return self.folder / f"{record.name}.{max(number, 0)}.log"
-
-
-def _records(containers: Sequence[Object]) -> list[ContainerRecord]:
-    return [ContainerRecord(name=container["name"], image=container["image"]) for container in containers]
+def _role(init: Object) -> Role:
+    return Role.SIDECAR if init.get("restartPolicy") == "Always" else Role.INIT
 
 
 def pod_folder(root: Path, pod: Object) -> Path:

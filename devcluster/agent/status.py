@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum, auto
 
+from devcluster.agent.addresses import pod_address
 from devcluster.agent.nodes import timestamp
 from devcluster.kube import Object
 
@@ -40,12 +42,24 @@ class Terminated:
 type ContainerState = Waiting | Running | Terminated
 
 
+class Role(Enum):
+    """What a container is to its pod."""
+
+    MAIN = auto()
+    """The pod's work; its end is the pod's."""
+    INIT = auto()
+    """Comes to its end before what stands after it begins."""
+    SIDECAR = auto()
+    """Begins in its place among the former, and serves until the pod's work has ended."""
+
+
 @dataclass(slots=True, kw_only=True)
 class ContainerRecord:
     """One container's present and previous state."""
 
     name: str
     image: str
+    role: Role = Role.MAIN
     state: ContainerState = field(default_factory=lambda: Waiting(reason="ContainerCreating"))
     last: Terminated | None = None
     restarts: int = 0
@@ -53,6 +67,16 @@ class ContainerRecord:
     @property
     def succeeded(self) -> bool:
         return isinstance(self.state, Terminated) and self.state.exit_code == 0
+
+    @property
+    def begun(self) -> bool:
+        """It has run at least once."""
+        return self.last is not None or not isinstance(self.state, Waiting)
+
+    @property
+    def ready(self) -> bool:
+        """There are no probes: what runs serves, and what stands before others has done its work."""
+        return self.succeeded if self.role is Role.INIT else isinstance(self.state, Running)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +103,12 @@ def ended(
 
 
 def phase(inits: Sequence[ContainerRecord], containers: Sequence[ContainerRecord], *, over: bool) -> str:
-    """Pending, Running, Succeeded or Failed. ``over``: nothing of the pod will run again."""
+    """Pending, Running, Succeeded or Failed. ``over``: nothing of the pod will run again. How sidecars ended does not
+    matter to it."""
     if over:
-        return "Succeeded" if all(c.succeeded for c in (*inits, *containers)) else "Failed"
-    if all(isinstance(c.state, Waiting) and c.restarts == 0 for c in containers):
-        return "Pending"
-    return "Running"
+        work = (c for c in (*inits, *containers) if c.role is not Role.SIDECAR)
+        return "Succeeded" if all(c.succeeded for c in work) else "Failed"
+    return "Running" if all(c.begun for c in containers) else "Pending"
 
 
 def pod_status(
@@ -98,13 +122,15 @@ def pod_status(
     now: datetime,
 ) -> Object:
     """A strategic merge patch of the pod's status; it applies to this very pod only (its uid is in it)."""
-    ready = not over and all(isinstance(c.state, Running) for c in containers)
+    serving = (*containers, *(c for c in inits if c.role is Role.SIDECAR))
+    ready = not over and all(c.ready for c in serving)
+    address = pod_address(pod)
     status: Object = {
         "phase": phase(inits, containers, over=over),
         "hostIP": "127.0.0.1",
         "hostIPs": [{"ip": "127.0.0.1"}],
-        "podIP": "127.0.0.1",
-        "podIPs": [{"ip": "127.0.0.1"}],
+        "podIP": address,
+        "podIPs": [{"ip": address}],
         "startTime": timestamp(started),
         "conditions": _conditions(pod, inits, containers, ready=ready, over=over, ending=ending, now=now),
         "containerStatuses": [container_status(record) for record in containers],
@@ -118,13 +144,12 @@ def pod_status(
 
 def container_status(record: ContainerRecord) -> Object:
     """One entry of containerStatuses. Absent states are null: a merge patch would keep the old ones."""
-    running = isinstance(record.state, Running)
     return {
         "name": record.name,
         "image": record.image,
-        "imageID": "" if isinstance(record.state, Waiting) and record.restarts == 0 else record.image,
-        "ready": running,
-        "started": running,
+        "imageID": record.image if record.begun else "",
+        "ready": record.ready,
+        "started": isinstance(record.state, Running) and record.role is not Role.INIT,
         "restartCount": record.restarts,
         "state": _state(record.state),
         "lastState": _state(record.last),
@@ -161,7 +186,10 @@ def _conditions(
     ending: Ending | None,
     now: datetime,
 ) -> list[Object]:
-    initialized = all(record.succeeded for record in inits)
+    # a sidecar that is started again later takes nothing back
+    initialized = any(record.begun for record in containers) or all(
+        record.begun if record.role is Role.SIDECAR else record.succeeded for record in inits
+    )
     reason = ""
     if over:
         reason = "PodCompleted" if phase(inits, containers, over=True) == "Succeeded" else "PodFailed"

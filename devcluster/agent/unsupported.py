@@ -19,8 +19,12 @@ def unsupported(pod: Object) -> str | None:
         for name in _PROBES:
             if name in container:
                 return f"container {container['name']}: {name} is not run by the local node agent"
-        if container.get("restartPolicy"):
-            return f"container {container['name']}: sidecar containers are not run by the local node agent"
+    for container in spec["containers"]:
+        if "restartPolicy" in container:
+            return f"container {container['name']}: the local node agent knows the pod's restartPolicy only"
+    for container in spec.get("initContainers", ()):
+        if container.get("restartPolicy", "Always") != "Always":
+            return f"init container {container['name']}: restartPolicy is Always (a sidecar) or left out here"
     if "activeDeadlineSeconds" in spec:
         return "activeDeadlineSeconds of a pod is not kept by the local node agent; set it on the Job"
     return None

@@ -1,33 +1,56 @@
-"""Two pods, two JAX processes, one mesh."""
+"""A slice of two hosts, one mesh: two pods with a JAX process each, or under Pathways one process on the head.
+
+Locally the head computes on its own CPU, with a device for each chip of its workers, which a stand-in serves
+(devcluster/pathways): this holds what Kubernetes, operator and trainer do, and nothing of what Pathways itself does.
+"""
 
 import pytest
 
 from finetune_contract import Stage
-from tests.e2e.workbench import Workbench, finetune_job
+from tests.e2e.workbench import Object, Workbench, finetune_job, stage_of
 
 FULL = {"method": {"type": "SFT"}}
+TWO_HOSTS = {"accelerator": "tpu-v6e-slice", "topology": "2x4", "chipsPerHost": 4}
 
 
-def test_two_hosts_train_to_the_loss_of_one_process_on_the_same_global_batch(bench: Workbench) -> None:
-    bench.apply(
-        finetune_job(
-            "two", resources={"accelerator": "tpu-v6e-slice", "topology": "2x4", "chipsPerHost": 4}, **FULL
-        )
-    )
-    train = bench.wait("two", lambda job: job.get("status", {}).get("stage") == "Train")
-    pods = bench.list("pods", job="two", stage="Train")
-    two = bench.succeed("two")
+@pytest.fixture(scope="module")
+def one_process(bench: Workbench) -> dict[int, str]:
+    """Step -> loss."""
     bench.apply(finetune_job("one", resources={"accelerator": "tpu-v6e-slice", "topology": "2x2"}, **FULL))
-    one = bench.succeed("one")
+    losses = bench.losses(bench.succeed("one"))
+    assert len(losses) == 20
+    return losses
 
-    assert train["status"]["resolved"]["resources"]["hosts"] == 2
-    assert len(pods) <= 2
-    of_two, of_one = bench.losses(two), bench.losses(one)
-    assert of_two.keys() == of_one.keys()
-    assert len(of_one) == 20
-    for step, loss in of_one.items():
-        assert float(of_two[step]) == pytest.approx(float(loss), rel=1e-3), step
-    last = bench.result(two, Stage.TRAIN).details
+
+def assert_same_training(bench: Workbench, job: Object, expected: dict[int, str]) -> None:
+    losses = bench.losses(job)
+    assert losses.keys() == expected.keys()
+    for step, loss in expected.items():
+        assert float(losses[step]) == pytest.approx(float(loss), rel=1e-3), step
+    last = bench.result(job, Stage.TRAIN).details
     assert last is not None
     assert last.kind == "Train"
     assert last.step == 20
+
+
+def test_two_hosts_train_to_the_loss_of_one_process_on_the_same_global_batch(
+    bench: Workbench, one_process: dict[int, str]
+) -> None:
+    bench.apply(finetune_job("two", resources=TWO_HOSTS, **FULL))
+    train = bench.wait("two", lambda job: job.get("status", {}).get("stage") == "Train")
+    pods = bench.list("pods", job="two", stage="Train")
+    two = bench.succeed("two")
+
+    assert train["status"]["resolved"]["resources"]["hosts"] == 2
+    assert len(pods) <= 2
+    assert_same_training(bench, two, one_process)
+
+
+def test_a_head_of_pathways_trains_to_the_loss_of_one_process(
+    bench: Workbench, one_process: dict[int, str]
+) -> None:
+    bench.apply(finetune_job("pathways", resources={**TWO_HOSTS, "controller": "Pathways"}, **FULL))
+    job = bench.succeed("pathways")
+    assert_same_training(bench, job, one_process)
+    assert stage_of(job, Stage.EVALUATE)["phase"] == "Succeeded"
+    assert job["status"]["attempts"]["total"] == len(Stage)

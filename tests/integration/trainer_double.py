@@ -7,6 +7,7 @@ environment; benchmarks call :func:`records` and write the files themselves. Onl
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -30,6 +31,8 @@ from finetune_contract import (
 from tests import stage_outcomes
 
 IMAGE = "localhost/trainer-double:test"
+RELEASE = signal.SIGUSR2
+"""Sent to a double that takes its time: it goes on at once."""
 STEPS = 10
 SAVED_STEP = 4
 """The step of the checkpoint that a double which was asked to stop leaves."""
@@ -166,6 +169,19 @@ def job(namespace: str, name: str, profile_name: str, **spec: object) -> dict[st
     }
 
 
+def await_devices(target: str) -> None:
+    """As JAX under Pathways does: returns when the proxy tells of devices, which it does when all workers are there.
+    ``target``: ``grpc://HOST:PORT``."""
+    host, _, port = target.removeprefix("grpc://").rpartition(":")
+    while True:
+        try:
+            with socket.create_connection((host, int(port))) as proxy:
+                if proxy.recv(100):
+                    return
+        except ConnectionRefusedError:  # it is a container of the same pod, and may be slower
+            time.sleep(0.05)
+
+
 def crash(*_: object) -> None:
     """What an uncaught exception of Python comes to: exit code 1, and no record."""
     os._exit(1)
@@ -179,6 +195,8 @@ def main(seconds: float, stages: Collection[str], *, saves: bool) -> None:
         write(saving(request, datetime.now(UTC)))
         sys.exit(ExitCode.STOPPED)
 
+    # not taken before it is waited for
+    signal.pthread_sigmask(signal.SIG_BLOCK, {RELEASE})
     signal.signal(signal.SIGUSR1, crash)
     if saves and request.stage is Stage.TRAIN:
         signal.signal(signal.SIGTERM, save)
@@ -188,8 +206,10 @@ def main(seconds: float, stages: Collection[str], *, saves: bool) -> None:
     begun = next(iter(files))
     if first:
         write({begun: files.pop(begun)})
+    if target := os.environ.get("JAX_BACKEND_TARGET"):
+        await_devices(target)
     if request.stage in stages and not (saves and _saved(request)):
-        time.sleep(seconds)
+        signal.sigtimedwait({RELEASE}, seconds)
     if first:
         write(files)
 

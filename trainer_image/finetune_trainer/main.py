@@ -20,6 +20,7 @@ from finetune_contract import ExitCode, Failure, Stage, StageRequest
 from finetune_contract.request import REQUEST_VARIABLE
 from finetune_trainer.attempt import Attempt, Details, LogTail
 from finetune_trainer.errors import faults
+from finetune_trainer.locked_memory import allow_locking
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import Redactor
 from finetune_trainer.stopping import Stopper, exit_now
@@ -100,6 +101,8 @@ def _run(
     function: Callable[[Context], Details] = module.run
     from finetune_trainer.stages.train import TrainingStopped
 
+    if stage in _ON_SLICE and environment.get("JAX_PLATFORMS", "tpu") == "tpu":
+        allow_locking()
     # Only training has something to save at an agreed step; Evaluate ends at once.
     processes.join(environment.get("JAX_PLATFORMS", ""), agree_on_stops=stage is Stage.TRAIN)
     processes.watch(lambda told: _end(lambda: attempt.failed(_heard(told)), ExitCode.UNAVAILABLE))

@@ -74,6 +74,8 @@ class StageStatus(ApiModel):
     """The JobSet of that attempt."""
     restart: NonNegative | None = None
     """How often that JobSet has been restarted, after disruptions. Absent: never."""
+    worker_restarts: NonNegative | None = None
+    """Pathways: how often workers of that attempt have been started again on their hosts, at least. Absent: never."""
     start_time: Timestamp | None = None
     """When its first attempt began."""
     completion_time: Timestamp | None = None

@@ -1,6 +1,6 @@
 """What JobSets and pods say, read off their plain objects."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,6 +14,7 @@ type Object = Mapping[str, Any]
 _INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
 _GROUP_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+_SLICE_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
 _TERMINAL = ("Completed", "Failed")
 _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 
@@ -102,7 +103,7 @@ def pod_started(pod: Object) -> bool:
 def hindrance(pods: Iterable[Object]) -> Hindrance | None:
     """The first reason, in the order of what stands in the way longest, that a pod does not run."""
     found = [each for pod in pods if pod_live(pod) if (each := _hindrance(pod))]
-    order = (WaitingReason.CAPACITY, WaitingReason.INPUT, WaitingReason.IMAGE)
+    order = (WaitingReason.CAPACITY, WaitingReason.INPUT, WaitingReason.IMAGE, WaitingReason.RETRY)
     return min(found, key=lambda each: order.index(each.reason), default=None)
 
 
@@ -134,6 +135,17 @@ def _hindrance(pod: Object) -> Hindrance | None:
                 message=f"image {container.get('image', '')}: {reason}{f': {message}' if message else ''}",
                 since=since,
             )
+        if reason == "CrashLoopBackOff":
+            last = container.get("lastState", {}).get("terminated", {})
+            said = f": {last['message'].strip()}" if last.get("message") else ""
+            return Hindrance(
+                pod=name,
+                reason=WaitingReason.RETRY,
+                message=f"container {container['name']} keeps ending (exit code {last.get('exitCode')}){said}"[
+                    :1024
+                ],
+                since=since,
+            )
     return None
 
 
@@ -147,6 +159,12 @@ def running_span(pods: Iterable[Object]) -> tuple[datetime, datetime | None] | N
         return max(begun), None
     ended = [parse(told["finishedAt"]) for state in states if (told := state["terminated"]).get("finishedAt")]
     return max(begun), max(ended, default=max(begun))
+
+
+def slice_kind(pod: Object) -> tuple[tuple[str, str], ...]:
+    """The node labels that select the pod's kind of slice; empty for a pod on CPU, as Pathways' head is one."""
+    selector = pod.get("spec", {}).get("nodeSelector", {})
+    return tuple(sorted((key, value) for key, value in selector.items() if key in _SLICE_LABELS))
 
 
 def first_start(pods: Iterable[Object]) -> datetime | None:
@@ -203,3 +221,31 @@ def terminated(pods: Iterable[Object]) -> list[tuple[Object, Object]]:
         for container in pod.get("status", {}).get("containerStatuses", ())
         if "terminated" in container.get("state", {})
     ]
+
+
+def worker_restarts(pods: Iterable[Object]) -> int:
+    """How often Pathways' workers have been started again on their nodes, as far as their pods are there to tell."""
+    return sum(int(each.get("restartCount", 0)) for each in _worker_containers(pods))
+
+
+def workers_given_up(jobset: Object) -> bool:
+    """A worker's Job has failed: it had to be started again more often than its backoffLimit lets it."""
+    return any(
+        each["name"] == WORKER and each.get("failed", 0) > 0
+        for each in jobset.get("status", {}).get("replicatedJobsStatus", ())
+    )
+
+
+def workers_last_words(pods: Iterable[Object]) -> str:
+    """How a worker ended, of those that tell it; empty where none does."""
+    ends = (
+        (each.get("state", {}).get("terminated") or each.get("lastState", {}).get("terminated"))
+        for each in _worker_containers(pods)
+    )
+    return next((f"exit code {end['exitCode']}: {end.get('message', '')}" for end in ends if end), "")
+
+
+def _worker_containers(pods: Iterable[Object]) -> Iterator[Object]:
+    for pod in pods:
+        if not _runs_trainer(pod):
+            yield from pod.get("status", {}).get("containerStatuses", ())

@@ -38,9 +38,11 @@ _SIGKILL = _SIGNALLED + 9
 SUSPENDED = "Suspended"
 REPLACED = "Replaced"
 EVICTED = "Evicted"
+#: Pathways' workers kept ending, and with them the attempt; the head was only told to stop.
+WORKERS_FAILED = "WorkersFailed"
 _ON_PURPOSE = (SUSPENDED, REPLACED, NO_CAPACITY, DEADLINE_EXCEEDED)
 #: Reasons of its own judgement, which the trainer's last words do not change.
-_JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT)
+_JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT, WORKERS_FAILED)
 
 #: What a stage must have found out to have succeeded.
 _DETAILS = {
@@ -123,6 +125,9 @@ def classify(  # noqa: PLR0911  one per case
     if evicted and stopped and noted is None:
         return Verdict(ending=Ending.EVICTED, finished=finished, record=eviction(attempt, evicted))
     taken = disruption(attempt, nodes, ended=finished, now=now)
+    if stopped and not (noted or taken) and attempt.jobset and children.workers_given_up(attempt.jobset):
+        failure = _workers_failed(attempt, job)
+        return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
     if result:
         failure, record = _from_result(attempt, result, noted, taken)
         return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=record)
@@ -295,6 +300,17 @@ def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:
         reason=taken.reason,
         message=f"{attempt.key.stage}: {taken.message}"[:1024],
         evidence=evidence,
+    )
+
+
+def _workers_failed(attempt: Attempt, job: str) -> Failure:
+    stage = attempt.key.stage
+    return Failure(
+        code=ExitCode.UNAVAILABLE,
+        reason=WORKERS_FAILED,
+        message=f"{stage}: the workers of JobSet {jobset_name(job, stage, attempt.key.number)} had to be started again "
+        "more often than their Job allows, and the JobSet ended.",
+        evidence=children.workers_last_words(attempt.pods)[-4096:],
     )
 
 

@@ -79,7 +79,8 @@ def disruption(
 def _nodes_lost(pods: Iterable[children.Object], nodes: Mapping[str, children.Object]) -> Iterator[str]:
     for pod in pods:
         name = pod.get("spec", {}).get("nodeName")
-        if name is None:
+        # of other nodes than slices nobody has looked
+        if name is None or not children.slice_kind(pod):
             continue
         of_pod = f"of pod {pod['metadata']['name']}"
         if name not in nodes:

@@ -59,7 +59,8 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
         saved := _checkpoints(look, observed, kept=progress is previous.get("progress"))
     ):
         status["checkpoints"] = saved
-    status["summary"] = summarize(situation, look, progress)
+    workers = sum(each.get("workerRestarts", 0) for each in status.get("stages", ()))
+    status["summary"] = summarize(situation, look, progress, workers)
     if situation.wait:
         status["waiting"] = _waiting(situation, previous, observed.now)
     if situation.course.finished:
@@ -122,6 +123,10 @@ def _stage(
     if view.attempts:
         newest = view.attempts[-1]
         told |= _which(newest, look)
+        # at least: the pods tell it, and go before the status does
+        known = before.get("workerRestarts", 0) if before.get("attempt") == newest.ordinal else 0
+        if restarts := max(known, children.worker_restarts(newest.pods)):
+            told["workerRestarts"] = restarts
         told["startTime"] = before.get("startTime") or stamp(_started(view.attempts) or observed.now)
     if phase in (StagePhase.SUCCEEDED, StagePhase.FAILED):
         finished = view.result.finished if view.result else None

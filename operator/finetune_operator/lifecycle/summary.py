@@ -20,16 +20,19 @@ _DOING = {
 
 
 def summarize(  # noqa: PLR0911  one per case
-    situation: Situation, look: Survey | None, progress: Object | None
+    situation: Situation, look: Survey | None, progress: Object | None, workers: int
 ) -> str:
-    """``status.summary``. It quotes the progress that the status shows, so both move together."""
+    """``status.summary``. It quotes the progress that the status shows, so both move together.
+
+    ``workers``: how often Pathways' workers were started again.
+    """
     if situation.course is Course.INVALID and situation.refused:
         return f"Not started: {situation.refused.message}"
     if look is None:
         return "Looking at the job."
     match situation.course:
         case Course.SUCCEEDED:
-            return _succeeded(look)
+            return _succeeded(look, workers)
         case Course.PLANNED:
             return f"Planned: {_planned(look)} {_tpu_time(look)}".strip()
         case Course.FAILED:
@@ -38,10 +41,10 @@ def summarize(  # noqa: PLR0911  one per case
             return f"Suspended{_at_step(progress)}. Set spec.suspend to false to go on."
         case Course.SUSPENDING:
             return f"Suspending: {look.current.stage} saves and stops."
-    return _active(situation, look, progress)
+    return _active(situation, look, progress, workers)
 
 
-def _active(situation: Situation, look: Survey, progress: Object | None) -> str:
+def _active(situation: Situation, look: Survey, progress: Object | None, workers: int) -> str:
     if situation.store_error and situation.wait:
         return f"Waiting: {situation.wait.message}"
     if situation.refused:
@@ -53,7 +56,7 @@ def _active(situation: Situation, look: Survey, progress: Object | None) -> str:
         doing = f"{doing}: {_training(progress)}"
     elif not situation.running:
         doing = f"{doing}: pods are being started"
-    return f"{doing}.{_recovered(look)}"
+    return f"{doing}.{_recovered(look, workers)}"
 
 
 def _training(progress: Object) -> str:
@@ -70,13 +73,14 @@ def _at_step(progress: Object | None) -> str:
     return f" at step {progress['step']} of {progress['totalSteps']}" if progress else ""
 
 
-def _recovered(look: Survey) -> str:
+def _recovered(look: Survey, workers: int) -> str:
     counters = look.counters
     parts = [
         f"{number} {one if number == 1 else many}"
         for number, one, many in (
             (counters.preemption, "preemption", "preemptions"),
             (counters.infrastructure, "fault", "faults"),
+            (workers, "restart of a worker", "restarts of workers"),
         )
         if number
     ]
@@ -93,7 +97,7 @@ def _planned(look: Survey) -> str:
     )
 
 
-def _succeeded(look: Survey) -> str:
+def _succeeded(look: Survey, workers: int) -> str:
     artifacts = look.export.artifacts if look.export else []
     where = f" The tuned model lies in {artifacts[0].uri}." if artifacts else ""
     measured = look.evaluation
@@ -103,7 +107,7 @@ def _succeeded(look: Survey) -> str:
         loss = f" Loss {decimal(look.findings.train.evaluation_loss)} on the validation rows."
     else:
         loss = ""
-    return f"Succeeded.{where}{loss}{_recovered(look)}"
+    return f"Succeeded.{where}{loss}{_recovered(look, workers)}"
 
 
 def _failed(situation: Situation, look: Survey) -> str:

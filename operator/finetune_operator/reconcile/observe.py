@@ -22,6 +22,7 @@ from finetune_operator.cluster.port import (
     Rejected,
 )
 from finetune_operator.lifecycle.decision import CloserLook, Concerned
+from finetune_operator.lifecycle.children import slice_kind
 from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.observed import Observed, RunFolderView
 from finetune_operator.planning.queueing import QUEUE_LABEL
@@ -31,7 +32,6 @@ from finetune_operator.rendering.labels import UID_LABEL
 
 log = logging.getLogger(__name__)
 
-_SLICE_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
 #: On each Workload: the uid of what it stands for.
 _OF_UID = "kueue.x-k8s.io/job-uid"
 
@@ -131,7 +131,7 @@ class Observer:
     async def _nodes(self, pods: Sequence[Object]) -> Mapping[str, Object] | None:
         """All nodes of the slice's kind, in one request, while a failure on it is fresh. Without the right to see
         them nothing is known of them."""
-        kinds = {kind for pod in pods if _failed_lately(pod, self._utc_now()) and (kind := _slice_kind(pod))}
+        kinds = {kind for pod in pods if _failed_lately(pod, self._utc_now()) and (kind := slice_kind(pod))}
         if not kinds:
             return None
         try:
@@ -180,12 +180,6 @@ def _failed_lately(pod: Object, now: datetime) -> bool:
         if (state := container.get("state", {}).get("terminated")) and "finishedAt" in state
     ]
     return not ended or now - max(ended) <= 2 * WINDOW
-
-
-def _slice_kind(pod: Object) -> tuple[tuple[str, str], ...]:
-    """The node labels that select the pod's kind of slice; empty for a pod on CPU."""
-    selector = pod.get("spec", {}).get("nodeSelector", {})
-    return tuple(sorted((key, value) for key, value in selector.items() if key in _SLICE_LABELS))
 
 
 def owned_by(child: Object, uid: str) -> bool:

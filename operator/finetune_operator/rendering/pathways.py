@@ -115,7 +115,8 @@ def _head(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, An
         shared_memory=True,
     )
     pod["volumes"] = [*pod["volumes"], {"name": _TMP, "emptyDir": {}}]
-    # Sidecars: they start before the trainer, end after it, and do not keep the pod from being done.
+    # Sidecars: they start before the trainer, end after it, and do not keep the pod from being done. Without probes:
+    # workers are made once the head is ready, and the proxy may be ready only once they are there.
     pod["initContainers"] = [
         {
             **_server(

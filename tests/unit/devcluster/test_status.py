@@ -10,6 +10,7 @@ from devcluster.agent.status import (
     ContainerRecord,
     ContainerState,
     Ending,
+    Role,
     Running,
     Terminated,
     Waiting,
@@ -44,7 +45,8 @@ def status(*states: ContainerState, over: bool = False, ending: Ending | None = 
     ("states", "over", "expected"),
     [
         ([WAITING], False, "Pending"),
-        ([RUNNING, WAITING], False, "Running"),
+        ([RUNNING, WAITING], False, "Pending"),
+        ([RUNNING, RUNNING], False, "Running"),
         ([RUNNING, done(1)], False, "Running"),
         ([done(0), done(0)], True, "Succeeded"),
         ([done(0), done(75)], True, "Failed"),
@@ -52,6 +54,49 @@ def status(*states: ContainerState, over: bool = False, ending: Ending | None = 
 )
 def test_phase(states: list[ContainerState], over: bool, expected: str) -> None:
     assert phase([], records(*states), over=over) == expected
+
+
+def of_role(role: Role, state: ContainerState, last: Terminated | None = None) -> ContainerRecord:
+    return ContainerRecord(name=role.name, image="i", role=role, state=state, last=last)
+
+
+@pytest.mark.parametrize(
+    ("init", "main", "over", "expected"),
+    [
+        (of_role(Role.SIDECAR, WAITING), WAITING, False, "Pending"),
+        (of_role(Role.SIDECAR, RUNNING), WAITING, False, "Pending"),
+        (of_role(Role.SIDECAR, RUNNING), RUNNING, False, "Running"),
+        (of_role(Role.SIDECAR, RUNNING), done(0), False, "Running"),  # it is being ended
+        (of_role(Role.SIDECAR, done(143)), done(0), True, "Succeeded"),
+        (of_role(Role.SIDECAR, done(0)), done(1), True, "Failed"),
+        (of_role(Role.INIT, done(1)), done(1), True, "Failed"),
+    ],
+)
+def test_a_sidecar_does_not_decide_the_phase(
+    init: ContainerRecord, main: ContainerState, over: bool, expected: str
+) -> None:
+    assert phase([init], records(main), over=over) == expected
+
+
+@pytest.mark.parametrize(
+    ("init", "main", "initialized", "ready"),
+    [
+        (of_role(Role.SIDECAR, WAITING), WAITING, "False", "False"),
+        (of_role(Role.SIDECAR, RUNNING), WAITING, "True", "False"),
+        (of_role(Role.SIDECAR, RUNNING), RUNNING, "True", "True"),
+        (of_role(Role.SIDECAR, WAITING, last=done(1)), RUNNING, "True", "False"),
+        (of_role(Role.INIT, RUNNING), WAITING, "False", "False"),
+        (of_role(Role.INIT, done(0)), RUNNING, "True", "True"),
+    ],
+)
+def test_a_pod_with_sidecars_is_ready_when_they_are_too(
+    init: ContainerRecord, main: ContainerState, initialized: str, ready: str
+) -> None:
+    body = pod_status(POD, [init], records(main), over=False, ending=None, started=NOW, now=NOW)
+    found = {each["type"]: each["status"] for each in body["status"]["conditions"]}
+    assert (found["Initialized"], found["Ready"]) == (initialized, ready)
+    (told,) = body["status"]["initContainerStatuses"]
+    assert told["started"] is (init.role is Role.SIDECAR and init.state == RUNNING)
 
 
 def test_only_running_pods_are_ready() -> None:

@@ -186,7 +186,7 @@ def test_a_crash_of_hosts_whose_node_was_taken_is_a_preemption(
     world = World()
     name = world.until(Stage.TRAIN)
     for pod in world.pods_of(name):
-        pod["spec"] = {"nodeName": "n0"}
+        pod["spec"] = pod["spec"] | {"nodeName": "n0"}
     world.fail(name, 1, "UnexpectedError") if recorded else world.kill(name, 134)
     world.wait(seconds)
     world.nodes = nodes
@@ -234,7 +234,7 @@ def test_a_node_that_is_seen_to_be_gone_only_after_the_crash_was_charged_still_c
     world = World()
     name = world.until(Stage.TRAIN)
     for pod in world.pods_of(name):
-        pod["spec"] = {"nodeName": "n0"}
+        pod["spec"] = pod["spec"] | {"nodeName": "n0"}
     world.kill(name, 134)
     world.nodes = {"n0": NODE}
     world.reconcile()
@@ -501,6 +501,18 @@ def test_a_worker_that_is_taken_away_explains_the_heads_end() -> None:
     assert counters(world) == NOT_CHARGED
 
 
+def test_the_node_of_a_head_is_not_gone_because_it_is_none_of_the_slices() -> None:
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    for pod in world.pods_of(name):
+        pod["spec"] = pod["spec"] | {"nodeName": "cpu-node"}
+    add_worker(world, name)  # it ended because the head did
+    world.nodes = {"tpu-node": NODE}
+    world.kill(name, 1)
+    world.reconcile()
+    assert counters(world) == CHARGED
+
+
 def test_the_node_of_an_attempt_under_pathways_is_the_heads() -> None:
     world = pathways()
     name = world.until(Stage.TRAIN)
@@ -513,3 +525,95 @@ def test_the_node_of_an_attempt_under_pathways_is_the_heads() -> None:
     world.kill(name, 134)
     world.reconcile()
     assert world.status["attempts"]["history"][-1]["node"] == "cpu-node"
+
+
+def given_up(world: World, name: str) -> None:
+    """A worker's Job has failed, and the JobSet with it."""
+    world.end_jobset(name, "Failed")
+    world.jobsets[name]["status"]["replicatedJobsStatus"] = [
+        {"name": "pathways-head", "failed": 0},
+        {"name": "worker", "failed": 1},
+    ]
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_workers_that_keep_ending_are_a_fault_and_not_the_heads_preemption(saved: bool) -> None:
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    ended = {"terminated": {"exitCode": 139, "message": "out of luck"}}
+    add_worker(world, name, containerStatuses=[{"restartCount": 4, "state": {}, "lastState": ended}])
+    if saved:
+        world.stop(name, of_another=True)
+    else:
+        world.kill(name, 143, of_another=True)
+    given_up(world, name)
+    for _ in range(2):  # the evidence is gone the second time
+        world.reconcile()
+        assert counters(world) == CHARGED
+        assert world.status["attempts"]["history"][-1]["reason"] == "WorkersFailed"
+        world.pods.clear()
+    record = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert record is not None
+    assert record.evidence == "exit code 139: out of luck"
+
+
+def test_workers_whose_pods_were_taken_away_are_a_preemption() -> None:
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    add_worker(world, name, **DISRUPTED)
+    world.end_pods(name, 143)
+    given_up(world, name)
+    world.reconcile()
+    assert counters(world) == NOT_CHARGED
+
+
+def test_a_head_that_fails_by_itself_tells_so_though_workers_fail_of_it() -> None:
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    world.fail(name, ExitCode.DIVERGED)
+    given_up(world, name)
+    world.reconcile()
+    assert counters(world) == USERS
+
+
+def test_restarts_of_workers_are_told_and_charged_to_nobody() -> None:
+    def restarts(seen: int) -> tuple[int | None, str]:
+        worker = world.pods[f"{name}-worker-0"]
+        worker["status"] = {"phase": "Running", "containerStatuses": [{"restartCount": seen, "state": {}}]}
+        world.reconcile()
+        train = next(each for each in world.status["stages"] if each["name"] == "Train")
+        return train.get("workerRestarts"), world.status["summary"]
+
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    world.run(name)
+    add_worker(world, name)
+    assert restarts(0)[0] is None
+    assert restarts(1)[0] == 1
+    told, summary = restarts(2)
+    assert told == 2
+    assert "Recovered from 2 restarts of workers." in summary
+    # Another pod in its place knows of none.
+    assert restarts(0)[0] == 2
+    world.pods.pop(f"{name}-worker-0")
+    world.fail(name, 1)
+    world.reconcile()
+    assert counters(world) == CHARGED
+    name = world.until(Stage.TRAIN)
+    add_worker(world, name)
+    assert restarts(0)[0] is None
+
+
+def test_a_server_that_does_not_come_up_is_what_the_head_waits_for() -> None:
+    world = pathways()
+    name = world.until(Stage.TRAIN)
+    world.schedule(name)
+    ended = {"terminated": {"exitCode": 1, "message": "no permission to write /tmp\n"}}
+    server = {"name": "pathways-rm", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+    for pod in world.pods_of(name):
+        pod["status"] = {"phase": "Pending", "initContainerStatuses": [server]}
+    world.reconcile()
+    assert world.status["waiting"]["reason"] == "WaitingForRetry"
+    assert world.status["waiting"]["message"] == (
+        "container pathways-rm keeps ending (exit code 1): no permission to write /tmp"
+    )

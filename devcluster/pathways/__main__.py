@@ -1,0 +1,38 @@
+"""``python -m devcluster.pathways server|proxy_server FLAGS``: what the images' entry points run, until SIGTERM."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+
+from devcluster.pathways import flags
+from devcluster.pathways.flags import Manager
+from devcluster.pathways.servers import Place, RefusedError, run_manager, run_proxy, run_worker
+
+
+def chosen(
+    image: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> Coroutine[None, None, None]:
+    """The server that the image is with these flags; ``environment`` as the node makes it."""
+    address = environment["POD_ADDRESS"]
+    if image == "proxy_server":
+        return run_proxy(flags.proxy(arguments), address)
+    found = flags.server(arguments)
+    if isinstance(found, Manager):
+        return run_manager(found, address)
+    return run_worker(found, address, _place(environment))
+
+
+def _place(environment: Mapping[str, str]) -> Place:
+    return Place(
+        slice_number=int(environment["MEGASCALE_SLICE_ID"]),
+        host=int(environment["TPU_WORKER_ID"]),
+        hosts=len(environment["TPU_WORKER_HOSTNAMES"].split(",")),
+    )
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(chosen(sys.argv[1], sys.argv[2:], os.environ))
+    except (RefusedError, OSError) as error:  # OSError: its port is taken
+        sys.exit(str(error))

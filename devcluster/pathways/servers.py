@@ -1,0 +1,214 @@
+"""Resource manager, proxy and worker: who is there, and nothing else.
+
+worker → manager    {"slice": 0, "host": 1, "hosts": 2}      and stays connected for as long as it serves
+proxy → manager     {"watch": true}
+manager → proxy     {"complete": true}                       at once, and whenever it changes
+proxy → client      {"devices": 8}                           when all workers are there, not before
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from devcluster.pathways.flags import Client, Manager
+
+#: Between two tries to reach a resource manager, which may start later or be started again.
+RETRY_SECONDS = 0.2
+
+type Object = dict[str, object]
+type Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class RefusedError(Exception):
+    """The resource manager has no use for this worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A worker's, as node and JobSet tell it."""
+
+    slice_number: int
+    host: int
+    hosts: int
+    """Of the slice."""
+
+
+class ResourceManager:
+    """Knows which workers are there. A worker is there while its connection lasts."""
+
+    def __init__(self, flags: Manager) -> None:
+        self._flags = flags
+        self._workers: dict[tuple[int, int], Place] = {}
+        self._changed = asyncio.Condition()
+
+    @property
+    def complete(self) -> bool:
+        """All hosts of all slices are there."""
+        per_slice = [
+            [place for place in self._workers.values() if place.slice_number == number]
+            for number in range(self._flags.slices)
+        ]
+        return all(found and len(found) == found[0].hosts for found in per_slice)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, to its end."""
+        message = await _heard(reader)
+        if message is None:
+            return
+        if message.get("watch"):
+            await self._tell(reader, writer)
+        elif fault := self._fault(place := _place(message)):
+            await _say(writer, {"refused": fault})
+        else:
+            await self._keep(place, reader)
+
+    def _fault(self, place: Place) -> str | None:
+        if place.slice_number >= self._flags.slices:
+            return f"slice {place.slice_number}, but there are {self._flags.slices}"
+        if self._flags.chips % place.hosts:
+            return f"{place.hosts} hosts cannot share {self._flags.chips} chips"
+        return None
+
+    async def _keep(self, place: Place, reader: asyncio.StreamReader) -> None:
+        key = (place.slice_number, place.host)
+        async with self._changed:
+            self._workers[key] = place
+            print(f"worker {key} is there; complete: {self.complete}", flush=True)
+            self._changed.notify_all()
+        await reader.read()
+        async with self._changed:
+            # its successor may have come first
+            if self._workers.get(key) is place:
+                del self._workers[key]
+                print(f"worker {key} is gone", flush=True)
+                self._changed.notify_all()
+
+    async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told: bool | None = None
+        while not reader.at_eof():
+            async with self._changed:
+                while self.complete is told:
+                    await self._changed.wait()
+                told = self.complete
+            await _say(writer, {"complete": told, "devices": self._flags.chips * self._flags.slices})
+
+
+class Proxy:
+    """Lets clients wait until there are devices."""
+
+    def __init__(self) -> None:
+        self._devices = 0
+        self._complete = asyncio.Event()
+
+    async def follow(self, flags: Client) -> None:
+        """What the resource manager says; for ever."""
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await _say(writer, {"watch": True})
+            while (message := await _heard(reader)) is not None:
+                self._devices = int(str(message["devices"]))
+                print(f"all workers are there: {message['complete']}", flush=True)
+                if message["complete"]:
+                    self._complete.set()
+                else:
+                    self._complete.clear()
+            self._complete.clear()
+
+        await _keep_connected(flags, listen)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client. It is served for as long as it stays, whatever becomes of the workers."""
+        await self._complete.wait()
+        await _say(writer, {"devices": self._devices})
+        await reader.read()
+
+
+async def run_manager(flags: Manager, address: str) -> None:
+    """For ever; so do the others. The port after its own is part of it, too."""
+    async with _listening(ResourceManager(flags).answer, address, flags.port, flags.port + 1):
+        await asyncio.get_running_loop().create_future()
+
+
+async def run_proxy(flags: Client, address: str) -> None:
+    proxy = Proxy()
+    async with _listening(proxy.answer, address, flags.port):
+        await proxy.follow(flags)
+
+
+async def run_worker(flags: Client, address: str, place: Place) -> None:
+    """Raises RefusedError where the resource manager does not want it."""
+    told = {"slice": place.slice_number, "host": place.host, "hosts": place.hosts}
+
+    async def register(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _say(writer, told)
+        print(f"registered with the resource manager: {told}", flush=True)
+        if (message := await _heard(reader)) is not None:
+            raise RefusedError(f"the resource manager refuses this worker: {message['refused']}")
+
+    async with _listening(_hold, address, flags.port, flags.port + 1):
+        await _keep_connected(flags, register)
+
+
+@contextlib.asynccontextmanager
+async def _listening(talk: Talk, address: str, *ports: int) -> AsyncIterator[None]:
+    """Answers on these ports meanwhile; whoever is still connected at the end is left."""
+    talks: set[asyncio.Task[None]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "asyncio's servers answer in tasks"
+        talks.add(task)
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await talk(reader, writer)
+        finally:
+            talks.discard(task)
+            writer.close()
+
+    servers = [await asyncio.start_server(answer, address, port) for port in ports]
+    print(f"serving on {address}:{', '.join(map(str, ports))}", flush=True)
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.close()
+        for task in talks:
+            task.cancel()
+
+
+async def _hold(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    """Listens, and has nothing to say."""
+    await reader.read()
+
+
+async def _keep_connected(flags: Client, talk: Talk) -> None:
+    """Talks to the resource manager, and anew whenever that has ended; for ever."""
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(flags.manager_host, flags.manager_port)
+            try:
+                await talk(reader, writer)
+            finally:
+                writer.close()
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _say(writer: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+    await writer.drain()
+
+
+async def _heard(reader: asyncio.StreamReader) -> Object | None:
+    """The next message; None when the other has gone."""
+    try:
+        line = await reader.readline()
+    except ConnectionError:
+        return None
+    return dict(json.loads(line)) if line else None
+
+
+def _place(message: Object) -> Place:
+    numbers = {key: int(str(message[key])) for key in ("slice", "host", "hosts")}
+    return Place(slice_number=numbers["slice"], host=numbers["host"], hosts=numbers["hosts"])

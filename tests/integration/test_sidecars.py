@@ -1,0 +1,130 @@
+"""Pods of several containers live and end on a local node as on a kubelet."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devcluster.testing import Cluster
+from tests.integration import pods
+from tests.integration.pods import exit_code, over, running, shell
+
+#: Each container writes what happens to it behind what the others wrote; a sidecar says that it is being ended.
+TOLD = "$TMPDIR/told"
+SERVE = f"trap 'echo end-$0 >>{TOLD}; exit 3' TERM; echo $0 >>{TOLD}; while :; do sleep 0.05; done"
+AWAIT = f"until grep -qs $0 {TOLD}; do sleep 0.05; done"
+SHARED = {
+    "env": [{"name": "TMPDIR", "value": "/t"}],
+    "volumeMounts": [{"name": "t", "mountPath": "/t"}],
+}
+
+type Object = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def machine_image(cluster: Cluster) -> None:
+    cluster.add_image(pods.IMAGE, Path("/usr/bin"))
+
+
+def path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def init(name: str, script: str, **more: Any) -> Object:
+    return {**pods.container("sh", "-c", script, name), **SHARED, "name": name, **more}
+
+
+def sidecar(name: str, script: str = SERVE) -> Object:
+    return init(name, script, restartPolicy="Always")
+
+
+def pod(namespace: str, script: str, *inits: Object, **more: Any) -> Object:
+    volumes = [{"name": "t", "emptyDir": {}}]
+    return shell(namespace, "p", script, main=SHARED, initContainers=list(inits), volumes=volumes, **more)
+
+
+def told(cluster: Cluster, found: Object) -> list[str]:
+    meta = found["metadata"]
+    folder = cluster.state.pods / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / "volumes" / "t"
+    return (folder / "told").read_text().split()
+
+
+def states(found: Object) -> dict[str, Object]:
+    return {each["name"]: each for each in found["status"]["initContainerStatuses"]}
+
+
+def code(status: Object) -> int:
+    return int(status["state"]["terminated"]["exitCode"])
+
+
+def test_sidecars_begin_in_order_and_end_in_reverse_after_the_work(cluster: Cluster, namespace: str) -> None:
+    first = init("first", f"echo first >>{TOLD}")
+    one, two = sidecar("one"), sidecar("two", f"{AWAIT.replace('$0', 'one')}; {SERVE}")
+    work = f"{AWAIT.replace('$0', 'two')}; echo work >>{TOLD}"
+    cluster.apply(pod(namespace, work, first, one, two))
+    found = cluster.wait(path(namespace, "p"), over)
+    assert told(cluster, found) == ["first", "one", "two", "work", "end-two", "end-one"]
+    # how they end is nobody's affair
+    assert found["status"]["phase"] == "Succeeded"
+    assert {name: code(status) for name, status in states(found).items()} == {"first": 0, "one": 3, "two": 3}
+    assert cluster.kubectl("logs", "-n", namespace, "p", "-c", "one") == ""
+
+
+def test_a_sidecar_that_ends_is_started_again_whatever_the_pods_policy(
+    cluster: Cluster, namespace: str
+) -> None:
+    once = f"test -e $TMPDIR/second && {{ {SERVE}; }}; touch $TMPDIR/second; exit 0"
+    cluster.apply(pod(namespace, AWAIT.replace("$0", "again"), sidecar("again", once)))
+    found = cluster.wait(path(namespace, "p"), over)
+    assert found["status"]["phase"] == "Succeeded"
+    assert states(found)["again"]["restartCount"] == 1
+    assert code({"state": states(found)["again"]["lastState"]}) == 0
+
+
+def test_the_work_of_a_deleted_pod_saves_while_its_sidecars_still_serve(
+    cluster: Cluster, namespace: str
+) -> None:
+    save = f"sleep 0.3; echo saved >>{TOLD}; exit 75"
+    work = f"trap '{save}' TERM; {AWAIT.replace('$0', 'one')}; while :; do sleep 0.05; done"
+    meta = {"finalizers": ["test.dev/look"]}
+    cluster.apply(pod(namespace, work, sidecar("one"), meta=meta))
+    cluster.wait(path(namespace, "p"), running)
+    cluster.delete(path(namespace, "p"))
+    found = cluster.wait(path(namespace, "p"), over)
+    assert (found["status"]["phase"], exit_code(found)) == ("Failed", 75)
+    assert told(cluster, found)[-2:] == ["saved", "end-one"]
+    cluster.patch(path(namespace, "p"), {"metadata": {"finalizers": None}})
+    cluster.wait_gone(path(namespace, "p"))
+
+
+def test_a_failed_init_container_ends_the_sidecars_before_it(cluster: Cluster, namespace: str) -> None:
+    fails = init("fails", f"{AWAIT.replace('$0', 'one')}; exit 7")
+    cluster.apply(pod(namespace, f"echo work >>{TOLD}", sidecar("one"), fails))
+    found = cluster.wait(path(namespace, "p"), over)
+    assert found["status"]["phase"] == "Failed"
+    assert told(cluster, found) == ["one", "end-one"]
+    assert {name: code(status) for name, status in states(found).items()} == {"one": 3, "fails": 7}
+
+
+def test_a_pod_that_is_deleted_before_it_has_begun_is_gone_at_once(cluster: Cluster, namespace: str) -> None:
+    waiting = sidecar("waiting") | {"image": f"localhost/{namespace}:none"}
+    cluster.apply(pod(namespace, "true", waiting))
+    cluster.wait(path(namespace, "p"), lambda found: "initContainerStatuses" in found["status"])
+    cluster.delete(path(namespace, "p"))
+    cluster.wait_gone(path(namespace, "p"))
+
+
+def test_pods_listen_on_the_same_port_at_addresses_of_their_own(cluster: Cluster, namespace: str) -> None:
+    script = (
+        'exec python3 -c \'import os, socket, time; s = socket.create_server((os.environ["POD_ADDRESS"], 29000));'
+        " print(s.getsockname()[0], flush=True); time.sleep(600)'"
+    )
+    for name in ("p", "q"):
+        cluster.apply(shell(namespace, name, script))
+    for name in ("p", "q"):
+        found = cluster.wait(path(namespace, name), running)
+        following = cluster.kubectl("logs", "-n", namespace, name)
+        while not following:
+            following = cluster.kubectl("logs", "-n", namespace, name)
+        assert following.strip() == found["status"]["podIP"]
+        cluster.delete(path(namespace, name))
