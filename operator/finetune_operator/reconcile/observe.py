@@ -21,8 +21,8 @@ from finetune_operator.cluster.port import (
     Object,
     Rejected,
 )
-from finetune_operator.lifecycle.decision import CloserLook, Concerned
 from finetune_operator.lifecycle.children import slice_kind
+from finetune_operator.lifecycle.decision import CloserLook, Concerned
 from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.observed import Observed, RunFolderView
 from finetune_operator.planning.queueing import QUEUE_LABEL

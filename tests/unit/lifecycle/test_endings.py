@@ -615,5 +615,5 @@ def test_a_server_that_does_not_come_up_is_what_the_head_waits_for() -> None:
     world.reconcile()
     assert world.status["waiting"]["reason"] == "WaitingForRetry"
     assert world.status["waiting"]["message"] == (
-        "container pathways-rm keeps ending (exit code 1): no permission to write /tmp"
+        "container pathways-rm keeps ending (exit code 1): no permission to write /tmp."
     )
