@@ -4,6 +4,7 @@ The servers are the local cluster's stand-in (devcluster/pathways), so what hold
 the operator do with such pods. It says nothing of what Pathways itself does while a worker is away.
 """
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -77,8 +78,7 @@ class Run:
         """To the first process of a running container."""
         meta = pod["metadata"]
         folder = self.cluster.state.pods / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
-        pid = int((folder / f"{container}.process").read_text().partition('"pid": ')[2].partition(",")[0])
-        os.kill(pid, number)
+        os.kill(json.loads((folder / f"{container}.process").read_text())["pid"], number)
 
     def evict(self, pod: Object) -> None:
         meta = {"name": pod["metadata"]["name"], "namespace": self.namespace}
