@@ -137,7 +137,7 @@ class Operator:
             task.result()
 
     def _reconcile(self, cluster: Cluster, intake: Intake) -> Reconcile[Key]:
-        store = UniversalStore()
+        store = UniversalStore(requested=self._metrics.storage_requested)
         observer = Observer(cluster, RunFolderReader(store), utc_now=_utc_now, live_jobs=lambda: intake.live)
         applier = Applier(cluster, store, created=self._metrics.jobset_created)
         jobs = Reconciler(observer, self._decide, applier, utc_now=_utc_now)
