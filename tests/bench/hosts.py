@@ -27,12 +27,13 @@ NO_PID = 1 << 30
 #: Pods of CPU stages that are there at once, at most, on one node.
 PODS_PER_NODE = 100
 HOSTS = 2
+LEAVING = {"key": "cloud.google.com/impending-node-termination", "effect": "PreferNoSchedule"}
 
 
 def slices(count: int) -> Sequence[LocalNode]:
     """So many v6e-8 slices of two hosts each, and CPU nodes for as many jobs."""
     cpu = [
-        LocalNode(name=f"cpu-{number}", pool="cpu", machine_type="n2", cpu="100000", memory="1000Ti")
+        LocalNode(name=f"stages-{number}", pool="cpu", machine_type="n2", cpu="100000", memory="1000Ti")
         for number in range(-(-count // PODS_PER_NODE) + 1)
     ]
     pools = [
@@ -98,6 +99,7 @@ class Hosts:
         self._nodes = {node.name: node for node in local}
         self._folder = folder
         self._runners: dict[str, PodRunner] = {}
+        self._leaving: set[str] = set()
         self._lives: set[asyncio.Task[None]] = set()
         self._processes: dict[str, StageProcess] = {}
         """Training's, by the name of the pod."""
@@ -112,12 +114,13 @@ class Hosts:
 
     async def platform(self, pod: Object, _container: Object) -> dict[str, str]:
         annotations = pod["metadata"].get("annotations", {})
-        return {"WORKER": annotations.get("batch.kubernetes.io/job-completion-index", "0")}
+        index = annotations.get("batch.kubernetes.io/job-completion-index", "0")
+        return {"WORKER": index, "POD": pod["metadata"]["name"]}
 
     async def launch(self, launch: Launch) -> StageProcess:
         request = StageRequest.of_environment(launch.env)
         process = StageProcess(request, first=launch.env["WORKER"] == "0")
-        self._processes[launch.env["HOSTNAME"]] = process
+        self._processes[launch.env["POD"]] = process
         return process
 
     # --- what the benchmark asks of it
@@ -144,6 +147,18 @@ class Hosts:
     def crash(self, pod: str) -> None:
         """The process of that pod ends with exit code 1 and leaves no record."""
         self._processes[pod].end(1)
+
+    async def announce_end(self, node: str) -> None:
+        """As GKE does before a node goes. Pods may still come to this one: it stands for its successor, too."""
+        taints = [*nodes.manifest(self._nodes[node])["spec"]["taints"], LEAVING]
+        await self.kube.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": taints}})
+        self._leaving.add(node)
+
+    async def stay(self) -> None:
+        """No node is about to go any more."""
+        while self._leaving:
+            node = self._leaving.pop()
+            await self.kube.patch(f"/api/v1/nodes/{node}", nodes.manifest(self._nodes[node]))
 
     async def _beat(self) -> None:
         while True:

@@ -6,7 +6,7 @@ Slices are v6e-8, two hosts each, and exist for Kubernetes alone (tests/bench/ho
 controllers are real, and a pod takes no time to start or to end. Two ways to lose a slice:
 
     evicted   one pod of it is evicted: JobSet restarts the job by itself, and the operator tells of it
-    crashed   the other host crashes first, so that the JobSet fails: the operator judges and makes the next JobSet
+    crashed   a node is about to go, and both processes crash of it: the operator judges and makes the next JobSet
 
 Times are this program's: from the watch event that it saw to the watch event that shows the answer. Prints Markdown
 tables of medians.
@@ -68,10 +68,13 @@ class Fleet:
         await self.until(lambda job: _trains(job, attempt=1))
 
     async def disrupt(self, way: Way) -> dict[str, dict[str, float]]:
-        """Takes one host of each job away, all at the same moment; when all train again: by job, seconds from
-        one thing to the next, and ``whole`` from the first eviction to that job's phase Running."""
+        """Takes the slice of each job away, all at the same moment. When all train again: by job, seconds from one
+        thing to the next, and ``whole`` from that moment to the job's phase Running."""
         self._marks.clear()
         victims = [self._hosts_of(name) for name in self._names]
+        if way == "crashed":
+            for pods in victims:
+                await self._hosts.announce_end(self._pods[pods[1]]["spec"]["nodeName"])
         begun = time.monotonic()
         await asyncio.gather(*(self._take(pods, way) for pods in victims))
         await self.until(lambda job: _trains(job, attempt=2))
@@ -98,24 +101,25 @@ class Fleet:
         return sorted(name for name, pod in self._pods.items() if _is_of(pod, job) and _lives(pod))
 
     async def _take(self, pods: list[str], way: Way) -> None:
-        first, second = pods
         if way == "crashed":
-            self._hosts.crash(first)
-        meta = {"name": second, "namespace": self._namespace}
+            for pod in pods:
+                self._hosts.crash(pod)
+            return
+        meta = {"name": pods[1], "namespace": self._namespace}
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
-        await self._kube.create(f"{PODS.format(self._namespace)}/{second}/eviction", eviction)
+        await self._kube.create(f"{PODS.format(self._namespace)}/{pods[1]}/eviction", eviction)
 
     def _seconds(self, way: Way, begun: float, marks: dict[str, float]) -> dict[str, float]:
         lost = marks["failed"] if way == "crashed" else marks["restarted"]
         word = "JobSet failed" if way == "crashed" else "JobSet restarts"
         found = {
-            f"eviction → {word} (Kubernetes)": lost - begun,
+            f"{way} → {word} (Kubernetes)": lost - begun,
             f"{word} → status tells the preemption": marks["told"] - lost,
         }
         if way == "crashed":
             found[f"{word} → next JobSet"] = marks["next"] - lost
         found["last pod of the new attempt runs → phase Running"] = marks["running"] - marks["pods"]
-        found["whole: eviction → phase Running"] = marks["running"] - begun
+        found[f"whole: {way} → phase Running"] = marks["running"] - begun
         return found
 
     # --- what the watches tell
@@ -244,6 +248,7 @@ async def one_run(cluster: Cluster, kube: Kube, hosts: Hosts, way: Way, count: i
         if wrong := fleet.wrong(way):
             raise AssertionError("\n".join(wrong))
     finally:
+        await hosts.stay()
         await kube.delete(f"/api/v1/namespaces/{namespace}")
         await asyncio.to_thread(cluster.wait_gone, f"/api/v1/namespaces/{namespace}", seconds=PATIENCE)
         following.cancel()
