@@ -99,7 +99,6 @@ lock: $(UV) ## Resolve the hashed requirement files anew
 bench: install trainer cluster-programs ## Measure operator, preemptions and quickstart; prints what docs/benchmarks.md records
 	@$(PYTHON) -m tests.bench
 	@$(PYTHON) -m tests.bench.preemption
-	@$(PYTHON) -m tests.bench.resume
 	@$(PYTHON) -m tests.bench.quickstart
 
 check-real: install reference ## Ask the model that make demo-real exported the same questions under transformers
