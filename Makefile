@@ -96,8 +96,9 @@ generate: install ## Write crds/ (and the chart's copy) from the API models
 lock: $(UV) ## Resolve the hashed requirement files anew
 	@requirements/lock.sh
 
-bench: install trainer cluster-programs ## Measure operator and quickstart; prints what docs/benchmarks.md records
+bench: install trainer cluster-programs ## Measure operator, preemptions and quickstart; prints what docs/benchmarks.md records
 	@$(PYTHON) -m tests.bench
+	@$(PYTHON) -m tests.bench.preemption
 	@$(PYTHON) -m tests.bench.quickstart
 
 check-real: install reference ## Ask the model that make demo-real exported the same questions under transformers

@@ -24,7 +24,8 @@ from tests.integration.jobs import PROFILE
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster.started(tmp_path_factory.mktemp("cluster")) as running:
+    # No stage runs the real trainer here, so nobody waits for its imports.
+    with Cluster.started(tmp_path_factory.mktemp("cluster"), warm=False) as running:
         yield running
 
 

@@ -9,7 +9,16 @@ import pytest
 
 from devcluster.testing import Cluster
 from tests.integration.jobs import Object, await_file, charged, job_path, jobset_path, jobsets, uid_of
-from tests.integration.training import FAULT, PREEMPTED, end, pods_of, processes, quick, started
+from tests.integration.training import (
+    FAULT,
+    PREEMPTED,
+    end,
+    pods_of,
+    processes,
+    quick,
+    started,
+    trained,
+)
 
 
 def evict(cluster: Cluster, namespace: str, pod: Object) -> None:
@@ -85,7 +94,7 @@ def test_a_disruption_is_repaired_inside_the_jobset(
     assert charged(done) == PREEMPTED
     assert uid_of(training, namespace, "job-train-1") == uid
     assert "job-train-2" not in jobsets(training, namespace)
-    train = next(stage for stage in done["status"]["stages"] if stage["name"] == "Train")
+    train = trained(done)
     assert (train["attempt"], train["jobSet"], train["restart"]) == (2, "job-train-1", 1)
     await_file(run.result("train", 1, 1), seconds=0)
     ended = done["status"]["attempts"]["history"]
@@ -106,7 +115,7 @@ def test_what_is_no_disruption_is_judged_and_tried_again(
     fault(training, namespace, job)
     done = end(training, namespace)
     assert charged(done) == budget
-    train = next(stage for stage in done["status"]["stages"] if stage["name"] == "Train")
+    train = trained(done)
     assert train["attempt"] == 2
 
 

@@ -50,7 +50,8 @@ SCENARIOS: Mapping[str, Sequence[Slices]] = {
 @pytest.fixture(scope="module")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster with fake nodes, apart from the one of the other suites."""
-    with Cluster.started(tmp_path_factory.mktemp("fakes") / "cluster", extra=("kwok",)) as running:
+    folder = tmp_path_factory.mktemp("fakes") / "cluster"
+    with Cluster.started(folder, warm=False, extra=("kwok",)) as running:
         yield running
 
 
@@ -138,5 +139,3 @@ def test_every_slice_is_alone_on_nodes_that_are_made_for_it(fakes: Cluster, titl
     assert all(len(slices) == 1 for slices in pools.values()), pools
     multi_host = [wanted for wanted in SCENARIOS[title] if wanted.shape.multi_host]
     assert len(pools) == sum(wanted.jobs * wanted.slices for wanted in multi_host)
-    fakes.kubectl("delete", "namespace", namespace, "--wait=false")
-    fakes.kubectl("delete", "nodes", "-l", f"{SCENARIO}={namespace}")

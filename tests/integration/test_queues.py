@@ -39,7 +39,7 @@ type Object = dict[str, Any]
 @pytest.fixture(scope="module")
 def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("queues")
-    with Cluster.started(folder / "cluster", operator=True, extra=("kueue",)) as running:
+    with Cluster.started(folder / "cluster", operator=True, warm=False, extra=("kueue",)) as running:
         running.apply(provisioning_requests())
         running.stop("kueue")
         running.start("kueue")

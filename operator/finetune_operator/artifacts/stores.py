@@ -18,20 +18,38 @@ def _google() -> Store:
 FACTORIES: Mapping[str, Callable[[], Store]] = {"gs": _google, "file": FileStore}
 
 
-class UniversalStore:
-    """Implements :class:`finetune_operator.artifacts.port.Store` for every known scheme."""
+def _ignore(_operation: str) -> None:
+    """The observer of those who do not measure."""
 
-    def __init__(self, factories: Mapping[str, Callable[[], Store]] = FACTORIES) -> None:
+
+class UniversalStore:
+    """Implements :class:`finetune_operator.artifacts.port.Store` for every known scheme.
+
+    Args:
+        factories: what makes the store of each scheme.
+        requested: hears ``read``, ``list`` or ``write`` before each request.
+    """
+
+    def __init__(
+        self,
+        factories: Mapping[str, Callable[[], Store]] = FACTORIES,
+        *,
+        requested: Callable[[str], None] = _ignore,
+    ) -> None:
         self._factories = factories
+        self._requested = requested
         self._stores: dict[str, Store] = {}
 
     async def read(self, uri: str) -> bytes | None:
+        self._requested("read")
         return await self._store(uri).read(uri)
 
     async def list(self, uri: str) -> Sequence[str]:
+        self._requested("list")
         return await self._store(uri).list(uri)
 
     async def write(self, uri: str, content: bytes) -> None:
+        self._requested("write")
         await self._store(uri).write(uri, content)
 
     def _store(self, uri: str) -> Store:

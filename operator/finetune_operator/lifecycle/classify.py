@@ -131,7 +131,7 @@ def classify(  # noqa: PLR0911  one per case
     if result:
         failure, record = _from_result(attempt, result, noted, taken)
         return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=record)
-    if noted and (noted.reason in _JUDGED or not (taken and _crash(noted))):
+    if noted and (settled(noted) or not (taken and _crash(noted))):
         return Verdict(ending=Ending.FAILED, failure=noted, finished=finished)
     if attempt.jobset is None and suspend:
         return Verdict(ending=Ending.STOPPED, purpose=SUSPENDED, record=suspension())
@@ -140,6 +140,11 @@ def classify(  # noqa: PLR0911  one per case
     else:
         failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
     return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
+
+
+def settled(noted: Failure | None) -> bool:
+    """Whether the operator has judged, for good: neither the trainer's last words nor the nodes change it."""
+    return noted is not None and noted.reason in _JUDGED
 
 
 def _crash(noted: Failure) -> bool:
@@ -190,7 +195,7 @@ def _from_result(
     attempt: Attempt, result: StageResult, noted: Failure | None, taken: Disruption | None
 ) -> tuple[Failure, Failure | None]:
     """The failure that counts, and a record where it is the operator's own judgement."""
-    if noted and noted.reason in _JUDGED:
+    if noted and settled(noted):
         return noted, None
     elsewhere = _elsewhere(attempt, result, noted, taken)
     if elsewhere is not None:

@@ -22,12 +22,14 @@ from finetune_operator.cluster.port import (
     Rejected,
 )
 from finetune_operator.lifecycle.children import slice_kind
+from finetune_operator.lifecycle.classify import settled
 from finetune_operator.lifecycle.decision import CloserLook, Concerned
 from finetune_operator.lifecycle.disruption import WINDOW
-from finetune_operator.lifecycle.observed import Observed, RunFolderView
+from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+from finetune_operator.rendering import attempt_of
 from finetune_operator.rendering.labels import UID_LABEL
 
 log = logging.getLogger(__name__)
@@ -91,8 +93,8 @@ class Observer:
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
             self._profiles(snapshot),
         )
-        nodes, workloads = await asyncio.gather(self._nodes(pods), self._workloads(key.namespace, jobsets))
-        view = RunFolderView() if snapshot is None else await self._folder.view(Folders.of(snapshot))
+        workloads, view = await asyncio.gather(self._workloads(key.namespace, jobsets), self._view(snapshot))
+        nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)])
         return Observed(
             now=self._utc_now(),
             job=job,
@@ -128,9 +130,12 @@ class Observer:
         except NotFound:
             return None
 
+    async def _view(self, snapshot: Object | None) -> RunFolderView:
+        return RunFolderView() if snapshot is None else await self._folder.view(Folders.of(snapshot))
+
     async def _nodes(self, pods: Sequence[Object]) -> Mapping[str, Object] | None:
-        """All nodes of the slice's kind, in one request, while a failure on it is fresh. Without the right to see
-        them nothing is known of them."""
+        """All nodes of the slice's kind, in one request, while a failure on it is fresh and not judged. Without the
+        right to see them nothing is known of them."""
         kinds = {kind for pod in pods if _failed_lately(pod, self._utc_now()) and (kind := slice_kind(pod))}
         if not kinds:
             return None
@@ -168,6 +173,14 @@ class Observer:
     async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
         """All profiles before admission; afterwards the snapshot holds the job's copy."""
         return await self._cluster.list(PROFILES, None) if snapshot is None else ()
+
+
+def _judged(pod: Object, view: RunFolderView) -> bool:
+    """Whether the verdict on the pod's attempt stands, so that its nodes need not be asked for: there may be
+    thousands of that kind."""
+    key = attempt_of(pod)
+    files = view.attempts.get(AttemptKey(*key)) if key else None
+    return files is not None and settled(files.failure)
 
 
 def _failed_lately(pod: Object, now: datetime) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -24,6 +24,7 @@ from finetune_contract import (
 )
 from finetune_operator.artifacts.port import StorageError, Store
 from finetune_operator.cluster.port import Object
+from finetune_operator.lifecycle.classify import settled
 from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Retry, RunFolderView
 from finetune_operator.planning.snapshot import read_snapshot
 
@@ -92,17 +93,31 @@ class RunFolderReader:
             key = attempt_of(folder)
             if key is not None:
                 files.setdefault(key, set()).add(name)
-        found: dict[AttemptKey, AttemptFiles] = {}
-        for key, names in sorted(files.items()):
-            found[key] = AttemptFiles(
-                result=await self._immutable(run.result(*key.place), StageResult)
-                if "result.json" in names
-                else None,
-                failure=await self._fresh(run.failure(*key.place), Failure)
-                if "failure.json" in names
-                else None,
-            )
-        return found
+        keys = sorted(files)
+        newest = {key.stage: key for key in keys}
+        found = [self._attempt(run, key, files[key], last=key == newest[key.stage]) for key in keys]
+        return dict(zip(keys, await asyncio.gather(*found), strict=True))
+
+    async def _attempt(
+        self, run: RunFolder, key: AttemptKey, names: Collection[str], *, last: bool
+    ) -> AttemptFiles:
+        """``last``: of its stage, so far."""
+        result, failure = run.result(*key.place), run.failure(*key.place)
+        return AttemptFiles(
+            result=await self._result(result, last=last) if "result.json" in names else None,
+            failure=await self._failure(failure) if "failure.json" in names else None,
+        )
+
+    async def _result(self, uri: str, *, last: bool) -> StageResult | None:
+        """Written once, but for that of an attempt that was stopped: a JobSet that Kueue has stopped may run the same
+        attempt again, to another end, for as long as no other attempt has followed."""
+        return await self._once(
+            uri, StageResult, final=lambda record: not last or record.outcome is not Outcome.STOPPED
+        )
+
+    async def _failure(self, uri: str) -> Failure | None:
+        """A trainer's may still be replaced by the operator's own judgement, and that by nothing."""
+        return await self._once(uri, Failure, final=settled)
 
     async def _retry(self, run: RunFolder, listed: Sequence[str]) -> Retry | None:
         generations = [int(match[1]) for name in listed if (match := _RETRY.fullmatch(name))]
@@ -127,23 +142,22 @@ class RunFolderReader:
         return await self._fresh(cache.convert_manifest(fingerprint), ConvertManifest)
 
     async def _fresh[T: BaseModel](self, uri: str, model: type[T]) -> T | None:
-        """A file that may change: the operator's own judgement replaces a trainer's failure record."""
+        """A file that may change."""
         content = await self._store.read(uri)
         return None if content is None else _parsed(uri, content, model)
 
     async def _immutable[T: BaseModel](self, uri: str, model: type[T]) -> T | None:
-        """A file that is written once, but for the result of an attempt that was stopped. None where it is not there
-        (yet)."""
+        """A file that is written once; None where it is not there (yet)."""
+        return await self._once(uri, model, final=lambda _: True)
+
+    async def _once[T: BaseModel](self, uri: str, model: type[T], *, final: Callable[[T], bool]) -> T | None:
+        """A file that is not read again when what it says is ``final``."""
         known = self._known.get(uri)
         if isinstance(known, model):
             self._known.move_to_end(uri)
             return known
-        content = await self._store.read(uri)
-        if content is None:
-            return None
-        record = _parsed(uri, content, model)
-        if isinstance(record, StageResult) and record.outcome is Outcome.STOPPED:
-            # A JobSet that Kueue has stopped may run the same attempt again, to another end.
+        record = await self._fresh(uri, model)
+        if record is None or not final(record):
             return record
         self._known[uri] = record
         while len(self._known) > self._remembered:

@@ -57,6 +57,12 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        self._storage_requests = Counter(
+            "finetune_storage_requests",
+            "Requests to the artifact store, by operation; a listing of more than a page counts once",
+            ["operation"],
+            registry=self.registry,
+        )
         self._leading = Gauge("finetune_leader", "1 while this process leads", registry=self.registry)
         self._finished: dict[JobKey, float] = {}
 
@@ -90,6 +96,10 @@ class Metrics:
         """One request to the API server has ended (a RequestObserver)."""
         self._requests.labels(verb, resource, str(code)).inc()
         self._request_seconds.labels(verb, resource).observe(seconds)
+
+    def storage_requested(self, operation: str) -> None:
+        """One request to the artifact store begins."""
+        self._storage_requests.labels(operation).inc()
 
     def jobset_finished(self, key: JobKey) -> None:
         """The watch has told that a JobSet of this job is finished; counts from the first such event on."""

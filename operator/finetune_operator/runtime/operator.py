@@ -141,7 +141,7 @@ class Operator:
             task.result()
 
     def _reconcile(self, cluster: Cluster, intake: Intake) -> Reconcile[Key]:
-        store = UniversalStore()
+        store = UniversalStore(requested=self._metrics.storage_requested)
         observer = Observer(
             cluster, RunFolderReader(store), utc_now=self._clock.now, live_jobs=lambda: intake.live
         )

@@ -1,7 +1,16 @@
 from typing import Any
 
-from finetune_contract import Stage
-from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, NotFound
+from finetune_contract import Failure, Stage
+from finetune_operator.cluster.port import (
+    CONFIG_MAPS,
+    JOBS,
+    JOBSETS,
+    NODES,
+    PODS,
+    PROFILES,
+    WORKLOADS,
+    NotFound,
+)
 from finetune_operator.lifecycle.observed import AttemptKey, Observed
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.run_folder import RunFolderReader
@@ -116,3 +125,24 @@ async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> N
     assert observed is not None
     assert len(observed.jobsets) == 1
     assert AttemptKey(Stage.PREFLIGHT, 1) in observed.folder.attempts
+
+
+async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
+    cluster, store = FakeCluster(), FakeStore()
+    cluster.put(JOBS, job())
+    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    pod = child("Pod", "demo-train-1-slice-0-0-abcde")
+    pod["metadata"]["labels"] |= {
+        "tpu-finetune.dev/stage": "Train",
+        "tpu-finetune.dev/attempt": "1",
+    }
+    kind = {"cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice"}
+    cluster.put(PODS, pod | {"spec": {"nodeSelector": kind}, "status": {"phase": "Failed"}})
+    cluster.put(NODES, {"metadata": {"name": "host", "labels": kind}})
+    for reason, asked in (("Crashed", 1), ("Preempted", 0)):
+        record = Failure(code=1, reason=reason, message="It ended.")
+        await store.write(FOLDERS.run.failure("train", 1), record.to_json().encode())
+        cluster.calls.clear()
+        observed = await look(cluster, store)
+        assert observed is not None
+        assert cluster.calls.count("list nodes") == asked, reason

@@ -82,6 +82,19 @@ async def test_a_failure_that_the_operator_judged_anew_is_seen_at_once(store: Fa
     assert view.attempts[AttemptKey(Stage.TRAIN, 1)].failure == judged
 
 
+async def test_a_long_history_of_preemptions_costs_its_last_attempt_alone(store: FakeStore) -> None:
+    stopped = result(Stage.TRAIN).model_copy(update={"outcome": Outcome.STOPPED, "exit_code": 75})
+    judged = Failure(code=75, reason="Preempted", message="Kubernetes took a pod away")
+    for restart in range(50):
+        put(store, RUN.result("train", 1, restart), stopped)
+        put(store, RUN.failure("train", 1, restart), judged)
+    reader = RunFolderReader(store)
+    first = await reader.view(FOLDERS)
+    store.calls.clear()
+    assert await reader.view(FOLDERS) == first
+    assert [call for call in store.calls if "/attempts/" in call] == [f"read {RUN.result('train', 1, 49)}"]
+
+
 async def test_memory_is_bounded(store: FakeStore) -> None:
     for number in range(1, 6):
         put(store, RUN.result("prep", number), result(Stage.PREFLIGHT, number))

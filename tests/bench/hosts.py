@@ -1,0 +1,190 @@
+"""Hosts without machines: real nodes and pods to Kubernetes, and to a stage a few lines of this process.
+
+Each pod is run by the node agent's own code, down to its statuses and its end; only its process is none. CPU stages end
+at once, with the records of the trainer's double. Training lasts until it is told to stop, whereupon it has saved, or
+until :meth:`Hosts.crash`.
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from devcluster.agent import nodes
+from devcluster.agent.environment import Sources
+from devcluster.agent.nodes import LocalNode
+from devcluster.agent.pod import PodRunner, pod_folder
+from devcluster.agent.process import Launch
+from devcluster.fakenodes import tpu_pool
+from devcluster.kube import MERGE, STRATEGIC, Kube, Object
+from finetune_contract import ExitCode, RunFolder, Stage, StageRequest
+from tests.integration import trainer_double
+
+#: No process has it, so that nothing of this machine is ever signalled.
+NO_PID = 1 << 30
+#: Pods of CPU stages that are there at once, at most, on one node.
+PODS_PER_NODE = 100
+HOSTS = 2
+LEAVING = {"key": "cloud.google.com/impending-node-termination", "effect": "PreferNoSchedule"}
+
+
+def slices(count: int) -> Sequence[LocalNode]:
+    """So many v6e-8 slices of two hosts each, and CPU nodes for as many jobs."""
+    cpu = [
+        LocalNode(name=f"stages-{number}", pool="cpu", machine_type="n2", cpu="100000", memory="1000Ti")
+        for number in range(-(-count // PODS_PER_NODE) + 1)
+    ]
+    pools = [
+        tpu_pool(
+            f"slice-{number}",
+            accelerator="tpu-v6e-slice",
+            topology="2x4",
+            machine_type="ct6e-standard-4t",
+            hosts=HOSTS,
+            chips_per_host=4,
+        )
+        for number in range(count)
+    ]
+    return [*cpu, *(node for pool in pools for node in pool)]
+
+
+class StageProcess:
+    """What the node agent takes for a process."""
+
+    pid = NO_PID
+
+    def __init__(self, request: StageRequest, *, first: bool) -> None:
+        self._request = request
+        self._first = first
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._begin()
+
+    async def wait(self) -> int:
+        return await self._code
+
+    def signal(self, number: int) -> None:
+        if number == signal.SIGTERM and self._first and not self._code.done():
+            trainer_double.write(trainer_double.saving(self._request, datetime.now(UTC)))
+        self.end(ExitCode.STOPPED if number == signal.SIGTERM else 128 + number)
+
+    def end(self, code: int) -> None:
+        if not self._code.done():
+            self._code.set_result(code)
+
+    def _begin(self) -> None:
+        files = dict(trainer_double.records(self._request, datetime.now(UTC)))
+        if self._request.stage is Stage.TRAIN:
+            place = (self._request.stage.short, self._request.attempt, self._request.restart)
+            begun = RunFolder(self._request.run_folder).request(*place)
+            files = {begun: files[begun]}
+        else:
+            self.end(ExitCode.OK)
+        if self._first:
+            trainer_double.write(files)
+
+
+class Hosts:
+    """The nodes and what runs on them. Implements devcluster.agent.pod.Node.
+
+    Args:
+        kube: an administrator's client.
+        local: the nodes.
+        folder: for what a node agent keeps of its pods.
+    """
+
+    def __init__(self, kube: Kube, local: Sequence[LocalNode], folder: Path) -> None:
+        self.kube = kube
+        self._nodes = {node.name: node for node in local}
+        self._folder = folder
+        self._runners: dict[str, PodRunner] = {}
+        self._leaving: set[str] = set()
+        self._lives: set[asyncio.Task[None]] = set()
+        self._processes: dict[str, StageProcess] = {}
+        """Training's, by the name of the pod."""
+
+    # --- what a pod asks of it
+
+    def image(self, _reference: str) -> Path:
+        return self._folder
+
+    async def sources(self, _namespace: str, _container: Object) -> Sources:
+        return Sources(secrets={}, config_maps={})
+
+    async def platform(self, pod: Object, _container: Object) -> dict[str, str]:
+        annotations = pod["metadata"].get("annotations", {})
+        index = annotations.get("batch.kubernetes.io/job-completion-index", "0")
+        return {"WORKER": index, "POD": pod["metadata"]["name"]}
+
+    async def launch(self, launch: Launch) -> StageProcess:
+        request = StageRequest.of_environment(launch.env)
+        process = StageProcess(request, first=launch.env["WORKER"] == "0")
+        self._processes[launch.env["POD"]] = process
+        return process
+
+    # --- what the benchmark asks of it
+
+    async def register(self) -> None:
+        """Creates all nodes, ready."""
+        for node in self._nodes.values():
+            await self.kube.create("/api/v1/nodes", nodes.manifest(node))
+            path = f"/api/v1/nodes/{node.name}/status"
+            await self.kube.patch(path, nodes.status(node, port=0, now=datetime.now(UTC)), STRATEGIC)
+            leases = f"/apis/coordination.k8s.io/v1/namespaces/{nodes.LEASE_NAMESPACE}/leases"
+            await self.kube.create(leases, nodes.lease(node, now=datetime.now(UTC)))
+
+    async def run(self, namespace: str) -> None:
+        """Runs the pods of that namespace until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._beat())
+                group.create_task(self._follow(namespace))
+        finally:
+            for life in self._lives:
+                life.cancel()
+
+    def crash(self, pod: str) -> None:
+        """The process of that pod ends with exit code 1 and leaves no record."""
+        self._processes[pod].end(1)
+
+    async def announce_end(self, node: str) -> None:
+        """As GKE does before a node goes. Pods may still come to this one: it stands for its successor, too."""
+        taints = [*nodes.manifest(self._nodes[node])["spec"]["taints"], LEAVING]
+        await self.kube.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": taints}})
+        self._leaving.add(node)
+
+    async def stay(self) -> None:
+        """No node is about to go any more."""
+        while self._leaving:
+            node = self._leaving.pop()
+            await self.kube.patch(f"/api/v1/nodes/{node}", nodes.manifest(self._nodes[node]))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(nodes.LEASE_SECONDS / 2)
+            for node in self._nodes.values():
+                path = f"/apis/coordination.k8s.io/v1/namespaces/{nodes.LEASE_NAMESPACE}/leases/{node.name}"
+                await self.kube.patch(path, nodes.lease(node, now=datetime.now(UTC)), MERGE)
+
+    async def _follow(self, namespace: str) -> None:
+        async for event in self.kube.watch(f"/api/v1/namespaces/{namespace}/pods"):
+            for pod in event.objects:
+                uid = pod["metadata"]["uid"]
+                if event.type == "DELETED":
+                    if runner := self._runners.pop(uid, None):
+                        runner.removed()
+                elif pod["spec"].get("nodeName") in self._nodes:
+                    self._seen(uid, pod)
+
+    def _seen(self, uid: str, pod: Object) -> None:
+        if uid not in self._runners:
+            self._runners[uid] = PodRunner(pod, self, pod_folder(self._folder, pod))
+            life = asyncio.create_task(self._live(self._runners[uid]))
+            self._lives.add(life)
+            life.add_done_callback(self._lives.discard)
+        self._runners[uid].updated(pod)
+
+    async def _live(self, runner: PodRunner) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await runner.run()
