@@ -17,16 +17,19 @@ _PREFIX = "Kueue"
 def evicted_entries(attempt: Attempt, told_before: Sequence[Object]) -> list[Object]:
     """One entry for each eviction. Node and steps are seen while the JobSet is stopped, and kept as they were told:
     the run that follows has a node and a record of its own."""
-    if attempt.restarted:
-        # The Workload speaks of the JobSet as a whole; its newest run tells it.
-        return []
     stage, number = str(attempt.key.stage), attempt.ordinal
-    before = [
+    told = [
         each
         for each in told_before
-        if (each["stage"], each["attempt"]) == (stage, number) and each["reason"].startswith(_PREFIX)
+        if each["stage"] == stage
+        and number - attempt.key.restart <= each["attempt"] <= number
+        and each["reason"].startswith(_PREFIX)
     ]
-    reasons = evictions(attempt.workload)
+    before = [each for each in told if each["attempt"] == number]
+    if attempt.restarted:
+        # The Workload speaks of the JobSet as a whole: what has not been told of a run, its newest run tells.
+        return before
+    reasons = evictions(attempt.workload)[len(told) - len(before) :]
     entries: list[Object] = []
     for index, reason in enumerate(reasons):
         entry: dict[str, Any] = {

@@ -439,6 +439,9 @@ def test_a_restart_that_an_eviction_came_to_is_charged_to_nobody_when_it_is_let_
         world.reconcile()
     assert world.key_of(name).restart == 1
     assert world.status["attempts"]["preemption"] == 0
+    entries = [each for each in world.status["attempts"]["history"] if each["reason"] == "KueuePreempted"]
+    assert [each["attempt"] for each in entries] == [1]
+    assert [each.reason for each in world.events].count("KueuePreempted") == 1
 
 
 def test_a_preemption_after_an_eviction_is_charged_as_ever() -> None:
