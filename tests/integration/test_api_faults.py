@@ -7,6 +7,7 @@ through, so that the job gets on and every write has its turn.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -78,14 +79,14 @@ def _resource(path: str) -> str:
     return "/".join(parts[::2])
 
 
+@dataclass(frozen=True, slots=True)
 class Bench:
     """The cluster, the proxy and the operator behind it."""
 
-    def __init__(self, cluster: Cluster, proxy: FaultProxy, operator: WarmOperator, strikes: Strikes) -> None:
-        self.cluster = cluster
-        self.proxy = proxy
-        self.operator = operator
-        self.strikes = strikes
+    cluster: Cluster
+    proxy: FaultProxy
+    operator: WarmOperator
+    strikes: Strikes
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 whenever it dies, as a kubelet does.
 
 What a fresh process would read anew, it reads anew: environment, settings, credentials, everything of the API server.
-Run as a program (``python -m tests.integration.warm_operator LOG PIDFILE CLOCK``) it is the process that forks.
+Run as a program (``python -m tests.integration.warm_operator FOLDER``) it is the process that forks.
 """
 
 import os
@@ -77,7 +77,7 @@ def running(cluster: Cluster, folder: Path, server: int) -> Iterator[WarmOperato
         cluster.start("operator")
 
 
-def _keep(folder: Path) -> None:
+def _keep() -> None:
     """Forks for ever; returns in the child, which then is the operator."""
     from finetune_operator.lifecycle import decide  # noqa: F401
     from finetune_operator.runtime import operator  # noqa: F401
@@ -109,5 +109,5 @@ def _become(folder: Path) -> int:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    _keep(place)
+    _keep()
     sys.exit(_become(place))
