@@ -29,7 +29,7 @@ down: ## Stop the local cluster
 	@if [ -x $(PYTHON) ]; then $(PYTHON) -m devcluster down; fi
 
 ##@ Set-up (the targets above do it themselves)
-.PHONY: install tools trainer reference cluster-programs test-programs
+.PHONY: install tools trainer reference tpu-compiler cluster-programs test-programs
 tools: $(UV)
 $(UV):
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 12))' \
@@ -51,6 +51,9 @@ trainer: $(UV) ## Make the trainer's environment in the cache
 reference: $(UV) ## Make the environment with transformers and torch that judges our numbers
 	@trainer_image/reference/install.sh
 
+tpu-compiler: $(UV) ## Install libtpu, which compiles for TPUs on any machine (677 MB)
+	@trainer_image/install.sh tpu
+
 cluster-programs: install ## Build the pinned control plane programs
 	@$(PYTHON) -m devcluster build
 
@@ -59,13 +62,13 @@ test-programs: install ## The same with Kueue and kwok, which tests start
 
 ##@ Checks
 .PHONY: test test-unit test-integration test-e2e test-trainer test-thorough lint
-test: lint install trainer reference test-programs ## Everything: lint, unit, trainer, integration, end to end
+test: lint install trainer reference tpu-compiler test-programs ## Everything: lint, unit, trainer, integration, end to end
 	@tests/run
 
 test-unit: install ## Pure tests, seconds
 	@tests/run unit
 
-test-trainer: install trainer reference ## The trainer's own tests, in its environment
+test-trainer: install trainer reference tpu-compiler ## The trainer's own tests, in its environment
 	@tests/run trainer
 
 test-thorough: install trainer reference ## What `make test` leaves out: the other method of each model family

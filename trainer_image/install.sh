@@ -3,6 +3,7 @@
 #
 #   trainer_image/install.sh            the trainer: its locks, then the contract and the trainer itself, editable
 #   trainer_image/install.sh reference  transformers on torch, the tests' independent judge
+#   trainer_image/install.sh tpu        libtpu alone, the TPU compiler: TPU_LIBRARY_PATH names its library
 #   trainer_image/install.sh --path [NAME]  only says where that environment lies or would lie
 #
 # The folder's name holds a hash of the locks (and, for the trainer, of this checkout's path, which the editable
@@ -24,7 +25,8 @@ export UV_PYTHON_INSTALL_DIR="${UV_PYTHON_INSTALL_DIR:-$cache/python}"
 case "$name" in
   trainer) locks=("$here/requirements.txt" "$here/requirements-nodeps.txt" "$here/requirements-test.txt"); salt="$root" ;;
   reference) locks=("$here/reference/requirements.txt"); salt="" ;;
-  *) echo "install.sh: unknown environment '$name'; expected trainer or reference" >&2; exit 64 ;;
+  tpu) locks=("$here/requirements-tpu.txt"); salt="" ;;
+  *) echo "install.sh: unknown environment '$name'; expected trainer, reference or tpu" >&2; exit 64 ;;
 esac
 digest="$( { cat "${locks[@]}"; printf '%s' "$salt"; } | sha256sum | cut -c1-12)"
 venv="$cache/$name-$digest"
@@ -50,7 +52,7 @@ if [[ ! -e "$complete" ]]; then
       "$uv" pip install -q --require-hashes --no-deps -r "$here/requirements-nodeps.txt"
       "$uv" pip install -q --no-deps -e "$root/contract" -e "$here"
     else
-      "$uv" pip install -q --require-hashes -r "$here/reference/requirements.txt"
+      "$uv" pip install -q --require-hashes --no-deps -r "${locks[0]}"
     fi
   } >&2
   touch "$complete"

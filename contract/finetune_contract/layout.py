@@ -112,7 +112,7 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The cache of converted models, shared by jobs: ``<cache>/convert/<fingerprint>``."""
+    """The cache of converted models and compiled steps, shared by jobs: ``<cache>/convert/<fingerprint>`` …"""
 
     uri: str
 
@@ -126,3 +126,7 @@ class CacheLayout:
     def convert_output(self, fingerprint: str, uid: str, number: int, restart: int = 0) -> str:
         """This attempt's own, so that no two conversions of the same model ever mix their files."""
         return f"{self.convert(fingerprint)}/{uid[:8]}-{number}{f'.{restart}' if restart else ''}"
+
+    def compiled(self, fingerprint: str) -> str:
+        """What the compiler said of one train step: every preflight of that shape may read it."""
+        return f"{self.uri.rstrip('/')}/compile/{fingerprint}.json"

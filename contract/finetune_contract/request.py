@@ -167,6 +167,34 @@ class MeshSpec(Record):
         return self.data * self.fsdp * self.tensor
 
 
+class SliceShape(Record):
+    """A TPU slice, as the compiler has to know it."""
+
+    name: str
+    """As people write it: v6e-16."""
+    family: str
+    topology: str
+    """4x4, 2x2x2 …"""
+    hosts: int
+    chips: int
+    devices: int
+    """JAX devices."""
+    hbm_gib: int | None = None
+    """Of each chip."""
+
+
+class MemoryCheck(Record):
+    """How preflight finds out whether training fits the slice, and what it may choose so that it does."""
+
+    source: Literal["Compile", "Analytic"]
+    slice: SliceShape
+    """One of ``MeshSpec.slices`` equal ones."""
+    larger: list[SliceShape] = []
+    """Slices that the profile offers beyond it, the smallest first."""
+    choose_parallelism: bool = False
+    """The mesh is a default, not the user's choice."""
+
+
 class CheckpointPolicy(Record):
     every_steps: int
     keep_last: int
@@ -218,6 +246,10 @@ class StageRequest(Record):
     export: ExportSpec
     export_proof: bool = True
     engine_overrides: dict[str, str] = {}
+    memory: MemoryCheck | None = None
+    """None: not to be checked."""
+    tuning: dict[str, str | int] = {}
+    """MaxText's settings that preflight chose by compiling; ``engine_overrides`` come before them."""
     # --- what earlier stages found out; None before
     fingerprint: str | None = None
     """Of the converted model; from preflight, given to convert."""

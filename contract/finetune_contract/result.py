@@ -7,7 +7,7 @@ from pydantic import Field
 
 from finetune_contract.base import Record, Timestamp, Uri, Version
 from finetune_contract.failure import Failure
-from finetune_contract.request import Stage
+from finetune_contract.request import MeshSpec, Stage
 
 
 class Outcome(StrEnum):
@@ -48,6 +48,34 @@ class DatasetReport(Record):
     drop_reasons: dict[str, int] = {}
 
 
+class MemoryOutcome(Record):
+    """What preflight found out about the train step on its slice. Bytes are per chip; a step is an optimizer's."""
+
+    source: Literal["Compile", "Analytic"]
+    slice: str
+    """What it was found out for: ``2 x v6e-16``."""
+    unknown: str = ""
+    """Why nothing was found out, as a sentence; then there are no numbers."""
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    arguments_bytes: int | None = None
+    """Parameters, optimizer's state and batch."""
+    temporaries_bytes: int | None = None
+    flops: float | None = None
+    hbm_bytes: float | None = None
+    """What the operations read and write, counted as if nothing stayed on the chip between them."""
+    network_bytes: float | None = None
+    step_seconds: tuple[float, float] | None = None
+    """Roofline: no step is faster; nothing overlaps."""
+    mesh: MeshSpec | None = None
+    """What was compiled: the request's, or the better one that was found."""
+    tuning: dict[str, str | int] = {}
+    """MaxText's settings that were chosen."""
+    tried: list[str] = []
+    """One line for each candidate that was compiled."""
+    cached: bool = False
+
+
 class PreflightOutcome(Record):
     kind: Literal["Preflight"] = "Preflight"
     model: ModelIdentity
@@ -61,6 +89,8 @@ class PreflightOutcome(Record):
     fingerprint_inputs: dict[str, str]
     """What went into the fingerprint, by name, so that a miss can say which input differed."""
     report: Uri
+    memory: MemoryOutcome | None = None
+    """None: not asked for."""
 
 
 class ConvertManifest(Record):

@@ -134,3 +134,12 @@ def _wrap(holder: Any, name: str, act: Callable[..., Any]) -> None:
         return act(original, *arguments, **named)
 
     setattr(holder, name, wrapped)
+
+
+def keep_what_tunix_keeps() -> None:
+    """Training runs Tunix's own compiled step, which donates the optimizer's state alone."""
+    from maxtext.trainers.post_train.sft.train_sft import MaxTextPeftTrainer
+
+    from finetune_trainer.training.trainer import SftTrainer
+
+    SftTrainer.jit_train_and_eval_step = MaxTextPeftTrainer.jit_train_and_eval_step  # type: ignore[method-assign]

@@ -167,11 +167,11 @@ class Resolved(ApiModel):
 
 
 class Estimate(ApiModel):
-    """What the whole job is expected to take."""
+    """What training is expected to take, by the roofline of its compiled step."""
 
     duration_seconds: SecondsRange | None = None
-    """Running time."""
+    """Running time of all steps."""
     chip_hours: Decimal | None = None
-    """TPU chip hours."""
+    """TPU chip hours, at most."""
     cost: Decimal | None = None
-    """Money, in the profile's currency."""
+    """Money for them, in the profile's currency."""

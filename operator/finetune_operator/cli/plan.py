@@ -109,7 +109,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "cache": plan.cache.uri,
         "image": plan.image,
         "queues": {name: queue for name, queue in _queues(plan).items() if queue},
-        "memory": {"source": "Off"},
+        "memory": {"source": plan.memory.source if plan.memory else "Off"},
         "checkpoint": "Last",
     }
     if plan.pathways is not None:

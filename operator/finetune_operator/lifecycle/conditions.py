@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from finetune_contract import Stage
+from finetune_contract import ExitCode, Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
+from finetune_operator.lifecycle.memory import found, mebibytes
 from finetune_operator.lifecycle.queueing import Standing
 from finetune_operator.lifecycle.situation import Course, Situation
 from finetune_operator.lifecycle.stages import Survey, waiting_input
@@ -39,7 +40,7 @@ def conditions(
     told: dict[ConditionType, Told] = {
         ConditionType.VALID: _valid(situation),
         ConditionType.DATA_READY: _data_ready(look),
-        ConditionType.MEMORY_FITS: _memory_fits(situation),
+        ConditionType.MEMORY_FITS: _memory_fits(situation, look),
         ConditionType.EXPORT_PROVEN: _export_proven(look),
         ConditionType.QUOTA_RESERVED: _quota_reserved(situation, look),
         ConditionType.RUNNING: _running(situation, look),
@@ -113,13 +114,44 @@ def _data_ready(look: Survey | None) -> Told:
     return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
 
 
-def _memory_fits(situation: Situation) -> Told:
+def _memory_fits(situation: Situation, look: Survey | None) -> Told:
     if situation.failure and situation.failure.reason == "CpuPoolTooSmall":
         return FALSE, situation.failure.reason, situation.failure.message
+    if look is None:
+        return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
+    if look.plan.memory is None:
+        return (
+            UNKNOWN,
+            Reason.NOT_CHECKED,
+            "spec.preflight.memory is Off: device memory is not checked beforehand.",
+        )
+    view = look[Stage.PREFLIGHT]
+    if view.failure and view.failure.code == ExitCode.OUT_OF_MEMORY:
+        return FALSE, view.failure.reason, view.failure.message
+    if not view.done:
+        reason = Reason.IN_PROGRESS if view.live else Reason.NOT_STARTED
+        return UNKNOWN, reason, "Preflight has not come to the memory of the train step yet."
+    return _memory_found(look)
+
+
+def _memory_found(look: Survey) -> Told:
+    outcome = found(look.plan, look.findings)
+    if outcome is None:
+        return (
+            UNKNOWN,
+            Reason.NOT_CHECKED,
+            "Preflight has not checked the memory of the slice that is used now.",
+        )
+    if outcome.unknown or outcome.peak_bytes is None or outcome.limit_bytes is None:
+        return UNKNOWN, Reason.NOT_CHECKED, outcome.unknown or "Preflight has left no numbers."
+    peak, limit = mebibytes(outcome.peak_bytes), mebibytes(outcome.limit_bytes)
+    if outcome.source == "Analytic":
+        text = f"Parameters and optimizer take {peak} of {limit} per chip; only compiling tells what the step adds."
+        return UNKNOWN, Reason.NOT_CHECKED, text
     return (
-        UNKNOWN,
-        Reason.NOT_CHECKED,
-        "spec.preflight.memory is Off: device memory is not checked beforehand.",
+        TRUE,
+        Reason.CHECKED,
+        f"Compiled for {outcome.slice}: the train step needs {peak} of {limit} per chip.",
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import DatasetReport
+from finetune_operator.lifecycle.memory import memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
 
@@ -34,7 +35,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
             "controller": mesh.controller,
             "why": plan.placement.why,
         },
-        "memory": {"source": "Off"},
+        "memory": memory_status(plan, findings),
         "checkpoint": "Last",
         "images": _images(plan),
         "runFolder": plan.run_folder.uri,

@@ -12,6 +12,7 @@ from finetune_operator.lifecycle.classify import Ending, Verdict
 from finetune_operator.lifecycle.conditions import conditions
 from finetune_operator.lifecycle.evictions import evicted_entries
 from finetune_operator.lifecycle.fitting import fit
+from finetune_operator.lifecycle.memory import estimate_status
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.progress import decimal, goodput_status, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
@@ -95,6 +96,8 @@ def _of_survey(observed: Observed, situation: Situation, look: Survey, previous:
         "attempts": _attempts(look, previous),
         "startTime": previous.get("startTime") or stamp(observed.now),
     }
+    if estimate := estimate_status(look.plan, look.findings):
+        status["estimate"] = estimate
     if evaluation := _evaluation(look):
         status["evaluation"] = evaluation
     if artifacts := _artifacts(look):

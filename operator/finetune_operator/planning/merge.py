@@ -7,9 +7,9 @@ Profile locks need no layer of their own: a job that sets a locked path to anoth
 from collections.abc import Mapping
 from typing import Any
 
-#: What stands where neither job nor profile says anything. The descriptions in the CRD repeat these, but for two
-#: whose behaviour comes later: preflight.memory will be Compile and export.checkpoint Best. The status says which
-#: stand (``resolved.memory``, ``resolved.checkpoint``).
+#: What stands where neither job nor profile says anything. The descriptions in the CRD repeat these, but for one
+#: whose behaviour comes later: export.checkpoint will be Best. The status says which stands
+#: (``resolved.checkpoint``).
 BUILT_IN: Mapping[str, Any] = {
     "cache": "Use",
     "resources": {"controller": "McJAX", "slices": 1},
@@ -17,7 +17,7 @@ BUILT_IN: Mapping[str, Any] = {
     "recovery": {"maxPreemptions": 100, "maxInfrastructureRetries": 5, "maxUserRetries": 0},
     "preRunningDeadlineSeconds": 7200,
     "hangPolicy": {"startupSeconds": 1800, "noStepSeconds": 900},
-    "preflight": {"dataset": "Full", "memory": "Off", "exportProof": True},
+    "preflight": {"dataset": "Full", "memory": "Compile", "exportProof": True},
     "evaluation": {"baseline": True, "generation": {"maxNewTokens": 128}},
     "export": {"formats": ["HuggingFace"], "dtype": "BF16", "checkpoint": "Last"},
     "datasets": {"shuffle": True, "maxSeqLength": 1024, "packing": True},

@@ -13,6 +13,7 @@ from finetune_contract import (
     ExportSpec,
     Hyperparameters,
     JobIdentity,
+    MemoryCheck,
     MeshSpec,
     MethodSpec,
     ModelSource,
@@ -23,6 +24,7 @@ from finetune_contract import (
 )
 from finetune_operator.planning import resolve
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
+from finetune_operator.planning.memory import resolve_memory
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.queueing import Queues, resolve_queues
@@ -114,6 +116,8 @@ class Plan:
     evaluation: EvaluationSpec
     export: ExportSpec
     export_proof: bool
+    memory: MemoryCheck | None
+    """What preflight proves of it; None: nothing."""
     use_cache: str
     engine_overrides: Mapping[str, str]
     recovery: Recovery
@@ -182,6 +186,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         evaluation=evaluation,
         export=resolve.export(spec),
         export_proof=spec["preflight"]["exportProof"],
+        memory=resolve_memory(spec["preflight"]["memory"], placement, mesh, profile, resources),
         use_cache=spec["cache"],
         engine_overrides=spec.get("engineOverrides", {}),
         recovery=Recovery(

@@ -1,9 +1,12 @@
 """Plan, stage and what earlier stages found -> the contract's stage request."""
 
+from typing import Any
+
 from finetune_contract import DatasetSource, DataSpec, Hyperparameters, ModelSource, Stage, StageRequest
 from finetune_contract.request import MAX_REQUEST_BYTES
 from finetune_operator.api import Reason
 from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.memory import place_name
 from finetune_operator.planning.plan import Findings, Plan
 
 #: Highest number of an attempt: what fits the names of pods.
@@ -24,13 +27,14 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "data": _data(plan, findings),
             "method": plan.method,
             "hyperparameters": _hyperparameters(plan, findings),
-            "mesh": plan.mesh,
+            **_tuned(plan, stage, findings),
             "pathways_jax": plan.pathways.jax if plan.pathways else None,
             "checkpointing": plan.checkpointing,
             "evaluation": plan.evaluation,
             "export": plan.export,
             "export_proof": plan.export_proof,
             "engine_overrides": dict(plan.engine_overrides),
+            "memory": plan.memory if stage is Stage.PREFLIGHT else None,
             "fingerprint": findings.preflight.fingerprint if findings.preflight else None,
             "converted": findings.converted.items if findings.converted else None,
             "train_step": findings.train.step if findings.train else None,
@@ -44,6 +48,15 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "environment. Shorten spec.evaluation.prompts or spec.engineOverrides.",
         )
     return request
+
+
+def _tuned(plan: Plan, stage: Stage, findings: Findings) -> dict[str, Any]:
+    """The mesh, and what preflight chose for training by compiling; not where the slice is another one by now."""
+    found = findings.preflight.memory if findings.preflight else None
+    if found is None or plan.memory is None or found.slice != place_name(plan.memory, plan.mesh):
+        return {"mesh": plan.mesh}
+    mesh = found.mesh if plan.memory.choose_parallelism else None
+    return {"mesh": mesh or plan.mesh, "tuning": found.tuning if stage is Stage.TRAIN else {}}
 
 
 def _model(plan: Plan, findings: Findings) -> ModelSource:

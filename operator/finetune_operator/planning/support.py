@@ -27,7 +27,6 @@ JOB: tuple[Later, ...] = (
     Later("checkpointing.keep.best", (0,), "use keep.last"),
     Later("checkpointing.bestBy"),
     Later("preflight.dataset", ("Full",), "use Full"),
-    Later("preflight.memory", ("Off",), "use Off"),
     Later("preflight.smoke"),
     Later("evaluation.maxExamples"),
     Later("evaluation.datasets", ([],), "use datasets.validation"),

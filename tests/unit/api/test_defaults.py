@@ -10,7 +10,7 @@ from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.planning.merge import BUILT_IN
 
 #: Described as they will be; until then the job's status says what stands instead.
-LATER = {"preflight.memory", "export.checkpoint"}
+LATER = {"export.checkpoint"}
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

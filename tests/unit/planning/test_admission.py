@@ -21,7 +21,6 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 LATER: list[tuple[dict[str, Any], str]] = [
     ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
     ({"checkpointing": {"everySeconds": 60}}, "spec.checkpointing.everySeconds"),
-    ({"preflight": {"memory": "Compile"}}, "spec.preflight.memory = Compile"),
     ({"export": {"checkpoint": "Best"}}, "spec.export.checkpoint = Best"),
     ({"model": {"fromJob": {"name": "other"}}}, "spec.model.fromJob"),
     ({"method": {"type": "DPO"}}, "spec.method.type = DPO"),

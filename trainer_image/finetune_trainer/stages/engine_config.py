@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from finetune_contract import StageRequest
 from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.families import ModelPlan
@@ -15,13 +16,26 @@ def training_config(
 ) -> Any:
     """For the train and evaluate stages. ``parameters`` and ``adapter`` are addresses as MaxText spells them."""
     import jax
-    from maxtext.configs.types import MaxTextConfig
 
-    request = context.request
-    made = settings(
-        request, plan, steps=steps, platform=jax.default_backend(), output=engine_path(context.folder.uri)
+    made = engine_settings(
+        context.request,
+        plan,
+        steps=steps,
+        platform=jax.default_backend(),
+        output=engine_path(context.folder.uri),
     )
-    chosen = overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
     if adapter is not None:
         made["lora"] = {**made["lora"], "lora_restore_path": adapter}
-    return engine.configure(plan, engine.SFT, **{**made, **chosen, "load_parameters_path": parameters})
+    return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
+
+
+def engine_settings(
+    request: StageRequest, plan: ModelPlan, *, steps: int, platform: str, output: str
+) -> dict[str, Any]:
+    """What decides the train step: the request's fields, then what preflight chose, then the user's overrides.
+    Arguments as for ``settings``."""
+    from maxtext.configs.types import MaxTextConfig
+
+    made = settings(request, plan, steps=steps, platform=platform, output=output)
+    chosen = overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
+    return {**made, **request.tuning, **chosen}

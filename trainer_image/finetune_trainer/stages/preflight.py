@@ -1,12 +1,14 @@
 """Preflight: everything that can be found out without an accelerator is found out here, and written down."""
 
 import json
+import os
 from importlib.metadata import version
 from typing import Any
 
 from finetune_contract import ExitCode, PreflightOutcome
 from finetune_trainer import fingerprint
 from finetune_trainer.checkpoint_layout import layout_for
+from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.prepare import Dataset, shown
 from finetune_trainer.errors import StageError
@@ -28,6 +30,7 @@ def run(context: Context) -> PreflightOutcome:
     steps = hyperparameters.steps or steps_for(
         len(train.rows), hyperparameters.epochs or 1.0, hyperparameters.global_batch_size
     )
+    memory = check_memory(context.request, plan, model.path, context.store, os.environ)
     layout = layout_for(context.request.mesh)
     prints = fingerprint.of_model(model, plan, layout)
     outcome = PreflightOutcome(
@@ -39,6 +42,7 @@ def run(context: Context) -> PreflightOutcome:
         fingerprint=prints.value,
         fingerprint_inputs=dict(prints.inputs),
         report=context.folder.preflight_report,
+        memory=memory,
     )
     context.store.write(context.folder.preflight_samples, _samples(context, train, validation))
     context.store.write(context.folder.preflight_report, outcome.to_json())

@@ -75,16 +75,7 @@ def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_eve
     """
     model, mesh = pretrained(config)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-        if config.lora.enable_lora:
-            model = with_lora(model, mesh, config)
-        schedule = maxtext_utils.create_learning_rate_schedule(config)
-        optimizer = optimizers.get_optimizer(config, schedule, model)
-        if config.gradient_clipping_threshold > 0:
-            optimizer = optax.chain(optax.clip_by_global_norm(config.gradient_clipping_threshold), optimizer)
-        nnx.pop(model, nnx.Intermediate)
-        trainer = SftTrainer(model, optimizer, _tunix(config, steps, policy, evaluate_every))
-        trainer.start_step = trainer.train_steps
-        trainer = use_maxtext_loss_function(trainer, config)
+        trainer, schedule = build_trainer(config, model, mesh, _tunix(config, steps, policy, evaluate_every))
     return Session(
         trainer=trainer,
         config=config,
@@ -92,6 +83,26 @@ def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_eve
         # a constant schedule without warm-up answers with one number for all steps
         learning_rates=np.broadcast_to(np.asarray(schedule(jnp.arange(steps)), np.float64), (steps,)),
     )
+
+
+def build_trainer(
+    config: Any, model: Any, mesh: Mesh, training: peft_trainer.TrainingConfig
+) -> tuple[SftTrainer, optax.Schedule]:
+    """The trainer of a loaded model, with its adapters, optimizer and loss, and the learning rate by step.
+
+    Call inside ``jax.set_mesh`` and MaxText's logical axis rules. Also traced without any weights, where the step is
+    only compiled.
+    """
+    if config.lora.enable_lora:
+        model = with_lora(model, mesh, config)
+    schedule = maxtext_utils.create_learning_rate_schedule(config)
+    optimizer = optimizers.get_optimizer(config, schedule, model)
+    if config.gradient_clipping_threshold > 0:
+        optimizer = optax.chain(optax.clip_by_global_norm(config.gradient_clipping_threshold), optimizer)
+    nnx.pop(model, nnx.Intermediate)
+    trainer = SftTrainer(model, optimizer, training)
+    trainer.start_step = trainer.train_steps
+    return use_maxtext_loss_function(trainer, config), schedule
 
 
 def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Any:

@@ -1,0 +1,58 @@
+"""What preflight found out about memory and speed, as the status tells it."""
+
+from collections.abc import Mapping
+from math import ceil, floor
+from typing import Any
+
+from finetune_contract import MemoryOutcome
+from finetune_operator.lifecycle.progress import decimal
+from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning.memory import place_name
+
+type Object = Mapping[str, Any]
+
+_MIB = 2**20
+_HOUR = 3600
+#: Beyond it no training lasts; a larger number is a record gone wrong.
+_MOST_SECONDS = 2**31 - 1
+
+
+def found(plan: Plan, findings: Findings) -> MemoryOutcome | None:
+    """What holds for the plan as it is: capacity may have moved the job to another slice since."""
+    outcome = findings.preflight.memory if findings.preflight else None
+    if outcome is None or plan.memory is None or outcome.slice != place_name(plan.memory, plan.mesh):
+        return None
+    return outcome
+
+
+def memory_status(plan: Plan, findings: Findings) -> Object:
+    """``status.resolved.memory``."""
+    status: dict[str, Any] = {"source": plan.memory.source if plan.memory else "Off"}
+    outcome = found(plan, findings)
+    if outcome and outcome.peak_bytes is not None and outcome.limit_bytes is not None:
+        status["estimatedPerChip"] = mebibytes(outcome.peak_bytes)
+        status["limitPerChip"] = mebibytes(outcome.limit_bytes)
+    return status
+
+
+def estimate_status(plan: Plan, findings: Findings) -> Object | None:
+    """``status.estimate``: training by the roofline of its compiled step; None where nothing was compiled."""
+    outcome = found(plan, findings)
+    if outcome is None or outcome.step_seconds is None or findings.preflight is None:
+        return None
+    low, high = (each * findings.preflight.steps for each in outcome.step_seconds)
+    if not 0 <= low <= high <= _MOST_SECONDS:
+        return None
+    hours = high * plan.chips / _HOUR
+    status: dict[str, Any] = {
+        "durationSeconds": {"low": floor(low), "high": ceil(high)},
+        "chipHours": decimal(hours),
+    }
+    if price := plan.placement.chip_hour_price:
+        status["cost"] = decimal(hours * float(price))
+    return status
+
+
+def mebibytes(size: int) -> str:
+    """As Kubernetes writes it, rounded up."""
+    return f"{ceil(size / _MIB)}Mi"

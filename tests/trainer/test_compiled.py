@@ -1,0 +1,168 @@
+"""The real TPU compiler, on small models."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune_contract import PreflightOutcome, StageRequest
+from finetune_trainer import families
+from finetune_trainer.compiled.asking import Asking, NoCompiler
+from finetune_trainer.compiled.check import check_memory
+from finetune_trainer.compiled.question import Candidate, Exceeded, Measured
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage import open_store
+from tests.trainer import models
+from tests.trainer.requests import request
+from tests.trainer.stages import Stages
+
+V5E_4 = {
+    "name": "v5litepod-4",
+    "family": "v5e",
+    "topology": "2x2",
+    "hosts": 1,
+    "chips": 4,
+    "devices": 4,
+    "hbm_gib": 16,
+}
+#: What the search would choose, set, so that one candidate is compiled.
+FIXED = {"remat_policy": "full", "num_vocab_tiling": "1"}
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    venv = subprocess.run(
+        [ROOT / "trainer_image/install.sh", "tpu"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+    (library,) = Path(venv).glob("lib/*/site-packages/libtpu/libtpu.so")
+    return {**os.environ, "TPU_LIBRARY_PATH": str(library)}
+
+
+def wanted(root: Path, **changes: Any) -> StageRequest:
+    base: dict[str, Any] = {
+        "mesh": {"hosts": 1, "chips_per_host": 4, "fsdp": 4},
+        "memory": {"source": "Compile", "slice": V5E_4},
+        "engine_overrides": FIXED,
+        "hyperparameters": {"compute_precision": "BF16", "global_batch_size": 4},
+    }
+    return request(root, "Preflight", **{**base, **changes})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compiled")
+    models.qwen3(folder / "models")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def asking(root: Path, environment: dict[str, str]) -> Iterator[Asking]:
+    """One compiler for the module: starting it takes longer than a small step."""
+    made = wanted(root)
+    model = root / "models/qwen3"
+    with Asking(made, families.read(model), model, open_store(), environment) as compiler:
+        yield compiler
+
+
+def candidate(batch: int) -> Candidate:
+    made = wanted(Path("/tmp"))
+    assert made.memory is not None
+    return Candidate(slice=made.memory.slice, mesh=made.mesh, global_batch=batch)
+
+
+def test_a_small_step_fits_and_its_cost_is_told(asking: Asking) -> None:
+    answer = asking(candidate(4))
+    assert isinstance(answer, Measured), answer
+    assert answer.arguments_bytes < answer.peak_bytes < answer.limit_bytes
+    assert answer.limit_bytes == pytest.approx(15.75 * 2**30, rel=1e-3)
+    assert answer.step_seconds is not None
+    assert 0 < answer.step_seconds[0] < answer.step_seconds[1]
+
+
+def test_a_step_that_is_too_large_is_refused_with_what_it_needs(asking: Asking) -> None:
+    answer = asking(candidate(2**21))
+    assert isinstance(answer, Exceeded), answer
+    assert answer.needed_bytes is not None
+    assert answer.needed_bytes > answer.limit_bytes
+
+
+def test_an_answer_is_remembered_by_shape(root: Path, asking: Asking, environment: dict[str, str]) -> None:
+    asking(candidate(4))
+    made = wanted(
+        root, hyperparameters={"compute_precision": "BF16", "global_batch_size": 4, "learning_rate": 5e-5}
+    )
+    model = root / "models/qwen3"
+    outcome = check_memory(made, families.read(model), model, open_store(), environment)
+    assert outcome is not None
+    assert outcome.cached
+    assert outcome.peak_bytes is not None
+
+
+def test_without_a_compiler_the_outcome_says_so(root: Path) -> None:
+    model = root / "models/qwen3"
+    missing = {"TPU_LIBRARY_PATH": str(root / "libtpu.so")}
+    outcome = check_memory(wanted(root), families.read(model), model, open_store(), missing)
+    assert outcome is not None
+    assert "no libtpu" in outcome.unknown
+    assert outcome.peak_bytes is None
+
+
+def test_a_compiler_that_ends_is_told_and_stops_nobody(root: Path) -> None:
+    model = root / "models/qwen3"
+    broken = root / "broken.so"
+    broken.write_bytes(b"no library")
+    made = wanted(root, use_cache="Off")
+    with (
+        Asking(
+            made, families.read(model), model, open_store(), {"TPU_LIBRARY_PATH": str(broken)}
+        ) as compiler,
+        pytest.raises(NoCompiler, match="ended with code"),
+    ):
+        compiler(candidate(4))
+
+
+def test_analytic_refuses_what_cannot_fit_whatever_the_step_needs(root: Path) -> None:
+    model = root / "models/qwen3"
+    plan = families.read(model)
+    small = {**V5E_4, "hbm_gib": 16}
+    fits = check_memory(
+        wanted(root, memory={"source": "Analytic", "slice": small}), plan, model, open_store(), {}
+    )
+    assert fits is not None
+    assert fits.peak_bytes == plan.parameters * 12 // 4
+    huge = wanted(root, memory={"source": "Analytic", "slice": small})
+    with pytest.raises(StageError, match="parameters and optimizer alone") as caught:
+        check_memory(huge, _of_size(model, 200_000), model, open_store(), {})
+    assert caught.value.code == 78
+
+
+def _of_size(model: Path, hidden: int) -> families.ModelPlan:
+    config = json.loads((model / "config.json").read_text())
+    return families.resolve({**config, "hidden_size": hidden, "intermediate_size": 4 * hidden})
+
+
+def test_preflight_checks_the_memory_of_the_step(stages: Stages, environment: dict[str, str]) -> None:
+    made = wanted(
+        stages.root, run_folder=f"file://{stages.root}/proved", method={"lora": {"rank": 4, "alpha": 8.0}}
+    )
+    running = stages.start(FINETUNE_REQUEST=made.to_json(), TPU_LIBRARY_PATH=environment["TPU_LIBRARY_PATH"])
+    assert running.wait() == 0, running.log[-4000:]
+    outcome = PreflightOutcome.model_validate_json(
+        (stages.root / "proved/preflight/report.json").read_bytes()
+    )
+    assert outcome.memory is not None
+    assert outcome.memory.unknown == ""
+    assert outcome.memory.mesh == made.mesh
+    assert outcome.memory.peak_bytes is not None
+
+
+def test_losses_are_those_of_a_step_that_keeps_the_old_parameters(stages: Stages, converted: str) -> None:
+    stages.run("Train", "donating", converted=converted)
+    stages.run("Train", "keeping", converted=converted, fault=("keep_what_tunix_keeps",))
+    assert stages.losses("donating") == stages.losses("keeping")
+    assert len(stages.losses("keeping")) == 20

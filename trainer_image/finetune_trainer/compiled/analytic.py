@@ -1,0 +1,30 @@
+"""What the train step certainly holds, from the model's size alone: a second instead of minutes, and only a floor."""
+
+from finetune_contract import MemoryCheck, StageRequest
+from finetune_trainer.families import ModelPlan
+
+_BYTES = {"BF16": 2, "FP32": 4}
+#: The compiler keeps this share of a chip's memory for itself (31.24 of 32 GiB, 15.75 of 16, 95.73 of 96).
+_USABLE = 0.976
+
+
+def state_bytes(plan: ModelPlan, request: StageRequest) -> int:
+    """Parameters and optimizer's state on each chip, whatever else the step needs: it needs more."""
+    h = request.hyperparameters
+    weights = plan.parameters * _BYTES[h.weight_precision]
+    if request.method.lora is not None:
+        return _share(weights, request)
+    moments = 2 if h.optimizer == "AdamW" else 0
+    return _share(weights * (1 + moments), request)
+
+
+def limit_bytes(check: MemoryCheck) -> int | None:
+    """What a program may use of a chip; None where the chip's memory is not known."""
+    return int(check.slice.hbm_gib * 2**30 * _USABLE) if check.slice.hbm_gib else None
+
+
+def _share(size: int, request: StageRequest) -> int:
+    """Data parallelism keeps whole copies; fsdp and tensor share one."""
+    mesh = request.mesh
+    devices_per_chip = max(1, mesh.devices // (mesh.hosts * mesh.chips_per_host * mesh.slices))
+    return size * devices_per_chip // (mesh.fsdp * mesh.tensor)

@@ -1,0 +1,137 @@
+"""Answers questions with libtpu. Holds the process's JAX: nothing else may run in it."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.errors import JaxRuntimeError
+from jax.experimental.topologies import get_topology_desc
+from jax.sharding import SingleDeviceSharding
+
+from finetune_contract import StageRequest
+from finetune_trainer import engine
+from finetune_trainer.compiled.chips import CHIPS, roofline
+from finetune_trainer.compiled.cost import cost_of
+from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled
+from finetune_trainer.compiled.step import arguments_bytes, compile_step, mesh_of
+from finetune_trainer.errors import StageError
+from finetune_trainer.families import ModelPlan
+from finetune_trainer.stages.engine_config import engine_settings
+
+#: How the chips of a host lie, by their number.
+_HOSTS = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
+#: v4's two cores count as one device, as JAX has them on the machine itself; the others' do so by default.
+_CHIP_CONFIGS = {"v4": "megacore"}
+_EXHAUSTED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+#: More than any chip has: asked for, the compiler tells how much there is.
+_TOO_MUCH = 2**39
+
+
+class Compiler:
+    """For one model and request; ``engine.prepare`` has been called."""
+
+    def __init__(self, plan: ModelPlan, request: StageRequest) -> None:
+        self._plan, self._request = plan, request
+
+    def answer(self, candidate: Candidate) -> Answer:
+        """Compiles it, a minute or so. Never raises for what the candidate asks."""
+        try:
+            config = self._configuration(candidate)
+            devices = _devices(candidate)
+            mesh = mesh_of(config, devices)
+            limit = memory_limit(devices[0])
+        except (StageError, JaxRuntimeError, ValueError) as error:
+            return _refused(error)
+        arguments = arguments_bytes(config, mesh)
+        try:
+            compiled = compile_step(config, mesh)
+        except JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                return _refused(error)
+            return Exceeded(
+                needed_bytes=needed_bytes(str(error)), limit_bytes=limit, arguments_bytes=arguments
+            )
+        except (ValueError, TypeError, NotImplementedError) as error:  # as JAX and MaxText refuse shapes
+            return _refused(error)
+        return _measured(compiled, limit, candidate.slice.family)
+
+    def _configuration(self, candidate: Candidate) -> Any:
+        hyperparameters = self._request.hyperparameters.model_copy(
+            update={"global_batch_size": candidate.global_batch}
+        )
+        request = self._request.model_copy(
+            update={
+                "mesh": candidate.mesh,
+                "hyperparameters": hyperparameters,
+                "tuning": candidate.tuning,
+            }
+        )
+        made = engine_settings(request, self._plan, steps=1, platform="tpu", output="")
+        return engine.configure(
+            self._plan,
+            engine.SFT,
+            **made,
+            internal_compile=True,
+            internal_compile_num_devices=candidate.mesh.devices,
+            compile_topology=_topology(candidate),
+            compile_topology_num_slices=candidate.mesh.slices,
+        )
+
+
+def memory_limit(device: Any) -> int:
+    """Bytes that a program may use on a compile-only device; the compiler keeps some of the chip for itself."""
+    shape = jax.ShapeDtypeStruct((_TOO_MUCH,), jnp.int8, sharding=SingleDeviceSharding(device))
+    try:
+        jax.jit(lambda x: x + 1).lower(shape).compile()
+    except JaxRuntimeError as error:
+        if match := _EXHAUSTED.search(str(error)):
+            return _size(match[3], match[4])
+        raise
+    raise ValueError(f"{device.device_kind} has more memory than {_TOO_MUCH} bytes")
+
+
+def needed_bytes(message: str) -> int | None:
+    """From ``… HLO temporaries (318.68G) exceeds available HBM (31.24G)``."""
+    match = _EXHAUSTED.search(message)
+    return _size(match[1], match[2]) if match else None
+
+
+def _size(number: str, unit: str) -> int:
+    return int(float(number) * _UNITS[unit])
+
+
+def _topology(candidate: Candidate) -> str:
+    return f"{candidate.slice.family}:{candidate.slice.topology}"
+
+
+def _devices(candidate: Candidate) -> Any:
+    options: dict[str, Any] = {"num_slices": candidate.mesh.slices}
+    if bounds := _HOSTS.get(candidate.mesh.chips_per_host):
+        options["chips_per_host_bounds"] = bounds
+    if config := _CHIP_CONFIGS.get(candidate.slice.family):
+        options["chip_config_name"] = config
+    return get_topology_desc(_topology(candidate), platform="tpu", **options).devices
+
+
+def _measured(compiled: Any, limit: int, family: str) -> Measured:
+    memory = compiled.memory_analysis()
+    cost = cost_of(compiled.as_text())
+    state = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    chip = CHIPS.get(family)
+    interval = roofline(cost, state, chip) if chip else None
+    return Measured(
+        peak_bytes=memory.peak_memory_in_bytes,
+        limit_bytes=limit,
+        arguments_bytes=memory.argument_size_in_bytes,
+        temporaries_bytes=memory.temp_size_in_bytes,
+        flops=cost.flops,
+        hbm_bytes=cost.hbm_bytes,
+        network_bytes=cost.network_bytes,
+        step_seconds=(interval.low, interval.high) if interval else None,
+    )
+
+
+def _refused(error: Exception) -> NotCompiled:
+    return NotCompiled(message=" ".join(str(error).split())[:500])

@@ -1,0 +1,185 @@
+"""Which candidates to compile, and which of them to take. Pure but for the answers."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from finetune_contract import MeshSpec, SliceShape
+from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled
+
+#: MaxText's remat policies worth a minute each: what is kept from the forward pass, most first.
+REMAT = ("minimal_with_context", "save_qkv_proj", "full")
+#: Pieces that the logits are made in, where they would take a large part of a chip's memory at once.
+VOCABULARY_TILES = 8
+_LARGE_LOGITS = 2**28
+#: Most compilations that look for what would fit, once nothing does.
+_BATCHES, _SLICES = 3, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What the user has left open."""
+
+    remat: bool
+    tiles: bool
+    parallelism: bool
+    larger: tuple[SliceShape, ...] = ()
+    """Slices to name where this one is too small."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What bounds the choices."""
+
+    heads: int
+    kv_heads: int
+    vocab_size: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The end of a search."""
+
+    best: Candidate | None
+    answer: Measured | None
+    refusal: Exceeded | NotCompiled | None
+    """Of the last candidate of the wanted batch and slice, where none fits."""
+    remedies: tuple[str, ...] = ()
+    """What would fit, each compiled: ``globalBatchSize 16``, ``tpu v6e-32``."""
+    tried: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Search:
+    ask: Callable[[Candidate], Answer]
+    tried: list[str] = field(default_factory=list)
+
+    def __call__(self, candidate: Candidate) -> Answer:
+        answer = self.ask(candidate)
+        self.tried.append(f"{candidate}: {told(answer)}")
+        return answer
+
+
+def search(start: Candidate, choices: Choices, model: Model, ask: Callable[[Candidate], Answer]) -> Found:
+    """The fastest candidate by roofline that fits; between equals, within a hundredth, the one with the lowest peak.
+
+    Where none fits: the largest batch and the next slice that do, compiled, too.
+    """
+    asked = _Search(ask)
+    fitting: list[tuple[Candidate, Measured]] = []
+    refusal: Exceeded | NotCompiled | None = None
+
+    def take(candidate: Candidate) -> None:
+        nonlocal refusal
+        answer = asked(candidate)
+        if isinstance(answer, Measured):
+            fitting.append((candidate, answer))
+        elif refusal is None or isinstance(answer, Exceeded):
+            refusal = answer
+
+    for tuning in _tunings(start, choices, model):
+        take(start.model_copy(update={"tuning": tuning}))
+    for mesh in _meshes(start.mesh, choices, model):
+        tuned = _fastest(fitting)[0] if fitting else _thriftiest(start, choices, model)
+        take(tuned.model_copy(update={"mesh": mesh}))
+        if fitting:
+            break
+    if fitting:
+        best, measured = _fastest(fitting)
+        return Found(best=best, answer=measured, refusal=None, tried=tuple(asked.tried))
+    remedies: tuple[str, ...] = ()
+    if isinstance(refusal, Exceeded):
+        remedies = (
+            *_smaller_batch(start, choices, model, refusal, asked),
+            *_larger_slice(start, choices, model, asked),
+        )
+    return Found(best=None, answer=None, refusal=refusal, remedies=remedies, tried=tuple(asked.tried))
+
+
+def _fastest(fitting: list[tuple[Candidate, Measured]]) -> tuple[Candidate, Measured]:
+    """By the interval's high end, which alone tells candidates of equal arithmetic apart."""
+    seconds = [each.step_seconds[1] if each.step_seconds else math.inf for _, each in fitting]
+    least = min(seconds)
+    close = [pair for pair, each in zip(fitting, seconds, strict=True) if each <= least * 1.01]
+    return min(close, key=lambda pair: pair[1].peak_bytes)
+
+
+def _meshes(mesh: MeshSpec, choices: Choices, model: Model) -> Iterator[MeshSpec]:
+    """The same devices, each row shared by 2 of them, or 4."""
+    for tensor in (2, 4) if choices.parallelism else ():
+        if mesh.fsdp % tensor == 0 and model.heads % tensor == 0 and model.kv_heads % tensor == 0:
+            yield mesh.model_copy(update={"tensor": mesh.tensor * tensor, "fsdp": mesh.fsdp // tensor})
+
+
+def _tunings(start: Candidate, choices: Choices, model: Model) -> Iterator[Mapping[str, str | int]]:
+    tiles: dict[str, str | int] = {}
+    if choices.tiles and _tiled(start.global_batch, start.mesh, model):
+        tiles = {"num_vocab_tiling": VOCABULARY_TILES}
+    for policy in REMAT if choices.remat else ("",):
+        yield {**start.tuning, **tiles, **({"remat_policy": policy} if policy else {})}
+
+
+def _tiled(batch: int, mesh: MeshSpec, model: Model) -> bool:
+    tokens = batch * model.sequence // (mesh.data * mesh.fsdp)
+    per_device = tokens // mesh.tensor
+    return tokens * model.vocab_size * 4 >= _LARGE_LOGITS and per_device % VOCABULARY_TILES == 0
+
+
+def _thriftiest(start: Candidate, choices: Choices, model: Model) -> Candidate:
+    """With the tuning that takes the least memory."""
+    *_, tuning = _tunings(start, choices, model)
+    return start.model_copy(update={"tuning": tuning})
+
+
+def _smaller_batch(
+    start: Candidate, choices: Choices, model: Model, refusal: Exceeded, ask: _Search
+) -> Iterator[str]:
+    """Largest first; what grows with the batch tells where to begin."""
+    ways = start.mesh.data * start.mesh.fsdp
+    batch = start.global_batch
+    room = refusal.limit_bytes - refusal.arguments_bytes
+    grows = (refusal.needed_bytes or 2 * refusal.limit_bytes) - refusal.arguments_bytes
+    share = min(0.5, room / grows) if grows > 0 else 0.5
+    for _ in range(_BATCHES):
+        batch = int(batch * share) // ways * ways
+        if batch < ways:
+            return
+        smaller = _thriftiest(start.model_copy(update={"global_batch": batch}), choices, model)
+        if isinstance(ask(smaller), Measured):
+            yield f"hyperparameters.globalBatchSize {batch}"
+            return
+        share = 0.5
+
+
+def _larger_slice(start: Candidate, choices: Choices, model: Model, ask: _Search) -> Iterator[str]:
+    """The first of the profile's larger slices on which the same batch fits."""
+    for shape in choices.larger[:_SLICES]:
+        fsdp = shape.devices * start.mesh.slices // (start.mesh.data * start.mesh.tensor)
+        batch = max(start.global_batch, start.mesh.data * fsdp)
+        mesh = start.mesh.model_copy(
+            update={"fsdp": fsdp, "hosts": shape.hosts, "chips_per_host": shape.chips // shape.hosts}
+        )
+        moved = start.model_copy(update={"slice": shape, "mesh": mesh, "global_batch": batch})
+        if isinstance(ask(_thriftiest(moved, choices, model)), Measured):
+            with_batch = f" (globalBatchSize {batch})" if batch != start.global_batch else ""
+            yield f"resources.tpu {shape.name}{with_batch}"
+            return
+
+
+def told(answer: Answer) -> str:
+    """For people."""
+    match answer:
+        case Measured():
+            seconds = answer.step_seconds
+            step = f", step {seconds[0]:.3g}-{seconds[1]:.3g} s" if seconds else ""
+            return f"fits, {gib(answer.peak_bytes)} of {gib(answer.limit_bytes)}{step}"
+        case Exceeded():
+            needed = gib(answer.needed_bytes) if answer.needed_bytes else "more than there is"
+            return f"does not fit, {needed} of {gib(answer.limit_bytes)}"
+        case NotCompiled():
+            return f"does not compile: {answer.message[:160]}"
+
+
+def gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
