@@ -1,7 +1,8 @@
 """``finetune-stage``: one stage in one process.
 
 Without arguments the request comes from the environment variable ``FINETUNE_REQUEST``; ``finetune-stage evaluate
---model URI --data URI`` measures any folder in Hugging Face format by hand.
+--model URI --data URI`` measures any folder in Hugging Face format by hand, ``finetune-stage compile`` asks the TPU
+compiler what a train step needs.
 """
 
 import contextlib
@@ -36,6 +37,10 @@ _ON_SLICE = frozenset({Stage.TRAIN, Stage.EVALUATE})
 def run() -> None:
     """Console entry. Ends the process with the contract's exit code."""
     arguments = sys.argv[1:]
+    if arguments[:1] == ["compile"]:
+        from finetune_trainer.compiled import by_hand as compiled
+
+        sys.exit(compiled.main(arguments[1:]))
     if arguments:
         from finetune_trainer import by_hand
 
