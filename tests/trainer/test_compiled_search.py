@@ -90,6 +90,12 @@ def test_a_faster_mesh_is_taken_where_the_user_has_set_none() -> None:
     assert (found.best.mesh.fsdp, found.best.mesh.tensor) == (2, 2)
 
 
+def test_once_it_is_late_what_fits_is_taken() -> None:
+    found = search(candidate(), ALL, MODEL, by_rule(grows, SECONDS), late=lambda: True)
+    assert found.best is not None
+    assert len(found.tried) == 1
+
+
 def test_a_refusal_names_what_was_compiled_and_fits() -> None:
     choices = Choices(remat=True, tiles=True, parallelism=False, larger=(shape(8), shape(16)))
     found = search(candidate(256), choices, MODEL, by_rule(grows, SECONDS))

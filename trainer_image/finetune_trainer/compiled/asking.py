@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,8 @@ from finetune_trainer.storage import Store
 _LOG = logging.getLogger(__name__)
 #: Raised when the same candidate would be compiled to something else, or measured in another way.
 _RELEASE = "1"
+#: A compilation takes minutes; one that takes longer will not end.
+_MOST_SECONDS = 1800.0
 
 
 class NoCompiler(Exception):
@@ -119,12 +122,16 @@ class Asking:
         process = self._process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
+        limit = threading.Timer(_MOST_SECONDS, process.kill)
+        limit.start()
         try:
             process.stdin.write(candidate.to_json() + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:
             line = ""
+        finally:
+            limit.cancel()
         if not line:
             raise NoCompiler(
                 f"The compiler ended with code {process.wait()} on {candidate}; the log has its last lines."

@@ -1,6 +1,7 @@
 """Whether the job's train step fits its slice: what preflight finds out and what it chooses."""
 
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import Store
 
 _LOG = logging.getLogger(__name__)
+#: A node with two cores compiles some six candidates in it.
+_PATIENCE_SECONDS = 600.0
 
 
 def check_memory(
@@ -33,7 +36,14 @@ def check_memory(
         return _analytic(request, plan, check, start)
     try:
         with Asking(request, plan, model, store, environment) as asking:
-            found = search(start, choices(request, check), bounds(request, plan), asking)
+            until = time.monotonic() + _PATIENCE_SECONDS
+            found = search(
+                start,
+                choices(request, check),
+                bounds(request, plan),
+                asking,
+                late=lambda: time.monotonic() > until,
+            )
             return _outcome(found, start, cached=asking.compiled == 0)
     except NoCompiler as error:
         _LOG.warning("%s", error)
@@ -90,8 +100,7 @@ def _refuse(found: Found, start: Candidate) -> MemoryOutcome:
             start,
             fix=f"Compiled and found to fit: {' or '.join(found.remedies)}."
             if found.remedies
-            else "No smaller batch and no slice that the profile offers was found to fit: use LoRA, shorter sequences "
-            "or a larger slice.",
+            else "No smaller batch and no slice of the profile was found to fit: use LoRA or shorter sequences.",
         )
     assert isinstance(found.refusal, NotCompiled)
     return MemoryOutcome(

@@ -63,7 +63,8 @@ class Compiler:
         )
         request = self._request.model_copy(
             update={
-                "mesh": candidate.mesh,
+                # the chips run the same program, whoever drives them
+                "mesh": candidate.mesh.model_copy(update={"controller": "McJAX"}),
                 "hyperparameters": hyperparameters,
                 "tuning": candidate.tuning,
             }

@@ -61,10 +61,18 @@ class _Search:
         return answer
 
 
-def search(start: Candidate, choices: Choices, model: Model, ask: Callable[[Candidate], Answer]) -> Found:
+def search(
+    start: Candidate,
+    choices: Choices,
+    model: Model,
+    ask: Callable[[Candidate], Answer],
+    *,
+    late: Callable[[], bool] = lambda: False,
+) -> Found:
     """The fastest candidate by roofline that fits; between equals, within a hundredth, the one with the lowest peak.
 
-    Where none fits: the largest batch and the next slice that do, compiled, too.
+    Where none fits: the largest batch and the next slice that do, compiled, too. Once it is ``late``, nothing better is
+    looked for than what is found.
     """
     asked = _Search(ask)
     fitting: list[tuple[Candidate, Measured]] = []
@@ -79,8 +87,12 @@ def search(start: Candidate, choices: Choices, model: Model, ask: Callable[[Cand
             refusal = answer
 
     for tuning in _tunings(start, choices, model):
+        if late() and fitting:
+            break
         take(start.model_copy(update={"tuning": tuning}))
     for mesh in _meshes(start.mesh, choices, model):
+        if late() and (fitting or refusal):
+            break
         tuned = _fastest(fitting)[0] if fitting else _thriftiest(start, choices, model)
         take(tuned.model_copy(update={"mesh": mesh}))
         if fitting:
@@ -89,7 +101,7 @@ def search(start: Candidate, choices: Choices, model: Model, ask: Callable[[Cand
         best, measured = _fastest(fitting)
         return Found(best=best, answer=measured, refusal=None, tried=tuple(asked.tried))
     remedies: tuple[str, ...] = ()
-    if isinstance(refusal, Exceeded):
+    if isinstance(refusal, Exceeded) and not late():
         remedies = (
             *_smaller_batch(start, choices, model, refusal, asked),
             *_larger_slice(start, choices, model, asked),
