@@ -112,16 +112,12 @@ def test_without_a_compiler_the_outcome_says_so(root: Path) -> None:
     assert outcome.peak_bytes is None
 
 
-def test_a_compiler_that_ends_is_told_and_stops_nobody(root: Path) -> None:
-    model = root / "models/qwen3"
-    broken = root / "broken.so"
-    broken.write_bytes(b"no library")
+def test_a_compiler_that_ends_is_told(root: Path, environment: dict[str, str]) -> None:
+    plan = families.read(root / "models/qwen3")
     made = wanted(root, use_cache="Off")
     with (
-        Asking(
-            made, families.read(model), model, open_store(), {"TPU_LIBRARY_PATH": str(broken)}
-        ) as compiler,
-        pytest.raises(NoCompiler, match="ended with code"),
+        Asking(made, plan, root / "gone", open_store(), environment) as compiler,
+        pytest.raises(NoCompiler, match="ended with code 1"),
     ):
         compiler(candidate(4))
 

@@ -16,7 +16,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from finetune_contract import CacheLayout, StageRequest
-from finetune_trainer.compiled.question import Answer, Answered, Candidate
+from finetune_trainer.compiled.question import Answer, Answered, Candidate, NotCompiled
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import Store
@@ -81,7 +81,8 @@ class Asking:
         answer = self._ask(candidate)
         self.compiled += 1
         _LOG.info("%s", answer)
-        if self._request.use_cache != "Off":
+        # a refusal may be this image's or this machine's
+        if self._request.use_cache != "Off" and not isinstance(answer, NotCompiled):
             self._store.write(uri, Answered(answer=answer).to_json())
         return answer
 
