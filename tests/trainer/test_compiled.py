@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from flax import nnx
 
 from finetune_contract import PreflightOutcome, StageRequest
-from finetune_trainer import families
+from finetune_trainer import engine, families
 from finetune_trainer.compiled.asking import Asking, NoCompiler
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.compiled.question import Candidate, Exceeded, Measured
+from finetune_trainer.compiled.step import compile_step, mesh_of
 from finetune_trainer.errors import StageError
+from finetune_trainer.stages.engine_config import engine_settings
 from finetune_trainer.storage import open_store
+from finetune_trainer.training.trainer import SftTrainer
 from tests.trainer import models
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
@@ -155,6 +160,22 @@ def test_preflight_checks_the_memory_of_the_step(stages: Stages, environment: di
     assert outcome.memory.unknown == ""
     assert outcome.memory.mesh == made.mesh
     assert outcome.memory.peak_bytes is not None
+
+
+def test_new_parameters_take_the_place_of_the_old_ones(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = families.read(root / "models/qwen3")
+    made = request(root, "Train")
+    chosen = engine_settings(made, plan, steps=1, platform="cpu", output=str(root))
+    config = engine.configure(plan, engine.SFT, **chosen)
+    mesh = mesh_of(config, jax.devices()[:1])
+    ours = compile_step(config, mesh).memory_analysis().alias_size_in_bytes
+    monkeypatch.setattr(
+        SftTrainer,
+        "jit_step",
+        lambda trainer: nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",)),
+    )
+    tunix = compile_step(config, mesh).memory_analysis().alias_size_in_bytes
+    assert ours - tunix >= 4 * plan.parameters
 
 
 def test_losses_are_those_of_a_step_that_keeps_the_old_parameters(stages: Stages, converted: str) -> None:

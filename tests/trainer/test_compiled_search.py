@@ -117,13 +117,28 @@ def test_a_refusal_for_another_reason_is_no_lack_of_memory() -> None:
     assert found.remedies == ()
 
 
-def test_the_compilers_message_is_read() -> None:
-    message = (
-        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (318.68G) "
-        "exceeds available HBM (31.24G)."
-    )
-    assert needed_bytes(message) == int(318.68 * GIB)
-    assert needed_bytes("RESOURCE_EXHAUSTED: something else") is None
+MESSAGES: list[tuple[str, float | None]] = [
+    (
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (318.68G) "
+            "exceeds available HBM (31.24G)."
+        ),
+        318.68,
+    ),
+    (
+        (
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 34.20G of "
+            "15.75G hbm. Exceeded hbm capacity by 18.45G."
+        ),
+        34.2,
+    ),
+    ("RESOURCE_EXHAUSTED: something else", None),
+]
+
+
+@pytest.mark.parametrize(("message", "needed"), MESSAGES)
+def test_the_compilers_message_is_read(message: str, needed: float | None) -> None:
+    assert needed_bytes(message) == (None if needed is None else int(needed * GIB))
 
 
 @pytest.mark.parametrize("layers", [1, 3, 28])

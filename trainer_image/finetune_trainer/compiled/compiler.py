@@ -23,7 +23,11 @@ from finetune_trainer.stages.engine_config import engine_settings
 _HOSTS = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 #: v4's two cores count as one device, as JAX has them on the machine itself; the others' do so by default.
 _CHIP_CONFIGS = {"v4": "megacore"}
-_EXHAUSTED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
+#: The compiler has two ways to tell: what is needed, then what there is.
+_EXHAUSTED = re.compile(
+    r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"
+    r"|Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"
+)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: More than any chip has: asked for, the compiler tells how much there is.
 _TOO_MUCH = 2**39
@@ -87,20 +91,25 @@ def memory_limit(device: Any) -> int:
     try:
         jax.jit(lambda x: x + 1).lower(shape).compile()
     except JaxRuntimeError as error:
-        if match := _EXHAUSTED.search(str(error)):
-            return _size(match[3], match[4])
+        if told := _told(str(error)):
+            return told[1]
         raise
     raise ValueError(f"{device.device_kind} has more memory than {_TOO_MUCH} bytes")
 
 
 def needed_bytes(message: str) -> int | None:
-    """From ``… HLO temporaries (318.68G) exceeds available HBM (31.24G)``."""
+    """From ``… HLO temporaries (318.68G) exceeds available HBM (31.24G)`` and the like."""
+    told = _told(message)
+    return told[0] if told else None
+
+
+def _told(message: str) -> tuple[int, int] | None:
+    """Bytes that are needed, bytes that there are."""
     match = _EXHAUSTED.search(message)
-    return _size(match[1], match[2]) if match else None
-
-
-def _size(number: str, unit: str) -> int:
-    return int(float(number) * _UNITS[unit])
+    if match is None:
+        return None
+    needed, unit, available, other = (each for each in match.groups() if each is not None)
+    return int(float(needed) * _UNITS[unit]), int(float(available) * _UNITS[other])
 
 
 def _topology(candidate: Candidate) -> str:
