@@ -15,7 +15,7 @@ from finetune_contract import PreflightOutcome, StageRequest
 from finetune_trainer import engine, families
 from finetune_trainer.compiled.asking import Asking, NoCompiler
 from finetune_trainer.compiled.check import check_memory
-from finetune_trainer.compiled.question import Candidate, Exceeded, Measured
+from finetune_trainer.compiled.question import Candidate, Measured
 from finetune_trainer.compiled.step import compile_step, mesh_of
 from finetune_trainer.errors import StageError
 from finetune_trainer.stages.engine_config import engine_settings
@@ -87,13 +87,6 @@ def test_a_small_step_fits_and_its_cost_is_told(asking: Asking) -> None:
     assert answer.limit_bytes == pytest.approx(15.75 * 2**30, rel=1e-3)
     assert answer.step_seconds is not None
     assert 0 < answer.step_seconds[0] < answer.step_seconds[1]
-
-
-def test_a_step_that_is_too_large_is_refused_with_what_it_needs(asking: Asking) -> None:
-    answer = asking(candidate(2**21))
-    assert isinstance(answer, Exceeded), answer
-    assert answer.needed_bytes is not None
-    assert answer.needed_bytes > answer.limit_bytes
 
 
 def test_an_answer_is_remembered_by_shape(root: Path, asking: Asking, environment: dict[str, str]) -> None:

@@ -14,8 +14,10 @@ KNOWN_LATER_ANNOTATION = "tpu-finetune.dev/known-later"
 #: Stands for the uid, which the API server gives.
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
+_ON_SLICE = (Stage.TRAIN, Stage.EVALUATE)
 _STEPS = "hyperparameters.steps (from Preflight)"
 _INPUTS = "commits and digests of the inputs (from Preflight)"
+_CHOSEN = "mesh and tuning (from Preflight, by compiling)"
 _LATER = {
     Stage.PREFLIGHT: (),
     Stage.CONVERT: ("fingerprint (from Preflight)", "memory (from the model's size, Preflight)"),
@@ -53,6 +55,8 @@ def _render(plan: Plan, stage: Stage) -> dict[str, Any]:
         later.append(_INPUTS)
         if plan.hyperparameters.steps is None:
             later.append(_STEPS)
+    if stage in _ON_SLICE and plan.memory is not None and plan.memory.source == "Compile":
+        later.append(_CHOSEN)
     if later:
         jobset["metadata"].setdefault("annotations", {})[KNOWN_LATER_ANNOTATION] = "; ".join(later)
     return jobset
