@@ -5,6 +5,15 @@ the run folder (:mod:`.layout`), a :class:`StageResult` per attempt and a :class
 trains, and with an exit code (:class:`ExitCode`). All of it is data; neither side imports the other.
 """
 
+from finetune_contract.data_report import (
+    Bucket,
+    DataReport,
+    DatasetDetails,
+    Leak,
+    Remark,
+    RowsFound,
+    SampleRow,
+)
 from finetune_contract.exit_codes import ExitCode
 from finetune_contract.failure import Failure, FailureClass
 from finetune_contract.layout import CacheLayout, RunFolder
@@ -28,6 +37,7 @@ from finetune_contract.request import (
     MeshSpec,
     MethodSpec,
     ModelSource,
+    SplitSpec,
     Stage,
     StageRequest,
 )
@@ -36,6 +46,8 @@ from finetune_contract.result import (
     CheckpointRecord,
     ConvertManifest,
     ConvertOutcome,
+    DataCacheUse,
+    DataManifest,
     DatasetReport,
     EvaluateOutcome,
     EvaluationResult,
@@ -50,12 +62,17 @@ from finetune_contract.result import (
 
 __all__ = [
     "Artifact",
+    "Bucket",
     "CacheLayout",
     "CheckpointPolicy",
     "CheckpointRecord",
     "ConvertManifest",
     "ConvertOutcome",
+    "DataCacheUse",
+    "DataManifest",
+    "DataReport",
     "DataSpec",
+    "DatasetDetails",
     "DatasetReport",
     "DatasetSource",
     "DiscardedCheckpoint",
@@ -72,6 +89,7 @@ __all__ = [
     "HubRef",
     "Hyperparameters",
     "JobIdentity",
+    "Leak",
     "LoraSpec",
     "MeshSpec",
     "MethodSpec",
@@ -81,8 +99,12 @@ __all__ = [
     "Outcome",
     "PreflightOutcome",
     "Progress",
+    "Remark",
+    "RowsFound",
     "RunFolder",
     "Sample",
+    "SampleRow",
+    "SplitSpec",
     "Stage",
     "StageRequest",
     "StageResult",

@@ -19,6 +19,15 @@ class RunFolder:
         return f"{self.uri}/preflight/report.json"
 
     @property
+    def data_report(self) -> str:
+        return f"{self.uri}/preflight/data.json"
+
+    @property
+    def data_page(self) -> str:
+        """The same for people."""
+        return f"{self.uri}/preflight/data.html"
+
+    @property
     def preflight_samples(self) -> str:
         return f"{self.uri}/preflight/samples.jsonl"
 
@@ -112,7 +121,7 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The cache of converted models, shared by jobs: ``<cache>/convert/<fingerprint>``."""
+    """What jobs share: converted models (``<cache>/convert/<fingerprint>``) and prepared data (``<cache>/data/…``)."""
 
     uri: str
 
@@ -126,3 +135,18 @@ class CacheLayout:
     def convert_output(self, fingerprint: str, uid: str, number: int, restart: int = 0) -> str:
         """This attempt's own, so that no two conversions of the same model ever mix their files."""
         return f"{self.convert(fingerprint)}/{uid[:8]}-{number}{f'.{restart}' if restart else ''}"
+
+    def data(self, fingerprint: str) -> str:
+        return f"{self.uri.rstrip('/')}/data/{fingerprint}"
+
+    def data_manifest(self, fingerprint: str) -> str:
+        """As for converted models: written last, and only if absent."""
+        return f"{self.data(fingerprint)}/manifest.json"
+
+    def data_output(self, fingerprint: str, uid: str, number: int, restart: int = 0) -> str:
+        """This attempt's own files."""
+        return f"{self.data(fingerprint)}/{uid[:8]}-{number}{f'.{restart}' if restart else ''}"
+
+    def data_latest(self, source: str) -> str:
+        """The manifest of the newest preparation of a source, by a digest of its address."""
+        return f"{self.uri.rstrip('/')}/data/latest/{source}.json"

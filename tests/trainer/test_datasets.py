@@ -148,7 +148,9 @@ def test_array_records_hold_json_or_examples_of_texts(tmp_path: Path) -> None:
 
 def test_a_record_of_something_else_is_told_with_its_number(tmp_path: Path) -> None:
     uri = array_record(tmp_path / "a.arrayrecord", [GOOD.encode(), b"\xff\x01 no message"])
-    with pytest.raises(StageError, match=r"row 2: the record is neither a JSON object nor a tf\.train\.Example"):
+    with pytest.raises(
+        StageError, match=r"row 2: the record is neither a JSON object nor a tf\.train\.Example"
+    ):
         read(uri, tmp_path)
 
 
@@ -200,8 +202,7 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
     ("a text as row", lines('"x"'), {}, "DatasetSchemaMismatch", "the row is no object (saw str"),
     ("bytes that are no UTF-8", b'{"messages": "\xff"}', {}, "DatasetSchemaMismatch", "the line is not UTF-8 (saw byte 0xff)"),
     ("no column we know", lines({"title": "x", "id": 1}), {}, "DatasetSchemaMismatch",
-     "the format is not known from the columns (saw columns title, id, expected messages; prompt and completion; chosen "
-     "and rejected; question and answer; text)"),
+     "(saw columns title, id, expected messages; prompt and completion; chosen and rejected; question and answer; text)"),
     ("text under another name", lines({"Body": "x"}), {}, "DatasetSchemaMismatch", "Name them: columns: {text: Body}."),
     ("an answer that is a list", lines({"question": "x", "answer": ["y"]}), {}, "DatasetSchemaMismatch",
      f'{AT}, row 1: "answer" must be text (saw a list)'),

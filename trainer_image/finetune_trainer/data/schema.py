@@ -254,7 +254,7 @@ def _read_text(schema: Schema, row: Row) -> Example:
     return PlainText(place=row.place, text=schema.text(row, "text"))
 
 
-def _refuse_preference(schema: Schema, row: Row) -> Example:
+def _refuse_preference(_: Schema, row: Row) -> Example:
     raise row.place.mismatch(
         "rows of chosen and rejected are for a method of preferences, not for SFT",
         "To train on the better answers: columns: {completion: chosen}.",
@@ -299,9 +299,7 @@ SHAPES = (
 # --- advice -----------------------------------------------------------------------------------------------------
 
 
-def _bad_columns(
-    source: DatasetSource, what: str, saw: str, known: Sequence[str], fix: str
-) -> StageError:
+def _bad_columns(source: DatasetSource, what: str, saw: str, known: Sequence[str], fix: str) -> StageError:
     return StageError(
         ExitCode.BAD_REQUEST,
         "UnknownColumn",
@@ -335,7 +333,11 @@ def _detection_advice(row: Mapping[str, Any]) -> str:
 
 def _column_advice(row: Mapping[str, Any], wanted: Sequence[str]) -> str:
     found = _likely(row, wanted)
-    return _mapping(found) if found else f"Name the columns: columns: {{{', '.join(f'{w}: …' for w in wanted)}}}."
+    return (
+        _mapping(found)
+        if found
+        else f"Name the columns: columns: {{{', '.join(f'{w}: …' for w in wanted)}}}."
+    )
 
 
 def _mapping(found: Mapping[str, str]) -> str:

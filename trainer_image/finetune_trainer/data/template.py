@@ -7,6 +7,9 @@ templates that treat the last turn differently, such as Qwen3's.) A turn that is
 template writes to ask for it (``<|im_start|>assistant``) and ends with the token that closes it.
 """
 
+import hashlib
+import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from finetune_contract import ExitCode
-from finetune_trainer.data.schema import Conversation, Example, PlainText, TextPair
 from finetune_trainer.data.place import Place
+from finetune_trainer.data.schema import Conversation, Example, PlainText, TextPair
 from finetune_trainer.errors import StageError
 
+_LOG = logging.getLogger(__name__)
 #: Private-use characters: no template strips or matches them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 #: Sequences of roles whose fixed parts are remembered.
@@ -32,6 +36,7 @@ class Tokenizer(Protocol):
     eos_token_id: int | None
     bos_token_id: int | None
     all_special_ids: list[int]
+    backend_tokenizer: Any
 
     def apply_chat_template(
         self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool
@@ -73,6 +78,21 @@ class Renderer:
         self._adds_bos = _adds_bos(tokenizer)
         self._asks: str | None = None
         self._fixed: dict[tuple[str, ...], list[str]] = {}
+
+    def identity(self) -> dict[str, str]:
+        """What decides how an example becomes tokens, by name."""
+        tokenizer = self._tokenizer
+        backend = [
+            tokenizer.backend_tokenizer.to_str(),
+            self._adds_bos,
+            tokenizer.bos_token_id,
+            tokenizer.eos_token_id,
+        ]
+        return {
+            "tokenizer": _digest([*backend, sorted(self._special)]),
+            "chatTemplate": _digest(tokenizer.chat_template or ""),
+            "trainOnPrompt": str(self._train_on_prompt),
+        }
 
     def tokens(self, example: Example) -> Tokens:
         """The example's tokens. Raises ``StageError`` 65 where the template refuses the conversation."""
@@ -132,7 +152,9 @@ class Renderer:
             before = [bos] if self._adds_bos and bos is not None else []
             after_it = [eos] if eos is not None else []
             ids = [*before, *ids, *after_it]
-            trained = np.concatenate([[False] * len(before), trained, [True] * len(after_it)]).astype(np.bool_)
+            trained = np.concatenate([[False] * len(before), trained, [True] * len(after_it)]).astype(
+                np.bool_
+            )
         return Tokens(ids=np.asarray(ids, np.int32), trained=trained)
 
     def prompt(self, text: str) -> list[int]:
@@ -166,7 +188,7 @@ class Renderer:
 
     def _fixed_parts(self, messages: Sequence[Mapping[str, Any]], place: Place) -> list[str]:
         """What the template writes before, between and after the contents; kept by the sequence of roles."""
-        plain = all(len(message) == 2 for message in messages)  # noqa: PLR2004  role and content
+        plain = all(len(message) == 2 for message in messages)
         key = tuple(str(message["role"]) for message in messages)
         if plain and key in self._fixed:
             return self._fixed[key]
@@ -183,7 +205,7 @@ class Renderer:
                 "the data are conversations, but the tokenizer has no chat template",
                 where=place.path,
                 expected="a tokenizer with a chat template, as instruction-tuned models have",
-                fix="Use prompt and completion as plain text, or name another model.tokenizer.",
+                fix="Set datasets.chatTemplate, or name another model.tokenizer.",
             )
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -199,6 +221,33 @@ class Renderer:
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def with_template(tokenizer: Tokenizer, template: str) -> None:
+    """Gives the tokenizer the job's own chat template. Raises ``StageError`` 64 where it is no Jinja."""
+    from jinja2.exceptions import TemplateSyntaxError
+
+    tokenizer.chat_template = template
+    try:
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "x"}], tokenize=False, add_generation_prompt=False
+        )
+    except TemplateSyntaxError as error:
+        raise StageError(
+            ExitCode.BAD_REQUEST,
+            "ChatTemplateInvalid",
+            "the chat template is not valid Jinja",
+            where="spec.datasets.chatTemplate",
+            saw=f"line {error.lineno}: {error.message}",
+            expected="a template as transformers reads them",
+            fix="Correct this line.",
+        ) from error
+    except Exception:  # noqa: BLE001  a template may refuse the probe, as some do without a system message
+        _LOG.debug("the chat template refuses a conversation of one message", exc_info=True)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def _as_chat(pair: TextPair) -> Conversation:

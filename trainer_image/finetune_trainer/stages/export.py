@@ -90,11 +90,15 @@ def card_facts(context: Context, model: LocalModel) -> CardFacts:
     )
 
 
-def _data(report: PreflightOutcome) -> dict[str, str]:
-    table = {"Train": f"{report.train.uri} at {report.train.revision}", "Rows": f"{report.train.rows:,}"}
-    table["Tokens trained on"] = f"{report.train.trained_tokens:,}"
-    if report.validation is not None:
-        table["Validation"] = f"{report.validation.uri} at {report.validation.revision}"
+def _data(found: PreflightOutcome) -> dict[str, str]:
+    table = {
+        f"Train on {report.name}": f"{report.uri} at {report.revision}, {report.rows:,} rows"
+        + (f", weight {report.weight:g}" if report.weight is not None else "")
+        for report in found.train
+    }
+    table["Tokens trained on"] = f"{sum(report.trained_tokens for report in found.train):,}"
+    for report in found.validation:
+        table[f"Validate on {report.name}"] = f"{report.uri} at {report.revision}"
     return table
 
 
