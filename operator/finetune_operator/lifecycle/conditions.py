@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from finetune_contract import Stage
+from finetune_contract import PreflightOutcome, Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
 from finetune_operator.lifecycle.queueing import Standing
 from finetune_operator.lifecycle.situation import Course, Situation
@@ -101,16 +101,24 @@ def _data_ready(look: Survey | None) -> Told:
     if view.done:
         found = look.findings.preflight
         assert found is not None, "a preflight that succeeded has findings"
-        return (
-            TRUE,
-            Reason.CHECKED,
-            f"{found.train.rows} training rows with {found.train.tokens} tokens were read and checked.",
-        )
+        return TRUE, Reason.CHECKED, _data_found(found)
     if view.phase is StagePhase.FAILED and view.failure:
         return FALSE, view.failure.reason, view.failure.message
     if view.attempts:
         return UNKNOWN, Reason.IN_PROGRESS, "Preflight reads the model and the data."
     return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
+
+
+def _data_found(found: PreflightOutcome) -> str:
+    if found.train[0].checked == "Off":
+        return "The data are there; spec.preflight.dataset is Off, so no row was read."
+    rows, tokens = (sum(getattr(report, name) for report in found.train) for name in ("rows", "tokens"))
+    sources = f" of {len(found.train)} sources" if len(found.train) > 1 else ""
+    read = "the first " if found.train[0].checked == "Sample" else ""
+    told = f"{read}{rows} training rows{sources} with {tokens} tokens were read and checked."
+    # The first one has a place here; the report has all.
+    worst = f" {found.warnings[0]}" if found.warnings else ""
+    return f"{told[0].upper()}{told[1:]}{worst}"
 
 
 def _memory_fits(situation: Situation) -> Told:
