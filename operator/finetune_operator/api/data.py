@@ -160,8 +160,8 @@ class Datasets(ApiModel):
     validation: Annotated[tuple[ValidationDataset, ...], Field(min_length=1, max_length=8)] | None = None
     """Sources of validation rows. Default: none."""
     split_from_train: SplitFromTrain | None = None
-    """Hold rows back from training for validation, where validation is absent: the same share of every source, chosen by
-    seed and content, so that equal rows stay on one side."""
+    """Hold rows back from training for validation, where validation is absent: the same share of every source, chosen
+    by seed and content, so that equal rows stay on one side."""
     shuffle: Flag | None = None
     """Shuffle the rows anew in every epoch, by hyperparameters.seed. Default: true."""
     max_seq_length: Positive | None = None

@@ -163,6 +163,8 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
     for label, sources in (("Train on", plan.data.train), ("Validate on", plan.data.validation)):
         for source in sources:
             yield _row(label, _dataset(source))
+    if split := plan.data.split_from_train:
+        yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
     every, keep = plan.checkpointing.every_steps, plan.checkpointing.keep_last
     yield _row("Checkpoints", f"every {every} steps, the last {keep} are kept; the last is exported")
     yield _row("Memory", "not checked beforehand in this version")
@@ -225,7 +227,8 @@ def _source(source: ModelSource) -> str:
 
 def _dataset(source: DatasetSource) -> str:
     where = f"{source.hugging_face.repo}, split {source.split}" if source.hugging_face else str(source.uri)
-    return f"{where} ({source.format})"
+    weight = f", weight {source.weight:g}" if source.weight is not None else ""
+    return f"{where} ({source.format}{weight})"
 
 
 def _later(jobset: Object) -> list[str]:

@@ -101,7 +101,7 @@ def _data_ready(look: Survey | None) -> Told:
     if view.done:
         found = look.findings.preflight
         assert found is not None, "a preflight that succeeded has findings"
-        return TRUE, Reason.CHECKED, _data_found(found)
+        return TRUE, Reason.CHECKED, data_found(found)
     if view.phase is StagePhase.FAILED and view.failure:
         return FALSE, view.failure.reason, view.failure.message
     if view.attempts:
@@ -109,12 +109,14 @@ def _data_ready(look: Survey | None) -> Told:
     return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
 
 
-def _data_found(found: PreflightOutcome) -> str:
-    if found.train[0].checked == "Off":
+def data_found(found: PreflightOutcome) -> str:
+    """What preflight has read, as a sentence."""
+    checked = {report.checked for report in found.train}
+    if checked == {"Off"}:
         return "The data are there; spec.preflight.dataset is Off, so no row was read."
     rows, tokens = (sum(getattr(report, name) for report in found.train) for name in ("rows", "tokens"))
     sources = f" of {len(found.train)} sources" if len(found.train) > 1 else ""
-    read = "the first " if found.train[0].checked == "Sample" else ""
+    read = "the first " if "Sample" in checked else ""
     told = f"{read}{rows} training rows{sources} with {tokens} tokens were read and checked."
     # The first one has a place here; the report has all.
     worst = f" {found.warnings[0]}" if found.warnings else ""

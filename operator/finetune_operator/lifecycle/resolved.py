@@ -45,7 +45,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
         if findings.preflight.max_seq_length is not None:
             resolved["hyperparameters"]["maxSeqLength"] = findings.preflight.max_seq_length
         resolved["datasets"] = [
-            _dataset(report, findings.preflight.report)
+            dataset_status(report, findings.preflight.report)
             for report in (*findings.preflight.train, *findings.preflight.validation)
         ]
     return resolved
@@ -76,7 +76,8 @@ def _model(plan: Plan, findings: Findings) -> Object:
     }
 
 
-def _dataset(report: DatasetReport, uri: str) -> Object:
+def dataset_status(report: DatasetReport, uri: str) -> Object:
+    """One of ``status.resolved.datasets``; counts only where every row was read."""
     told: dict[str, Any] = {"name": report.name, "revision": report.revision, "reportURI": uri}
     if report.format:
         # "PromptCompletion of messages" is one for the reader of the report.

@@ -42,11 +42,11 @@ def admit(job: Object, profiles: Sequence[Object], template: Object | None = Non
     base = merge(BUILT_IN, spec.get("defaults", {}))
     merged = merge(base, job["spec"])
     check_policy(job, name, spec, merged, base)
-    merged = with_chat_template(merged, template)
-    provisional = make_plan(job, make_snapshot(job, profile, merged))
+    whole = with_chat_template(merged, template)
+    provisional = make_plan(job, make_snapshot(job, profile, whole))
     # Whatever resources are edited to later, a step takes as many rows as the first plan says.
     fixed = merge(
-        merged, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
+        whole, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
     )
     snapshot = make_snapshot(job, profile, fixed)
     return Admission(snapshot=snapshot, plan=make_plan(job, snapshot))

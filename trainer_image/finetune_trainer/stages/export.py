@@ -4,6 +4,7 @@ from finetune_contract import Artifact, EvaluateOutcome, ExportOutcome, Prefligh
 from finetune_trainer import engine, export
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.publish import Kind
+from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.models import LocalModel
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.inputs import trained_parameters
@@ -24,7 +25,9 @@ def run(context: Context) -> ExportOutcome:
     folders = export.build(
         export.ExportInputs(
             source=model.path,
-            tokenizer=model.tokenizer_path,
+            tokenizer=tokenizer_folder(
+                model.tokenizer_path, request.data.chat_template, context.scratch / "tokenizer"
+            ),
             weights=open_weights(model.path, plan, where=model.source),
             plan=plan,
             params=parameters,
