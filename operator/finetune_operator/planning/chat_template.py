@@ -5,6 +5,7 @@ from typing import Any
 
 from finetune_operator.api import Reason
 from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.merge import lookup
 
 type Object = Mapping[str, Any]
 
@@ -15,8 +16,8 @@ _PATH = "spec.datasets.chatTemplate.configMapRef"
 
 def template_ref(spec: Object) -> Object | None:
     """Name and key of the ConfigMap that a job's spec names, if it names one."""
-    reference: Object | None = spec.get("datasets", {}).get("chatTemplate", {}).get("configMapRef")
-    return reference
+    reference = lookup(spec, "datasets.chatTemplate.configMapRef")
+    return reference if isinstance(reference, Mapping) else None
 
 
 def with_chat_template(spec: Object, config_map: Object | None) -> Object:
