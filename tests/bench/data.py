@@ -45,6 +45,7 @@ def measure(rows: int) -> dict[str, float]:
                 stopper=create_autospec(Stopper, instance=True), scratch=root,
             )  # fmt: skip
 
+        context().renderer.prompt("imports what it needs")
         started, before = time.perf_counter(), _peak()
         first = data_check.check(context())
         seconds, peak = time.perf_counter() - started, _peak() - before

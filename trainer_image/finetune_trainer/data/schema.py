@@ -10,28 +10,12 @@ from enum import StrEnum
 from typing import Any
 
 from finetune_contract import DatasetSource, ExitCode
+from finetune_trainer.data.advice import COLUMNS, LIKELY_ROLE, column_advice, format_advice, kind
 from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.sources import OpenSource
 from finetune_trainer.errors import StageError
 
 ROLES = ("system", "user", "assistant", "tool")
-#: How other datasets call our roles, for the suggestion in an error.
-_LIKELY_ROLE = {
-    "bot": "assistant", "gpt": "assistant", "model": "assistant", "ai": "assistant", "chatgpt": "assistant",
-    "human": "user", "person": "user", "customer": "user", "prompter": "user", "developer": "system",
-    "function": "tool", "observation": "tool",
-}  # fmt: skip
-#: And our columns.
-_LIKELY_COLUMN = {
-    "messages": ("conversations", "conversation", "chat", "dialogue", "dialog", "turns"),
-    "prompt": ("instruction", "input", "query", "source", "question"),
-    "completion": ("response", "output", "target", "reply", "answer"),
-    "question": ("query", "problem"),
-    "answer": ("solution", "answers"),
-    "chosen": ("accepted", "preferred", "winner"),
-    "rejected": ("dispreferred", "loser"),
-    "text": ("content", "body", "document", "passage"),
-}
 
 
 class Format(StrEnum):
@@ -77,7 +61,7 @@ class Schema:
 
     def __init__(self, source: DatasetSource, first: Row) -> None:
         self._roles = source.role_map
-        known = list(_LIKELY_COLUMN)
+        known = list(COLUMNS)
         wrong = [name for name in source.columns if name not in known]
         if wrong:
             raise _bad_columns(
@@ -122,7 +106,7 @@ class Schema:
                 return shape
         raise first.place.mismatch(
             "the format is not known from the columns",
-            _detection_advice(first.value),
+            format_advice(first.value, [shape.needs for shape in SHAPES]),
             saw=f"columns {', '.join(list(first.value)[:12]) or 'none'}",
             expected="; ".join(" and ".join(shape.needs) for shape in SHAPES),
         )
@@ -136,7 +120,7 @@ class Schema:
         value = self.value(row, name)
         if not isinstance(value, str):
             raise row.place.mismatch(
-                f'"{self._columns[name]}" must be text', "Write one string.", saw=_kind(value)
+                f'"{self._columns[name]}" must be text', "Write one string.", saw=kind(value)
             )
         return value
 
@@ -146,7 +130,7 @@ class Schema:
         if column not in row.value:
             raise row.place.mismatch(
                 f'there is no column "{column}"',
-                _column_advice(row.value, self._shape.columns),
+                column_advice(row.value, self._shape.columns),
                 saw=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
             )
         return row.value[column]
@@ -159,14 +143,14 @@ class Schema:
             raise row.place.mismatch(
                 f'"{column}" must be a list of messages that is not empty',
                 'Write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}].',
-                saw="an empty list" if value == [] else _kind(value),
+                saw="an empty list" if value == [] else kind(value),
             )
         return [self._message(message, index, row.place) for index, message in enumerate(value, start=1)]
 
     def _message(self, message: object, index: int, place: Place) -> Mapping[str, Any]:
         if not isinstance(message, dict):
             raise place.mismatch(
-                f"message {index} is no object", "Write it as role and content.", saw=_kind(message)
+                f"message {index} is no object", "Write it as role and content.", saw=kind(message)
             )
         if "role" not in message and {"from", "value"} <= set(message):
             raise place.mismatch(
@@ -181,7 +165,7 @@ class Schema:
             raise place.mismatch(
                 f"the content of message {index} must be text",
                 "Content in parts and tool calls without text are not supported; write one string.",
-                saw=_kind(content) if "content" in message else "no content",
+                saw=kind(content) if "content" in message else "no content",
             )
         # Columnar files give every message every key; templates ask whether a key is there.
         return {**{key: value for key, value in message.items() if value is not None}, "role": mapped}
@@ -191,9 +175,9 @@ class Schema:
             return place.mismatch(
                 f"message {index} has no role",
                 f"Give it one of {', '.join(ROLES)}.",
-                saw="nothing" if role is None else _kind(role),
+                saw="nothing" if role is None else kind(role),
             )
-        likely = _LIKELY_ROLE.get(role.lower(), role.lower() if role.lower() in ROLES else "assistant")
+        likely = role.lower() if role.lower() in ROLES else LIKELY_ROLE.get(role.lower(), "assistant")
         return place.mismatch(
             f'role "{role}" is not one of {", ".join(ROLES)}', f"Map it: roleMap: {{{role}: {likely}}}."
         )
@@ -240,7 +224,7 @@ def _read_pair(schema: Schema, row: Row) -> Example:
     raise row.place.mismatch(
         "prompt and completion must be two strings or two lists of messages",
         "Write both the same way.",
-        saw=f"{_kind(prompt)} and {_kind(completion)}",
+        saw=f"{kind(prompt)} and {kind(completion)}",
     )
 
 
@@ -296,9 +280,6 @@ SHAPES = (
 )
 
 
-# --- advice -----------------------------------------------------------------------------------------------------
-
-
 def _bad_columns(source: DatasetSource, what: str, saw: str, known: Sequence[str], fix: str) -> StageError:
     return StageError(
         ExitCode.BAD_REQUEST,
@@ -309,50 +290,3 @@ def _bad_columns(source: DatasetSource, what: str, saw: str, known: Sequence[str
         expected=f"one of {', '.join(known)}",
         fix=fix,
     )
-
-
-def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
-    """Our names -> columns of the row that may well be meant."""
-    lowered = {name.lower(): name for name in row}
-    return {
-        ours: lowered[name]
-        for ours in wanted
-        for name in [next((n for n in (ours, *_LIKELY_COLUMN[ours]) if n in lowered), None)]
-        if name is not None
-    }
-
-
-def _detection_advice(row: Mapping[str, Any]) -> str:
-    """For the format that takes the fewest of our names for others."""
-    found = [_likely(row, shape.needs) for shape in SHAPES]
-    whole = [names for names, shape in zip(found, SHAPES, strict=True) if len(names) == len(shape.needs)]
-    if not whole:
-        return "Name the columns, for example: columns: {prompt: …, completion: …} or columns: {messages: …}."
-    return _mapping(min(whole, key=lambda names: sum(a != b.lower() for a, b in names.items())))
-
-
-def _column_advice(row: Mapping[str, Any], wanted: Sequence[str]) -> str:
-    found = _likely(row, wanted)
-    return (
-        _mapping(found)
-        if found
-        else f"Name the columns: columns: {{{', '.join(f'{w}: …' for w in wanted)}}}."
-    )
-
-
-def _mapping(found: Mapping[str, str]) -> str:
-    return f"Name them: columns: {{{', '.join(f'{ours}: {theirs}' for ours, theirs in found.items())}}}."
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "text",
-        bool: "a truth value",
-        int: "a number",
-        float: "a number",
-    }
-    return names.get(type(value), type(value).__name__)
