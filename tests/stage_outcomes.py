@@ -9,6 +9,7 @@ from finetune_contract import (
     ConvertManifest,
     ConvertOutcome,
     DatasetReport,
+    DatasetSource,
     EvaluateOutcome,
     EvaluationResult,
     ExportOutcome,
@@ -37,12 +38,8 @@ def details(request: StageRequest, *, fingerprint: str, steps: int, now: datetim
                     maxtext_model="qwen3-0.6b",
                     layout="scanned/float32",
                 ),
-                train=_report("spec.datasets.train[0]", "train-0", request.data.train[0].uri, 400),
-                validation=_report(
-                    "spec.datasets.validation[0]", "validation-0", request.data.validation[0].uri, 40
-                )
-                if request.data.validation
-                else None,
+                train=[_report(source, 400) for source in request.data.train],
+                validation=[_report(source, 40) for source in request.data.validation],
                 steps=steps,
                 max_seq_length=512,
                 fingerprint=fingerprint,
@@ -99,11 +96,11 @@ def manifest(
     )
 
 
-def _report(path: str, name: str, uri: str | None, rows: int) -> DatasetReport:
+def _report(source: DatasetSource, rows: int) -> DatasetReport:
     return DatasetReport(
-        path=path,
-        name=name,
-        uri=uri or "",
+        path=source.path,
+        name=source.name,
+        uri=source.uri or "",
         revision="sha256:9",
         format="Messages",
         rows=rows,

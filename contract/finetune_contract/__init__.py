@@ -5,6 +5,15 @@ the run folder (:mod:`.layout`), a :class:`StageResult` per attempt and a :class
 trains, and with an exit code (:class:`ExitCode`). All of it is data; neither side imports the other.
 """
 
+from finetune_contract.data_report import (
+    Bucket,
+    DataReport,
+    DatasetDetails,
+    Leak,
+    Remark,
+    RowsFound,
+    SampleRow,
+)
 from finetune_contract.exit_codes import ExitCode
 from finetune_contract.failure import Failure, FailureClass
 from finetune_contract.layout import CacheLayout, RunFolder
@@ -30,6 +39,7 @@ from finetune_contract.request import (
     MethodSpec,
     ModelSource,
     SliceShape,
+    SplitSpec,
     Stage,
     StageRequest,
 )
@@ -38,6 +48,8 @@ from finetune_contract.result import (
     CheckpointRecord,
     ConvertManifest,
     ConvertOutcome,
+    DataCacheUse,
+    DataManifest,
     DatasetReport,
     EvaluateOutcome,
     EvaluationResult,
@@ -53,12 +65,17 @@ from finetune_contract.result import (
 
 __all__ = [
     "Artifact",
+    "Bucket",
     "CacheLayout",
     "CheckpointPolicy",
     "CheckpointRecord",
     "ConvertManifest",
     "ConvertOutcome",
+    "DataCacheUse",
+    "DataManifest",
+    "DataReport",
     "DataSpec",
+    "DatasetDetails",
     "DatasetReport",
     "DatasetSource",
     "DiscardedCheckpoint",
@@ -75,6 +92,7 @@ __all__ = [
     "HubRef",
     "Hyperparameters",
     "JobIdentity",
+    "Leak",
     "LoraSpec",
     "MemoryCheck",
     "MemoryOutcome",
@@ -86,9 +104,13 @@ __all__ = [
     "Outcome",
     "PreflightOutcome",
     "Progress",
+    "Remark",
+    "RowsFound",
     "RunFolder",
     "Sample",
     "SliceShape",
+    "SampleRow",
+    "SplitSpec",
     "Stage",
     "StageRequest",
     "StageResult",

@@ -19,6 +19,15 @@ class RunFolder:
         return f"{self.uri}/preflight/report.json"
 
     @property
+    def data_report(self) -> str:
+        return f"{self.uri}/preflight/data.json"
+
+    @property
+    def data_page(self) -> str:
+        """The same for people."""
+        return f"{self.uri}/preflight/data.html"
+
+    @property
     def preflight_samples(self) -> str:
         return f"{self.uri}/preflight/samples.jsonl"
 
@@ -112,7 +121,8 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The cache of converted models and compiled steps, shared by jobs: ``<cache>/convert/<fingerprint>`` …"""
+    """What jobs share: converted models (``<cache>/convert/<fingerprint>``), prepared data (``<cache>/data/…``) and
+    compiled steps (``<cache>/compile/…``)."""
 
     uri: str
 
@@ -130,3 +140,18 @@ class CacheLayout:
     def compiled(self, fingerprint: str) -> str:
         """What the compiler said of one train step: every preflight of that shape may read it."""
         return f"{self.uri.rstrip('/')}/compile/{fingerprint}.json"
+
+    def data(self, fingerprint: str) -> str:
+        return f"{self.uri.rstrip('/')}/data/{fingerprint}"
+
+    def data_manifest(self, fingerprint: str) -> str:
+        """As for converted models: written last, and only if absent."""
+        return f"{self.data(fingerprint)}/manifest.json"
+
+    def data_output(self, fingerprint: str, uid: str, number: int, restart: int = 0) -> str:
+        """This attempt's own files."""
+        return f"{self.data(fingerprint)}/{uid[:8]}-{number}{f'.{restart}' if restart else ''}"
+
+    def data_latest(self, source: str) -> str:
+        """The manifest of the newest preparation of a source, by a digest of its address."""
+        return f"{self.uri.rstrip('/')}/data/latest/{source}.json"

@@ -20,12 +20,14 @@ class Metrics(Record):
 
 
 class EvaluationPoint(Record):
-    """Loss on the validation set during training."""
+    """Loss on the validation sets during training, every token counting the same."""
 
     step: int
     loss: float
     perplexity: float
     tokens: int
+    by_set: dict[str, float] = {}
+    """The loss of each, where there are several."""
 
 
 class DiscardedCheckpoint(Record):

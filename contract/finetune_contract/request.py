@@ -85,11 +85,13 @@ class DatasetSource(Record):
     """A file or glob, ``gs://`` or ``file://``."""
     digest: str | None = None
     """Of the files at ``uri``, as preflight found them: another content is an error. None: any."""
-    format: Literal["Auto", "Messages", "PromptCompletion"] = "Auto"
+    format: Literal["Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text"] = "Auto"
     columns: dict[str, str] = {}
-    """Our name -> the dataset's column: messages, prompt, completion."""
+    """Our name of a column -> the dataset's."""
     role_map: dict[str, str] = {}
     max_examples: int | None = None
+    weight: Annotated[float, Field(gt=0)] | None = None
+    """Share of the mixture, relative to the others'; all training sources have one, or none has."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -98,13 +100,35 @@ class DatasetSource(Record):
         return self
 
 
+class SplitSpec(Record):
+    """Rows of the training sources that are held back for validation."""
+
+    fraction: Annotated[float, Field(gt=0, lt=1)]
+    seed: int
+
+
 class DataSpec(Record):
+    """Without weights an epoch is every row once; with weights, as many rows in the sources' shares."""
+
     train: list[DatasetSource]
-    """One source in this version; its rows in order, shuffled by seed when ``shuffle``."""
     validation: list[DatasetSource] = []
+    split_from_train: SplitSpec | None = None
+    """Only where ``validation`` is empty."""
     shuffle: bool = True
     max_seq_length: int
     packing: bool = False
+    chat_template: str | None = None
+    """Jinja; None: the tokenizer's own."""
+    check: Literal["Full", "Sample", "Off"] = "Full"
+    """What preflight reads: all rows, the first of each source, or none."""
+
+    @model_validator(mode="after")
+    def _weights_of_all_or_none(self) -> Self:
+        if len({source.weight is None for source in self.train}) > 1:
+            raise ValueError("a weight for every training source, or for none")
+        if self.validation and self.split_from_train:
+            raise ValueError("at most one of validation and split_from_train")
+        return self
 
 
 class LoraSpec(Record):

@@ -38,6 +38,9 @@ class DatasetReport(Record):
     uri: str
     revision: str
     format: str
+    """'' where no row was read."""
+    checked: Literal["Full", "Sample", "Off"] = "Full"
+    """What the numbers are of: all rows, the first ones, or none."""
     rows: int
     """Rows that take part, after dropping."""
     tokens: int
@@ -46,6 +49,44 @@ class DatasetReport(Record):
     truncated_rows: int = 0
     dropped_rows: int = 0
     drop_reasons: dict[str, int] = {}
+    duplicate_rows: int = 0
+    """Rows that are equal to an earlier one."""
+    weight: float | None = None
+    sequences: int | None = None
+    """What the rows make up: as many, or fewer with packing. None where they were not all read."""
+    epoch_sequences: int | None = None
+    """Of them in one epoch of a mixture with weights: more are repeated, fewer come in later epochs."""
+
+
+class DataManifest(Record):
+    """``<cache>/data/<fingerprint>/manifest.json``: one source, read and tokenized."""
+
+    version: Version = 1
+    fingerprint: str
+    inputs: dict[str, str]
+    tokens: Uri
+    index: Uri
+    format: str
+    digest: str
+    """sha256 over all tokens and masks."""
+    size_bytes: int
+    seconds: float
+    """What the preparation took: what a hit saves."""
+    created: Timestamp
+
+
+class DataCacheUse(Record):
+    """Whether a source had been prepared before."""
+
+    path: str
+    result: Literal["Hit", "Miss"]
+    fingerprint: str
+    uri: Uri | None = None
+    """Where it lies; None where it was not kept."""
+    size_bytes: int = 0
+    saved_seconds: float = 0.0
+    miss_because: list[str] = []
+    """What differed from the last preparation of the same source."""
 
 
 class MemoryOutcome(Record):
@@ -79,8 +120,8 @@ class MemoryOutcome(Record):
 class PreflightOutcome(Record):
     kind: Literal["Preflight"] = "Preflight"
     model: ModelIdentity
-    train: DatasetReport
-    validation: DatasetReport | None = None
+    train: list[DatasetReport]
+    validation: list[DatasetReport] = []
     steps: int
     """Optimizer steps of the whole training."""
     max_seq_length: int | None = None
@@ -88,7 +129,11 @@ class PreflightOutcome(Record):
     fingerprint: str
     fingerprint_inputs: dict[str, str]
     """What went into the fingerprint, by name, so that a miss can say which input differed."""
+    prepared: list[DataCacheUse] = []
+    warnings: Annotated[list[str], Field(max_length=16)] = []
+    """What is worth a look before training; all is in the report."""
     report: Uri
+    """The page for people; the same as data is beside it."""
     memory: MemoryOutcome | None = None
     """None: not asked for."""
 
@@ -149,6 +194,8 @@ class EvaluationResult(Record):
     perplexity: float
     tokens: int
     rows: int
+    by_set: dict[str, float] = {}
+    """The loss of each validation set, where there are several."""
 
 
 class EvaluateOutcome(Record):

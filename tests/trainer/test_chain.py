@@ -14,7 +14,7 @@ def test_preflight_counts_the_rows_and_steps(stages: Stages) -> None:
     result = stages.run("Preflight", "counted", hyperparameters={"steps": None, "epochs": 1.0})
     assert result.details is not None, result.failure
     assert result.details.kind == "Preflight"
-    assert (result.details.train.rows, result.details.steps) == (400, 50)
+    assert (result.details.train[0].rows, result.details.steps) == (400, 50)
 
 
 @pytest.mark.parametrize("method", [{}, LORA], ids=["full", "lora"])

@@ -44,8 +44,8 @@ def test_sequences_are_no_longer_than_the_model_takes_and_the_log_says_so(
 def test_preflight_reports_the_lowered_length_and_the_rows_it_cuts(context: Context) -> None:
     found = preflight.run(context)
     assert found.max_seq_length == 24
-    assert found.train.truncated_rows == found.train.rows == 12
-    assert found.to_json().encode() == context.store.read(found.report)
+    assert found.train[0].truncated_rows == found.train[0].rows == 12
+    assert found.to_json().encode() == context.store.read(context.folder.preflight_report)
 
 
 def test_a_config_that_transformers_itself_refuses_is_the_users_to_correct(context: Context) -> None:

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from finetune_contract import DatasetSource, ExitCode
-from finetune_trainer.data.schema import Conversation, Format, TextPair, checked
+from finetune_trainer.data.schema import Conversation, Format, PlainText, TextPair, checked
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
@@ -88,6 +88,72 @@ def test_prompt_and_completion_may_be_texts_or_messages(tmp_path: Path) -> None:
     assert chat.trained == [False, False, False, True]
 
 
+def test_questions_and_texts_are_told_by_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "qa.jsonl").write_bytes(lines({"question": "1+1?", "answer": "2", "id": 7}))
+    found, (pair,) = read(f"file://{tmp_path}/qa.jsonl", tmp_path)
+    assert (found, pair.prompt, pair.completion) == (Format.QUESTION_ANSWER, "1+1?", "2")
+    (tmp_path / "text.jsonl").write_bytes(lines({"body": "once"}))
+    found, (text,) = read(f"file://{tmp_path}/text.jsonl", tmp_path, columns={"text": "body"})
+    assert found is Format.TEXT
+    assert isinstance(text, PlainText)
+    assert text.text == "once"
+
+
+def test_columns_that_are_named_decide_between_formats(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines({"messages": TURNS, "summary": "short"}))
+    assert read(f"file://{tmp_path}/a.jsonl", tmp_path)[0] is Format.MESSAGES
+    assert read(f"file://{tmp_path}/a.jsonl", tmp_path, columns={"text": "summary"})[0] is Format.TEXT
+
+
+def test_each_line_of_a_text_file_is_a_row_but_for_blank_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\n  \ntwo")
+    found, examples = read(f"file://{tmp_path}/a.txt", tmp_path)
+    assert found is Format.TEXT
+    assert [(example.place.row, example.text) for example in examples] == [(1, "one"), (4, "two")]
+
+
+def array_record(path: Path, records: Sequence[bytes]) -> str:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return f"file://{path}"
+
+
+def tf_example(**columns: str) -> bytes:
+    from maxtext.input_pipeline.protos.example_pb2 import Example
+
+    example = Example()
+    for name, text in columns.items():
+        example.features.feature[name].bytes_list.value.append(text.encode())
+    made: bytes = example.SerializeToString()
+    return made
+
+
+def test_array_records_hold_json_or_examples_of_texts(tmp_path: Path) -> None:
+    rows = [f"question {i}" for i in range(1030)]  # more than are read at a time
+    for name, write in (
+        ("json", lambda row: json.dumps({"question": row, "answer": "y"}).encode()),
+        ("proto", lambda row: tf_example(question=row, answer="y")),
+    ):
+        uri = array_record(tmp_path / f"{name}.arrayrecord", [write(row) for row in rows])
+        found, examples = read(uri, tmp_path)
+        assert found is Format.QUESTION_ANSWER
+        assert [(example.place.row, example.prompt) for example in examples] == list(enumerate(rows, start=1))
+    uri = array_record(tmp_path / "messages.arrayrecord", [tf_example(messages=json.dumps(TURNS))])
+    assert read(uri, tmp_path)[1][0].messages == TURNS
+
+
+def test_a_record_of_something_else_is_told_with_its_number(tmp_path: Path) -> None:
+    uri = array_record(tmp_path / "a.arrayrecord", [GOOD.encode(), b"\xff\x01 no message"])
+    with pytest.raises(
+        StageError, match=r"row 2: the record is neither a JSON object nor a tf\.train\.Example"
+    ):
+        read(uri, tmp_path)
+
+
 def test_only_the_first_max_examples_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(GOOD, GOOD, "broken"))
     assert len(read(f"file://{tmp_path}/a.jsonl", tmp_path, max_examples=2)[1]) == 2
@@ -135,12 +201,22 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
     ("a list as row", lines([1, 2]), {}, "DatasetSchemaMismatch", "row 1: the row is no object (saw list"),
     ("a text as row", lines('"x"'), {}, "DatasetSchemaMismatch", "the row is no object (saw str"),
     ("bytes that are no UTF-8", b'{"messages": "\xff"}', {}, "DatasetSchemaMismatch", "the line is not UTF-8 (saw byte 0xff)"),
-    ("no column we know", lines({"text": "x", "id": 1}), {}, "DatasetSchemaMismatch",
-     "neither a messages column nor prompt and completion (saw columns text, id)"),
+    ("no column we know", lines({"title": "x", "id": 1}), {}, "DatasetSchemaMismatch",
+     "(saw columns title, id, expected messages; prompt and completion; chosen and rejected; question and answer; text)"),
+    ("text under another name", lines({"Body": "x"}), {}, "DatasetSchemaMismatch", "Name them: columns: {text: Body}."),
+    ("an answer that is a list", lines({"question": "x", "answer": ["y"]}), {}, "DatasetSchemaMismatch",
+     f'{AT}, row 1: "answer" must be text (saw a list)'),
+    ("a question that is gone", lines({"question": "x", "answer": "y"}, {"q": "x", "answer": "y"}), {},
+     "DatasetSchemaMismatch", f'{AT}, row 2: there is no column "question"'),
+    ("text that is null", lines({"text": "x"}, {"text": None}), {}, "DatasetSchemaMismatch", "row 2: \"text\" must be text (saw null)"),
+    ("preferences for SFT", lines({"prompt": "x", "chosen": "y", "rejected": "z"}), {}, "DatasetSchemaMismatch",
+     "for a method of preferences, not for SFT. To train on the better answers: columns: {completion: chosen}."),
+    ("a column that the format does not have", lines(GOOD), {"format": "Messages", "columns": {"text": "x"}},
+     "UnknownColumn", f"{AT}.columns: format Messages has no such column (saw text, expected one of messages)"),
     ("conversations for messages", lines({"conversations": TURNS}), {}, "DatasetSchemaMismatch",
      "Name them: columns: {messages: conversations}."),
     ("question and answer", lines({"Question": "x", "Answer": "y"}), {}, "DatasetSchemaMismatch",
-     "Name them: columns: {prompt: Question, completion: Answer}."),
+     "Name them: columns: {question: Question, answer: Answer}."),
     ("the ShareGPT format", lines({"messages": [{"from": "human", "value": "x"}]}), {}, "DatasetSchemaMismatch",
      'message 1 has "from" and "value" (the ShareGPT format). Rename them'),
     ("messages that are text", lines({"messages": "hi"}), {}, "DatasetSchemaMismatch", "must be a list of messages that is not empty (saw text)"),
@@ -159,7 +235,7 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
     ("a prompt that is a number", lines({"prompt": 1, "completion": "x"}), {}, "DatasetSchemaMismatch", "saw a number and text"),
     ("the wrong format asked for", lines(GOOD), {"format": "PromptCompletion"}, "DatasetSchemaMismatch", 'there is no column "prompt"'),
     ("columns the wrong way round", lines(GOOD), {"columns": {"chat": "messages"}}, "UnknownColumn",
-     f"{AT}.columns: columns maps our names to the dataset's (saw chat, expected one of messages, prompt, completion)"),
+     f"{AT}.columns: columns maps our names to the dataset's (saw chat, expected one of messages, prompt, completion, "),
     ("roleMap the wrong way round", lines(GOOD), {"role_map": {"assistant": "bot"}}, "UnknownRole", "saw bot"),
 ]  # fmt: skip
 
@@ -186,6 +262,7 @@ FILES = [
     ("a.jsonl.gz", b"not gzip", "file:///{}/a.jsonl.gz", "UnreadableFile", ExitCode.BAD_DATA),
     ("b.jsonl.gz", gzip.compress(GOOD.encode() * 500)[:-20], "file:///{}/b.jsonl.gz", "UnreadableFile", ExitCode.BAD_DATA),
     ("a.parquet", b"not parquet", "file:///{}/a.parquet", "UnreadableFile", ExitCode.BAD_DATA),
+    ("a.arrayrecord", b"no array record", "file:///{}/a.arrayrecord", "UnreadableFile", ExitCode.BAD_DATA),
     ("a.json", b"[1, 2", "file:///{}/a.json", "DatasetNotJson", ExitCode.BAD_DATA),
     ("there.jsonl", b"", "file:///{}/elsewhere.jsonl", "DatasetMissing", ExitCode.INPUT_MISSING),
     ("there.jsonl", b"", "file:///{}/else*.jsonl", "DatasetMissing", ExitCode.INPUT_MISSING),

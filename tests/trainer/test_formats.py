@@ -98,7 +98,7 @@ def test_prompt_and_completion_go_through_the_whole_chain(
 ) -> None:
     changes = asked(folder, "columns", converted)
     found = preflight(stages, "pairs", changes)
-    assert (found.train.format, found.train.rows, found.validation is not None) == (
+    assert (found.train[0].format, found.train[0].rows, len(found.validation) == 1) == (
         "PromptCompletion",
         ROWS,
         True,
@@ -127,10 +127,10 @@ def test_the_loss_is_of_completions_only_unless_prompts_are_asked_for(
     changes["method"] = {"train_on_prompt": True}
     everything = preflight(stages, "everything", changes)
     train(stages, "everything", changes)
-    assert completions.train.tokens == everything.train.tokens
-    assert completions.train.trained_tokens < everything.train.trained_tokens
+    assert completions.train[0].tokens == everything.train[0].tokens
+    assert completions.train[0].trained_tokens < everything.train[0].trained_tokens
     # of every row all tokens but the first are predicted
-    assert everything.train.trained_tokens == everything.train.tokens - ROWS
+    assert everything.train[0].trained_tokens == everything.train[0].tokens - ROWS
     assert all(
         less < more
         for less, more in zip(tokens(stages, "completions"), tokens(stages, "everything"), strict=True)
@@ -168,11 +168,15 @@ def test_packing_puts_all_rows_into_fewer_sequences(stages: Stages, converted: s
     (plain, unpacked), (packed, dense) = lengths[False], lengths[True]
     assert plain.steps == ROWS // 2
     assert packed.steps < plain.steps / 2
-    assert packed.train.trained_tokens == plain.train.trained_tokens == sum(tokens(stages, "packing-False"))
+    assert (
+        packed.train[0].trained_tokens
+        == plain.train[0].trained_tokens
+        == sum(tokens(stages, "packing-False"))
+    )
     # the last step is filled up from the next epoch
     assert (
         0
-        <= sum(tokens(stages, "packing-True")) - packed.train.trained_tokens
+        <= sum(tokens(stages, "packing-True")) - packed.train[0].trained_tokens
         < max(tokens(stages, "packing-True"))
     )
     assert dense.evaluation_loss == pytest.approx(unpacked.evaluation_loss, rel=1e-5)

@@ -127,7 +127,7 @@ def pinned(planned: StageRequest, found: Any) -> StageRequest:
     """As the operator tells later stages."""
     told = planned.model_dump()
     told["model"]["hugging_face"]["revision"] = found.model.revision
-    told["data"]["train"][0]["hugging_face"]["revision"] = found.train.revision
+    told["data"]["train"][0]["hugging_face"]["revision"] = found.train[0].revision
     return StageRequest.model_validate({**told, "stage": "Convert"})
 
 
@@ -140,8 +140,8 @@ def test_the_example_is_checked_and_converted_at_the_commits_that_preflight_foun
     assert found.code == 0, found.told
     details = found.details
     assert (details.model.source, details.model.revision) == (MODEL, model)
-    assert (details.train.revision, details.validation.revision) == (data, data)
-    assert (details.train.rows, details.validation.rows) == (48, 8)
+    assert (details.train[0].revision, details.validation[0].revision) == (data, data)
+    assert (details.train[0].rows, details.validation[0].rows) == (48, 8)
     assert not any("_gen-" in name for name in hub.asked(DATA))
     assert not any(name.endswith(".safetensors") for name in hub.asked(MODEL))
 

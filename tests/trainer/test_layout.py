@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
-from finetune_trainer.data.layout import Rows, TokenFile, lay_out, pack
+from finetune_trainer.data.examples import TokenFile
+from finetune_trainer.data.layout import Rows, lay_out, pack
 from finetune_trainer.data.template import Tokens
 
 FOLDER = tempfile.TemporaryDirectory()
@@ -20,7 +21,8 @@ def examples(lengths: list[int], length: int, *, packing: bool) -> Rows:
     for index, size in enumerate(lengths):
         ids = np.arange(size, dtype=np.int32) + 100 * index
         file.append(Tokens(ids=ids, trained=np.arange(size) >= size // 2))
-    return lay_out(file, length=length, packing=packing)
+    file.finish()
+    return Rows(tokens=file, members=lay_out(file.lengths(), length=length, packing=packing), length=length)
 
 
 @given(st.lists(st.integers(1, 40), max_size=200), st.integers(40, 64))

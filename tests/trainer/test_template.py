@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from finetune_trainer.data.place import Place
 from finetune_trainer.data.schema import Conversation, TextPair
-from finetune_trainer.data.sources import Place
 from finetune_trainer.data.template import Renderer, Tokens
 from finetune_trainer.errors import StageError
 

@@ -9,8 +9,8 @@ import pytest
 from devcluster.fixtures.hub import Hub
 from devcluster.fixtures.tiny_models import Spec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
+from finetune_trainer.data.place import Place
 from finetune_trainer.data.schema import Conversation
-from finetune_trainer.data.sources import Place
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.models import fetch_model

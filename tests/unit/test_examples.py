@@ -23,12 +23,12 @@ def test_validates(path: Path) -> None:
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
 def test_can_be_planned(path: Path, tmp_path: Path) -> None:
-    job = yaml.safe_load(path.read_text())
+    *others, job = yaml.safe_load_all(path.read_text())  # what a job names stands before it
     named = job["spec"].get("profileRef")
     profile = PROFILES / f"{named['name']}.yaml" if named else LOCAL
     job["metadata"]["namespace"] = "team-a"
     manifest = tmp_path / path.name
-    manifest.write_text(json.dumps(job))
+    manifest.write_text("\n---\n".join(json.dumps(each) for each in (*others, job)))
     page = show_plan(manifest, profile, "text")
     assert "Train" in page
 

@@ -74,6 +74,8 @@ class Reason(StrEnum):
     PROFILE_INVALID = "ProfileInvalid"
     NO_DEFAULT_PROFILE = "NoDefaultProfile"
     AMBIGUOUS_DEFAULT_PROFILE = "AmbiguousDefaultProfile"
+    CHAT_TEMPLATE_NOT_FOUND = "ChatTemplateNotFound"
+    """The ConfigMap, or its key, does not exist, or holds no template of at most 32 KiB."""
     PROFILE_NOT_ALLOWED = "ProfileNotAllowed"
     """The profile does not serve the job's namespace."""
     POLICY_VIOLATION = "PolicyViolation"

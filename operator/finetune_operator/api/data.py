@@ -90,7 +90,7 @@ class DatasetSource(ApiModel):
     hugging_face: HubDatasetRef | None = None
     """A repository on the Hugging Face Hub."""
     uri: Uri | None = None
-    """A file or a glob: .jsonl, .json, .parquet or .arrayrecord."""
+    """A file or a glob: .jsonl, .jsonl.gz, .json, .parquet, .arrayrecord or .txt (every line a text)."""
     format: DatasetFormat | None = None
     """How the rows are shaped. Default: Auto, seen from the columns of the first row."""
     columns: Columns | None = None
@@ -107,7 +107,9 @@ class TrainDataset(DatasetSource):
     name: DnsLabel | None = None
     """Name in reports and metrics. Default: train-0, train-1, …"""
     weight: PositiveDecimal | None = None
-    """Share of this source in the mixture, relative to the others. Default: every row once."""
+    """Share of this source in the sequences of the mixture, relative to the others: all training sources have a weight,
+    or none. An epoch still has as many sequences as there are; a source gives its share of them, going through its own
+    again and again, or on in the next epoch. Default: every row once."""
 
 
 class ValidationDataset(DatasetSource):
@@ -134,7 +136,7 @@ class ChatTemplate(ApiModel):
     inline: Annotated[str, Field(min_length=1, max_length=32 * 1024)] | None = None
     """The template itself."""
     config_map_ref: ConfigMapKeyRef | None = None
-    """A key of a ConfigMap that holds the template."""
+    """A key of a ConfigMap that holds the template. It is read once, when the job is admitted."""
 
 
 class Datasets(ApiModel):
@@ -146,6 +148,11 @@ class Datasets(ApiModel):
             message="splitFromTrain is for jobs without validation: remove one of the two",
             holds=lambda self: self.validation is None or self.split_from_train is None,
         ),
+        Rule(
+            cel="self.train.all(source, has(source.weight)) || !self.train.exists(source, has(source.weight))",
+            message="give every training source a weight, or none",
+            holds=lambda self: len({source.weight is None for source in self.train}) == 1,
+        ),
     )
 
     train: Annotated[tuple[TrainDataset, ...], Field(min_length=1, max_length=32)]
@@ -153,7 +160,8 @@ class Datasets(ApiModel):
     validation: Annotated[tuple[ValidationDataset, ...], Field(min_length=1, max_length=8)] | None = None
     """Sources of validation rows. Default: none."""
     split_from_train: SplitFromTrain | None = None
-    """Hold rows back from training for validation, where validation is absent."""
+    """Hold rows back from training for validation, where validation is absent: the same share of every source, chosen
+    by seed and content, so that equal rows stay on one side."""
     shuffle: Flag | None = None
     """Shuffle the rows anew in every epoch, by hyperparameters.seed. Default: true."""
     max_seq_length: Positive | None = None
@@ -162,4 +170,5 @@ class Datasets(ApiModel):
     packing: Flag | None = None
     """Put several short rows into one sequence, masked from each other. Default: true."""
     chat_template: ChatTemplate | None = None
-    """How a conversation becomes text. Default: the tokenizer's own."""
+    """How a conversation becomes text, in training, in evaluation and in the exported tokenizer. Default: the
+    tokenizer's own."""

@@ -77,6 +77,10 @@ class ResolvedDataset(ApiModel):
     """Share of rows that were cut to maxSeqLength."""
     dropped_rows: Whole | None = None
     """Rows that could not take part."""
+    sequences: Whole | None = None
+    """What the rows make up; in a mixture with weights."""
+    epoch_sequences: Whole | None = None
+    """Of them in one epoch; in a mixture with weights."""
     report_uri: Annotated[Uri | None, Field(alias="reportURI")] = None
     """The whole report."""
 

@@ -9,9 +9,11 @@ from typing import Any, Literal
 import yaml
 
 from finetune_contract import DatasetSource, ModelSource, Stage
+from finetune_operator.api import Reason
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, load, of_kind
 from finetune_operator.planning import Plan, Refused
+from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.pathways import Pathways
 from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, TPU_STAGES, plan_offline
 from finetune_operator.rendering.offline import offline_plan
@@ -39,12 +41,14 @@ _Dumper.add_implicit_resolver(
 
 def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "json", "yaml"]) -> str:
     """The plan of the one job in ``file``. Raises CliError with the operator's own words where it would refuse."""
-    job, profile = _inputs(file, profile_file)
+    job, profile, template = _inputs(file, profile_file)
     try:
-        plan = offline_plan(job, profile)
-        jobsets = [jobset for _, jobset in plan_offline(job, profile)]
+        plan = offline_plan(job, profile, template)
+        jobsets = [jobset for _, jobset in plan_offline(job, profile, template)]
     except Refused as error:
-        raise CliError(f"{file}: {error.reason}: {error.message}") from error
+        missing = error.reason == Reason.CHAT_TEMPLATE_NOT_FOUND
+        fix = "Without a cluster, put the ConfigMap into the same file." if missing else ""
+        raise CliError(f"{file}: {error.reason}: {error.message}", fix=fix) from error
     if output == "yaml":
         text = yaml.dump_all(jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
         return str(text).rstrip("\n")
@@ -53,7 +57,8 @@ def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "js
     return "\n".join(_page(plan, jobsets))
 
 
-def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object]:
+def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object, Object | None]:
+    """The job, its profile, and the ConfigMap of its chat template where that stands in the job's file."""
     documents = load(file)
     jobs = of_kind(documents, "FineTuneJob")
     if len(jobs) != 1:
@@ -67,7 +72,13 @@ def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object]:
             f"{profile_file or file}: holds no FineTuneProfile, which says where the job may run.",
             fix="Give --profile FILE; `kubectl get finetuneprofile NAME -o yaml` prints that of a cluster.",
         )
-    return job, _chosen(job, profiles)
+    return job, _chosen(job, profiles), _template(job, documents)
+
+
+def _template(job: Object, documents: Sequence[Object]) -> Object | None:
+    name = (template_ref(job["spec"]) or {}).get("name")
+    maps = (item for item in documents if item["kind"] == "ConfigMap")
+    return next((item for item in maps if (item.get("metadata") or {}).get("name") == name), None)
 
 
 def _chosen(job: Object, profiles: Sequence[Object]) -> Object:
@@ -163,6 +174,8 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
     for label, sources in (("Train on", plan.data.train), ("Validate on", plan.data.validation)):
         for source in sources:
             yield _row(label, _dataset(source))
+    if split := plan.data.split_from_train:
+        yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
     every, keep = plan.checkpointing.every_steps, plan.checkpointing.keep_last
     yield _row("Checkpoints", f"every {every} steps, the last {keep} are kept; the last is exported")
     yield _row("Memory", "not checked beforehand in this version")
@@ -225,7 +238,8 @@ def _source(source: ModelSource) -> str:
 
 def _dataset(source: DatasetSource) -> str:
     where = f"{source.hugging_face.repo}, split {source.split}" if source.hugging_face else str(source.uri)
-    return f"{where} ({source.format})"
+    weight = f", weight {source.weight:g}" if source.weight is not None else ""
+    return f"{where} ({source.format}{weight})"
 
 
 def _later(jobset: Object) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from finetune_contract import ExitCode, Stage
+from finetune_contract import ExitCode, PreflightOutcome, Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
 from finetune_operator.lifecycle.memory import found, mebibytes
 from finetune_operator.lifecycle.queueing import Standing
@@ -102,16 +102,26 @@ def _data_ready(look: Survey | None) -> Told:
     if view.done:
         found = look.findings.preflight
         assert found is not None, "a preflight that succeeded has findings"
-        return (
-            TRUE,
-            Reason.CHECKED,
-            f"{found.train.rows} training rows with {found.train.tokens} tokens were read and checked.",
-        )
+        return TRUE, Reason.CHECKED, data_found(found)
     if view.phase is StagePhase.FAILED and view.failure:
         return FALSE, view.failure.reason, view.failure.message
     if view.attempts:
         return UNKNOWN, Reason.IN_PROGRESS, "Preflight reads the model and the data."
     return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
+
+
+def data_found(found: PreflightOutcome) -> str:
+    """What preflight has read, as a sentence."""
+    checked = {report.checked for report in found.train}
+    if checked == {"Off"}:
+        return "The data are there; spec.preflight.dataset is Off, so no row was read."
+    rows, tokens = (sum(getattr(report, name) for report in found.train) for name in ("rows", "tokens"))
+    sources = f" of {len(found.train)} sources" if len(found.train) > 1 else ""
+    read = "the first " if "Sample" in checked else ""
+    told = f"{read}{rows} training rows{sources} with {tokens} tokens were read and checked."
+    # The first one has a place here; the report has all.
+    worst = f" {found.warnings[0]}" if found.warnings else ""
+    return f"{told[0].upper()}{told[1:]}{worst}"
 
 
 def _memory_fits(situation: Situation, look: Survey | None) -> Told:

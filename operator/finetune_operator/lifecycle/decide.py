@@ -24,7 +24,9 @@ from finetune_operator.planning import (
     replan,
 )
 
-#: Seconds; nothing tells the job when a profile or a Secret comes back.
+#: What is missing, and may come without any change of the job.
+_MAY_COME = (Reason.PROFILE_NOT_FOUND, Reason.NO_DEFAULT_PROFILE, Reason.CHAT_TEMPLATE_NOT_FOUND)
+#: Seconds; nothing tells the job when a profile, a ConfigMap or a Secret comes back.
 _PROFILE_LOOK = 15.0
 
 
@@ -96,7 +98,7 @@ def _admit(observed: Observed) -> Decision:
     The ConfigMap may have been deleted from a job that has run for days.
     """
     try:
-        admission = admit(observed.job, observed.profiles)
+        admission = admit(observed.job, observed.profiles, observed.template)
     except Refused as error:
         return _refuse(observed, error)
     status = observed.job.get("status") or {}
@@ -114,7 +116,7 @@ def _admit(observed: Observed) -> Decision:
 def _refuse(observed: Observed, refused: Refused) -> Decision:
     """Nothing can be planned. What runs goes on; what the status knew stays."""
     situation = Situation(course=Course.INVALID, refused=refused)
-    if refused.reason in (Reason.PROFILE_NOT_FOUND, Reason.NO_DEFAULT_PROFILE):
+    if refused.reason in _MAY_COME:
         situation = replace(situation, wait=Wait(reason=WaitingReason.INPUT, message=refused.message))
     decision = conclude(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
     known = {name: value for name, value in (observed.job.get("status") or {}).items() if name != "waiting"}

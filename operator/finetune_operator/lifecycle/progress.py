@@ -125,6 +125,7 @@ def _metrics(progress: Progress) -> list[Object]:
         measured += [
             ("eval_loss", evaluation.loss, evaluation.step),
             ("eval_perplexity", evaluation.perplexity, evaluation.step),
+            *((f"{name}/loss", loss, evaluation.step) for name, loss in evaluation.by_set.items()),
         ]
     return [
         {"name": name, "value": decimal(value), "step": step}

@@ -46,9 +46,8 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
         if findings.preflight.max_seq_length is not None:
             resolved["hyperparameters"]["maxSeqLength"] = findings.preflight.max_seq_length
         resolved["datasets"] = [
-            _dataset(report, findings.preflight.report)
-            for report in (findings.preflight.train, findings.preflight.validation)
-            if report is not None
+            dataset_status(report, findings.preflight.report)
+            for report in (*findings.preflight.train, *findings.preflight.validation)
         ]
     return resolved
 
@@ -78,16 +77,22 @@ def _model(plan: Plan, findings: Findings) -> Object:
     }
 
 
-def _dataset(report: DatasetReport, uri: str) -> Object:
+def dataset_status(report: DatasetReport, uri: str) -> Object:
+    """One of ``status.resolved.datasets``; counts only where every row was read."""
+    told: dict[str, Any] = {"name": report.name, "revision": report.revision, "reportURI": uri}
+    if report.format:
+        # "PromptCompletion of messages" is one for the reader of the report.
+        told["format"] = report.format.partition(" ")[0]
+    if report.checked != "Full":
+        return told
     rows = max(1, report.rows)
     truncated = 100 * min(max(0, report.truncated_rows), rows) / rows
-    return {
-        "name": report.name,
-        "revision": report.revision,
-        "format": report.format,
+    told |= {
         "rows": report.rows,
         "tokens": report.tokens,
         "truncatedPercent": decimal(round(truncated, 2)),
         "droppedRows": report.dropped_rows,
-        "reportURI": uri,
     }
+    if report.weight is not None and report.sequences is not None:
+        told |= {"sequences": report.sequences, "epochSequences": report.epoch_sequences}
+    return told

@@ -14,6 +14,7 @@ from finetune_operator.lifecycle.evictions import evicted_entries
 from finetune_operator.lifecycle.fitting import fit
 from finetune_operator.lifecycle.memory import estimate_status
 from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.prepared import data_cache
 from finetune_operator.lifecycle.progress import decimal, goodput_status, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
 from finetune_operator.lifecycle.retry import seen
@@ -143,6 +144,8 @@ def _stage(
         told["message"] = discarded
     if stage is Stage.CONVERT and (cache := _cache(view, look)):
         told["cache"] = cache
+    if stage is Stage.PREFLIGHT and look.findings.preflight and (used := data_cache(look.findings.preflight)):
+        told["cache"] = used
     if stage is Stage.TRAIN and (step := _resumed_from(view, observed)):
         told["resumedFromStep"] = step
     return told

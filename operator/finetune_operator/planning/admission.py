@@ -11,6 +11,7 @@ from finetune_operator.api import (
     parse_job,
     parse_profile,
 )
+from finetune_operator.planning.chat_template import with_chat_template
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.plan import Plan, make_plan
@@ -29,8 +30,11 @@ class Admission:
     plan: Plan
 
 
-def admit(job: Object, profiles: Sequence[Object]) -> Admission:
-    """Choose the profile, judge the job by it and fix what is to stay. Raises Refused."""
+def admit(job: Object, profiles: Sequence[Object], template: Object | None = None) -> Admission:
+    """Choose the profile, judge the job by it and fix what is to stay. Raises Refused.
+
+    ``template``: the ConfigMap that the job's chat template is in, if it names one that exists.
+    """
     check_job(job)
     profile = choose_profile(job, profiles)
     check_profile_object(profile)
@@ -38,10 +42,11 @@ def admit(job: Object, profiles: Sequence[Object]) -> Admission:
     base = merge(BUILT_IN, spec.get("defaults", {}))
     merged = merge(base, job["spec"])
     check_policy(job, name, spec, merged, base)
-    provisional = make_plan(job, make_snapshot(job, profile, merged))
+    whole = with_chat_template(merged, template)
+    provisional = make_plan(job, make_snapshot(job, profile, whole))
     # Whatever resources are edited to later, a step takes as many rows as the first plan says.
     fixed = merge(
-        merged, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
+        whole, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
     )
     snapshot = make_snapshot(job, profile, fixed)
     return Admission(snapshot=snapshot, plan=make_plan(job, snapshot))

@@ -177,7 +177,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         mesh=mesh,
         pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
         model=resolve.model(spec["model"]),
-        data=resolve.data(spec["datasets"]),
+        data=resolve.data(spec),
         method=resolve.method(spec["method"]),
         hyperparameters=resolve.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
         checkpointing=CheckpointPolicy(

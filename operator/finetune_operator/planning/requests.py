@@ -45,7 +45,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         raise Refused(
             Reason.REQUEST_TOO_LARGE,
             f"the request of stage {stage} has {size} bytes, at most {MAX_REQUEST_BYTES} fit into a container's "
-            "environment. Shorten spec.evaluation.prompts or spec.engineOverrides.",
+            "environment. Shorten spec.datasets.chatTemplate, spec.evaluation.prompts or spec.engineOverrides.",
         )
     return request
 
@@ -74,8 +74,8 @@ def _data(plan: Plan, findings: Findings) -> DataSpec:
     """As preflight found it."""
     if findings.preflight is None:
         return plan.data
-    reports = (findings.preflight.train, findings.preflight.validation)
-    revisions = {report.path: report.revision for report in reports if report is not None}
+    reports = (*findings.preflight.train, *findings.preflight.validation)
+    revisions = {report.path: report.revision for report in reports}
     return plan.data.model_copy(
         update={
             "train": [_pinned(source, revisions.get(source.path)) for source in plan.data.train],

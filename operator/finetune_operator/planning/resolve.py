@@ -13,6 +13,7 @@ from finetune_contract import (
     LoraSpec,
     MethodSpec,
     ModelSource,
+    SplitSpec,
 )
 from finetune_operator.api import Reason
 from finetune_operator.planning.errors import Refused
@@ -46,8 +47,16 @@ def _folder(uri: str | None) -> str | None:
     return uri.rstrip("/") if uri else None
 
 
-def data(section: Object) -> DataSpec:
-    """``spec.datasets``."""
+def data(spec: Object) -> DataSpec:
+    """``spec.datasets``; its chat template has its text by now (:func:`.chat_template.with_chat_template`)."""
+    section, check = spec["datasets"], spec["preflight"]["dataset"]
+    if check != "Full" and "steps" not in spec["hyperparameters"]:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.preflight.dataset is {check}, so nobody counts the rows that make up an epoch: "
+            "set spec.hyperparameters.steps, or use Full.",
+        )
+    split = section.get("splitFromTrain")
     return DataSpec(
         train=[_source("train", index, source) for index, source in enumerate(section["train"])],
         validation=[
@@ -56,6 +65,13 @@ def data(section: Object) -> DataSpec:
         shuffle=section["shuffle"],
         max_seq_length=section["maxSeqLength"],
         packing=section["packing"],
+        split_from_train=SplitSpec(
+            fraction=float(split["fraction"]), seed=split.get("seed", spec["hyperparameters"]["seed"])
+        )
+        if split
+        else None,
+        chat_template=section.get("chatTemplate", {}).get("inline"),
+        check=check,
     )
 
 
@@ -72,6 +88,7 @@ def _source(kind: str, index: int, source: Object) -> DatasetSource:
         columns=source.get("columns", {}),
         role_map=source.get("roleMap", {}),
         max_examples=source.get("maxExamples"),
+        weight=float(source["weight"]) if "weight" in source else None,
     )
 
 
@@ -115,11 +132,12 @@ def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
 def evaluation(spec: Object) -> EvaluationSpec:
     """``spec.evaluation``."""
     section = spec["evaluation"]
-    if "everySteps" in section and not spec["datasets"].get("validation"):
+    held_back = any(spec["datasets"].get(name) for name in ("validation", "splitFromTrain"))
+    if "everySteps" in section and not held_back:
         raise Refused(
             Reason.INVALID_SPEC,
             "spec.evaluation.everySteps is set, but there is nothing to evaluate on: "
-            "name rows in spec.datasets.validation, or remove everySteps.",
+            "set spec.datasets.validation or splitFromTrain, or remove everySteps.",
         )
     return EvaluationSpec(
         every_steps=section.get("everySteps"),

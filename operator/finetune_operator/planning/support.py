@@ -26,7 +26,6 @@ JOB: tuple[Later, ...] = (
     Later("checkpointing.everySeconds", instead="use everySteps"),
     Later("checkpointing.keep.best", (0,), "use keep.last"),
     Later("checkpointing.bestBy"),
-    Later("preflight.dataset", ("Full",), "use Full"),
     Later("preflight.smoke"),
     Later("evaluation.maxExamples"),
     Later("evaluation.datasets", ([],), "use datasets.validation"),
@@ -43,22 +42,12 @@ JOB: tuple[Later, ...] = (
     Later("resumeFrom"),
     Later("model.orbax", instead="use uri with a folder in Hugging Face format"),
     Later("model.fromJob", instead="use uri with that job's exported folder"),
-    Later("datasets.train[].weight", instead="use one training dataset"),
-    Later("datasets.validation[].weight"),
-    Later("datasets.train[].format", ("Auto", "Messages", "PromptCompletion")),
-    Later("datasets.validation[].format", ("Auto", "Messages", "PromptCompletion")),
-    Later("datasets.train[].columns.question"),
-    Later("datasets.train[].columns.answer"),
-    Later("datasets.train[].columns.text"),
+    Later("datasets.train[].format", ("Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text")),
+    Later("datasets.validation[].format", ("Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text")),
     Later("datasets.train[].columns.chosen"),
     Later("datasets.train[].columns.rejected"),
-    Later("datasets.validation[].columns.question"),
-    Later("datasets.validation[].columns.answer"),
-    Later("datasets.validation[].columns.text"),
     Later("datasets.validation[].columns.chosen"),
     Later("datasets.validation[].columns.rejected"),
-    Later("datasets.splitFromTrain", instead="name a validation dataset"),
-    Later("datasets.chatTemplate", instead="use the tokenizer's own chat template"),
     Later("method.type", ("SFT",), "use SFT"),
     Later("method.dpo"),
     Later("method.orpo"),
@@ -71,21 +60,10 @@ PROFILE: tuple[Later, ...] = (
     Later("constraints.maxChipHours"),
 )
 
-#: Lists of which this version takes one item.
-_SINGLE = ("datasets.train", "datasets.validation")
-
 
 def refuse_later_fields(spec: Mapping[str, Any]) -> None:
     """Raise Refused naming every path of a job's spec, as its user wrote it, whose behaviour comes later."""
-    found = [*_found(spec, JOB, "spec")]
-    for path in _SINGLE:
-        items = _values(spec, path.split("."), "spec")
-        found += [
-            f"{where} has {len(value)} entries, one is supported (join the files or use a glob)"
-            for where, value in items
-            if len(value) > 1
-        ]
-    _refuse(found, "this version of the operator")
+    _refuse([*_found(spec, JOB, "spec")], "this version of the operator")
 
 
 def refuse_later_profile_fields(name: str, spec: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from finetune_operator.lifecycle.classify import settled
 from finetune_operator.lifecycle.decision import CloserLook, Concerned
 from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
+from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
@@ -88,10 +89,11 @@ class Observer:
         if snapshot is not None and not owned_by(snapshot, uid):
             # Left by an earlier job of that name; garbage collection is about to take it.
             snapshot = None
-        jobsets, pods, profiles = await asyncio.gather(
+        jobsets, pods, profiles, template = await asyncio.gather(
             self._cluster.list(JOBSETS, key.namespace, labels={UID_LABEL: uid}),
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
             self._profiles(snapshot),
+            self._template(job, snapshot),
         )
         workloads, view = await asyncio.gather(self._workloads(key.namespace, jobsets), self._view(snapshot))
         nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)])
@@ -103,6 +105,7 @@ class Observer:
             jobsets=tuple(jobsets),
             pods=tuple(pods),
             folder=view,
+            template=template,
             nodes=nodes,
             workloads=workloads,
             # At least this one, which the watch may not have told of yet.
@@ -173,6 +176,13 @@ class Observer:
     async def _profiles(self, snapshot: Object | None) -> Sequence[Object]:
         """All profiles before admission; afterwards the snapshot holds the job's copy."""
         return await self._cluster.list(PROFILES, None) if snapshot is None else ()
+
+    async def _template(self, job: Object, snapshot: Object | None) -> Object | None:
+        """The ConfigMap of the chat template before admission; afterwards the snapshot holds its text."""
+        reference = template_ref(job["spec"]) if snapshot is None else None
+        if reference is None:
+            return None
+        return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
 
 
 def _judged(pod: Object, view: RunFolderView) -> bool:

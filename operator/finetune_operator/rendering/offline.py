@@ -31,21 +31,26 @@ _LATER = {
 }
 
 
-def plan_offline(job: Object, profile: Object) -> list[tuple[Stage, dict[str, Any]]]:
+def plan_offline(
+    job: Object, profile: Object, template: Object | None = None
+) -> list[tuple[Stage, dict[str, Any]]]:
     """Every stage's first JobSet as it would be applied. Raises Refused as an admission does.
 
     What only earlier stages can know is left out of the request, and the annotation names it.
     """
-    plan = offline_plan(job, profile)
+    plan = offline_plan(job, profile, template)
     return [(stage, _render(plan, stage)) for stage in plan.stages]
 
 
-def offline_plan(job: Object, profile: Object) -> Plan:
-    """The plan of a manifest that no API server has seen. Raises Refused."""
+def offline_plan(job: Object, profile: Object, template: Object | None = None) -> Plan:
+    """The plan of a manifest that no API server has seen. Raises Refused.
+
+    ``template``: the ConfigMap that the job's chat template is in.
+    """
     metadata = {"namespace": "default", "uid": UNKNOWN_UID, **job["metadata"]}
     # A job that names no profile means the one given, whatever it is annotated with.
     named = {"profileRef": {"name": profile["metadata"]["name"]}, **job["spec"]}
-    return admit({**job, "metadata": metadata, "spec": named}, [profile]).plan
+    return admit({**job, "metadata": metadata, "spec": named}, [profile], template).plan
 
 
 def _render(plan: Plan, stage: Stage) -> dict[str, Any]:

@@ -29,7 +29,7 @@ JOB_RULES = (
     _rule("", "pods", "list", "watch"),
     # Why a JobSet waits in its queue. Kueue need not be there.
     _rule("kueue.x-k8s.io", "workloads", "list", "watch"),
-    # <job>-plan, by name.
+    # <job>-plan, and the ConfigMap of a chat template, each by name.
     _rule("", "configmaps", "get", "create"),
     # Told of jobs; and read of one pod that finds no node, or of one Job that makes no pods.
     _rule("", "events", "list", "create"),

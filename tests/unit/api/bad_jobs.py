@@ -49,6 +49,11 @@ _CASES: list[tuple[str, Document, str]] = [
     ("no training data", job(datasets={"train": []}), "spec.datasets.train"),
     ("no dataset source", job(datasets={"train": [{}]}), "spec.datasets.train[0]"),
     ("two dataset sources", _train(huggingFace={"repo": "a/b"}), "spec.datasets.train[0]"),
+    (
+        "a weight for one source of two",
+        job(datasets={"train": [TRAIN, {**TRAIN, "weight": "1"}]}),
+        "spec.datasets",
+    ),
     ("unknown role", _train(roleMap={"bot": "robot"}), "spec.datasets.train[0].roleMap.bot"),
     (
         "two sources of validation rows",

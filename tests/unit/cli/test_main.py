@@ -14,6 +14,7 @@ from finetune_operator.cli.main import app
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
+MIXTURE = ROOT / "examples" / "mixture.yaml"
 PATHWAYS = ROOT / "examples" / "pathways.yaml"
 CLOUD = ROOT / "examples" / "profiles" / "gke-v6e.yaml"
 LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
@@ -96,6 +97,23 @@ def test_plan_as_yaml_writes_everything_out() -> None:
     text = finetune("plan", "-f", PATHWAYS, "--profile", CLOUD, "-o", "yaml").stdout
     assert "*id" not in text
     assert "&id" not in text
+
+
+def test_plan_finds_the_chat_template_in_the_jobs_file(tmp_path: Path) -> None:
+    done = finetune("plan", "-f", MIXTURE, "--profile", CLOUD)
+    assert done.exit_code == 0, done.output
+    assert "gs://my-project-data/chats/*.jsonl (Auto, weight 3)" in done.stdout
+    assert "acme/faq, split train (QuestionAnswer, weight 1)" in done.stdout
+    assert "2 % of the training rows, held back" in done.stdout
+    alone = tmp_path / "alone.yaml"
+    alone.write_text(MIXTURE.read_text().partition("---\n")[2])
+    done = finetune("plan", "-f", alone, "--profile", CLOUD)
+    assert done.exit_code == 1
+    assert (
+        'ChatTemplateNotFound: spec.datasets.chatTemplate.configMapRef: there is no ConfigMap "team-tem'
+        in done.stderr
+    )
+    assert "put the ConfigMap into the same file" in done.stderr
 
 
 def test_a_profile_in_the_same_file_needs_no_option(tmp_path: Path) -> None:

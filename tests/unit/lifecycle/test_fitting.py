@@ -48,6 +48,19 @@ reports = record(
     trained_tokens=integers,
     truncated_rows=integers,
     dropped_rows=integers,
+    checked=st.sampled_from(["Full", "Sample", "Off"]),
+    weight=st.none() | st.floats(1e-9, 1e9),
+    sequences=st.none() | integers,
+    epoch_sequences=st.none() | integers,
+)
+uses = record(
+    path=texts,
+    result=st.sampled_from(["Hit", "Miss"]),
+    fingerprint=texts,
+    uri=st.none() | uris,
+    size_bytes=integers,
+    saved_seconds=floats,
+    miss_because=st.lists(texts, max_size=3),
 )
 manifests = record(
     fingerprint=texts,
@@ -70,8 +83,10 @@ details: dict[Stage, st.SearchStrategy[dict[str, Any]]] = {
             maxtext_model=texts,
             layout=texts,
         ),
-        train=reports,
-        validation=st.none() | reports,
+        train=st.lists(reports, max_size=40),
+        validation=st.lists(reports, max_size=10),
+        prepared=st.lists(uses, max_size=5),
+        warnings=st.lists(texts, max_size=3),
         steps=integers,
         max_seq_length=st.none() | integers,
         fingerprint=texts,

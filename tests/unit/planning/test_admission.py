@@ -28,12 +28,13 @@ LATER: list[tuple[dict[str, Any], str]] = [
         {"hyperparameters": {"gradientAccumulationSteps": 4}},
         "spec.hyperparameters.gradientAccumulationSteps = 4",
     ),
-    ({"datasets": {"train": [SOURCE, SOURCE]}}, "spec.datasets.train has 2 entries"),
-    ({"datasets": {"train": [{**SOURCE, "format": "Text"}]}}, "spec.datasets.train[0].format = Text"),
-    ({"datasets": {"train": [SOURCE], "chatTemplate": {"inline": "{{ x }}"}}}, "spec.datasets.chatTemplate"),
     (
-        {"datasets": {"train": [SOURCE], "chatTemplate": {"configMapRef": {"name": "chat", "key": "jinja"}}}},
-        "spec.datasets.chatTemplate",
+        {"datasets": {"train": [{**SOURCE, "format": "Preference"}]}},
+        "spec.datasets.train[0].format = Preference",
+    ),
+    (
+        {"datasets": {"train": [{**SOURCE, "columns": {"chosen": "better"}}]}},
+        "spec.datasets.train[0].columns.chosen = better",
     ),
 ]
 

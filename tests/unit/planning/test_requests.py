@@ -34,7 +34,7 @@ FOUND = PreflightOutcome(
         source="acme/tiny", revision=MODEL, tokenizer_revision=WORDS, architecture="Qwen3ForCausalLM",
         parameters=1, maxtext_model="qwen3-0.6b", layout="scanned/float32",
     ),
-    train=report("train", TRAIN), validation=report("validation", VALIDATION), steps=10, max_seq_length=512,
+    train=[report("train", TRAIN)], validation=[report("validation", VALIDATION)], steps=10, max_seq_length=512,
     fingerprint="f", fingerprint_inputs={}, report="gs://a/report.json",
 )  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_later_stages_are_told_the_commits_that_preflight_settled(stage: Stage) 
 @pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN, Stage.EVALUATE, Stage.EXPORT])
 def test_later_stages_are_told_the_content_of_folders_and_files(stage: Stage) -> None:
     found = FOUND.model_copy(
-        update={"model": FOUND.model.model_copy(update={"tokenizer_revision": None}), "validation": None}
+        update={"model": FOUND.model.model_copy(update={"tokenizer_revision": None}), "validation": []}
     )
     first, told = request(Stage.PREFLIGHT, ELSEWHERE, None), request(stage, ELSEWHERE, found)
     assert told.model == first.model.model_copy(update={"digest": MODEL})

@@ -33,16 +33,18 @@ def result(
                 maxtext_model="qwen3-0.6b",
                 layout="scanned/float32",
             ),
-            train=DatasetReport(
-                path="spec.datasets.train[0]",
-                name="train-0",
-                uri="gs://d",
-                revision="1",
-                format="Messages",
-                rows=1,
-                tokens=1,
-                trained_tokens=1,
-            ),
+            train=[
+                DatasetReport(
+                    path="spec.datasets.train[0]",
+                    name="train-0",
+                    uri="gs://d",
+                    revision="1",
+                    format="Messages",
+                    rows=1,
+                    tokens=1,
+                    trained_tokens=1,
+                )
+            ],
             steps=10,
             fingerprint=fingerprint,
             fingerprint_inputs={},

@@ -58,6 +58,24 @@ async def test_profiles_are_read_only_until_admission() -> None:
     assert observed.profiles == ()
 
 
+async def test_the_config_map_of_a_chat_template_is_read_only_until_admission() -> None:
+    cluster = FakeCluster()
+    wanted = job()
+    wanted["spec"] = {"datasets": {"chatTemplate": {"configMapRef": {"name": "templates", "key": "chat"}}}}
+    cluster.put(JOBS, wanted)
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.template is None
+    template = cluster.put(CONFIG_MAPS, child("ConfigMap", "templates"))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.template == template
+    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.template is None
+
+
 def queued(name: str) -> dict[str, Any]:
     made = child("JobSet", name)
     made["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": "team-tpu"}

@@ -33,14 +33,23 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSplit:
+    """The files of a split, by name; ``fetch`` brings them."""
+
+    repository: Repository
     uri: str
     """``hf://datasets/<repo>@<commit>/<config>/<split>``, for people."""
     commit: str
-    files: Sequence[HubFile]
+    names: Sequence[str]
+
+    def fetch(self) -> list[HubFile]:
+        """The files on this machine. Raises ``StageError`` 69 when the hub does not answer."""
+        folder = hub.fetch(self.repository, self.names)
+        root = _root(self.repository)
+        return [HubFile(uri=f"{root}/{name}", path=folder / name) for name in self.names]
 
 
-def fetch_split(spec: DatasetSource, scratch: Path, readable: Sequence[str]) -> HubSplit:
-    """Finds and fetches the split's files, whose names must end in one of ``readable``.
+def find_split(spec: DatasetSource, scratch: Path, readable: Sequence[str]) -> HubSplit:
+    """Finds the split's files, whose names must end in one of ``readable``.
 
     Raises ``StageError`` 65 for a dataset of another kind, 66 for a repository, revision, configuration or split that
     is not there, 77 where access was refused, 69 when the hub does not answer.
@@ -57,13 +66,16 @@ def fetch_split(spec: DatasetSource, scratch: Path, readable: Sequence[str]) -> 
                 name,
                 f"names that end in {', '.join(readable)}",
             )
-    folder = hub.fetch(repository, names)
-    root = f"hf://datasets/{repository.name}@{repository.commit}"
     return HubSplit(
-        uri="/".join(part for part in (root, spec.config, spec.split) if part),
+        repository=repository,
+        uri="/".join(part for part in (_root(repository), spec.config, spec.split) if part),
         commit=repository.commit,
-        files=[HubFile(uri=f"{root}/{name}", path=folder / name) for name in names],
+        names=names,
     )
+
+
+def _root(repository: Repository) -> str:
+    return f"hf://datasets/{repository.name}@{repository.commit}"
 
 
 def _refuse_script(repository: Repository) -> None:

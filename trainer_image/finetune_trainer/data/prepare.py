@@ -1,100 +1,119 @@
-"""A dataset, prepared: found, checked, tokenized and laid out, with the counts that the report shows."""
+"""One source, prepared: found, checked, and tokenized, or taken from the cache."""
 
-import hashlib
 import itertools
+import time
 import uuid
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from finetune_contract import DatasetReport, DatasetSource, ExitCode
-from finetune_trainer.data.layout import Rows, TokenFile, lay_out
+from finetune_contract import DataCacheUse, DatasetSource, ExitCode
+from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
+from finetune_trainer.data.examples import Index, Ledger, TokenFile, Whole
 from finetune_trainer.data.schema import Conversation, Example, Format, checked
-from finetune_trainer.data.sources import open_source
+from finetune_trainer.data.sources import OpenSource, open_source
 from finetune_trainer.data.template import Renderer, Tokens
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import Store
 
+#: Examples in memory at a time.
+_AT_ONCE = 512
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
-    rows: Rows
-    report: DatasetReport
+class Prepared:
+    """All examples of one source that take part."""
+
+    spec: DatasetSource
+    uri: str
+    revision: str
+    format: str
+    tokens: TokenFile
+    index: Index
     digest: str
-    """sha256 over all tokens and masks: equal digests train and evaluate alike."""
+    """sha256 over all tokens and masks: equal digests train alike."""
+    use: DataCacheUse | None
+    """None: no cache was asked."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 def prepare(
-    sources: list[DatasetSource],
+    spec: DatasetSource,
     renderer: Renderer,
     store: Store,
     scratch: Path,
     *,
     max_length: int,
-    packing: bool,
-) -> Dataset:
-    """Reads and tokenizes one dataset. Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change."""
-    if len(sources) != 1:
-        raise StageError(
-            ExitCode.BAD_REQUEST,
-            "SeveralDatasets",
-            "this version trains on one dataset",
-            where=sources[1].path,
-            saw=f"{len(sources)} datasets",
-            expected="one",
-            fix="Join the files under one glob.",
+    cache: DataCache | None = None,
+) -> Prepared:
+    """Reads and tokenizes one source. Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change."""
+    source = open_source(spec, store, scratch)
+    if cache is None:
+        return _made(source, renderer, scratch, max_length)
+    key = key_of(spec, source.revision, renderer.identity(), max_length)
+    if stored := cache.find(key):
+        index = Index.load(stored.index)
+        return Prepared(
+            spec=spec,
+            uri=source.uri,
+            revision=source.revision,
+            format=stored.manifest.format,
+            tokens=TokenFile(stored.tokens, written=index.ends),
+            index=index,
+            digest=stored.manifest.digest,
+            use=hit_of(spec, stored),
         )
-    source = open_source(sources[0], store, scratch)
-    found_format, examples = checked(source)
-    tokens = TokenFile(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
-    counts: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    digest = hashlib.sha256()
-    chat = False
-    for example in examples:
-        counts["seen"] += 1
-        chat = isinstance(example, Conversation)
-        whole = renderer.tokens(example)
-        kept = Tokens(ids=whole.ids[:max_length], trained=whole.trained[:max_length])
-        if not kept.trained[1:].any():
-            dropped[_why_dropped(whole)] += 1
-            continue
-        counts["truncated"] += len(kept) < len(whole)
-        counts["tokens"] += len(kept)
-        counts["trained"] += int(kept.trained[1:].sum())
-        digest.update(kept.ids.tobytes() + kept.trained.tobytes())
-        tokens.append(kept)
+    reasons = cache.why_missed(key)
+    started = time.monotonic()
+    made = _made(source, renderer, scratch, max_length)
+    path = made.tokens.path.with_suffix(".npz")
+    made.index.save(path)
+    manifest = cache.keep(
+        key, made.tokens.path, path, form=made.format, digest=made.digest,
+        seconds=time.monotonic() - started, now=datetime.now(UTC),
+    )  # fmt: skip
+    return replace(made, use=miss_of(spec, key, reasons, manifest))
+
+
+def _made(source: OpenSource, renderer: Renderer, scratch: Path, max_length: int) -> Prepared:
+    found, examples = checked(source)
+    ledger = Ledger(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
+    chat = _tokenize(examples, renderer, ledger, max_length)
+    tokens, index, digest = ledger.finish()
     if not len(tokens):
-        raise StageError(
-            ExitCode.BAD_DATA,
-            "DatasetHasNothingToTrain",
-            "no row has a token to train on",
-            where=source.spec.path,
-            saw=", ".join(f"{number} rows: {why}" for why, number in dropped.items()),
-            expected="at least one assistant turn or completion within maxSeqLength",
-            fix="Add assistant turns, or raise datasets.maxSeqLength.",
-        )
-    report = DatasetReport(
-        path=source.spec.path,
-        name=source.spec.name,
+        raise _nothing_to_train(source.spec, index)
+    return Prepared(
+        spec=source.spec,
         uri=source.uri,
         revision=source.revision,
-        format=_format_name(found_format, chat),
-        rows=len(tokens),
-        tokens=counts["tokens"],
-        trained_tokens=counts["trained"],
-        truncated_rows=counts["truncated"],
-        dropped_rows=dropped.total(),
-        drop_reasons=dict(dropped),
+        format=f"{found} of messages" if found is Format.PROMPT_COMPLETION and chat else str(found),
+        tokens=tokens,
+        index=index,
+        digest=digest,
+        use=None,
     )
-    rows = lay_out(tokens, length=max_length, packing=packing)
-    return Dataset(rows=rows, report=report, digest=digest.hexdigest())
 
 
-def preview(sources: list[DatasetSource], store: Store, scratch: Path, *, rows: int) -> list[Example]:
+def _tokenize(examples: Iterable[Example], renderer: Renderer, ledger: Ledger, max_length: int) -> bool:
+    """Writes all examples down; whether the last one was a conversation."""
+    chat = False
+    for some in itertools.batched(examples, _AT_ONCE):
+        for example, whole in zip(some, renderer.many(some), strict=True):
+            kept = Tokens(ids=whole.ids[:max_length], trained=whole.trained[:max_length])
+            if kept.trained[1:].any():
+                ledger.keep(example.place, kept, len(whole))
+            else:
+                ledger.drop(example.place, len(whole), _why_dropped(whole))
+        chat = isinstance(some[-1], Conversation)
+    return chat
+
+
+def preview(source: DatasetSource, store: Store, scratch: Path, *, rows: int) -> list[Example]:
     """The first examples, without reading further."""
-    _, examples = checked(open_source(sources[0], store, scratch))
+    _, examples = checked(open_source(source, store, scratch))
     return list(itertools.islice(examples, rows))
 
 
@@ -104,18 +123,20 @@ def _why_dropped(tokens: Tokens) -> str:
     return "nothing to train within maxSeqLength"
 
 
-def _format_name(found: Format, chat: bool) -> str:
-    """``Messages``, ``PromptCompletion``, or ``PromptCompletion of messages``."""
-    return f"{found} of messages" if found is Format.PROMPT_COMPLETION and chat else str(found)
+def _nothing_to_train(spec: DatasetSource, index: Index) -> StageError:
+    seen = [f"{count(index, number)} rows: {why}" for number, why in enumerate(index.reasons)]
+    return StageError(
+        ExitCode.BAD_DATA,
+        "DatasetHasNothingToTrain",
+        "no row has a token to train on",
+        where=spec.path,
+        saw=", ".join(seen),
+        expected="at least one assistant turn or completion within maxSeqLength",
+        fix="Add assistant turns, or raise datasets.maxSeqLength.",
+    )
 
 
-def shown(tokens: Tokens, tokenizer: Any) -> dict[str, Any]:
-    """An example as people read it: its text with the trained parts in ⟦⟧, and the counts."""
-    pieces: list[str] = []
-    start = 0
-    for at in range(1, len(tokens) + 1):
-        if at == len(tokens) or tokens.trained[at] != tokens.trained[start]:
-            text = tokenizer.decode(tokens.ids[start:at].tolist())
-            pieces.append(f"⟦{text}⟧" if tokens.trained[start] else text)
-            start = at
-    return {"text": "".join(pieces), "tokens": len(tokens), "trained": int(tokens.trained.sum())}
+def count(index: Index, reason: int) -> int:
+    """Rows dropped for this reason."""
+    which: Whole = index.dropped_why
+    return int((which == reason).sum())

@@ -1,36 +1,29 @@
 """What a row may look like, and the errors for one that does not: pure.
 
-Two formats. *Messages*: a list of role and content. *PromptCompletion*: a prompt and its completion, both strings
-or both lists of messages.
+Each format is a row of ``SHAPES``: the columns it needs and how an example is read from them.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from finetune_contract import DatasetSource, ExitCode
-from finetune_trainer.data.sources import OpenSource, Place, Row
+from finetune_trainer.data.advice import COLUMNS, LIKELY_ROLE, column_advice, format_advice, kind
+from finetune_trainer.data.place import Place, Row
+from finetune_trainer.data.sources import OpenSource
 from finetune_trainer.errors import StageError
 
 ROLES = ("system", "user", "assistant", "tool")
-#: How other datasets call our roles, for the suggestion in an error.
-_LIKELY_ROLE = {
-    "bot": "assistant", "gpt": "assistant", "model": "assistant", "ai": "assistant", "chatgpt": "assistant",
-    "human": "user", "person": "user", "customer": "user", "prompter": "user", "developer": "system",
-    "function": "tool", "observation": "tool",
-}  # fmt: skip
-_LIKELY_COLUMN = {
-    "messages": ("conversations", "conversation", "chat", "dialogue", "dialog", "turns"),
-    "prompt": ("question", "instruction", "input", "query", "source"),
-    "completion": ("answer", "response", "output", "target", "reply"),
-}
 
 
 class Format(StrEnum):
     MESSAGES = "Messages"
     PROMPT_COMPLETION = "PromptCompletion"
+    PREFERENCE = "Preference"
+    QUESTION_ANSWER = "QuestionAnswer"
+    TEXT = "Text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +45,15 @@ class TextPair:
     completion: str
 
 
-type Example = Conversation | TextPair
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainText:
+    """Text as it stands, without any template; all of it is trained."""
+
+    place: Place
+    text: str
+
+
+type Example = Conversation | TextPair | PlainText
 
 
 class Schema:
@@ -60,18 +61,15 @@ class Schema:
 
     def __init__(self, source: DatasetSource, first: Row) -> None:
         self._roles = source.role_map
-        self._path = source.path
-        known = ("messages", "prompt", "completion")
+        known = list(COLUMNS)
         wrong = [name for name in source.columns if name not in known]
         if wrong:
-            raise StageError(
-                ExitCode.BAD_REQUEST,
-                "UnknownColumn",
+            raise _bad_columns(
+                source,
                 "columns maps our names to the dataset's",
-                where=f"{source.path}.columns",
-                saw=wrong[0],
-                expected=f"one of {', '.join(known)}",
-                fix="Write it the other way round: our name first, then the dataset's column.",
+                wrong[0],
+                known,
+                "Write it the other way round: our name first, then the dataset's column.",
             )
         for role in source.role_map.values():
             if role not in ROLES:
@@ -85,66 +83,74 @@ class Schema:
                     fix="Write it the other way round: the dataset's role first, then ours.",
                 )
         self._columns = {name: source.columns.get(name, name) for name in known}
-        self.format = self._detect(source, first)
+        self._shape = self._detect(source, first)
+        self.format = self._shape.format
 
-    def _detect(self, source: DatasetSource, first: Row) -> Format:
+    def _detect(self, source: DatasetSource, first: Row) -> "Shape":
         if source.format != "Auto":
-            return Format(source.format)
-        if self._columns["messages"] in first.value:
-            return Format.MESSAGES
-        if self._columns["prompt"] in first.value and self._columns["completion"] in first.value:
-            return Format.PROMPT_COMPLETION
+            shape = next(shape for shape in SHAPES if shape.format == source.format)
+            idle = [name for name in source.columns if name not in shape.columns]
+            if idle:
+                raise _bad_columns(
+                    source,
+                    f"format {shape.format} has no such column",
+                    idle[0],
+                    shape.columns,
+                    "Leave it out, or name another format.",
+                )
+            return shape
+        for shape in SHAPES:
+            if set(source.columns) <= set(shape.columns) and all(
+                self._columns[name] in first.value for name in shape.needs
+            ):
+                return shape
         raise first.place.mismatch(
-            "the format is not known: there is neither a messages column nor prompt and completion",
-            _column_advice(first.value, ("messages", "prompt", "completion")),
+            "the format is not known from the columns",
+            format_advice(first.value, [shape.needs for shape in SHAPES]),
             saw=f"columns {', '.join(list(first.value)[:12]) or 'none'}",
+            expected="; ".join(" and ".join(shape.needs) for shape in SHAPES),
         )
 
     def example(self, row: Row) -> Example:
         """The row, checked. Raises ``StageError`` 65 with the row, what was seen, and what to do."""
-        if self.format is Format.MESSAGES:
-            messages = self._messages(row, "messages")
-            return Conversation(
-                place=row.place, messages=messages, trained=[m["role"] == "assistant" for m in messages]
-            )
-        prompt, completion = self._value(row, "prompt"), self._value(row, "completion")
-        if isinstance(prompt, str) and isinstance(completion, str):
-            return TextPair(place=row.place, prompt=prompt, completion=completion)
-        if isinstance(prompt, list) and isinstance(completion, list):
-            before, after = self._messages(row, "prompt"), self._messages(row, "completion")
-            trained = [False] * len(before) + [message["role"] == "assistant" for message in after]
-            return Conversation(place=row.place, messages=[*before, *after], trained=trained)
-        raise row.place.mismatch(
-            "prompt and completion must be two strings or two lists of messages",
-            "Write both the same way.",
-            saw=f"{_kind(prompt)} and {_kind(completion)}",
-        )
+        return self._shape.read(self, row)
 
-    def _value(self, row: Row, name: str) -> Any:
+    def text(self, row: Row, name: str) -> str:
+        """The column of that name of ours, which must be text."""
+        value = self.value(row, name)
+        if not isinstance(value, str):
+            raise row.place.mismatch(
+                f'"{self._columns[name]}" must be text', "Write one string.", saw=kind(value)
+            )
+        return value
+
+    def value(self, row: Row, name: str) -> Any:
+        """The column of that name of ours, whatever it holds."""
         column = self._columns[name]
         if column not in row.value:
             raise row.place.mismatch(
                 f'there is no column "{column}"',
-                _column_advice(row.value, (name,)),
+                column_advice(row.value, self._shape.columns),
                 saw=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
             )
         return row.value[column]
 
-    def _messages(self, row: Row, name: str) -> list[Mapping[str, Any]]:
-        value = self._value(row, name)
+    def messages(self, row: Row, name: str) -> list[Mapping[str, Any]]:
+        """The column of that name of ours, which must be a list of messages."""
+        value = self.value(row, name)
         column = self._columns[name]
         if not isinstance(value, list) or not value:
             raise row.place.mismatch(
                 f'"{column}" must be a list of messages that is not empty',
                 'Write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}].',
-                saw="an empty list" if value == [] else _kind(value),
+                saw="an empty list" if value == [] else kind(value),
             )
         return [self._message(message, index, row.place) for index, message in enumerate(value, start=1)]
 
     def _message(self, message: object, index: int, place: Place) -> Mapping[str, Any]:
         if not isinstance(message, dict):
             raise place.mismatch(
-                f"message {index} is no object", "Write it as role and content.", saw=_kind(message)
+                f"message {index} is no object", "Write it as role and content.", saw=kind(message)
             )
         if "role" not in message and {"from", "value"} <= set(message):
             raise place.mismatch(
@@ -159,7 +165,7 @@ class Schema:
             raise place.mismatch(
                 f"the content of message {index} must be text",
                 "Content in parts and tool calls without text are not supported; write one string.",
-                saw=_kind(content) if "content" in message else "no content",
+                saw=kind(content) if "content" in message else "no content",
             )
         # Columnar files give every message every key; templates ask whether a key is there.
         return {**{key: value for key, value in message.items() if value is not None}, "role": mapped}
@@ -169,9 +175,9 @@ class Schema:
             return place.mismatch(
                 f"message {index} has no role",
                 f"Give it one of {', '.join(ROLES)}.",
-                saw="nothing" if role is None else _kind(role),
+                saw="nothing" if role is None else kind(role),
             )
-        likely = _LIKELY_ROLE.get(role.lower(), role.lower() if role.lower() in ROLES else "assistant")
+        likely = role.lower() if role.lower() in ROLES else LIKELY_ROLE.get(role.lower(), "assistant")
         return place.mismatch(
             f'role "{role}" is not one of {", ".join(ROLES)}', f"Map it: roleMap: {{{role}: {likely}}}."
         )
@@ -197,27 +203,90 @@ def checked(source: OpenSource) -> tuple[Format, Iterable[Example]]:
     return schema.format, (schema.example(row) for row in rows)
 
 
-def _column_advice(row: Mapping[str, Any], wanted: tuple[str, ...]) -> str:
-    lowered = {name.lower(): name for name in row}
-    found: dict[str, str] = {}
-    for ours in wanted:
-        likely = [lowered[name] for name in _LIKELY_COLUMN[ours] if name in lowered]
-        if likely:
-            found[ours] = likely[0]
-    if not found:
-        return "Name the columns: columns: {messages: …} or columns: {prompt: …, completion: …}."
-    return f"Name them: columns: {{{', '.join(f'{ours}: {theirs}' for ours, theirs in found.items())}}}."
+# --- formats: how an example is read ------------------------------------------------------------------------------
 
 
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "text",
-        bool: "a truth value",
-        int: "a number",
-        float: "a number",
-    }
-    return names.get(type(value), type(value).__name__)
+def _read_messages(schema: Schema, row: Row) -> Example:
+    messages = schema.messages(row, "messages")
+    return Conversation(
+        place=row.place, messages=messages, trained=[message["role"] == "assistant" for message in messages]
+    )
+
+
+def _read_pair(schema: Schema, row: Row) -> Example:
+    prompt, completion = schema.value(row, "prompt"), schema.value(row, "completion")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return TextPair(place=row.place, prompt=prompt, completion=completion)
+    if isinstance(prompt, list) and isinstance(completion, list):
+        before, after = schema.messages(row, "prompt"), schema.messages(row, "completion")
+        trained = [False] * len(before) + [message["role"] == "assistant" for message in after]
+        return Conversation(place=row.place, messages=[*before, *after], trained=trained)
+    raise row.place.mismatch(
+        "prompt and completion must be two strings or two lists of messages",
+        "Write both the same way.",
+        saw=f"{kind(prompt)} and {kind(completion)}",
+    )
+
+
+def _read_question(schema: Schema, row: Row) -> Example:
+    return TextPair(
+        place=row.place, prompt=schema.text(row, "question"), completion=schema.text(row, "answer")
+    )
+
+
+def _read_text(schema: Schema, row: Row) -> Example:
+    return PlainText(place=row.place, text=schema.text(row, "text"))
+
+
+def _refuse_preference(_: Schema, row: Row) -> Example:
+    raise row.place.mismatch(
+        "rows of chosen and rejected are for a method of preferences, not for SFT",
+        "To train on the better answers: columns: {completion: chosen}.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One format. ``needs`` are the columns, by our names, that tell it from others; ``columns`` all it may have."""
+
+    format: Format
+    needs: tuple[str, ...]
+    columns: tuple[str, ...]
+    read: Callable[[Schema, Row], Example]
+
+
+#: In the order in which Auto tries them.
+SHAPES = (
+    Shape(format=Format.MESSAGES, needs=("messages",), columns=("messages",), read=_read_messages),
+    Shape(
+        format=Format.PROMPT_COMPLETION,
+        needs=("prompt", "completion"),
+        columns=("prompt", "completion"),
+        read=_read_pair,
+    ),
+    Shape(
+        format=Format.PREFERENCE,
+        needs=("chosen", "rejected"),
+        columns=("prompt", "chosen", "rejected"),
+        read=_refuse_preference,
+    ),
+    Shape(
+        format=Format.QUESTION_ANSWER,
+        needs=("question", "answer"),
+        columns=("question", "answer"),
+        read=_read_question,
+    ),
+    Shape(format=Format.TEXT, needs=("text",), columns=("text",), read=_read_text),
+)
+
+
+def _bad_columns(source: DatasetSource, what: str, saw: str, known: Sequence[str], fix: str) -> StageError:
+    return StageError(
+        ExitCode.BAD_REQUEST,
+        "UnknownColumn",
+        what,
+        where=f"{source.path}.columns",
+        saw=saw,
+        expected=f"one of {', '.join(known)}",
+        fix=fix,
+    )

@@ -10,10 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import DatasetSource, ExitCode, RunFolder, StageRequest
+from finetune_contract import CacheLayout, DatasetSource, ExitCode, RunFolder, Stage, StageRequest
 from finetune_trainer import families, models
-from finetune_trainer.data.prepare import Dataset, prepare
-from finetune_trainer.data.template import Renderer
+from finetune_trainer.data.cache import DataCache
+from finetune_trainer.data.dataset import HELD_BACK, Dataset, Piece, assemble, hold_back
+from finetune_trainer.data.prepare import Prepared, prepare
+from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.models import LocalModel
@@ -64,26 +66,66 @@ class Context:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return load_tokenizer(self.model(weights=False))
+        tokenizer = load_tokenizer(self.model(weights=False))
+        if self.request.data.chat_template is not None:
+            with_template(tokenizer, self.request.data.chat_template)
+        return tokenizer
 
     @cached_property
     def renderer(self) -> Renderer:
         return Renderer(self.tokenizer, train_on_prompt=self.request.method.train_on_prompt)
 
     def training_data(self) -> Dataset:
-        return self._prepared(self.request.data.train)
+        """What the training sources come to, less what is held back."""
+        return self._assembled("train", self._training_pieces[0])
 
-    def validation_data(self) -> Dataset | None:
-        return self._prepared(self.request.data.validation) if self.request.data.validation else None
+    def validation_data(self) -> list[Dataset]:
+        """The validation sets, each by itself; none where nothing was asked for."""
+        _, held_back = self._training_pieces if self.request.data.split_from_train else ([], [])
+        if held_back:
+            return [self._assembled(HELD_BACK, held_back)]
+        return [
+            self._assembled(source.name, [Piece.all_of(self.prepared(source))])
+            for source in self.request.data.validation
+        ]
 
-    def _prepared(self, sources: list[DatasetSource]) -> Dataset:
+    @cached_property
+    def _training_pieces(self) -> tuple[list[Piece], list[Piece]]:
+        sources = [self.prepared(source) for source in self.request.data.train]
+        split = self.request.data.split_from_train
+        return hold_back(sources, split) if split else ([Piece.all_of(source) for source in sources], [])
+
+    def _assembled(self, name: str, pieces: list[Piece]) -> Dataset:
+        data = self.request.data
+        return assemble(name, pieces, length=data.max_seq_length, packing=data.packing)
+
+    def prepared(self, source: DatasetSource, *, use_cache: bool = True) -> Prepared:
+        """The source's examples; from the cache where they lie there."""
         return prepare(
-            sources,
+            source,
             self.renderer,
             self.store,
             self.scratch,
             max_length=self.request.data.max_seq_length,
-            packing=self.request.data.packing,
+            cache=self._data_cache() if use_cache else None,
+        )
+
+    def _data_cache(self) -> DataCache | None:
+        request = self.request
+        if request.use_cache == "Off":
+            return None
+        # What preflight has refreshed is fresh for the stages after it.
+        refresh = request.use_cache == "Refresh" and request.stage is Stage.PREFLIGHT
+        return DataCache(
+            store=self.store,
+            layout=CacheLayout(request.cache),
+            scratch=self.scratch,
+            reads=not refresh,
+            writes=self.processes.first,
+            replaces=refresh,
+            uid=request.job.uid,
+            attempt=request.attempt,
+            restart=request.restart,
         )
 
 

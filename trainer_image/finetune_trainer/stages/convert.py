@@ -62,5 +62,5 @@ def _publish(context: Context, address: str, manifest: ConvertManifest) -> Conve
 
 def _rows(context: Context) -> list[list[int]]:
     """A few examples of the user's own data."""
-    examples = preview(context.request.data.train, context.store, context.scratch, rows=_PROOF_ROWS)
+    examples = preview(context.request.data.train[0], context.store, context.scratch, rows=_PROOF_ROWS)
     return [context.renderer.tokens(example).ids[:_PROOF_TOKENS].tolist() for example in examples]

@@ -1,5 +1,6 @@
 """Evaluate: loss on the validation set and answers to the prompts, of the tuned model and of the base model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -7,7 +8,7 @@ from finetune_contract import EvaluateOutcome, EvaluationResult, Sample
 from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches
-from finetune_trainer.data.prepare import Dataset
+from finetune_trainer.data.dataset import Dataset, digest_of
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.engine_config import training_config
@@ -59,8 +60,8 @@ def run(context: Context) -> EvaluateOutcome:
         for i, prompt in enumerate(prompts)
     ]
     outcome = EvaluateOutcome(
-        dataset=None if data is None else data.report.name,
-        dataset_hash=None if data is None else data.digest,
+        dataset=", ".join(each.name for each in data) or None,
+        dataset_hash=digest_of(data) if data else None,
         baseline=baseline.result if baseline else None,
         tuned=tuned.result,
         samples=samples[:_SHOWN_SAMPLES],
@@ -73,18 +74,31 @@ def run(context: Context) -> EvaluateOutcome:
     return outcome
 
 
-def measure(context: Context, model: "LoadedModel", data: Dataset | None) -> Measured:
-    """Loss over ``data`` and answers to the request's prompts."""
+def measure(context: Context, model: "LoadedModel", data: Sequence[Dataset]) -> Measured:
+    """Loss over all of ``data`` and answers to the request's prompts."""
     from finetune_trainer.evaluation.generate import greedy
-    from finetune_trainer.evaluation.loss import LossMeter
+    from finetune_trainer.evaluation.loss import LossMeter, combined
 
     request = context.request
     result = None
-    if data is not None:
-        batches = EvaluationBatches(rows=data.rows, batch_size=request.hyperparameters.global_batch_size)
-        loss = LossMeter(model.model, model.config, model.mesh).measure(model.model, batches)
+    if data:
+        meter, size = (
+            LossMeter(model.model, model.config, model.mesh), request.hyperparameters.global_batch_size
+        )  # fmt: skip
+        measured = {
+            each.name: (
+                meter.measure(model.model, EvaluationBatches(rows=each.rows, batch_size=size)),
+                sum(report.rows for report in each.reports),
+            )
+            for each in data
+        }
+        loss = combined(each for each, _ in measured.values())
         result = EvaluationResult(
-            loss=loss.mean, perplexity=perplexity(loss.mean), tokens=loss.tokens, rows=data.report.rows
+            loss=loss.mean,
+            perplexity=perplexity(loss.mean),
+            tokens=loss.tokens,
+            rows=sum(rows for _, rows in measured.values()),
+            by_set={name: each.mean for name, (each, _) in measured.items()} if len(measured) > 1 else {},
         )
     answers = greedy(
         model.model,

@@ -4,6 +4,7 @@ from finetune_contract import Artifact, EvaluateOutcome, ExportOutcome, Prefligh
 from finetune_trainer import engine, export
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.publish import Kind
+from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.models import LocalModel
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.inputs import trained_parameters
@@ -24,7 +25,9 @@ def run(context: Context) -> ExportOutcome:
     folders = export.build(
         export.ExportInputs(
             source=model.path,
-            tokenizer=model.tokenizer_path,
+            tokenizer=tokenizer_folder(
+                model.tokenizer_path, request.data.chat_template, context.scratch / "tokenizer"
+            ),
             weights=open_weights(model.path, plan, where=model.source),
             plan=plan,
             params=parameters,
@@ -90,11 +93,15 @@ def card_facts(context: Context, model: LocalModel) -> CardFacts:
     )
 
 
-def _data(report: PreflightOutcome) -> dict[str, str]:
-    table = {"Train": f"{report.train.uri} at {report.train.revision}", "Rows": f"{report.train.rows:,}"}
-    table["Tokens trained on"] = f"{report.train.trained_tokens:,}"
-    if report.validation is not None:
-        table["Validation"] = f"{report.validation.uri} at {report.validation.revision}"
+def _data(found: PreflightOutcome) -> dict[str, str]:
+    table = {
+        f"Train on {report.name}": f"{report.uri} at {report.revision}, {report.rows:,} rows"
+        + (f", weight {report.weight:g}" if report.weight is not None else "")
+        for report in found.train
+    }
+    table["Tokens trained on"] = f"{sum(report.trained_tokens for report in found.train):,}"
+    for report in found.validation:
+        table[f"Validate on {report.name}"] = f"{report.uri} at {report.revision}"
     return table
 
 

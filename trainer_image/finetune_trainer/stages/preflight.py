@@ -1,22 +1,21 @@
 """Preflight: everything that can be found out without an accelerator is found out here, and written down."""
 
-import json
 import os
 from importlib.metadata import version
-from typing import Any
 
 from finetune_contract import ExitCode, PreflightOutcome
 from finetune_trainer import fingerprint
 from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.compiled.check import check_memory
-from finetune_trainer.data.batches import steps_for
-from finetune_trainer.data.prepare import Dataset, shown
+from finetune_trainer.data import page
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import Context
 from finetune_trainer.training import overrides, settings
 
-_SAMPLES = 8
+#: What the operator is told; the report has all.
+_WARNINGS = 16
 
 
 def run(context: Context) -> PreflightOutcome:
@@ -24,27 +23,26 @@ def run(context: Context) -> PreflightOutcome:
     model = context.model(weights=False)
     plan = context.plan(model)
     check_request(context, plan)
-    train = context.training_data()
-    validation = context.validation_data()
-    hyperparameters = context.request.hyperparameters
-    steps = hyperparameters.steps or steps_for(
-        len(train.rows), hyperparameters.epochs or 1.0, hyperparameters.global_batch_size
-    )
+    found = data_check.check(context)
     memory = check_memory(context.request, plan, model.path, context.store, os.environ)
     layout = layout_for(context.request.mesh)
     prints = fingerprint.of_model(model, plan, layout)
     outcome = PreflightOutcome(
         model=model.identity(plan, layout),
-        train=train.report,
-        validation=None if validation is None else validation.report,
-        steps=steps,
+        train=[each.report for each in found.train],
+        validation=[each.report for each in found.validation],
+        steps=found.steps,
         max_seq_length=context.request.data.max_seq_length,
         fingerprint=prints.value,
         fingerprint_inputs=dict(prints.inputs),
-        report=context.folder.preflight_report,
+        prepared=found.prepared,
+        warnings=[remark.text for remark in found.remarks if remark.level == "Problem"][:_WARNINGS],
+        report=context.folder.data_page,
         memory=memory,
     )
-    context.store.write(context.folder.preflight_samples, _samples(context, train, validation))
+    context.store.write(context.folder.preflight_samples, page.samples_jsonl(found))
+    context.store.write(context.folder.data_report, found.to_json())
+    context.store.write(context.folder.data_page, page.render(found), content_type="text/html; charset=utf-8")
     context.store.write(context.folder.preflight_report, outcome.to_json())
     return outcome
 
@@ -70,15 +68,3 @@ def check_request(context: Context, plan: ModelPlan) -> None:
             saw=f"{largest} tokens", expected=f"at most {plan.vocab_size}",
             fix="Use the tokenizer that belongs to the model.",
         )  # fmt: skip
-
-
-def _samples(context: Context, train: Dataset, validation: Dataset | None) -> str:
-    lines: list[dict[str, Any]] = []
-    for name, data in (("train", train), ("validation", validation)):
-        if data is not None:
-            tokens = data.rows.tokens
-            lines += [
-                {"dataset": name, "example": i, **shown(tokens.read(i), context.tokenizer)}
-                for i in range(min(_SAMPLES, len(tokens)))
-            ]
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -35,7 +35,7 @@ def run(context: Context) -> TrainOutcome:
     data = context.training_data()
     validation = context.validation_data()
     h = request.hyperparameters
-    steps = h.steps or steps_for(len(data.rows), h.epochs or 1.0, h.global_batch_size)
+    steps = h.steps or steps_for(data.epoch, h.epochs or 1.0, h.global_batch_size)
     seconds["data"] = time.perf_counter() - started
 
     started = time.perf_counter()
@@ -60,13 +60,18 @@ def run(context: Context) -> TrainOutcome:
         learning_rates=session.learning_rates,
         report=report,
         host_report=context.host_report,
-        evaluation=None
-        if validation is None
-        else EvaluationBatches(rows=validation.rows, batch_size=h.global_batch_size),
+        evaluation={
+            each.name: EvaluationBatches(rows=each.rows, batch_size=h.global_batch_size)
+            for each in validation
+        },
         seconds=seconds,
     )
     batches = TrainBatches(
-        rows=data.rows, batch_size=h.global_batch_size, seed=h.seed, shuffle=request.data.shuffle
+        rows=data.rows,
+        parts=data.parts,
+        batch_size=h.global_batch_size,
+        seed=h.seed,
+        shuffle=request.data.shuffle,
     )
     stopped = None
     try:

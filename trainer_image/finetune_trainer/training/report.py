@@ -146,7 +146,12 @@ class Report:
     def evaluation(self, point: EvaluationPoint) -> None:
         self._evaluation = point
         self._lines.append(
-            {"step": point.step, "evaluation_loss": point.loss, "evaluation_tokens": point.tokens}
+            {
+                "step": point.step,
+                "evaluation_loss": point.loss,
+                "evaluation_tokens": point.tokens,
+                **{f"{name}/loss": loss for name, loss in point.by_set.items()},
+            }
         )
         self._show()
         self.flush()

@@ -8,7 +8,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, override
 
@@ -25,7 +25,7 @@ from tunix.sft.hooks import DataHooks
 from finetune_contract import EvaluationPoint, ExitCode, Metrics
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation.loss import Loss, LossMeter
+from finetune_trainer.evaluation.loss import Loss, LossMeter, combined
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.spread import to_devices
 from finetune_trainer.training.report import HostReport, Report
@@ -80,7 +80,8 @@ class Control:
     """Only on process 0."""
     host_report: HostReport | None = None
     """Where there are several processes."""
-    evaluation: EvaluationBatches | None = None
+    evaluation: Mapping[str, EvaluationBatches] = field(default_factory=dict)
+    """The validation sets, by name."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went; filled in."""
 
@@ -257,13 +258,17 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         self.evaluate()
 
     def evaluate(self) -> Loss | None:
-        """Loss over the whole validation set with the parameters as they are."""
-        if self.control.evaluation is None:
+        """Token-weighted loss over all validation sets with the parameters as they are."""
+        if not self.control.evaluation:
             return None
         started = time.perf_counter()
         if self._meter is None:
             self._meter = LossMeter(self.model, self.maxtext, self.mesh)
-        loss = self._meter.measure(self.model, self.control.evaluation, alive=self.control.evaluated_batch)
+        by_set = {
+            name: self._meter.measure(self.model, batches, alive=self.control.evaluated_batch)
+            for name, batches in self.control.evaluation.items()
+        }
+        loss = combined(by_set.values())
         self.last_evaluation = loss
         self.control.seconds["evaluate"] = (
             self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
@@ -275,6 +280,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
                     loss=loss.mean,
                     perplexity=perplexity(loss.mean),
                     tokens=loss.tokens,
+                    by_set={name: each.mean for name, each in by_set.items()} if len(by_set) > 1 else {},
                 )
             )
         self.training_hooks.skip_timing()

@@ -1,0 +1,49 @@
+"""The chat template that a ConfigMap holds: read once, at admission, and kept in the job's plan."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_operator.api import Reason
+from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.merge import lookup
+
+type Object = Mapping[str, Any]
+
+#: As the API's own bound on an inline template.
+_MOST_CHARACTERS = 32 * 1024
+_PATH = "spec.datasets.chatTemplate.configMapRef"
+
+
+def template_ref(spec: Object) -> Object | None:
+    """Name and key of the ConfigMap that a job's spec names, if it names one."""
+    reference = lookup(spec, "datasets.chatTemplate.configMapRef")
+    return reference if isinstance(reference, Mapping) else None
+
+
+def with_chat_template(spec: Object, config_map: Object | None) -> Object:
+    """``spec`` with the template's text in place of the reference. Raises Refused where there is none.
+
+    ``config_map``: the one that the reference names; None: there is none.
+    """
+    reference = template_ref(spec)
+    if reference is None:
+        return spec
+    name, key = reference["name"], reference["key"]
+    if config_map is None:
+        raise _refused(f'there is no ConfigMap "{name}" in the job\'s namespace')
+    held = config_map.get("data") or {}
+    if key not in held:
+        raise _refused(f'ConfigMap "{name}" has no key "{key}"; it has {", ".join(sorted(held)) or "none"}')
+    text = held[key]
+    if not 0 < len(text) <= _MOST_CHARACTERS:
+        raise _refused(
+            f'key "{key}" of ConfigMap "{name}" has {len(text)} characters, 1 to {_MOST_CHARACTERS} fit'
+        )
+    return {**spec, "datasets": {**spec["datasets"], "chatTemplate": {"inline": text}}}
+
+
+def _refused(what: str) -> Refused:
+    return Refused(
+        Reason.CHAT_TEMPLATE_NOT_FOUND,
+        f"{_PATH}: {what}. The job goes on by itself when the template is there.",
+    )

@@ -1,0 +1,100 @@
+"""A mixture through the real stages: trained, interrupted and resumed, validated on several sets, exported."""
+
+import json
+from typing import Any
+
+import pytest
+
+from devcluster.fixtures.chat_data import write_data
+from finetune_contract import ExportOutcome, PreflightOutcome, TrainOutcome
+from tests.trainer.stages import Stages
+
+STEPS, STOP = 12, 4
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}: {{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def mixed(stages: Stages, converted: str) -> dict[str, Any]:
+    """Packed rows of two sources, the smaller one with the larger share; two validation sets; a template of its own."""
+    sources = {}
+    for name, train in (("few", 10), ("many", 60)):
+        write_data(stages.root / f"mixed/{name}", train=train, evaluation=6, seed=train)
+        sources[name] = f"file://{stages.root}/mixed/{name}"
+
+    def listed(part: str, file: str, **weights: float) -> list[dict[str, Any]]:
+        return [
+            {
+                "path": f"spec.datasets.{part}[{i}]",
+                "name": name,
+                "uri": f"{uri}/{file}.jsonl",
+                "weight": weights.get(name),
+            }
+            for i, (name, uri) in enumerate(sources.items())
+        ]
+
+    return {
+        "converted": converted,
+        "data": {
+            "train": listed("train", "train", few=2.0, many=1.0),
+            "validation": listed("validation", "eval"),
+            "packing": True,
+            "max_seq_length": 64,
+            "chat_template": TEMPLATE,
+        },
+        "hyperparameters": {"steps": STEPS, "global_batch_size": 4},
+        "checkpointing": {"every_steps": 2, "keep_last": 2},
+        "evaluation": {"every_steps": 6, "prompts": [], "baseline": False},
+    }
+
+
+def outcome(stages: Stages, run: str, mixed: dict[str, Any], **changes: Any) -> TrainOutcome:
+    result = stages.run("Train", run, **mixed, **changes)
+    assert isinstance(result.details, TrainOutcome), result.failure
+    return result.details
+
+
+def test_preflight_prepares_what_training_then_finds(stages: Stages, mixed: dict[str, Any]) -> None:
+    first, again = (stages.run("Preflight", f"mixed-{n}", **mixed).details for n in (1, 2))
+    assert isinstance(first, PreflightOutcome)
+    assert isinstance(again, PreflightOutcome)
+    assert [use.result for use in first.prepared] == ["Miss"] * 4
+    assert [use.result for use in again.prepared] == ["Hit"] * 4
+    few, many = first.train
+    assert few.epoch_sequences is not None
+    assert many.epoch_sequences is not None
+    assert few.epoch_sequences == pytest.approx(2 * many.epoch_sequences, abs=2)
+    assert (stages.root / "mixed-1/preflight/data.html").read_text().startswith("<!doctype html>")
+
+
+def test_an_interrupted_mixture_goes_on_with_the_same_digits(stages: Stages, mixed: dict[str, Any]) -> None:
+    whole = outcome(stages, "whole", mixed)
+    stopped = outcome(stages, "torn", mixed, stop_at=STOP)
+    assert STOP <= stopped.step < STEPS
+    resumed = outcome(stages, "torn", mixed, attempt=2)
+    assert resumed.start_step == stopped.step
+    assert stages.losses("torn") == stages.losses("whole")
+    assert len(stages.losses("whole")) == STEPS
+    assert resumed.evaluation_loss == whole.evaluation_loss
+
+
+def test_every_validation_set_has_a_loss_of_its_own(stages: Stages, mixed: dict[str, Any]) -> None:
+    lines = (stages.root / "whole/train/metrics.jsonl").read_text().splitlines()
+    evaluated = [row for row in map(json.loads, lines) if "evaluation_loss" in row]
+    assert evaluated
+    for row in evaluated:
+        low, high = sorted((row["few/loss"], row["many/loss"]))
+        assert low <= row["evaluation_loss"] <= high
+
+
+def test_the_exported_tokenizer_has_the_template_that_was_trained(
+    stages: Stages, mixed: dict[str, Any]
+) -> None:
+    from transformers import AutoTokenizer
+
+    exported = stages.run("Export", "whole", train_step=STEPS, **mixed).details
+    assert isinstance(exported, ExportOutcome)
+    folder = exported.artifacts[0].uri.removeprefix("file://")
+    assert AutoTokenizer.from_pretrained(folder).chat_template == TEMPLATE

@@ -1,0 +1,192 @@
+"""Mixtures: every source gives its share, in an order that is a function of seed and step alone."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finetune_contract import DatasetSource, SplitSpec
+from finetune_trainer.data.batches import Part, TrainBatches, permutation, shares
+from finetune_trainer.data.dataset import Piece, assemble, hold_back
+from finetune_trainer.data.layout import Groups
+from finetune_trainer.data.prepare import Prepared, prepare
+from finetune_trainer.data.template import Renderer
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage import open_store
+from tests.trainer.test_layout import examples
+from tests.trainer.test_template import CHATML, tokenizer
+
+weights = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
+mixtures = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), min_size=2, max_size=4)
+
+
+def stream(parts: list[tuple[int, int]], *, seed: int = 7, shuffle: bool = True) -> TrainBatches:
+    """Batches of two over parts of so many rows, of which an epoch shows so many."""
+    total = sum(rows for rows, _ in parts)
+    return TrainBatches(
+        rows=examples([3] * total, 4, packing=False),
+        parts=[Part(rows=rows, shown=shown) for rows, shown in parts],
+        batch_size=2,
+        seed=seed,
+        shuffle=shuffle,
+    )
+
+
+def part_of(row: int, parts: list[tuple[int, int]]) -> int:
+    ends = np.cumsum([rows for rows, _ in parts])
+    return int(np.searchsorted(ends, row, side="right"))
+
+
+@given(weights, st.integers(0, 1000))
+def test_shares_sum_to_the_total_and_are_the_weights_to_a_row(given: list[float], more: int) -> None:
+    total = len(given) + more
+    found = shares(total, given)
+    assert sum(found) == total
+    assert min(found) >= 1
+    exact = [total * weight / sum(given) for weight in given]
+    if min(exact) >= 1:
+        assert all(abs(a - b) < 1 for a, b in zip(found, exact, strict=True))
+
+
+@given(mixtures, st.integers(0, 2**40), st.booleans())
+@settings(deadline=None)
+def test_an_epoch_shows_of_every_source_what_is_its_share(
+    parts: list[tuple[int, int]], seed: int, shuffle: bool
+) -> None:
+    made = stream(parts, seed=seed, shuffle=shuffle)
+    assert made.epoch == sum(shown for _, shown in parts)
+    for epoch in range(3):
+        places = range(epoch * made.epoch, (epoch + 1) * made.epoch)
+        counts = Counter(part_of(made.row(place), parts) for place in places)
+        assert [counts[index] for index in range(len(parts))] == [shown for _, shown in parts]
+
+
+@given(mixtures, st.integers(0, 2**40))
+@settings(deadline=None)
+def test_every_source_goes_through_all_of_its_rows_before_it_repeats_one(
+    parts: list[tuple[int, int]], seed: int
+) -> None:
+    """Over so many epochs that each part has been shown a whole number of times."""
+    made = stream(parts, seed=seed)
+    epochs = int(np.lcm.reduce([rows for rows, _ in parts]))
+    if epochs * made.epoch > 5000:
+        return
+    counts = Counter(made.row(place) for place in range(epochs * made.epoch))
+    start = 0
+    for rows, shown in parts:
+        assert {counts[row] for row in range(start, start + rows)} == {epochs * shown // rows}
+        start += rows
+
+
+@given(mixtures, st.integers(0, 2**40), st.data())
+@settings(deadline=None)
+def test_a_step_has_the_same_rows_whenever_and_wherever_it_is_asked_for(
+    parts: list[tuple[int, int]], seed: int, data: st.DataObject
+) -> None:
+    """So a run that resumes at any step goes on as if nothing had been, and every host makes the same batch."""
+    one_by_one = stream(parts, seed=seed)
+    wanted = [[one_by_one.row(n) for n in one_by_one.numbers(step)] for step in range(20)]
+    other = stream(parts, seed=seed)
+    for step in data.draw(st.permutations(range(20))):
+        assert [other.row(n) for n in other.numbers(step)] == wanted[step]
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+@settings(deadline=None)
+def test_unshuffled_sources_take_turns_evenly(one: int, two: int) -> None:
+    parts = [(one, one), (two, two)]
+    made = stream(parts, shuffle=False)
+    seen = 0
+    for place in range(made.epoch):
+        seen += part_of(made.row(place), parts) == 0
+        assert abs(seen - (place + 1) * one / made.epoch) <= 1
+
+
+def test_the_order_of_a_mixture_is_fixed_for_all_time() -> None:
+    """Written down: a run that resumes on another machine or a newer numpy must go on with the same rows."""
+    made = stream([(3, 6), (5, 2)], seed=42)
+    assert [made.row(place) for place in range(16)] == [1, 0, 0, 2, 6, 2, 5, 1, 7, 2, 1, 2, 0, 4, 0, 1]
+    assert permutation(5, 42, 0, 1).tolist() == [1, 0, 4, 2, 3]
+
+
+def test_groups_that_are_joined_keep_their_members_apart() -> None:
+    joined = Groups.joined([Groups.single(2), Groups(numbers=np.array([1, 0, 2]), ends=np.array([2, 3]))])
+    assert list(joined) == [[0], [1], [3, 2], [4]]
+
+
+# --- sources ----------------------------------------------------------------------------------------------------
+
+
+def prepared(path: Path, answers: list[str], **fields: object) -> Prepared:
+    """A source of question and answer."""
+    path.write_text("".join(json.dumps({"question": f"q{a}", "answer": a}) + "\n" for a in answers))
+    source = {
+        "path": f"spec.datasets.train[{path.stem}]",
+        "name": path.stem,
+        "uri": f"file://{path}",
+        **fields,
+    }
+    renderer = Renderer(tokenizer(CHATML), train_on_prompt=False)
+    spec = DatasetSource.model_validate(source)
+    return prepare(spec, renderer, open_store(), path.parent, max_length=256)
+
+
+def test_sources_without_weights_stand_one_after_the_other_and_are_packed_together(tmp_path: Path) -> None:
+    sources = [prepared(tmp_path / f"{name}.jsonl", list("abc")) for name in ("one", "two")]
+    joined = assemble("train", [Piece.all_of(source) for source in sources], length=256, packing=True)
+    assert len(joined.parts) == 1
+    assert sorted(member for group in joined.rows.members for member in group) == list(range(6))
+    assert len(joined.rows) < 6
+    assert [report.rows for report in joined.reports] == [3, 3]
+    apart = assemble("train", [Piece.all_of(sources[1])], length=256, packing=False)
+    assert joined.rows.tokens.read(3).ids.tolist() == apart.rows.tokens.read(0).ids.tolist()
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_sources_with_weights_are_mixed_by_them_and_the_report_says_how_often_rows_are_seen(
+    tmp_path: Path, packing: bool
+) -> None:
+    sources = [
+        prepared(tmp_path / "few.jsonl", list("ab"), weight=3.0),
+        prepared(tmp_path / "many.jsonl", list("abcdef"), weight=1.0),
+    ]
+    mixed = assemble("train", [Piece.all_of(source) for source in sources], length=40, packing=packing)
+    few, many = mixed.reports
+    assert (few.sequences, many.sequences) == (2, 6)  # too long for two in a row
+    assert (few.epoch_sequences, many.epoch_sequences) == (6, 2)
+    assert mixed.epoch == len(mixed.rows) == 8
+
+
+@given(order=st.permutations(range(24)), fraction=st.floats(0.05, 0.9), seed=st.integers(0, 2**31))
+@settings(deadline=None, max_examples=20)
+def test_rows_are_held_back_by_content_whatever_their_order(
+    order: list[int], fraction: float, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("held")
+    answers = [f"a{i // 2}" for i in range(24)]  # every row stands there twice
+    split = SplitSpec(fraction=fraction, seed=seed)
+
+    def sides(some: list[str]) -> tuple[Counter[int], Counter[int]]:
+        source = prepared(folder / "a.jsonl", some)
+        kept, held = hold_back([source], split)
+        kept_content, held_content = (
+            Counter(source.index.content[piece.chosen].tolist()) for (piece,) in (kept, held)
+        )
+        return kept_content, held_content
+
+    kept, held = sides(answers)
+    assert sum(kept.values()) + sum(held.values()) == 24
+    assert not set(kept) & set(held)
+    assert max(1, int(24 * fraction)) <= sum(held.values()) <= max(2, 24 * fraction + 1)
+    assert sides([answers[i] for i in order]) == (kept, held)
+
+
+def test_one_row_cannot_be_on_both_sides(tmp_path: Path) -> None:
+    source = prepared(tmp_path / "a.jsonl", ["a", "a"])
+    with pytest.raises(StageError, match="rows of one and the same content") as caught:
+        hold_back([source], SplitSpec(fraction=0.5, seed=1))
+    assert caught.value.reason == "SplitImpossible"

@@ -1,0 +1,157 @@
+"""Prepared sources put together: a mixture to train on, sets to validate on, rows held back. Pure."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from finetune_contract import DatasetReport, ExitCode, SplitSpec
+from finetune_trainer.data.batches import Part, shares
+from finetune_trainer.data.examples import Chosen, Digests, Whole
+from finetune_trainer.data.layout import Groups, Rows, lay_out
+from finetune_trainer.data.prepare import Prepared, count
+from finetune_trainer.errors import StageError
+
+#: Name of what was held back from training.
+HELD_BACK = "held-back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some or all examples of one source, in rising order."""
+
+    source: Prepared
+    chosen: Whole
+    tells_dropped: bool = True
+    """Whether the source's dropped rows are counted here: of a source in two pieces only one does."""
+
+    @classmethod
+    def all_of(cls, source: Prepared) -> "Piece":
+        return cls(source=source, chosen=np.arange(len(source)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Rows to train or to validate on, and what they are made of."""
+
+    name: str
+    pieces: Sequence[Piece]
+    rows: Rows
+    parts: Sequence[Part]
+    """Of the rows; one for each piece where they are mixed by weight, else one in all."""
+    reports: Sequence[DatasetReport]
+    digest: str
+    """Equal digests train and evaluate alike."""
+
+    @property
+    def epoch(self) -> int:
+        """Rows that one epoch shows."""
+        return sum(part.shown for part in self.parts)
+
+
+def assemble(name: str, pieces: Sequence[Piece], *, length: int, packing: bool) -> Dataset:
+    """Lays the pieces out: one after the other, or, where they have weights, each by itself and mixed by them."""
+    examples = Chosen(parts=[(piece.source.tokens, piece.chosen) for piece in pieces])
+    weights = [piece.source.spec.weight for piece in pieces]
+    if len(pieces) > 1 and all(weights):
+        groups = [
+            lay_out(piece.source.tokens.lengths()[piece.chosen], length=length, packing=packing)
+            for piece in pieces
+        ]
+        members = Groups.joined(groups)
+        shown = shares(len(members), [weight for weight in weights if weight])
+        parts = [Part(rows=len(group), shown=each) for group, each in zip(groups, shown, strict=True)]
+    else:
+        members = lay_out(examples.lengths(), length=length, packing=packing)
+        parts = [Part(rows=len(members), shown=len(members))]
+    own = parts if len(parts) == len(pieces) else [None] * len(pieces)
+    return Dataset(
+        name=name,
+        pieces=pieces,
+        rows=Rows(tokens=examples, members=members, length=length),
+        parts=parts,
+        reports=[report_of(piece, part) for piece, part in zip(pieces, own, strict=True)],
+        digest=_digest(pieces),
+    )
+
+
+def report_of(piece: Piece, part: Part | None) -> DatasetReport:
+    """The counts of a piece. ``part``: its place in the mixture, where it has one of its own."""
+    source, index, chosen = piece.source, piece.source.index, piece.chosen
+    lengths = source.tokens.lengths()[chosen]
+    reasons = index.reasons if piece.tells_dropped else ()
+    dropped = {why: count(index, number) for number, why in enumerate(reasons)}
+    return DatasetReport(
+        path=source.spec.path,
+        name=source.spec.name,
+        uri=source.uri,
+        revision=source.revision,
+        format=source.format,
+        rows=len(chosen),
+        tokens=int(lengths.sum()),
+        trained_tokens=int(index.trained[chosen].sum()),
+        truncated_rows=int((index.whole[chosen] > lengths).sum()),
+        dropped_rows=sum(dropped.values()),
+        drop_reasons=dropped,
+        duplicate_rows=len(chosen) - len(np.unique(index.content[chosen])),
+        weight=source.spec.weight,
+        sequences=part.rows if part else None,
+        epoch_sequences=part.shown if part else None,
+    )
+
+
+def hold_back(sources: Sequence[Prepared], split: SplitSpec) -> tuple[list[Piece], list[Piece]]:
+    """What stays in training, and what is held back, of each source in the same share; at least one row on each side.
+
+    Which rows: a function of seed and content, so that rows of the same content stay on one side, and the choice does
+    not depend on the order of the rows.
+    """
+    kept, held = [], []
+    for source in sources:
+        if len(np.unique(source.index.content)) < 2:
+            raise StageError(
+                ExitCode.BAD_DATA,
+                "SplitImpossible",
+                "no rows can be held back for validation and others trained on",
+                where=source.spec.path,
+                saw="rows of one and the same content",
+                expected="at least two different rows",
+                fix="Name rows in datasets.validation instead of splitFromTrain.",
+            )
+        rank = _mixed(source.index.content, split.seed)
+        different = np.unique(rank)
+        wanted = max(1, math.floor(round(split.fraction * len(source), 9)))
+        limit = np.sort(rank)[min(wanted, len(rank)) - 1]
+        limit = min(limit, different[-2])
+        out = rank <= limit
+        kept.append(Piece(source=source, chosen=np.flatnonzero(~out)))
+        held.append(Piece(source=source, chosen=np.flatnonzero(out), tells_dropped=False))
+    return kept, held
+
+
+def _mixed(content: Digests, seed: int) -> Digests:
+    """splitmix64's finalizer over content and seed: a bijection, so different contents stay different."""
+    z = content ^ np.random.SeedSequence(seed).generate_state(1, np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Digests = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def digest_of(several: Sequence[Dataset]) -> str:
+    """Of one, its own; of several, of all in their order."""
+    if len(several) == 1:
+        return several[0].digest
+    return hashlib.sha256("".join(each.digest for each in several).encode()).hexdigest()
+
+
+def _digest(pieces: Sequence[Piece]) -> str:
+    if len(pieces) == 1 and len(pieces[0].chosen) == len(pieces[0].source):
+        return pieces[0].source.digest
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece.source.digest.encode())
+        digest.update(piece.source.index.content[piece.chosen].tobytes())
+    return digest.hexdigest()

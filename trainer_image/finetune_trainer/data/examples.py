@@ -1,0 +1,203 @@
+"""Tokenized examples on disk, read by number, and what is known of each: a few dozen bytes a row in memory."""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from finetune_trainer.data.place import Place
+from finetune_trainer.data.template import Tokens
+from finetune_trainer.storage import name_of
+
+Whole = npt.NDArray[np.int64]
+Digests = npt.NDArray[np.uint64]
+
+
+class Examples(Protocol):
+    """Examples by number, from 0."""
+
+    def __len__(self) -> int: ...
+
+    def lengths(self) -> Whole: ...
+
+    def read(self, index: int) -> Tokens: ...
+
+
+class TokenFile:
+    """Examples of any length on disk. First written, then read; memory holds only the offsets."""
+
+    def __init__(self, path: Path, written: Whole | None = None) -> None:
+        """``written``: the ends of the examples in a file that is whole already; None begins a new one."""
+        self.path = path
+        self._file: IO[bytes] | None = path.open("wb") if written is None else None
+        self._ends = array("q", b"" if written is None else written.tobytes())
+        self._words: npt.NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def append(self, tokens: Tokens) -> None:
+        # One word a token: the id, with its sign telling whether it is trained (-1 - id).
+        words = np.where(tokens.trained, -1 - tokens.ids, tokens.ids).astype("<i4")
+        assert self._file is not None, "written to the end already"
+        self._file.write(words.tobytes())
+        self._ends.append((self._ends[-1] if self._ends else 0) + len(words))
+
+    def finish(self) -> None:
+        """Ends writing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def ends(self) -> Whole:
+        return np.asarray(self._ends, np.int64)
+
+    def lengths(self) -> Whole:
+        return np.diff(self.ends(), prepend=0)
+
+    def read(self, index: int) -> Tokens:
+        if self._words is None:
+            self.finish()
+            self._words = np.memmap(self.path, "<i4", mode="r")
+        words = np.asarray(self._words[self._ends[index - 1] if index else 0 : self._ends[index]])
+        trained = words < 0
+        return Tokens(ids=np.where(trained, -1 - words, words).astype(np.int32), trained=trained)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Some examples of several files, numbered through: first those of the first file, in their order."""
+
+    parts: Sequence[tuple[TokenFile, Whole]]
+
+    def __len__(self) -> int:
+        return sum(len(chosen) for _, chosen in self.parts)
+
+    def lengths(self) -> Whole:
+        return np.concatenate([file.lengths()[chosen] for file, chosen in self.parts])
+
+    def read(self, index: int) -> Tokens:
+        for file, chosen in self.parts:
+            if index < len(chosen):
+                return file.read(int(chosen[index]))
+            index -= len(chosen)
+        raise IndexError(index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What is known of a source's rows. The first arrays are by number of the kept example."""
+
+    ends: Whole
+    """In the token file."""
+    trained: Whole
+    """Tokens that count towards the loss."""
+    whole: Whole
+    """Tokens before anything was cut."""
+    content: Digests
+    """Of ids and mask: equal rows have equal ones."""
+    prompt: Digests
+    """Of what stands before the first trained token; 0 where nothing does."""
+    file_number: Whole
+    row_number: Whole
+    dropped_file: Whole
+    dropped_row: Whole
+    dropped_whole: Whole
+    dropped_why: Whole
+    """Number of the reason."""
+    files: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    def places(self, kept: Whole) -> list[str]:
+        """``row 41``, or ``b.jsonl row 2`` where there are several files."""
+        return self._named(self.file_number[kept], self.row_number[kept])
+
+    def dropped_places(self, which: Whole) -> list[str]:
+        return self._named(self.dropped_file[which], self.dropped_row[which])
+
+    def _named(self, files: Whole, rows: Whole) -> list[str]:
+        many = len(self.files) > 1
+        return [
+            f"{name_of(self.files[file])} row {row}" if many else f"row {row}"
+            for file, row in zip(files.tolist(), rows.tolist(), strict=True)
+        ]
+
+    def save(self, path: Path) -> None:
+        arrays: dict[str, Any] = {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
+        np.savez(path, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
+        for name in ("files", "reasons"):
+            arrays[name] = tuple(arrays[name].astype(str).tolist())
+        return cls(**arrays)
+
+
+class Ledger:
+    """Writes a source's examples down, one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.tokens = TokenFile(path)
+        self._kept = {name: array("q") for name in ("trained", "whole", "file", "row")}
+        self._digests = {name: array("Q") for name in ("content", "prompt")}
+        self._dropped = {name: array("q") for name in ("file", "row", "whole", "why")}
+        self._files: dict[int, str] = {}
+        self._reasons: list[str] = []
+        self._all = hashlib.sha256()
+
+    def keep(self, place: Place, tokens: Tokens, whole: int) -> None:
+        """``tokens`` is the example as cut, of ``whole`` tokens before."""
+        data = tokens.ids.tobytes() + tokens.trained.tobytes()
+        self._all.update(data)
+        first = int(np.argmax(tokens.trained))
+        self.tokens.append(tokens)
+        self._place(self._kept, place, whole)
+        self._kept["trained"].append(int(np.count_nonzero(tokens.trained[1:])))
+        self._digests["content"].append(_digest(data))
+        self._digests["prompt"].append(_digest(tokens.ids[:first].tobytes()) if first else 0)
+
+    def drop(self, place: Place, whole: int, why: str) -> None:
+        if why not in self._reasons:
+            self._reasons.append(why)
+        self._place(self._dropped, place, whole)
+        self._dropped["why"].append(self._reasons.index(why))
+
+    def _place(self, columns: "dict[str, array[int]]", place: Place, whole: int) -> None:
+        self._files.setdefault(place.number, place.file)
+        columns["file"].append(place.number)
+        columns["row"].append(place.row)
+        columns["whole"].append(whole)
+
+    def finish(self) -> tuple[TokenFile, Index, str]:
+        """The examples, what is known of them, and a digest of all tokens and masks: equal ones train alike."""
+        self.tokens.finish()
+        names = tuple(self._files.get(number, "") for number in range(max(self._files, default=-1) + 1))
+        kept = {name: np.asarray(column, np.int64) for name, column in self._kept.items()}
+        dropped = {name: np.asarray(column, np.int64) for name, column in self._dropped.items()}
+        index = Index(
+            ends=self.tokens.ends(),
+            trained=kept["trained"],
+            whole=kept["whole"],
+            content=np.asarray(self._digests["content"], np.uint64),
+            prompt=np.asarray(self._digests["prompt"], np.uint64),
+            file_number=kept["file"],
+            row_number=kept["row"],
+            dropped_file=dropped["file"],
+            dropped_row=dropped["row"],
+            dropped_whole=dropped["whole"],
+            dropped_why=dropped["why"],
+            files=names,
+            reasons=tuple(self._reasons),
+        )
+        return self.tokens, index, self._all.hexdigest()
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -1,0 +1,130 @@
+"""What the data are like, for people who are about to spend TPU hours on them: counts, and where to look."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from finetune_contract import (
+    Bucket,
+    DatasetDetails,
+    DatasetReport,
+    Leak,
+    RowsFound,
+    SampleRow,
+)
+from finetune_trainer.data.dataset import Dataset, Piece
+from finetune_trainer.data.examples import Digests, Whole
+from finetune_trainer.data.template import Tokens
+
+_FIRST = 20
+_SAMPLES = 3
+
+
+def details(piece: Piece, report: DatasetReport) -> DatasetDetails:
+    """Of one source, or what is taken of it."""
+    index, chosen = piece.source.index, piece.chosen
+    dropped = index.dropped_whole if piece.tells_dropped else index.dropped_whole[:0]
+    whole = np.concatenate([index.whole[chosen], dropped])
+    return DatasetDetails(
+        report=report,
+        longest=int(whole.max(initial=0)),
+        p50=_percentile(whole, 50),
+        p95=_percentile(whole, 95),
+        histogram=histogram(whole),
+        found=[found for found in _found(piece) if found.count],
+    )
+
+
+def histogram(lengths: Whole) -> list[Bucket]:
+    """By powers of two, from the first to the last that holds a row."""
+    if not len(lengths):
+        return []
+    exponents = np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64)
+    counts = np.bincount(exponents)
+    return [
+        Bucket(up_to=2**exponent, rows=int(counts[exponent]))
+        for exponent in range(int(exponents.min()), len(counts))
+    ]
+
+
+def _percentile(lengths: Whole, percent: int) -> int:
+    return int(np.percentile(lengths, percent, method="higher")) if len(lengths) else 0
+
+
+def _found(piece: Piece) -> Iterator[RowsFound]:
+    index, chosen = piece.source.index, piece.chosen
+    cut = chosen[index.whole[chosen] > piece.source.tokens.lengths()[chosen]]
+    yield _rows_found("cut to maxSeqLength", index.places(cut[:_FIRST]), len(cut))
+    for number, why in enumerate(index.reasons if piece.tells_dropped else ()):
+        which = np.flatnonzero(index.dropped_why == number)
+        yield _rows_found(f"dropped: {why}", index.dropped_places(which[:_FIRST]), len(which))
+    again = repeated(index.content[chosen])
+    yield _rows_found("equal to an earlier row", index.places(chosen[again[:_FIRST]]), len(again))
+
+
+def repeated(content: Digests) -> Whole:
+    """Numbers of the rows that are equal to an earlier one, rising."""
+    _, first = np.unique(content, return_index=True)
+    again = np.ones(len(content), np.bool_)
+    again[first] = False
+    return np.flatnonzero(again)
+
+
+def leaks(train: Dataset, validation: Sequence[Dataset]) -> list[Leak]:
+    """Validation rows, and prompts, that stand in the training data."""
+    found = []
+    for checked in validation:
+        for piece in checked.pieces:
+            index, chosen = piece.source.index, piece.chosen
+            for trained in train.pieces:
+                other, taken = trained.source.index, trained.chosen
+                same = np.isin(index.content[chosen], other.content[taken])
+                prompts = index.prompt[chosen]
+                asked = np.isin(prompts, other.prompt[taken]) & (prompts != 0) & ~same
+                if same.any() or asked.any():
+                    found.append(
+                        Leak(
+                            validation=checked.name,
+                            train=trained.source.spec.name,
+                            same_rows=_at("same row", piece, np.flatnonzero(same)),
+                            same_prompts=_at("same prompt", piece, np.flatnonzero(asked)),
+                        )
+                    )
+    return found
+
+
+def _at(kind: str, piece: Piece, which: Whole) -> RowsFound:
+    return _rows_found(kind, piece.source.index.places(piece.chosen[which[:_FIRST]]), len(which))
+
+
+def _rows_found(kind: str, first: list[str], count: int) -> RowsFound:
+    return RowsFound(kind=kind, count=count, first=first)
+
+
+def samples(piece: Piece, tokenizer: Any) -> list[SampleRow]:
+    """The first rows, as they are trained."""
+    taken = piece.chosen[:_SAMPLES]
+    rows = []
+    for number, place in zip(taken.tolist(), piece.source.index.places(taken), strict=True):
+        tokens = piece.source.tokens.read(number)
+        rows.append(
+            SampleRow(
+                dataset=piece.source.spec.name,
+                row=place,
+                tokens=len(tokens),
+                trained=int(tokens.trained.sum()),
+                pieces=pieces(tokens, tokenizer),
+            )
+        )
+    return rows
+
+
+def pieces(tokens: Tokens, tokenizer: Any) -> list[tuple[bool, str]]:
+    """The text in stretches that are trained, or are not."""
+    ends = [*(np.flatnonzero(np.diff(tokens.trained)) + 1).tolist(), len(tokens)]
+    starts = [0, *ends[:-1]]
+    return [
+        (bool(tokens.trained[start]), tokenizer.decode(tokens.ids[start:end].tolist()))
+        for start, end in zip(starts, ends, strict=True)
+    ]

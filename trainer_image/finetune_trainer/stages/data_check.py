@@ -1,0 +1,139 @@
+"""What preflight finds out about the data: all of it, the first rows of each source, or only where it lies."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from finetune_contract import DataReport, DatasetDetails, DatasetReport, DatasetSource
+from finetune_trainer.data import remarks, report
+from finetune_trainer.data.batches import steps_for
+from finetune_trainer.data.dataset import Dataset, Piece, assemble
+from finetune_trainer.data.sources import open_source
+from finetune_trainer.stages.context import Context
+
+#: Of each source, where a sample is asked for.
+SAMPLE_ROWS = 1000
+
+
+def check(context: Context) -> DataReport:
+    """Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change. Where not every row is read, the request must
+    say the steps."""
+    match context.request.data.check:
+        case "Full":
+            return _full(context)
+        case "Sample":
+            return _sample(context)
+        case "Off":
+            return _located(context)
+
+
+def _full(context: Context) -> DataReport:
+    train, validation = context.training_data(), context.validation_data()
+    h = context.request.hyperparameters
+    steps = h.steps or steps_for(train.epoch, h.epochs or 1.0, h.global_batch_size)
+    found = _report(context, steps, train, validation, "Full")
+    return found.model_copy(
+        update={
+            "epoch_sequences": train.epoch,
+            "epochs_shown": round(steps * h.global_batch_size / train.epoch, 4),
+        }
+    )
+
+
+def _sample(context: Context) -> DataReport:
+    data = context.request.data
+
+    def looked_at(sources: Sequence[DatasetSource], name: str) -> Dataset:
+        pieces = [
+            Piece.all_of(
+                context.prepared(
+                    source.model_copy(
+                        update={"max_examples": min(source.max_examples or SAMPLE_ROWS, SAMPLE_ROWS)}
+                    ),
+                    use_cache=False,
+                )
+            )
+            for source in sources
+        ]
+        return assemble(name, pieces, length=data.max_seq_length, packing=data.packing)
+
+    train = looked_at(data.train, "train")
+    validation = [looked_at([source], source.name) for source in data.validation]
+    return _report(context, _steps_asked(context), train, validation, "Sample")
+
+
+def _located(context: Context) -> DataReport:
+    """Nothing is read; revisions are settled, so that all stages see the same."""
+
+    def located(source: DatasetSource) -> DatasetDetails:
+        found = open_source(source, context.store, context.scratch)
+        return DatasetDetails(
+            report=DatasetReport(
+                path=source.path, name=source.name, uri=found.uri, revision=found.revision, format="",
+                checked="Off", rows=0, tokens=0, trained_tokens=0, weight=source.weight,
+            )
+        )  # fmt: skip
+
+    data = context.request.data
+    return _empty(context, _steps_asked(context), "Off").model_copy(
+        update={
+            "train": [located(source) for source in data.train],
+            "validation": [located(source) for source in data.validation],
+            "remarks": list(remarks.of_tokenizer(context.tokenizer, context.renderer)),
+        }
+    )
+
+
+def _steps_asked(context: Context) -> int:
+    steps = context.request.hyperparameters.steps
+    assert steps is not None, "the operator asks for steps where the rows are not counted"
+    return steps
+
+
+def _report(
+    context: Context,
+    steps: int,
+    train: Dataset,
+    validation: Sequence[Dataset],
+    checked: Literal["Full", "Sample"],
+) -> DataReport:
+    leaks = report.leaks(train, validation)
+    described = [_details(data, checked) for data in (train, *validation)]
+    every = [each.report for some in described for each in some]
+    pieces = [piece for data in (train, *validation) for piece in data.pieces]
+    used = {piece.source.use.path: piece.source.use for piece in pieces if piece.source.use is not None}
+    length = context.request.data.max_seq_length
+    return _empty(context, steps, checked).model_copy(
+        update={
+            "remarks": [
+                *remarks.of_tokenizer(context.tokenizer, context.renderer),
+                *remarks.of_ends(train.rows.tokens, context.renderer.end_ids(), length),
+                *remarks.of_counts(every, leaks),
+            ],
+            "train": described[0],
+            "validation": [each for some in described[1:] for each in some],
+            "leaks": leaks,
+            "samples": [row for piece in pieces for row in report.samples(piece, context.tokenizer)],
+            "prepared": list(used.values()),
+        }
+    )
+
+
+def _details(data: Dataset, checked: Literal["Full", "Sample"]) -> list[DatasetDetails]:
+    unknown = {"sequences": None, "epoch_sequences": None} if checked == "Sample" else {}
+    return [
+        report.details(piece, each.model_copy(update={"checked": checked, **unknown}))
+        for piece, each in zip(data.pieces, data.reports, strict=True)
+    ]
+
+
+def _empty(context: Context, steps: int, checked: Literal["Full", "Sample", "Off"]) -> DataReport:
+    request = context.request
+    return DataReport(
+        job=request.job.name,
+        max_seq_length=request.data.max_seq_length,
+        packing=request.data.packing,
+        checked=checked,
+        epochs=request.hyperparameters.epochs,
+        steps=steps,
+        global_batch_size=request.hyperparameters.global_batch_size,
+    )
