@@ -129,6 +129,8 @@ class Hyperparameters(Record):
     steps: int | None = None
     global_batch_size: int
     """Rows per optimizer step over all devices."""
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    """Forward passes per optimizer step; divides the batch."""
     learning_rate: float
     schedule: Literal["Cosine", "Linear", "Constant"] = "Cosine"
     warmup_ratio: float | None = None
@@ -145,6 +147,11 @@ class Hyperparameters(Record):
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("exactly one of epochs and steps")
         return self
+
+    @property
+    def microbatch_size(self) -> int:
+        """Rows per forward pass over all devices."""
+        return self.global_batch_size // self.gradient_accumulation_steps
 
 
 class MeshSpec(Record):

@@ -99,6 +99,7 @@ def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
         steps=steps,
         epochs=None if steps is not None else float(section.get("epochs", 1)),
         global_batch_size=global_batch,
+        gradient_accumulation_steps=section.get("gradientAccumulationSteps", 1),
         learning_rate=float(section.get("learningRate", _LEARNING_RATE[kind])),
         schedule=section["schedule"],
         warmup_steps=warmup_steps,

@@ -64,7 +64,6 @@ JOB: tuple[Later, ...] = (
     Later("method.dpo"),
     Later("method.orpo"),
     Later("method.lora.quantization", ("None",), "leave it out"),
-    Later("hyperparameters.gradientAccumulationSteps", (1,), "use 1"),
 )
 
 PROFILE: tuple[Later, ...] = (

@@ -25,10 +25,6 @@ LATER: list[tuple[dict[str, Any], str]] = [
     ({"export": {"checkpoint": "Best"}}, "spec.export.checkpoint = Best"),
     ({"model": {"fromJob": {"name": "other"}}}, "spec.model.fromJob"),
     ({"method": {"type": "DPO"}}, "spec.method.type = DPO"),
-    (
-        {"hyperparameters": {"gradientAccumulationSteps": 4}},
-        "spec.hyperparameters.gradientAccumulationSteps = 4",
-    ),
     ({"datasets": {"train": [SOURCE, SOURCE]}}, "spec.datasets.train has 2 entries"),
     ({"datasets": {"train": [{**SOURCE, "format": "Text"}]}}, "spec.datasets.train[0].format = Text"),
     ({"datasets": {"train": [SOURCE], "chatTemplate": {"inline": "{{ x }}"}}}, "spec.datasets.chatTemplate"),
@@ -51,7 +47,6 @@ def test_a_value_that_means_what_happens_anyway_is_accepted() -> None:
         job(
             preflight={"memory": "Off", "dataset": "Full"},
             export={"checkpoint": "Last"},
-            hyperparameters={"gradientAccumulationSteps": 1},
             resources={"tpu": "v6e-4", "slices": 1, "capacity": ["OnDemand"]},
         ),
         [profile()],
@@ -332,3 +327,25 @@ def test_a_snapshot_of_another_format_is_refused_not_guessed() -> None:
     config_map["data"]["format"] = "9"
     with pytest.raises(Refused, match="support-bot-plan"):
         read_snapshot(config_map)
+
+
+BATCHES: list[tuple[dict[str, Any], int]] = [
+    ({}, 8),
+    ({"gradientAccumulationSteps": 4}, 16),  # the least above 8 that 4 passes over 4 devices can share
+    ({"perDeviceBatchSize": 2, "gradientAccumulationSteps": 3}, 24),
+    ({"globalBatchSize": 24, "gradientAccumulationSteps": 3}, 24),
+]
+
+
+@pytest.mark.parametrize(("numbers", "rows"), BATCHES)
+def test_a_batch_is_of_an_update_whatever_the_forward_passes(numbers: dict[str, Any], rows: int) -> None:
+    found = admit(job(hyperparameters=numbers, resources={"tpu": "v6e-4"}), [profile()]).plan.hyperparameters
+    assert (found.global_batch_size, found.gradient_accumulation_steps) == (
+        rows,
+        numbers.get("gradientAccumulationSteps", 1),
+    )
+
+
+def test_a_batch_that_forward_passes_cannot_share_is_refused_with_those_that_they_can() -> None:
+    numbers = {"globalBatchSize": 12, "gradientAccumulationSteps": 2}
+    assert "in 2 forward passes. Use 8 or 16." in refusal(job(hyperparameters=numbers)).message

@@ -81,7 +81,7 @@ def measure(context: Context, model: "LoadedModel", data: Dataset | None) -> Mea
     request = context.request
     result = None
     if data is not None:
-        batches = EvaluationBatches(rows=data.rows, batch_size=request.hyperparameters.global_batch_size)
+        batches = EvaluationBatches(rows=data.rows, batch_size=request.hyperparameters.microbatch_size)
         loss = LossMeter(model.model, model.config, model.mesh).measure(model.model, batches)
         result = EvaluationResult(
             loss=loss.mean, perplexity=perplexity(loss.mean), tokens=loss.tokens, rows=data.report.rows

@@ -58,11 +58,12 @@ def run(context: Context) -> TrainOutcome:
         stop_requested=lambda: context.stopper.requested,
         begin_saving=context.stopper.defer,
         learning_rates=session.learning_rates,
+        accumulation=h.gradient_accumulation_steps,
         report=report,
         host_report=context.host_report,
         evaluation=None
         if validation is None
-        else EvaluationBatches(rows=validation.rows, batch_size=h.global_batch_size),
+        else EvaluationBatches(rows=validation.rows, batch_size=h.microbatch_size),
         seconds=seconds,
     )
     batches = TrainBatches(

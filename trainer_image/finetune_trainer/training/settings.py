@@ -31,7 +31,8 @@ def settings(
         "attention": "dot_product" if on_cpu else "autoselected",
         "dtype": _DTYPES[h.compute_precision],
         "weight_dtype": _DTYPES[h.weight_precision],
-        "per_device_batch_size": per_device_batch_size(h.global_batch_size, request.mesh),
+        # of a forward pass: MaxText is not told of the accumulation
+        "per_device_batch_size": per_device_batch_size(h, request.mesh),
         "init_weights_seed": h.seed,
         "enable_dropout": False,
         "log_config": False,  # 880 lines; the request stands in the attempt's record
@@ -67,18 +68,21 @@ def controller(mesh: MeshSpec) -> dict[str, bool]:
     return {"enable_single_controller": mesh.controller == "Pathways", **layout_for(mesh).settings()}
 
 
-def per_device_batch_size(global_batch_size: int, mesh: MeshSpec) -> float:
-    """Rows per device and step; below 1 where tensor parallelism shares a row. Raises 64 when rows do not divide."""
-    shards = mesh.data * mesh.fsdp
-    if global_batch_size % shards:
-        lower = global_batch_size // shards * shards
-        nearest = f"{lower} or {lower + shards}" if lower else str(shards)
+def per_device_batch_size(h: Hyperparameters, mesh: MeshSpec) -> float:
+    """Rows per device and forward pass; below 1 where tensor parallelism shares a row. Raises 64 when rows do not
+    divide."""
+    parts, shards = h.gradient_accumulation_steps, mesh.data * mesh.fsdp
+    unit = parts * shards
+    if h.global_batch_size % unit:
+        lower = h.global_batch_size // unit * unit
+        nearest = f"{lower} or {lower + unit}" if lower else str(unit)
+        accumulated = f", in {parts} forward passes" if parts > 1 else ""
         raise StageError(
             ExitCode.BAD_REQUEST, "BatchNotDivisible", "the batch does not divide evenly among the devices",
-            where="hyperparameters.globalBatchSize", saw=str(global_batch_size),
-            expected=f"a multiple of {shards} (data {mesh.data} x fsdp {mesh.fsdp})", fix=f"Use {nearest}.",
+            where="hyperparameters.globalBatchSize", saw=str(h.global_batch_size),
+            expected=f"a multiple of {unit} (data {mesh.data} x fsdp {mesh.fsdp}{accumulated})", fix=f"Use {nearest}.",
         )  # fmt: skip
-    return global_batch_size / (shards * mesh.tensor)
+    return h.global_batch_size / (unit * mesh.tensor)
 
 
 def optimizer(h: Hyperparameters, steps: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, override
 import jax
 import numpy as np
 import numpy.typing as npt
+from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from maxtext.trainers.post_train.sft import hooks
@@ -26,6 +27,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.loss import Loss, LossMeter
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.spread import to_devices
+from finetune_trainer.training.accumulation import accumulated_step
 from finetune_trainer.training.report import HostReport, Report
 
 _LOG = logging.getLogger(__name__)
@@ -74,6 +76,8 @@ class Control:
     """Called when a step is done that no checkpoint holds: from then on a stop waits for the next step."""
     learning_rates: npt.NDArray[np.float64]
     """By steps done before."""
+    accumulation: int = 1
+    """Microbatches per step."""
     report: Report | None = None
     """Only on process 0."""
     host_report: HostReport | None = None
@@ -201,17 +205,31 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
 
     @override
     def create_train_step_fn(self) -> Any:
-        inner = super().create_train_step_fn()
+        inner = self._undivided_step() if self.control.accumulation == 1 else self._accumulated_step()
 
-        def step(model: Any, optimizer: Any, inputs: Any) -> Any:
-            loss, aux, norm = inner(model, optimizer, None, inputs)
-            return (
-                loss,
-                {"grad_norm": norm, "loss": loss, **{k: aux[k] for k in ("xent_sum", "total_weights")}},
-                norm,
-            )
+        def step(model: Any, optimizer: Any, batch: Any) -> Any:
+            loss, sums, norm = inner(model, optimizer, batch)
+            return loss, {"grad_norm": norm, "loss": loss, **sums}, norm
 
         return step
+
+    def _undivided_step(self) -> Any:
+        inner = super().create_train_step_fn()
+
+        def step(model: Any, optimizer: Any, batch: Any) -> Any:
+            loss, aux, norm = inner(model, optimizer, None, batch)
+            return loss, _sums(aux), norm
+
+        return step
+
+    def _accumulated_step(self) -> Any:
+        def loss(model: Any, batch: Any) -> Any:
+            mean, aux = self.loss_fn(model, **batch)
+            return mean, _sums(aux)
+
+        nnx.pop(self.model, nnx.Intermediate)
+        wrt = nnx.LoRAParam if self._lora_enabled else nnx.Param
+        return accumulated_step(self.model, wrt, loss, self.control.accumulation)
 
     @override
     def _post_process_train_step(self, aux: Any) -> None:
@@ -280,6 +298,11 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         """Saves the state at the present step, unless it is saved already, and waits until it is whole."""
         self._save_last_checkpoint()
         self.checkpoint_manager._checkpoint_manager.wait_until_finished()  # noqa: SLF001
+
+
+def _sums(aux: Any) -> dict[str, jax.Array]:
+    """Of what a loss function tells, what adds up over microbatches."""
+    return {name: aux[name] for name in ("xent_sum", "total_weights")}
 
 
 def stop_agreed(step: int, requested: Callable[[], bool]) -> bool:
