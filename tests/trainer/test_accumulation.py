@@ -77,9 +77,7 @@ def source(stages: Stages, rows: list[dict[str, Any]]) -> dict[str, Any]:
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 
 
-@pytest.mark.parametrize(
-    "method", [{}, pytest.param(LORA, marks=pytest.mark.thorough)], ids=["full", "lora"]
-)
+@pytest.mark.parametrize("method", [{}, pytest.param(LORA, marks=pytest.mark.thorough)], ids=["full", "lora"])
 def test_a_training_is_that_of_the_larger_batch_to_float32_rounding(
     stages: Stages, converted: str, uneven: dict[str, Any], method: dict[str, Any]
 ) -> None:

@@ -79,7 +79,12 @@ def test_rows_are_dealt_to_devices_and_tensor_parallelism_shares_a_row() -> None
 
 @pytest.mark.parametrize(
     ("rows", "parts", "nearest"),
-    [(6, 1, "Use 4 or 8"), (3, 1, "Use 4."), (9, 1, "Use 8 or 12"), (12, 2, "in 2 forward passes.*Use 8 or 16")],
+    [
+        (6, 1, "Use 4 or 8"),
+        (3, 1, "Use 4."),
+        (9, 1, "Use 8 or 12"),
+        (12, 2, "in 2 forward passes.*Use 8 or 16"),
+    ],
 )
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(
     rows: int, parts: int, nearest: str
