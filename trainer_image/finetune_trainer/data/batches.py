@@ -1,13 +1,26 @@
 """Which rows a step trains on: a function of the seed and the step's number alone."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from finetune_trainer.data.layout import Batch, Rows
+from finetune_trainer.data.layout import Batch, TokenFile
+
+
+class BatchRows(Protocol):
+    """Rows by number, as arrays."""
+
+    @property
+    def tokens(self) -> TokenFile: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, numbers: Sequence[int], size: int) -> Batch:
+        """The rows with these numbers, filled up with empty rows (weight zero) to ``size``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,7 +32,7 @@ class TrainBatches:
     processes.
     """
 
-    rows: Rows
+    rows: BatchRows
     batch_size: int
     seed: int
     shuffle: bool
@@ -51,7 +64,7 @@ class TrainBatches:
 class EvaluationBatches:
     """Every row once, in order; the last batch is filled up with rows of weight zero."""
 
-    rows: Rows
+    rows: BatchRows
     batch_size: int
 
     def __iter__(self) -> Iterator[Batch]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune_contract import DatasetReport, DatasetSource, ExitCode
-from finetune_trainer.data.layout import Rows, TokenFile, lay_out
+from finetune_trainer.data.batches import BatchRows
+from finetune_trainer.data.layout import TokenFile, lay_out
 from finetune_trainer.data.schema import Conversation, Example, Format, checked
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.data.template import Renderer, Tokens
@@ -19,7 +20,7 @@ from finetune_trainer.storage import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    rows: Rows
+    rows: BatchRows
     report: DatasetReport
     digest: str
     """sha256 over all tokens and masks: equal digests train and evaluate alike."""

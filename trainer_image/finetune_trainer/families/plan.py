@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -137,14 +137,20 @@ class ModelPlan:
                 expected=f"some of {', '.join(LORA_MODULES)}",
                 fix="Name modules from that list, or leave targetModules out to adapt them all.",
             )
-        attention = [LORA_MODULES[name] for name in chosen if name not in _MLP_MODULES]
-        mlp = [LORA_MODULES[name] for name in chosen if name in _MLP_MODULES]
-        parts = []
-        if attention:
-            parts.append(rf"self_attention[a-z_]*/({'|'.join(attention)})")
-        if mlp:
-            parts.append(rf"mlp[a-z_]*/({'|'.join(mlp)})")
-        return f"decoder/.*({'|'.join(parts)})"
+        return module_path(chosen)
+
+
+def module_path(modules: Iterable[str]) -> str:
+    """MaxText's regular expression for these modules of every layer, which are some of ``LORA_MODULES``."""
+    chosen = tuple(modules)
+    attention = [LORA_MODULES[name] for name in chosen if name not in _MLP_MODULES]
+    mlp = [LORA_MODULES[name] for name in chosen if name in _MLP_MODULES]
+    parts = []
+    if attention:
+        parts.append(rf"self_attention[a-z_]*/({'|'.join(attention)})")
+    if mlp:
+        parts.append(rf"mlp[a-z_]*/({'|'.join(mlp)})")
+    return f"decoder/.*({'|'.join(parts)})"
 
 
 def _word(value: object) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from finetune_contract import DatasetSource, ExitCode, RunFolder, StageRequest
 from finetune_trainer import families, models
+from finetune_trainer.data.preference import prepare_pairs
 from finetune_trainer.data.prepare import Dataset, prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
@@ -77,6 +78,16 @@ class Context:
         return self._prepared(self.request.data.validation) if self.request.data.validation else None
 
     def _prepared(self, sources: list[DatasetSource]) -> Dataset:
+        prompts = self.request.method.max_prompt_length
+        if prompts is not None:
+            return prepare_pairs(
+                sources,
+                self.renderer,
+                self.store,
+                self.scratch,
+                prompt_length=prompts,
+                max_length=self.request.data.max_seq_length,
+            )
         return prepare(
             sources,
             self.renderer,

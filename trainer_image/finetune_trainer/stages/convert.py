@@ -5,6 +5,7 @@ import time
 from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome
 from finetune_trainer import conversion, engine, fingerprint, proof
 from finetune_trainer.checkpoint_layout import layout_for
+from finetune_trainer.data.preference import preview_pairs
 from finetune_trainer.data.prepare import preview
 from finetune_trainer.stages.context import Context
 from finetune_trainer.weights import open_weights
@@ -62,5 +63,10 @@ def _publish(context: Context, address: str, manifest: ConvertManifest) -> Conve
 
 def _rows(context: Context) -> list[list[int]]:
     """A few examples of the user's own data."""
-    examples = preview(context.request.data.train, context.store, context.scratch, rows=_PROOF_ROWS)
+    sources, pairs = context.request.data.train, context.request.method.max_prompt_length is not None
+    examples = (
+        preview_pairs(sources[0], context.store, context.scratch, rows=_PROOF_ROWS)
+        if pairs
+        else preview(sources, context.store, context.scratch, rows=_PROOF_ROWS)
+    )
     return [context.renderer.tokens(example).ids[:_PROOF_TOKENS].tolist() for example in examples]

@@ -23,5 +23,7 @@ def training_config(
     )
     chosen = overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
     if adapter is not None:
-        made["lora"] = {**made["lora"], "lora_restore_path": adapter}
+        # Only training holds the base quantized: what is judged is what will be exported.
+        whole = {"lora_weight_qtype": None, "lora_tile_size": None}
+        made["lora"] = {**made["lora"], **whole, "lora_restore_path": adapter}
     return engine.configure(plan, engine.SFT, **{**made, **chosen, "load_parameters_path": parameters})

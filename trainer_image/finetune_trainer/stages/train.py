@@ -42,7 +42,7 @@ def run(context: Context) -> TrainOutcome:
     discarded = discard_damaged(context.store, context.folder) if context.processes.first else []
     context.processes.meet("checkpoints")
     config = training_config(context, plan, steps=steps, parameters=engine_path(converted_model(context)))
-    session = open_session(config, steps, request.checkpointing, request.evaluation.every_steps)
+    session = open_session(config, steps, request)
     seconds["restore"] = time.perf_counter() - started
     report = None
     if context.processes.first:

@@ -10,6 +10,8 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 
 _DTYPES = {"BF16": "bfloat16", "FP32": "float32"}
+#: Weights that share a scale, best first: that of the QLoRA paper, then more scales for narrow models.
+_NF4_BLOCKS = (64, 32, 16)
 #: The name of MaxText's run below the run folder: contract.RunFolder.train.
 RUN_NAME = "train"
 
@@ -135,5 +137,23 @@ def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
             "lora_rank": lora.rank,
             "lora_alpha": lora.alpha,
             "lora_module_path": plan.lora_module_path(lora.target_modules),
+            **_quantization(lora.quantization, plan),
         }
     }
+
+
+def _quantization(kind: str | None, plan: ModelPlan) -> Mapping[str, Any]:
+    """INT8 has a scale for each output; NF4 one for each block of inputs, the largest of the usual sizes that fits."""
+    if kind != "NF4":
+        return {} if kind is None else {"lora_weight_qtype": "int8"}
+    inputs = {
+        "hidden_size": plan.hidden_size, "intermediate_size": plan.intermediate_size, "head_dim": plan.head_dim,
+    }  # fmt: skip
+    for block in _NF4_BLOCKS:
+        if not any(size % block for size in inputs.values()):
+            return {"lora_weight_qtype": "nf4", "lora_tile_size": block}
+    raise StageError(
+        ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "the model's sizes cannot be cut into blocks for NF4",
+        where="method.lora.quantization", saw=", ".join(f"{name} {size}" for name, size in inputs.items()),
+        expected=f"multiples of {_NF4_BLOCKS[-1]}", fix="Use INT8, which needs no blocks, or leave it out.",
+    )  # fmt: skip

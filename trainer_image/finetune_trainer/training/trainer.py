@@ -7,7 +7,7 @@ is no number stops the run before it can reach a checkpoint, and a stop at an ag
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, override
 
@@ -23,9 +23,11 @@ from tunix.sft.hooks import DataHooks
 
 from finetune_contract import EvaluationPoint, ExitCode, Metrics
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches
+from finetune_trainer.data.layout import Batch
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.loss import Loss, LossMeter
 from finetune_trainer.evaluation.numbers import perplexity
+from finetune_trainer.objectives import Objective, Reference
 from finetune_trainer.spread import to_devices
 from finetune_trainer.training.accumulation import accumulated_step
 from finetune_trainer.training.report import HostReport, Report
@@ -56,8 +58,8 @@ class ByStep(DataHooks):  # type: ignore[misc]  # Tunix ships no types
         if step >= self._total:
             return None
         batch = self._batches.batch(step)
-        self.trained_tokens[step + 1] = int(np.count_nonzero(batch["targets_segmentation"]))
-        return to_devices(batch, self._mesh)
+        self.trained_tokens[step + 1] = train_ctx.objective.tokens(batch)
+        return to_devices(train_ctx.related(batch), self._mesh)
 
     @override
     def load_next_eval_batch(self, train_ctx: "SftTrainer") -> None:
@@ -141,8 +143,8 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         del self.train_metadata[train_step - 1]
         metrics = Metrics(
             loss=loss,
-            perplexity=perplexity(loss),
-            gradient_norm=train_ctx.gradient_norm(train_step),
+            perplexity=perplexity(loss) if train_ctx.objective.per_token else None,
+            **train_ctx.measured(train_step),
             learning_rate=float(self._control.learning_rates[train_step - 1]),
             tokens=train_ctx.data_hooks.trained_tokens.pop(train_step),
         )
@@ -193,15 +195,31 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
     control: Control
     maxtext: Any
     mesh: Mesh
+    objective: Objective
+    reference: Reference | None
     start_step: int = 0
     last_evaluation: Loss | None = None
-    _norms: dict[int, Any]
+    _measured: dict[int, Mapping[str, Any]]
     _meter: LossMeter | None = None
 
-    def prepare(self, control: Control, config: Any, mesh: Mesh) -> None:
+    def prepare(
+        self,
+        control: Control,
+        config: Any,
+        mesh: Mesh,
+        objective: Objective,
+        reference: Reference | None,
+    ) -> None:
+        """``config`` is MaxText's; ``reference`` is for objectives that are relative to it."""
         self.control, self.maxtext, self.mesh = control, config, mesh
+        self.objective, self.reference = objective, reference
         self.start_step = self.train_steps
-        self._norms = {}
+        self._measured = {}
+        self.with_loss_fn(lambda model, **batch: objective(model, batch, train=True), has_aux=True)
+
+    def related(self, batch: Batch) -> Batch:
+        """The batch, with what the objective needs to know of the reference."""
+        return batch if self.reference is None else self.reference.of(batch)
 
     @override
     def create_train_step_fn(self) -> Any:
@@ -209,41 +227,35 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
 
         def step(model: Any, optimizer: Any, batch: Any) -> Any:
             loss, sums, norm = inner(model, optimizer, batch)
-            return loss, {"grad_norm": norm, "loss": loss, **sums}, norm
+            metrics = {name: sums[name] / sums["total_weights"] for name in self.objective.metrics}
+            return loss, {"loss": loss, "gradient_norm": norm, **metrics}, norm
 
         return step
 
     def _undivided_step(self) -> Any:
         inner = super().create_train_step_fn()
-
-        def step(model: Any, optimizer: Any, batch: Any) -> Any:
-            loss, aux, norm = inner(model, optimizer, None, batch)
-            return loss, _sums(aux), norm
-
-        return step
+        return lambda model, optimizer, batch: inner(model, optimizer, None, batch)
 
     def _accumulated_step(self) -> Any:
-        def loss(model: Any, batch: Any) -> Any:
-            mean, aux = self.loss_fn(model, **batch)
-            return mean, _sums(aux)
-
         nnx.pop(self.model, nnx.Intermediate)
         wrt = nnx.LoRAParam if self._lora_enabled else nnx.Param
-        return accumulated_step(self.model, wrt, loss, self.control.accumulation)
+        return accumulated_step(
+            self.model, wrt, lambda model, batch: self.loss_fn(model, **batch), self.control.accumulation
+        )
 
     @override
     def _post_process_train_step(self, aux: Any) -> None:
         """Runs before the step is counted and its checkpoint saved."""
         self.control.begin_saving()
         done = self.train_steps + 1
-        self._norms[done] = aux["grad_norm"]
+        self._measured[done] = {name: value for name, value in aux.items() if name != "loss"}
         if done % self.control.checkpoint_every == 0 or done == self.control.total_steps:
             check_finite(float(aux["loss"]), done)
-            check_finite(float(aux["grad_norm"]), done, what="gradient norm")
+            check_finite(float(aux["gradient_norm"]), done, what="gradient norm")
 
-    def gradient_norm(self, step: int) -> float | None:
-        norm = self._norms.pop(step, None)
-        return None if norm is None else float(norm)
+    def measured(self, step: int) -> dict[str, float]:
+        """What the step measured beside its loss, by its name in ``Metrics``."""
+        return {name: float(value) for name, value in self._measured.pop(step, {}).items()}
 
     @override
     def _run_eval(self, eval_ds: Any, eval_step_fn: Any) -> None:
@@ -259,8 +271,10 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
             return None
         started = time.perf_counter()
         if self._meter is None:
-            self._meter = LossMeter(self.model, self.maxtext, self.mesh)
-        loss = self._meter.measure(self.model, self.control.evaluation, alive=self.control.evaluated_batch)
+            self._meter = LossMeter(self.model, self.maxtext, self.mesh, self.objective)
+        loss = self._meter.measure(
+            self.model, map(self.related, self.control.evaluation), alive=self.control.evaluated_batch
+        )
         self.last_evaluation = loss
         self.control.seconds["evaluate"] = (
             self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
@@ -270,8 +284,9 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
                 EvaluationPoint(
                     step=self.train_steps,
                     loss=loss.mean,
-                    perplexity=perplexity(loss.mean),
+                    perplexity=loss.perplexity,
                     tokens=loss.tokens,
+                    **loss.metrics,
                 )
             )
         self.training_hooks.skip_timing()
@@ -298,11 +313,6 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         """Saves the state at the present step, unless it is saved already, and waits until it is whole."""
         self._save_last_checkpoint()
         self.checkpoint_manager._checkpoint_manager.wait_until_finished()  # noqa: SLF001
-
-
-def _sums(aux: Any) -> dict[str, jax.Array]:
-    """Of what a loss function tells, what adds up over microbatches."""
-    return {name: aux[name] for name in ("xent_sum", "total_weights")}
 
 
 def stop_agreed(step: int, requested: Callable[[], bool]) -> bool:
