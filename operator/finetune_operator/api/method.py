@@ -168,7 +168,7 @@ class Hyperparameters(ApiModel):
     max_grad_norm: PositiveDecimal | None = None
     """Gradients are scaled down to this norm. Default: "1.0"."""
     optimizer: Optimizer | None = None
-    """Default: AdamW."""
+    """AdamW, or SGD without momentum and weight decay. Default: AdamW."""
     seed: NonNegative | None = None
     """Seed of the shuffle and of new weights. Default: 42."""
     compute_precision: Precision | None = None

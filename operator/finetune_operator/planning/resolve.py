@@ -148,6 +148,12 @@ def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
     """``spec.hyperparameters``; several defaults depend on the method."""
     section = spec["hyperparameters"]
     lora = "lora" in spec["method"]
+    if section["optimizer"] == "SGD" and float(section["weightDecay"]):
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.hyperparameters.weightDecay is {section['weightDecay']}, but SGD has none: "
+            'use AdamW, or set it to "0.0".',
+        )
     steps = section.get("steps")
     warmup_steps = section.get("warmupSteps")
     return Hyperparameters(

@@ -80,10 +80,7 @@ def open_session(config: Any, steps: int, request: StageRequest) -> Session:
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         if config.lora.enable_lora:
             model = with_lora(model, mesh, config)
-        schedule = maxtext_utils.create_learning_rate_schedule(config)
-        optimizer = optimizers.get_optimizer(config, schedule, model)
-        if config.gradient_clipping_threshold > 0:
-            optimizer = optax.chain(optax.clip_by_global_norm(config.gradient_clipping_threshold), optimizer)
+        optimizer, schedule = optimizer_of(config, model)
         nnx.pop(model, nnx.Intermediate)
         reference = None
         if objective.relative:
@@ -102,6 +99,15 @@ def open_session(config: Any, steps: int, request: StageRequest) -> Session:
         # a constant schedule without warm-up answers with one number for all steps
         learning_rates=np.broadcast_to(np.asarray(schedule(jnp.arange(steps)), np.float64), (steps,)),
     )
+
+
+def optimizer_of(config: Any, model: Any) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """What updates the parameters, gradients clipped first, and its learning rate by updates done before."""
+    schedule = maxtext_utils.create_learning_rate_schedule(config)
+    optimizer = optimizers.get_optimizer(config, schedule, model)
+    if config.gradient_clipping_threshold > 0:
+        optimizer = optax.chain(optax.clip_by_global_norm(config.gradient_clipping_threshold), optimizer)
+    return optimizer, schedule
 
 
 def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Any:

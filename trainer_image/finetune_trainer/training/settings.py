@@ -144,6 +144,11 @@ def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
 
 def _quantization(kind: str | None, plan: ModelPlan) -> Mapping[str, Any]:
     """INT8 has a scale for each output; NF4 one for each block of inputs, the largest of the usual sizes that fits."""
+    if kind is not None and plan.experts is not None:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "experts, nearly all of the model, cannot be quantized",
+            where="method.lora.quantization", saw=kind, expected="None for a mixture of experts", fix="Leave it out.",
+        )  # fmt: skip
     if kind != "NF4":
         return {} if kind is None else {"lora_weight_qtype": "int8"}
     inputs = {

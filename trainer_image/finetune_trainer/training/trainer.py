@@ -162,13 +162,16 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
 
     def _log(self, metrics: Metrics, step: int, seconds: float) -> None:
         """TensorBoard through MaxText (its hook would stack Tunix's whole history at every step), a console line."""
+        measured = {
+            "loss": metrics.loss,
+            "perplexity": metrics.perplexity,
+            "grad_norm": metrics.gradient_norm,
+            "total_weights": metrics.tokens,
+            "reward_accuracy": metrics.reward_accuracy,
+            "reward_margin": metrics.reward_margin,
+        }
         values = {
-            "scalar": {
-                "learning/loss": metrics.loss,
-                "learning/perplexity": metrics.perplexity,
-                "learning/grad_norm": metrics.gradient_norm,
-                "learning/total_weights": metrics.tokens,
-            }
+            "scalar": {f"learning/{name}": value for name, value in measured.items() if value is not None}
         }
         self.metric_logger.record_train_metrics(values, step, seconds)
         self.metric_logger.write_metrics(values, step)
