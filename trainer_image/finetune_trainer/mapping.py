@@ -111,12 +111,14 @@ def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
 
 def _view(plan: ModelPlan) -> Mapping[str, Any]:
     """What the tables read of a Hugging Face configuration."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_hidden_layers": plan.layers,
         "hidden_size": plan.hidden_size,
         # the hooks of Llama and Gemma 2 take the scale of queries from here
         "head_dim": plan.folded_query_scalar or plan.head_dim,
     }
+    if plan.experts is not None:
+        sizes["num_experts"] = plan.experts.number
     if plan.family is Family.GEMMA3:
         return {"text_config": sizes, "vision_config": {"num_hidden_layers": 0}}
     return sizes
