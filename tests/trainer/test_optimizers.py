@@ -16,6 +16,8 @@ from tests.trainer.models import qwen3
 from tests.trainer.requests import request
 
 STEPS = 10
+#: The last step's learning rate is 0: the way down has one step less than there are after the warm-up.
+DOWN = STEPS - 2 - 1
 #: Names as MaxText's: decay is for matrices, not for norms and biases.
 PARAMETERS = {
     "mlp": {"wi_0": {"kernel": jnp.asarray([[1.0, -2.0], [0.5, 3.0]])}},
@@ -27,11 +29,11 @@ WARM = optax.linear_schedule(0.0, 0.1, 2)
 
 
 def cosine(step: Any) -> Any:
-    return optax.join_schedules([WARM, optax.cosine_decay_schedule(0.1, STEPS - 2)], [2])(step)
+    return optax.join_schedules([WARM, optax.cosine_decay_schedule(0.1, DOWN)], [2])(step)
 
 
 def linear(step: Any) -> Any:
-    return optax.join_schedules([WARM, optax.linear_schedule(0.1, 0.0, STEPS - 2)], [2])(step)
+    return optax.join_schedules([WARM, optax.linear_schedule(0.1, 0.0, DOWN)], [2])(step)
 
 
 def constant(step: Any) -> Any:

@@ -131,8 +131,8 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         weights = open_weights(folder, plan)
     items = conversion.convert(weights, plan, f"file://{scratch}/converted", store=context.store).items
     parameters = conversion.engine_path(items)
-    model = load(training_config(context, plan, steps=1, parameters=parameters))
-    measured = measure(context, model, data, batches_of(context, data))
+    loaded = load(training_config(context, plan, steps=1, parameters=parameters))
+    measured = measure(context, loaded, data, batches_of(context, data))
     assert measured.result is not None
     return {
         **measured.result.model_dump(),

@@ -134,7 +134,8 @@ class ModelPlan:
             return {f"mlp.{name}.weight": shape for name, shape in zip(_MLP_MODULES, shapes, strict=True)}
         where, names = _EXPERT_NAMES[self.family]
         shapes = ((experts.width, hidden), (experts.width, hidden), (hidden, experts.width))
-        return {f"{where}.gate.weight": (experts.number, hidden)} | {
+        router: dict[str, tuple[int, ...]] = {f"{where}.gate.weight": (experts.number, hidden)}
+        return router | {
             f"{where}.experts.{expert}.{name}.weight": shape
             for expert in range(experts.number)
             for name, shape in zip(names, shapes, strict=True)
