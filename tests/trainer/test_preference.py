@@ -206,6 +206,24 @@ def asked(pairs: dict[str, Any], converted: str, method: dict[str, Any], **numbe
     }  # fmt: skip
 
 
+def test_preflight_counts_pairs_and_conversion_is_proven_on_them(
+    stages: Stages, pairs: dict[str, Any]
+) -> None:
+    wanted = {"data": pairs, "method": DPO}
+    checked = stages.run(
+        "Preflight", "pairs", **wanted, hyperparameters={"steps": None, "epochs": 1.0}
+    ).details
+    assert checked is not None
+    assert checked.kind == "Preflight"
+    assert (checked.train.format, checked.train.rows, checked.steps) == ("Preference", 64, 8)
+    assert checked.validation is not None
+    assert checked.validation.rows == 21
+    made = stages.run("Convert", "pairs", **wanted, use_cache="Off").details
+    assert made is not None
+    assert made.kind == "Convert"
+    assert made.manifest.export_proven
+
+
 METHODS = [
     pytest.param("dpo", DPO, id="dpo"),
     pytest.param("dpo-lora", DPO | LORA, id="dpo-lora"),

@@ -58,6 +58,9 @@ def test_warm_up_has_exactly_the_steps_asked_for(steps: int, data: st.DataObject
     fraction = settings.optimizer(hyperparameters(warmup_steps=warmup), steps)["warmup_steps_fraction"]
     assert int(steps * fraction) == warmup  # as MaxText computes it
     assert 0 <= fraction <= 1
+    linear = settings.optimizer(hyperparameters(warmup_steps=warmup, schedule="Linear"), steps)
+    assert int(steps * linear["wsd_decay_steps_fraction"]) == steps - warmup
+    assert linear["warmup_steps_fraction"] + linear["wsd_decay_steps_fraction"] <= 1  # as MaxText demands
 
 
 def test_a_ratio_is_rounded_up_and_no_ratio_is_no_warm_up() -> None:

@@ -123,8 +123,10 @@ def _schedule(h: Hyperparameters, steps: int) -> dict[str, Any]:
 
 
 def _fraction(part: int, whole: int) -> float:
-    """A fraction that MaxText's ``int(whole * fraction)`` turns back into ``part``, whatever the rounding."""
-    return part / whole if part in (0, whole) else (part + 0.5) / whole
+    """The smallest fraction that MaxText's ``int(whole * fraction)`` turns back into ``part``: those of warm-up and decay
+    together must not exceed 1."""
+    fraction = part / whole
+    return fraction if int(whole * fraction) == part else math.nextafter(fraction, 1.0)
 
 
 def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
