@@ -123,8 +123,8 @@ def _schedule(h: Hyperparameters, steps: int) -> dict[str, Any]:
 
 
 def _fraction(part: int, whole: int) -> float:
-    """The smallest fraction that MaxText's ``int(whole * fraction)`` turns back into ``part``: those of warm-up and decay
-    together must not exceed 1."""
+    """The smallest fraction that MaxText's ``int(whole * fraction)`` turns back into ``part``: those of warm-up and
+    decay together must not exceed 1."""
     fraction = part / whole
     return fraction if int(whole * fraction) == part else math.nextafter(fraction, 1.0)
 
