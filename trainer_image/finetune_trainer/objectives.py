@@ -178,7 +178,7 @@ class Reference:
         self._state, self._mesh = state, mesh
 
         def known(state: Any, batch: Arrays) -> tuple[jax.Array, ...]:
-            if parts == 1:  # as the step computes them: a model that is its own reference differs in no digit
+            if parts == 1:
                 return log_probabilities(nnx.merge(graph, state, copy=True), batch)
             each = jax.lax.map(
                 lambda part: log_probabilities(nnx.merge(graph, state, copy=True), part),
