@@ -11,12 +11,17 @@ class Metrics(Record):
     """Training metrics at one step; a missing one was not measured."""
 
     loss: float | None = None
-    """Token-weighted mean of the step's loss, nats per token."""
+    """Mean of the step's loss: over tokens, in nats, for SFT; over pairs for DPO and ORPO."""
     perplexity: float | None = None
+    """Of SFT."""
     gradient_norm: float | None = None
     learning_rate: float | None = None
     tokens: int | None = None
     """Tokens of the step that count towards the loss."""
+    reward_accuracy: float | None = None
+    """Share of the step's pairs whose chosen answer has the higher reward; of DPO and ORPO, as the next."""
+    reward_margin: float | None = None
+    """How much higher, on average."""
 
 
 class EvaluationPoint(Record):
@@ -24,10 +29,12 @@ class EvaluationPoint(Record):
 
     step: int
     loss: float
-    perplexity: float
+    perplexity: float | None = None
     tokens: int
     by_set: dict[str, float] = {}
     """The loss of each, where there are several."""
+    reward_accuracy: float | None = None
+    reward_margin: float | None = None
 
 
 class DiscardedCheckpoint(Record):

@@ -85,7 +85,7 @@ class DatasetSource(Record):
     """A file or glob, ``gs://`` or ``file://``."""
     digest: str | None = None
     """Of the files at ``uri``, as preflight found them: another content is an error. None: any."""
-    format: Literal["Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text"] = "Auto"
+    format: Literal["Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text", "Preference"] = "Auto"
     columns: dict[str, str] = {}
     """Our name of a column -> the dataset's."""
     role_map: dict[str, str] = {}
@@ -136,14 +136,48 @@ class LoraSpec(Record):
     alpha: float
     target_modules: list[str] | None = None
     """Hugging Face module names (q_proj …); None: the family's preset."""
+    quantization: Literal["NF4", "INT8"] | None = None
+    """How the frozen linear layers are held while training. What is evaluated and exported is the adapter on the
+    weights as they were."""
+
+
+class DpoSpec(Record):
+    beta: float = 0.1
+    """How far the model may move from the one that training began with."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of pairs that are taken to be labelled the wrong way round."""
+    max_prompt_length: Annotated[int, Field(ge=1)]
+    """Tokens; longer prompts lose their beginning. The rest of ``max_seq_length`` is for the answers."""
+
+
+class OrpoSpec(Record):
+    weight: float = 0.1
+    """Of the odds ratio beside the likelihood of the chosen answer."""
+    max_prompt_length: Annotated[int, Field(ge=1)]
+    """As for DPO."""
 
 
 class MethodSpec(Record):
-    """Supervised fine-tuning; full when ``lora`` is None."""
+    """What to learn from; full fine-tuning when ``lora`` is None. DPO and ORPO come with their options, and take
+    preference data."""
 
-    type: Literal["SFT"] = "SFT"
+    type: Literal["SFT", "DPO", "ORPO"] = "SFT"
     train_on_prompt: bool = False
+    dpo: DpoSpec | None = None
+    orpo: OrpoSpec | None = None
     lora: LoraSpec | None = None
+
+    @model_validator(mode="after")
+    def _options_of_the_type(self) -> Self:
+        if (self.type == "DPO") != (self.dpo is not None) or (self.type == "ORPO") != (self.orpo is not None):
+            raise ValueError("dpo with type DPO, orpo with type ORPO, and neither otherwise")
+        return self
+
+    @property
+    def max_prompt_length(self) -> int | None:
+        """None where the method takes no pairs."""
+        options = self.dpo or self.orpo
+        return None if options is None else options.max_prompt_length
 
 
 class Hyperparameters(Record):
@@ -153,6 +187,8 @@ class Hyperparameters(Record):
     steps: int | None = None
     global_batch_size: int
     """Rows per optimizer step over all devices."""
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    """Forward passes per optimizer step; divides the batch."""
     learning_rate: float
     schedule: Literal["Cosine", "Linear", "Constant"] = "Cosine"
     warmup_ratio: float | None = None
@@ -169,6 +205,11 @@ class Hyperparameters(Record):
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("exactly one of epochs and steps")
         return self
+
+    @property
+    def microbatch_size(self) -> int:
+        """Rows per forward pass over all devices."""
+        return self.global_batch_size // self.gradient_accumulation_steps
 
 
 class MeshSpec(Record):
@@ -281,6 +322,12 @@ class StageRequest(Record):
     """The ``items`` folder of the converted model; given to train and evaluate and export."""
     train_step: int | None = None
     """The checkpoint to evaluate and export; given after training."""
+
+    @model_validator(mode="after")
+    def _pairs_stand_alone(self) -> Self:
+        if self.method.max_prompt_length is not None and self.data.packing:
+            raise ValueError("pairs of answers are not packed")
+        return self
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Self:

@@ -174,7 +174,7 @@ class TrainOutcome(Record):
     first_loss: float | None = None
     last_loss: float | None = None
     evaluation_loss: float | None = None
-    """Token-weighted loss of the final evaluation on the validation set."""
+    """Of the final evaluation on the validation set."""
     checkpoints: list[CheckpointRecord] = []
     tokens: int = 0
     seconds: dict[str, float] = {}
@@ -190,12 +190,17 @@ class Sample(Record):
 
 class EvaluationResult(Record):
     loss: float
-    """Token-weighted, nats per token."""
-    perplexity: float
+    """Nats per token for SFT; per pair for DPO and ORPO."""
+    perplexity: float | None = None
+    """Of SFT."""
     tokens: int
+    """Whose probability counts."""
     rows: int
     by_set: dict[str, float] = {}
     """The loss of each validation set, where there are several."""
+    reward_accuracy: float | None = None
+    """Share of pairs whose chosen answer has the higher reward; of DPO and ORPO, as the next."""
+    reward_margin: float | None = None
 
 
 class EvaluateOutcome(Record):

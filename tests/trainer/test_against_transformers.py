@@ -59,6 +59,10 @@ CASES = {
         BASE, family="llama", spelling="v4", config={"rope_scaling": LLAMA3}, shards=3
     ),
     "llama, linear rope": replace(BASE, family="llama", config={"rope_parameters": {**LINEAR, "rope_theta": 1e4}}),
+    "mistral": replace(BASE, family="mistral", head_dim=24, hidden=72),
+    "mixtral": replace(BASE, family="mixtral", hidden=72, layers=3, config={"num_experts_per_tok": 3}),
+    "qwen3 moe": replace(BASE, family="qwen3-moe", intermediate=48, layers=3),
+    "qwen3 moe, weights not normed": replace(BASE, family="qwen3-moe", config={"norm_topk_prob": False}),
     "gemma2": replace(BASE, family="gemma2", config=WINDOW),
     "gemma2, own query scale, width 72": replace(
         BASE, family="gemma2", layers=4, hidden=72, config={**WINDOW, "query_pre_attn_scalar": 18}
@@ -75,6 +79,9 @@ CASES = {
 LORA_CASES = [
     "qwen3, untied, head_dim 128, 1 kv head, float16",
     "llama, tied, head_dim 24, float32",
+    "mistral",
+    "mixtral",
+    "qwen3 moe",
     "gemma2, own query scale, width 72",
     "gemma3, linear rope, 8 layers, width 72",
 ]
@@ -221,7 +228,7 @@ def test_an_adapter_and_the_merged_model_are_exported(
     config = json.loads((out["adapter"] / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(case.folder)
     assert (config["r"], config["lora_alpha"]) == (RANK, ALPHA)
-    assert config["target_modules"] == sorted(families.plan.LORA_MODULES)
+    assert config["target_modules"] == sorted(case.plan.lora_modules)
     adapted[name] = out
 
 
@@ -321,7 +328,7 @@ def random_adapter(plan: ModelPlan, folder: Path, scratch: Path) -> str:
     shapes = plan.tensors()
     tree: dict[str, object] = {}
     for parameter in mapping.parameters(plan, config):
-        if not parameter.key.endswith("-kernel") or "logits_dense" in parameter.key:
+        if parameter.names[0].split(".")[-2] not in plan.lora_modules:
             continue
         out, into = shapes[parameter.names[0]]
         layers = (len(parameter.names),) if parameter.stacked else ()

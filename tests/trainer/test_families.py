@@ -144,6 +144,12 @@ def test_query_scale_of_gemma3_selects_the_catalogue_entry(scalar: int, name: st
         ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
         ("qwen3", {"rope_parameters": LLAMA3}, "rope_scaling"),
         ("qwen3", {"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ("mixtral", {"sliding_window": 4096}, "sliding_window"),
+        ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("mixtral", {"num_local_experts": 1}, "num_local_experts"),
+        ("mixtral", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}, "rope_scaling"),
+        ("qwen3-moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
         ("gemma2", {"num_hidden_layers": 3}, "num_hidden_layers"),
         ("gemma2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ("gemma2", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
@@ -170,7 +176,7 @@ def test_what_would_change_the_function_is_refused_by_name(
     assert error.fix
 
 
-@pytest.mark.parametrize("architectures", [None, [], ["MistralForCausalLM"], "LlamaForCausalLM", ["A", "B"]])
+@pytest.mark.parametrize("architectures", [None, [], ["Qwen2ForCausalLM"], "LlamaForCausalLM", ["A", "B"]])
 def test_another_architecture_is_refused_with_the_supported_ones(architectures: object) -> None:
     with pytest.raises(StageError) as caught:
         families.resolve({"architectures": architectures})
@@ -217,7 +223,7 @@ _JSON = st.recursive(
 
 
 @given(
-    family=st.sampled_from(["llama", "qwen3", "gemma2", "gemma3"]),
+    family=st.sampled_from([name for name in ARCHITECTURES if name != "gemma3-multimodal"]),
     key=st.sampled_from(sorted({key for name in ARCHITECTURES for key in config_of(Spec(family=name))}  # type: ignore[arg-type]
                                | {"rope_scaling", "layer_types", "sliding_window_pattern", "quantization_config"})),
     value=_JSON,
@@ -238,7 +244,7 @@ def test_any_value_anywhere_gives_a_plan_or_a_named_refusal(family: Any, key: st
 
 
 @given(
-    family=st.sampled_from(["llama", "qwen3", "gemma2", "gemma3"]),
+    family=st.sampled_from([name for name in ARCHITECTURES if name != "gemma3-multimodal"]),
     layers=st.integers(1, 20).map(lambda n: 2 * n),
     groups=st.integers(1, 4),
     kv_heads=st.integers(1, 4),
@@ -261,3 +267,17 @@ def test_any_size_is_carried_over(
     assert settings["head_dim"] == 2 * half
     assert settings["vocab_size"] == vocab
     assert settings["base_num_decoder_layers"] == (layers // 2 if family == "gemma2" else layers)
+
+
+def test_a_mistral_with_a_sliding_window_is_tuned_within_it() -> None:
+    assert plan_of(family="mistral").context_length == 2048
+    assert plan_of(family="mistral", config={"sliding_window": 64}).context_length == 64
+    assert plan_of(family="mistral", config={"sliding_window": 8192}).context_length == 2048
+
+
+def test_of_a_mixture_of_experts_lora_adapts_attention() -> None:
+    plan = plan_of(family="mixtral")
+    assert plan.lora_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert "wo" not in plan.lora_module_path()
+    with pytest.raises(StageError, match="mixture of experts"):
+        plan.lora_module_path(["q_proj", "down_proj"])

@@ -58,6 +58,9 @@ def test_warm_up_has_exactly_the_steps_asked_for(steps: int, data: st.DataObject
     fraction = settings.optimizer(hyperparameters(warmup_steps=warmup), steps)["warmup_steps_fraction"]
     assert int(steps * fraction) == warmup  # as MaxText computes it
     assert 0 <= fraction <= 1
+    linear = settings.optimizer(hyperparameters(warmup_steps=warmup, schedule="Linear"), steps)
+    assert int(steps * linear["wsd_decay_steps_fraction"]) == steps - warmup
+    assert linear["warmup_steps_fraction"] + linear["wsd_decay_steps_fraction"] <= 1  # as MaxText demands
 
 
 def test_a_ratio_is_rounded_up_and_no_ratio_is_no_warm_up() -> None:
@@ -68,15 +71,30 @@ def test_a_ratio_is_rounded_up_and_no_ratio_is_no_warm_up() -> None:
 
 
 def test_rows_are_dealt_to_devices_and_tensor_parallelism_shares_a_row() -> None:
-    assert settings.per_device_batch_size(8, MeshSpec(hosts=2, chips_per_host=4, fsdp=8)) == 1
-    assert settings.per_device_batch_size(8, MeshSpec(hosts=1, chips_per_host=4, fsdp=2, tensor=2)) == 2
-    assert settings.per_device_batch_size(2, MeshSpec(hosts=1, chips_per_host=4, fsdp=2, tensor=2)) == 0.5
+    def rows(mesh: MeshSpec, **numbers: int) -> float:
+        return settings.per_device_batch_size(hyperparameters(**numbers), mesh)
+
+    assert rows(MeshSpec(hosts=2, chips_per_host=4, fsdp=8)) == 1
+    assert rows(MeshSpec(hosts=1, chips_per_host=4, fsdp=2, tensor=2)) == 2
+    assert rows(MeshSpec(hosts=1, chips_per_host=4, fsdp=2, tensor=2), global_batch_size=2) == 0.5
+    assert rows(MeshSpec(hosts=1, chips_per_host=4, fsdp=2), gradient_accumulation_steps=4) == 1
 
 
-@pytest.mark.parametrize(("rows", "nearest"), [(6, "Use 4 or 8"), (3, "Use 4."), (9, "Use 8 or 12")])
-def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(rows: int, nearest: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "parts", "nearest"),
+    [
+        (6, 1, "Use 4 or 8"),
+        (3, 1, "Use 4."),
+        (9, 1, "Use 8 or 12"),
+        (12, 2, "in 2 forward passes.*Use 8 or 16"),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(
+    rows: int, parts: int, nearest: str
+) -> None:
+    asked = hyperparameters(global_batch_size=rows, gradient_accumulation_steps=parts)
     with pytest.raises(StageError, match=nearest):
-        settings.per_device_batch_size(rows, MeshSpec(hosts=1, chips_per_host=4, fsdp=4))
+        settings.per_device_batch_size(asked, MeshSpec(hosts=1, chips_per_host=4, fsdp=4))
 
 
 def test_slices_split_the_data_axis_on_tpu_and_are_unknown_on_cpu() -> None:

@@ -109,7 +109,7 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     from finetune_trainer.merging import merged_folder
     from finetune_trainer.stages.context import Context, late_environment
     from finetune_trainer.stages.engine_config import training_config
-    from finetune_trainer.stages.evaluate import measure
+    from finetune_trainer.stages.evaluate import batches_of, measure
     from finetune_trainer.weights import open_weights
 
     late_environment(os.environ)
@@ -131,7 +131,8 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         weights = open_weights(folder, plan)
     items = conversion.convert(weights, plan, f"file://{scratch}/converted", store=context.store).items
     parameters = conversion.engine_path(items)
-    measured = measure(context, load(training_config(context, plan, steps=1, parameters=parameters)), data)
+    loaded = load(training_config(context, plan, steps=1, parameters=parameters))
+    measured = measure(context, loaded, data, batches_of(context, data))
     assert measured.result is not None
     return {
         **measured.result.model_dump(),

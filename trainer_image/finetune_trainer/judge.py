@@ -3,7 +3,7 @@
 It shares nothing with the engine or with ``families``: transformers' own configuration classes read config.json. So
 where the engine's numbers agree with these, dimensions, rotary embeddings, scales, caps and windows are all right. One
 layer's weights are in memory at a time; rows are short, speed does not matter. Sources: transformers' modeling files
-for Llama, Qwen3, Gemma 2 and Gemma 3.
+for Llama, Mistral, Mixtral, Qwen3, Gemma 2 and Gemma 3.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,11 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "swish": lambda x: x / (1 + np.exp(-x)),
     "relu": lambda x: np.maximum(x, 0),
     "gelu_pytorch_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+}
+#: Where layers keep their experts, and the names of gate, up and down projection.
+_EXPERTS = {
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 
 
@@ -57,13 +62,10 @@ class _Model:
     def _layer(self, i: int, states: list[Array]) -> list[Array]:
         layer = f"model.layers.{i}."
         w = {
-            name: self._read(f"{layer}{part}.{name}.weight")
-            for part, names in (
-                ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
-                ("mlp", ("gate_proj", "up_proj", "down_proj")),
-            )
-            for name in names
+            name: self._read(f"{layer}self_attn.{name}.weight")
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj")
         }
+        mlp = self._experts(layer) if self._config.model_type in _EXPERTS else self._mlp(layer)
         after_attention = "post_attention_layernorm.weight"
         before_mlp = "pre_feedforward_layernorm.weight" if self._gemma else after_attention
         results = []
@@ -72,20 +74,55 @@ class _Model:
             if self._gemma:
                 attended = self._norm(attended, layer + after_attention)
             middle = state + attended
-            inner = self._norm(middle, layer + before_mlp)
-            gate = self._activation(inner @ w["gate_proj"].T)
-            inner = (gate * (inner @ w["up_proj"].T)) @ w["down_proj"].T
+            inner = mlp(self._norm(middle, layer + before_mlp))
             if self._gemma:
                 inner = self._norm(inner, f"{layer}post_feedforward_layernorm.weight")
             results.append(middle + inner)
         return results
+
+    def _mlp(self, layer: str) -> Callable[[Array], Array]:
+        return self._gated(
+            *(self._read(f"{layer}mlp.{name}.weight") for name in ("gate_proj", "up_proj", "down_proj"))
+        )
+
+    def _gated(self, gate: Array, up: Array, down: Array) -> Callable[[Array], Array]:
+        def run(x: Array) -> Array:
+            result: Array = (self._activation(x @ gate.T) * (x @ up.T)) @ down.T
+            return result
+
+        return run
+
+    def _experts(self, layer: str) -> Callable[[Array], Array]:
+        """Each token goes to the experts that the router gives the highest probabilities."""
+        config = self._config
+        part, names = _EXPERTS[config.model_type]
+        router = self._read(f"{layer}{part}.gate.weight")
+        experts = [
+            self._gated(*(self._read(f"{layer}{part}.experts.{e}.{name}.weight") for name in names))
+            for e in range(len(router))
+        ]
+        normed = config.model_type == "mixtral" or config.norm_topk_prob
+
+        def run(x: Array) -> Array:
+            scores = x @ router.T
+            shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            shares /= shares.sum(axis=-1, keepdims=True)
+            chosen = np.argsort(-shares, axis=-1, kind="stable")[:, : config.num_experts_per_tok]
+            kept = np.zeros_like(shares)
+            np.put_along_axis(kept, chosen, np.take_along_axis(shares, chosen, axis=-1), axis=-1)
+            if normed:
+                kept /= kept.sum(axis=-1, keepdims=True)
+            result: Array = sum(kept[:, [e]] * expert(x) for e, expert in enumerate(experts))
+            return result
+
+        return run
 
     def _attention(self, i: int, x: Array, w: dict[str, Array]) -> Array:
         length, config = len(x), self._config
 
         def heads(name: str, norm: str | None) -> Array:
             y: Array = (x @ w[name].T).reshape(length, -1, self._head_dim)
-            if norm is not None and config.model_type in ("qwen3", "gemma3_text"):
+            if norm is not None and config.model_type in ("qwen3", "qwen3_moe", "gemma3_text"):
                 y = self._norm(y, f"model.layers.{i}.self_attn.{norm}.weight")
             return y.transpose(1, 0, 2)
 

@@ -25,8 +25,10 @@ class Parameter:
     key: str
     """MaxText's path, joined with dashes: ``params-decoder-layers-mlp-wo-kernel``."""
     names: tuple[str, ...]
-    """Plain Hugging Face names, in the order of the stacked layers."""
+    """Plain Hugging Face names, in the order of the stacked layers; of experts all layers of the first, and so on."""
     stacked: bool
+    experts: int | None
+    """Stacked on the first axis, in front of the layers; None: no experts."""
     to_maxtext: tuple[Hook, ...]
     to_hugging_face: tuple[Hook, ...]
 
@@ -34,12 +36,17 @@ class Parameter:
         """MaxText's array (float32, of ``shape``) from the Hugging Face tensors of all its layers."""
         if not self.stacked:
             return _apply(self.to_maxtext, tensors[0], shape)
+        if self.experts is not None:
+            return np.stack([_apply(self.to_maxtext, tensor, shape[2:]) for tensor in tensors]).reshape(shape)
         axis = stack_axis(len(shape), axis)
         layer = shape[:axis] + shape[axis + 1 :]
         return np.stack([_apply(self.to_maxtext, tensor, layer) for tensor in tensors], axis=axis)
 
     def decode(self, array: np.ndarray, shape: tuple[int, ...], axis: int) -> list[np.ndarray]:
         """The Hugging Face tensors (float32, each of ``shape``) of all layers; undoes ``encode``."""
+        if self.experts is not None:
+            layers = array.reshape(-1, *array.shape[2:])
+            return [_apply(self.to_hugging_face, layer, shape) for layer in layers]
         axis = stack_axis(array.ndim, axis)
         layers = np.moveaxis(array, axis, 0) if self.stacked else array[None]
         return [_apply(self.to_hugging_face, layer, shape) for layer in layers]
@@ -85,13 +92,16 @@ def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
     wanted = plan.tensors()
     found = []
     for key, value in names.items():
-        plain = [_plain(name) for name in (value if isinstance(value, list) else [value])]
+        by_expert = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+        listed = [name for layers in value for name in layers] if by_expert else value
+        plain = [_plain(name) for name in (listed if isinstance(listed, list) else [listed])]
         if plain and plain[0] in wanted:
             found.append(
                 Parameter(
                     key=key,
                     names=tuple(plain),
                     stacked=isinstance(value, list),
+                    experts=len(value) if by_expert else None,
                     to_maxtext=_hooks(inward.get(key)),
                     to_hugging_face=_hooks(outward.get(key)),
                 )
@@ -101,12 +111,14 @@ def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
 
 def _view(plan: ModelPlan) -> Mapping[str, Any]:
     """What the tables read of a Hugging Face configuration."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_hidden_layers": plan.layers,
         "hidden_size": plan.hidden_size,
         # the hooks of Llama and Gemma 2 take the scale of queries from here
         "head_dim": plan.folded_query_scalar or plan.head_dim,
     }
+    if plan.experts is not None:
+        sizes["num_experts"] = plan.experts.number
     if plan.family is Family.GEMMA3:
         return {"text_config": sizes, "vision_config": {"num_hidden_layers": 0}}
     return sizes

@@ -168,7 +168,8 @@ class Datasets(ApiModel):
     """Longest sequence in tokens; longer rows are cut and counted in the report. Lowered to the model's own limit
     where it is above it; status.resolved says what it came to. Default: 1024."""
     packing: Flag | None = None
-    """Put several short rows into one sequence, masked from each other. Default: true."""
+    """Put several short rows into one sequence, masked from each other. Default: true for SFT; pairs of answers are
+    never packed."""
     chat_template: ChatTemplate | None = None
     """How a conversation becomes text, in training, in evaluation and in the exported tokenizer. Default: the
     tokenizer's own."""

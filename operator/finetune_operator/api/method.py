@@ -69,9 +69,10 @@ class DpoOptions(ApiModel):
     beta: PositiveDecimal | None = None
     """How far the model may move from the reference. Default: "0.1"."""
     label_smoothing: Fraction | None = None
-    """Share of preference pairs that are taken to be wrong. Default: "0.0"."""
+    """Share of preference pairs that are taken to be wrong, below a half. Default: "0.0"."""
     max_prompt_length: Positive | None = None
-    """Longest prompt in tokens. Default: half of datasets.maxSeqLength."""
+    """Longest prompt in tokens; a longer one loses its beginning. The rest of a sequence is for the answer.
+    Default: half of datasets.maxSeqLength."""
 
 
 class OrpoOptions(ApiModel):
@@ -80,7 +81,8 @@ class OrpoOptions(ApiModel):
     lambda_: Annotated[PositiveDecimal | None, Field(alias="lambda")] = None
     """Weight of the odds-ratio term. Default: "0.1"."""
     max_prompt_length: Positive | None = None
-    """Longest prompt in tokens. Default: half of datasets.maxSeqLength."""
+    """Longest prompt in tokens; a longer one loses its beginning. The rest of a sequence is for the answer.
+    Default: half of datasets.maxSeqLength."""
 
 
 ModuleName = Annotated[str, Field(pattern=r"^[a-z_]+$", min_length=1, max_length=63)]
@@ -99,7 +101,8 @@ class Lora(ApiModel):
     """Modules that get an adapter, by their Hugging Face names. Default: the model family's attention and MLP
     projections."""
     quantization: Quantization | None = None
-    """How the frozen base is held: None, NF4 or INT8. Default: None."""
+    """How the linear layers of the frozen base are held while training: None, NF4 or INT8. The result is the adapter on
+    the base as it was. Default: None."""
 
 
 def _member(method: MethodType, name: str) -> Rule:
@@ -152,7 +155,8 @@ class Hyperparameters(ApiModel):
     gradient_accumulation_steps: Positive | None = None
     """Forward passes per optimizer step. Default: 1."""
     learning_rate: PositiveDecimal | None = None
-    """Highest learning rate. Default: "2e-5" for full fine-tuning, "2e-4" for LoRA."""
+    """Highest learning rate. Default: "2e-5" for full fine-tuning, "2e-4" for LoRA; with DPO "5e-7" and
+    "5e-6", with ORPO "8e-6" and "8e-5"."""
     schedule: Schedule | None = None
     """How the learning rate falls after the warm-up. Default: Cosine."""
     warmup_ratio: Fraction | None = None
@@ -164,7 +168,7 @@ class Hyperparameters(ApiModel):
     max_grad_norm: PositiveDecimal | None = None
     """Gradients are scaled down to this norm. Default: "1.0"."""
     optimizer: Optimizer | None = None
-    """Default: AdamW."""
+    """AdamW, or SGD without momentum and weight decay. Default: AdamW."""
     seed: NonNegative | None = None
     """Seed of the shuffle and of new weights. Default: 42."""
     compute_precision: Precision | None = None

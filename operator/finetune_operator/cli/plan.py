@@ -226,8 +226,15 @@ def _pathways(plan: Plan, pathways: Pathways) -> Iterator[str]:
 def _method(plan: Plan) -> str:
     lora, numbers = plan.method.lora, plan.hyperparameters
     kind = f"LoRA, rank {lora.rank}, alpha {lora.alpha:g}" if lora else "all weights"
+    if lora and lora.quantization:
+        kind += f" on a base in {lora.quantization}"
     rate = f"learning rate {numbers.learning_rate:g}, {numbers.schedule}"
-    return f"{plan.method.type}, {kind}; {numbers.optimizer}, {rate}"
+    options = ""
+    if dpo := plan.method.dpo:
+        options = f", beta {dpo.beta:g}, prompts up to {dpo.max_prompt_length} tokens"
+    elif orpo := plan.method.orpo:
+        options = f", lambda {orpo.weight:g}, prompts up to {orpo.max_prompt_length} tokens"
+    return f"{plan.method.type}{options}, {kind}; {numbers.optimizer}, {rate}"
 
 
 def _source(source: ModelSource) -> str:

@@ -212,13 +212,18 @@ def _curve(status: Object) -> Iterator[Text]:
         yield _row("Curve", f"{line}  {curve.get('metric', '')}")
 
 
+_EVALUATED = {
+    "loss": "Loss", "perplexity": "Perplexity", "reward_accuracy": "Preferred", "reward_margin": "Margin",
+}  # fmt: skip
+
+
 def _evaluation(status: Object) -> Iterator[Text]:
     evaluation = status.get("evaluation") or {}
     baseline, result = evaluation.get("baseline") or {}, evaluation.get("result") or {}
-    for name in ("loss", "perplexity"):
+    for name, label in _EVALUATED.items():
         if name in result:
             before = f"{text.number(baseline[name])} → " if name in baseline else ""
-            yield _row(name.capitalize(), f"{before}{text.number(result[name])}")
+            yield _row(label, f"{before}{text.number(result[name])}")
     if uri := evaluation.get("samplesURI"):
         yield _row("Samples", str(uri))
 

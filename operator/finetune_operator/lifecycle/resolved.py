@@ -21,7 +21,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
         "model": _model(plan, findings),
         "hyperparameters": {
             "globalBatchSize": plan.hyperparameters.global_batch_size,
-            "perDeviceBatchSize": decimal(plan.hyperparameters.global_batch_size / mesh.devices),
+            "perDeviceBatchSize": decimal(plan.hyperparameters.microbatch_size / mesh.devices),
         },
         "resources": {
             "tpu": shape.name,

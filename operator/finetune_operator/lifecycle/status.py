@@ -316,7 +316,13 @@ def _evaluation(look: Survey) -> Object | None:
 
 
 def _metrics(result: EvaluationResult) -> Object:
-    return {"loss": decimal(result.loss), "perplexity": decimal(result.perplexity)}
+    measured = {
+        "loss": result.loss,
+        "perplexity": result.perplexity,
+        "reward_accuracy": result.reward_accuracy,
+        "reward_margin": result.reward_margin,
+    }
+    return {name: decimal(value) for name, value in measured.items() if value is not None}
 
 
 def _artifacts(look: Survey) -> list[Object]:

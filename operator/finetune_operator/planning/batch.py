@@ -67,25 +67,28 @@ def _devices(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -> in
 
 
 def resolve_global_batch(hyperparameters: Mapping[str, Any], mesh: MeshSpec) -> int:
-    """Rows per optimizer step; where nothing is said 8, or one per device where that is more. Raises Refused.
+    """Rows per optimizer step; where nothing is said 8, or the least that can be split where that is more. Raises
+    Refused.
 
-    The batch dimension is split over data and fsdp, so it must be divisible by their product.
+    A batch is computed in as many forward passes as gradients are accumulated, each split over data and fsdp.
     """
-    devices = mesh.devices
+    devices, parts = mesh.devices, int(hyperparameters.get("gradientAccumulationSteps", 1))
+    ways = mesh.data * mesh.fsdp
     if "globalBatchSize" in hyperparameters:
         batch, path = int(hyperparameters["globalBatchSize"]), "spec.hyperparameters.globalBatchSize"
     elif "perDeviceBatchSize" in hyperparameters:
         per_device = int(hyperparameters["perDeviceBatchSize"])
-        batch, path = per_device * devices, "spec.hyperparameters.perDeviceBatchSize"
+        batch, path = per_device * devices * parts, "spec.hyperparameters.perDeviceBatchSize"
     else:
-        return max(DEFAULT_GLOBAL_BATCH, devices)
-    ways = mesh.data * mesh.fsdp
-    if batch % ways:
-        below, above = batch // ways * ways, (batch // ways + 1) * ways
+        least = max(DEFAULT_GLOBAL_BATCH, devices)
+        return least if parts == 1 else math.ceil(least / (ways * parts)) * ways * parts
+    if batch % (ways * parts):
+        below, above = batch // (ways * parts) * ways * parts, (batch // (ways * parts) + 1) * ways * parts
         near = f"{below} or {above}" if below else str(above)
+        accumulated = f" in {parts} forward passes" if parts > 1 else ""
         raise Refused(
             Reason.BATCH_MISMATCH,
             f"{path}: a global batch of {batch} rows cannot be split over {ways} devices "
-            f"(data {mesh.data} x fsdp {mesh.fsdp}). Use {near}.",
+            f"(data {mesh.data} x fsdp {mesh.fsdp}){accumulated}. Use {near}.",
         )
     return batch

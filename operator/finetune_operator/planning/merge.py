@@ -20,7 +20,7 @@ BUILT_IN: Mapping[str, Any] = {
     "preflight": {"dataset": "Full", "memory": "Compile", "exportProof": True},
     "evaluation": {"baseline": True, "generation": {"maxNewTokens": 128}},
     "export": {"formats": ["HuggingFace"], "dtype": "BF16", "checkpoint": "Last"},
-    "datasets": {"shuffle": True, "maxSeqLength": 1024, "packing": True},
+    "datasets": {"shuffle": True, "maxSeqLength": 1024},
     "method": {"type": "SFT"},
     "hyperparameters": {
         "gradientAccumulationSteps": 1,

@@ -178,7 +178,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
         model=resolve.model(spec["model"]),
         data=resolve.data(spec),
-        method=resolve.method(spec["method"]),
+        method=resolve.method(spec),
         hyperparameters=resolve.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
         checkpointing=CheckpointPolicy(
             every_steps=spec["checkpointing"]["everySteps"], keep_last=spec["checkpointing"]["keep"]["last"]

@@ -6,6 +6,7 @@ from typing import Any
 from finetune_contract import (
     DatasetSource,
     DataSpec,
+    DpoSpec,
     EvaluationSpec,
     ExportSpec,
     HubRef,
@@ -13,6 +14,7 @@ from finetune_contract import (
     LoraSpec,
     MethodSpec,
     ModelSource,
+    OrpoSpec,
     SplitSpec,
 )
 from finetune_operator.api import Reason
@@ -21,7 +23,8 @@ from finetune_operator.planning.errors import Refused
 type Object = Mapping[str, Any]
 
 DEFAULT_RANK = 16
-_LEARNING_RATE = {"full": "2e-5", "lora": "2e-4"}
+#: By method, for full fine-tuning and LoRA. DPO moves away from its reference within few steps: MaxText's own default.
+_LEARNING_RATE = {"SFT": ("2e-5", "2e-4"), "DPO": ("5e-7", "5e-6"), "ORPO": ("8e-6", "8e-5")}
 _WARMUP_RATIO = "0.03"
 
 
@@ -49,14 +52,25 @@ def _folder(uri: str | None) -> str | None:
 
 def data(spec: Object) -> DataSpec:
     """``spec.datasets``; its chat template has its text by now (:func:`.chat_template.with_chat_template`)."""
-    section, check = spec["datasets"], spec["preflight"]["dataset"]
+    section, check, kind = spec["datasets"], spec["preflight"]["dataset"], spec["method"]["type"]
     if check != "Full" and "steps" not in spec["hyperparameters"]:
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.preflight.dataset is {check}, so nobody counts the rows that make up an epoch: "
             "set spec.hyperparameters.steps, or use Full.",
         )
+    packing = section.get("packing", kind == "SFT")
+    if packing and kind != "SFT":
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.datasets.packing is true, but {kind} compares whole answers, which are never packed: leave it out.",
+        )
     split = section.get("splitFromTrain")
+    if split and kind != "SFT":
+        raise Refused(
+            Reason.NOT_YET_SUPPORTED,
+            f"spec.datasets.splitFromTrain does not divide the pairs of {kind} yet: name rows in datasets.validation.",
+        )
     return DataSpec(
         train=[_source("train", index, source) for index, source in enumerate(section["train"])],
         validation=[
@@ -64,7 +78,7 @@ def data(spec: Object) -> DataSpec:
         ],
         shuffle=section["shuffle"],
         max_seq_length=section["maxSeqLength"],
-        packing=section["packing"],
+        packing=packing,
         split_from_train=SplitSpec(
             fraction=float(split["fraction"]), seed=split.get("seed", spec["hyperparameters"]["seed"])
         )
@@ -92,31 +106,83 @@ def _source(kind: str, index: int, source: Object) -> DatasetSource:
     )
 
 
-def method(section: Object) -> MethodSpec:
+def method(spec: Object) -> MethodSpec:
     """``spec.method``."""
-    lora = section.get("lora")
-    rank = lora.get("rank", DEFAULT_RANK) if lora is not None else 0
+    section = spec["method"]
+    options = section.get(section["type"].lower(), {})
     return MethodSpec(
-        train_on_prompt=section.get("sft", {}).get("trainOnPrompt", False),
-        lora=None
-        if lora is None
-        else LoraSpec(
-            rank=rank, alpha=float(lora.get("alpha", 2 * rank)), target_modules=lora.get("targetModules")
-        ),
+        type=section["type"],
+        train_on_prompt=options.get("trainOnPrompt", False),
+        dpo=DpoSpec(
+            beta=float(options.get("beta", "0.1")),
+            label_smoothing=_smoothing(options),
+            max_prompt_length=_prompt_length(spec, options),
+        )
+        if section["type"] == "DPO"
+        else None,
+        orpo=OrpoSpec(
+            weight=float(options.get("lambda", "0.1")), max_prompt_length=_prompt_length(spec, options)
+        )
+        if section["type"] == "ORPO"
+        else None,
+        lora=_lora(section["lora"]) if "lora" in section else None,
     )
+
+
+def _lora(section: Object) -> LoraSpec:
+    rank = section.get("rank", DEFAULT_RANK)
+    quantization = section.get("quantization", "None")
+    return LoraSpec(
+        rank=rank,
+        alpha=float(section.get("alpha", 2 * rank)),
+        target_modules=section.get("targetModules"),
+        quantization=None if quantization == "None" else quantization,
+    )
+
+
+def _smoothing(options: Object) -> float:
+    smoothing = float(options.get("labelSmoothing", "0.0"))
+    if smoothing >= 0.5:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.method.dpo.labelSmoothing is {smoothing:g}: with half of the pairs wrong there is nothing to "
+            'learn. Use a share below "0.5".',
+        )
+    return smoothing
+
+
+def _prompt_length(spec: Object, options: Object) -> int:
+    """Tokens of a prompt; the rest of a sequence is for the answer."""
+    length = int(spec["datasets"]["maxSeqLength"])
+    wanted = int(options.get("maxPromptLength", length // 2))
+    if not 0 < wanted < length:
+        kind = spec["method"]["type"].lower()
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.method.{kind}.maxPromptLength is {wanted}, which leaves nothing of spec.datasets.maxSeqLength, "
+            f"{length}, for prompt and answer: use {max(1, length // 2)}, or raise maxSeqLength.",
+        )
+    return wanted
 
 
 def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
     """``spec.hyperparameters``; several defaults depend on the method."""
     section = spec["hyperparameters"]
-    kind = "lora" if "lora" in spec["method"] else "full"
+    lora = "lora" in spec["method"]
+    if section["optimizer"] == "SGD" and float(section["weightDecay"]):
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.hyperparameters.weightDecay is {section['weightDecay']}, but SGD has none: "
+            'use AdamW, or set it to "0.0".',
+        )
     steps = section.get("steps")
     warmup_steps = section.get("warmupSteps")
     return Hyperparameters(
         steps=steps,
         epochs=None if steps is not None else float(section.get("epochs", 1)),
         global_batch_size=global_batch,
-        learning_rate=float(section.get("learningRate", _LEARNING_RATE[kind])),
+        gradient_accumulation_steps=section.get("gradientAccumulationSteps", 1),
+        learning_rate=float(section.get("learningRate", _LEARNING_RATE[spec["method"]["type"]][lora])),
         schedule=section["schedule"],
         warmup_steps=warmup_steps,
         warmup_ratio=None if warmup_steps is not None else float(section.get("warmupRatio", _WARMUP_RATIO)),
@@ -125,7 +191,7 @@ def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
         optimizer=section["optimizer"],
         seed=section["seed"],
         compute_precision=section["computePrecision"],
-        weight_precision=section.get("weightPrecision", "BF16" if kind == "lora" else "FP32"),
+        weight_precision=section.get("weightPrecision", "BF16" if lora else "FP32"),
     )
 
 

@@ -42,17 +42,6 @@ JOB: tuple[Later, ...] = (
     Later("resumeFrom"),
     Later("model.orbax", instead="use uri with a folder in Hugging Face format"),
     Later("model.fromJob", instead="use uri with that job's exported folder"),
-    Later("datasets.train[].format", ("Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text")),
-    Later("datasets.validation[].format", ("Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text")),
-    Later("datasets.train[].columns.chosen"),
-    Later("datasets.train[].columns.rejected"),
-    Later("datasets.validation[].columns.chosen"),
-    Later("datasets.validation[].columns.rejected"),
-    Later("method.type", ("SFT",), "use SFT"),
-    Later("method.dpo"),
-    Later("method.orpo"),
-    Later("method.lora.quantization", ("None",), "leave it out"),
-    Later("hyperparameters.gradientAccumulationSteps", (1,), "use 1"),
 )
 
 PROFILE: tuple[Later, ...] = (

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from finetune_contract import DpoSpec, OrpoSpec
 from finetune_operator.api import Reason
 from finetune_operator.planning import Refused, admit, read_snapshot, render_snapshot, replan
 from finetune_operator.planning.merge import BUILT_IN, merge
@@ -23,19 +24,6 @@ LATER: list[tuple[dict[str, Any], str]] = [
     ({"checkpointing": {"everySeconds": 60}}, "spec.checkpointing.everySeconds"),
     ({"export": {"checkpoint": "Best"}}, "spec.export.checkpoint = Best"),
     ({"model": {"fromJob": {"name": "other"}}}, "spec.model.fromJob"),
-    ({"method": {"type": "DPO"}}, "spec.method.type = DPO"),
-    (
-        {"hyperparameters": {"gradientAccumulationSteps": 4}},
-        "spec.hyperparameters.gradientAccumulationSteps = 4",
-    ),
-    (
-        {"datasets": {"train": [{**SOURCE, "format": "Preference"}]}},
-        "spec.datasets.train[0].format = Preference",
-    ),
-    (
-        {"datasets": {"train": [{**SOURCE, "columns": {"chosen": "better"}}]}},
-        "spec.datasets.train[0].columns.chosen = better",
-    ),
 ]
 
 
@@ -51,7 +39,6 @@ def test_a_value_that_means_what_happens_anyway_is_accepted() -> None:
         job(
             preflight={"memory": "Off", "dataset": "Full"},
             export={"checkpoint": "Last"},
-            hyperparameters={"gradientAccumulationSteps": 1},
             resources={"tpu": "v6e-4", "slices": 1, "capacity": ["OnDemand"]},
         ),
         [profile()],
@@ -91,6 +78,22 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ({"resources": {"tpu": "v6e-4", "parallelism": {"fsdp": 3}}}, [profile()], Reason.PARALLELISM_MISMATCH),
     ({"hyperparameters": {"globalBatchSize": 6}}, [profile()], Reason.BATCH_MISMATCH),
     ({"export": {"content": "Adapter"}}, [profile()], Reason.INVALID_SPEC),
+    (
+        {"hyperparameters": {"optimizer": "SGD", "weightDecay": "0.1"}},
+        [profile()],
+        Reason.INVALID_SPEC,
+    ),
+    (
+        {"method": {"type": "DPO"}, "datasets": {"train": [SOURCE], "packing": True}},
+        [profile()],
+        Reason.INVALID_SPEC,
+    ),
+    (
+        {"method": {"type": "ORPO", "orpo": {"maxPromptLength": 1024}}},
+        [profile()],
+        Reason.INVALID_SPEC,
+    ),
+    ({"method": {"type": "DPO", "dpo": {"labelSmoothing": "0.5"}}}, [profile()], Reason.INVALID_SPEC),
 ]
 
 
@@ -332,3 +335,42 @@ def test_a_snapshot_of_another_format_is_refused_not_guessed() -> None:
     config_map["data"]["format"] = "9"
     with pytest.raises(Refused, match="support-bot-plan"):
         read_snapshot(config_map)
+
+
+BATCHES: list[tuple[dict[str, Any], int]] = [
+    ({}, 8),
+    ({"gradientAccumulationSteps": 4}, 16),  # the least above 8 that 4 passes over 4 devices can share
+    ({"perDeviceBatchSize": 2, "gradientAccumulationSteps": 3}, 24),
+    ({"globalBatchSize": 24, "gradientAccumulationSteps": 3}, 24),
+]
+
+
+@pytest.mark.parametrize(("numbers", "rows"), BATCHES)
+def test_a_batch_is_of_an_update_whatever_the_forward_passes(numbers: dict[str, Any], rows: int) -> None:
+    found = admit(job(hyperparameters=numbers, resources={"tpu": "v6e-4"}), [profile()]).plan.hyperparameters
+    assert (found.global_batch_size, found.gradient_accumulation_steps) == (
+        rows,
+        numbers.get("gradientAccumulationSteps", 1),
+    )
+
+
+def test_a_batch_that_forward_passes_cannot_share_is_refused_with_those_that_they_can() -> None:
+    numbers = {"globalBatchSize": 12, "gradientAccumulationSteps": 2}
+    assert "in 2 forward passes. Use 8 or 16." in refusal(job(hyperparameters=numbers)).message
+
+
+def test_preferences_come_with_their_options_and_are_not_packed() -> None:
+    dpo = admit(job(method={"type": "DPO", "dpo": {"beta": "0.3"}}), [profile()]).plan
+    assert dpo.method.dpo == DpoSpec(beta=0.3, label_smoothing=0.0, max_prompt_length=512)
+    assert (dpo.data.packing, dpo.hyperparameters.learning_rate) == (False, 5e-7)
+    orpo = admit(job(method={"type": "ORPO", "orpo": {"lambda": "0.2"}, "lora": {}}), [profile()]).plan
+    assert orpo.method.orpo == OrpoSpec(weight=0.2, max_prompt_length=512)
+    assert orpo.hyperparameters.learning_rate == 8e-5
+    assert admit(job(), [profile()]).plan.data.packing
+
+
+def test_a_quantized_base_is_asked_for_by_name() -> None:
+    for given, found in (("NF4", "NF4"), ("INT8", "INT8"), ("None", None)):
+        plan = admit(job(method={"type": "SFT", "lora": {"quantization": given}}), [profile()]).plan
+        assert plan.method.lora is not None
+        assert plan.method.lora.quantization == found

@@ -48,9 +48,10 @@ class Compiler:
             limit = memory_limit(devices[0])
         except (StageError, JaxRuntimeError, ValueError) as error:
             return _refused(error)
-        arguments = arguments_bytes(config, mesh)
+        accumulation = self._request.hyperparameters.gradient_accumulation_steps
+        arguments = arguments_bytes(config, mesh, accumulation)
         try:
-            compiled = compile_step(config, mesh)
+            compiled = compile_step(config, mesh, accumulation)
         except JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 return _refused(error)

@@ -13,6 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from maxtext.utils import lora_utils, maxtext_utils, model_creation_utils, sharding
 from tunix.sft import peft_trainer
 
+from finetune_trainer.lora import with_lora
+from finetune_trainer.objectives import Imitation
 from finetune_trainer.spread import ROW_AXES
 from finetune_trainer.training.session import build_trainer
 
@@ -26,33 +28,36 @@ def mesh_of(config: Any, devices: Any) -> Mesh:
     )
 
 
-def compile_step(config: Any, mesh: Mesh) -> Any:
+def compile_step(config: Any, mesh: Mesh, accumulation: int = 1) -> Any:
     """``jax.stages.Compiled`` of the step that training would run. Raises JaxRuntimeError as the compiler does, so also
     for a step that needs more memory than a chip has."""
-    trainer = abstract_trainer(config, mesh)
+    trainer = abstract_trainer(config, mesh, accumulation)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-        batch = abstract_batch(config, mesh)
+        batch = abstract_batch(config, mesh, accumulation)
         return trainer.jit_step().lower(trainer.model, trainer.optimizer, batch).compile()
 
 
-def arguments_bytes(config: Any, mesh: Mesh) -> int:
+def arguments_bytes(config: Any, mesh: Mesh, accumulation: int = 1) -> int:
     """What the step is given on each device: parameters, optimizer's state and batch."""
-    trainer = abstract_trainer(config, mesh)
-    given = (nnx.state((trainer.model, trainer.optimizer)), abstract_batch(config, mesh))
+    trainer = abstract_trainer(config, mesh, accumulation)
+    given = (nnx.state((trainer.model, trainer.optimizer)), abstract_batch(config, mesh, accumulation))
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(given)
     )
 
 
-def abstract_trainer(config: Any, mesh: Mesh) -> Any:
-    """The trainer of ``open_session``, its model and optimizer with shapes and places instead of values."""
+def abstract_trainer(config: Any, mesh: Mesh, accumulation: int) -> Any:
+    """The trainer of ``open_session`` for SFT, its model and optimizer with shapes and places instead of values."""
     built: list[Any] = []
 
     def build() -> tuple[Any, Any]:
         create = model_creation_utils.get_nnx_create_model_fn(config, mesh)
         training = peft_trainer.TrainingConfig(eval_every_n_steps=1, max_steps=None)
-        trainer, _ = build_trainer(config, create(), mesh, training)
+        model = create()
+        if config.lora.enable_lora:
+            model = with_lora(model, mesh, config)
+        trainer, _ = build_trainer(config, model, training, Imitation(config=config), accumulation)
         built.append(trainer)
         return trainer.model, trainer.optimizer
 
@@ -86,7 +91,12 @@ def _at(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStru
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
 
 
-def abstract_batch(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Any, mesh: Mesh, accumulation: int) -> dict[str, jax.ShapeDtypeStruct]:
     rows = NamedSharding(mesh, PartitionSpec(ROW_AXES))
     names = maxtext_utils.get_shaped_batch(config)
-    return {name: jax.ShapeDtypeStruct(each.shape, jnp.int32, sharding=rows) for name, each in names.items()}
+    return {
+        name: jax.ShapeDtypeStruct(
+            (each.shape[0] * accumulation, *each.shape[1:]), jnp.int32, sharding=rows
+        )
+        for name, each in names.items()
+    }

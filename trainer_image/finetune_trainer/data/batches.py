@@ -3,11 +3,25 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from finetune_trainer.data.layout import Batch, Rows
+from finetune_trainer.data.examples import Examples
+from finetune_trainer.data.layout import Batch
+
+
+class BatchRows(Protocol):
+    """Rows by number, as arrays."""
+
+    @property
+    def tokens(self) -> Examples: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, numbers: Sequence[int], size: int) -> Batch:
+        """The rows with these numbers, filled up with empty rows (weight zero) to ``size``."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -31,7 +45,7 @@ class TrainBatches:
     step and gets what an undisturbed one gets, whatever the number of processes.
     """
 
-    rows: Rows
+    rows: BatchRows
     parts: Sequence[Part] = ()
     """Whose rows sum to all; empty: all are one part, shown once an epoch."""
     batch_size: int
@@ -116,7 +130,7 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 class EvaluationBatches:
     """Every row once, in order; the last batch is filled up with rows of weight zero."""
 
-    rows: Rows
+    rows: BatchRows
     batch_size: int
 
     def __iter__(self) -> Iterator[Batch]:

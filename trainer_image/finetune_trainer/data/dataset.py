@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from finetune_contract import DatasetReport, ExitCode, SplitSpec
-from finetune_trainer.data.batches import Part, shares
+from finetune_trainer.data.batches import BatchRows, Part, shares
 from finetune_trainer.data.examples import Chosen, Digests, Whole
 from finetune_trainer.data.layout import Groups, Rows, lay_out
 from finetune_trainer.data.prepare import Prepared, count
@@ -38,7 +38,8 @@ class Dataset:
 
     name: str
     pieces: Sequence[Piece]
-    rows: Rows
+    """Empty for pairs of answers, which have none of a single text."""
+    rows: BatchRows
     parts: Sequence[Part]
     """Of the rows; one for each piece where they are mixed by weight, else one in all."""
     reports: Sequence[DatasetReport]

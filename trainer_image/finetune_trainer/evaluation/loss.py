@@ -1,6 +1,6 @@
-"""Token-weighted loss of a MaxText model over a dataset: the sum over all trained tokens divided by their number."""
+"""Loss of a MaxText model over a dataset: the sum over all trained tokens (or pairs) divided by their number."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,41 +9,62 @@ import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
-from maxtext.trainers.pre_train.train import loss_fn
 
 from finetune_trainer.data.layout import Batch
+from finetune_trainer.evaluation.numbers import perplexity
+from finetune_trainer.objectives import Objective
 from finetune_trainer.spread import to_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     total: float
-    """Nats, summed over tokens."""
+    """Nats, summed over tokens (or pairs)."""
+    weight: int
+    """Their number."""
     tokens: int
+    """Tokens whose probability counted."""
+    metrics: Mapping[str, float]
+    """Means of what else the method measures."""
+    per_token: bool
 
     @property
     def mean(self) -> float:
-        return self.total / max(1, self.tokens)
+        return self.total / max(1, self.weight)
+
+    @property
+    def perplexity(self) -> float | None:
+        """None where the loss is not one of tokens."""
+        return perplexity(self.mean) if self.per_token else None
 
 
 def combined(losses: Iterable[Loss]) -> Loss:
-    """Over several sets as over one: every token counts the same."""
+    """Over several sets, at least one, of the same method as over one: every token (or pair) counts the same."""
     several = list(losses)
-    return Loss(total=sum(each.total for each in several), tokens=sum(each.tokens for each in several))
+    weight = sum(each.weight for each in several)
+    return Loss(
+        total=sum(each.total for each in several),
+        weight=weight,
+        tokens=sum(each.tokens for each in several),
+        metrics={
+            name: sum(each.metrics[name] * each.weight for each in several) / max(1, weight)
+            for name in several[0].metrics
+        },
+        per_token=several[0].per_token,
+    )
 
 
 class LossMeter:
     """Measures models of one structure; compiles once."""
 
-    def __init__(self, model: Any, config: Any, mesh: Mesh) -> None:
+    def __init__(self, model: Any, config: Any, mesh: Mesh, objective: Objective) -> None:
         """``config`` is MaxText's. Batches must be of its global batch size."""
-        self._config, self._mesh = config, mesh
+        self._config, self._mesh, self._objective = config, mesh, objective
         graph, _ = nnx.split(model)
 
         @jax.jit
-        def step(state: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-            _, aux = loss_fn(nnx.merge(graph, state), config, dict(batch), None, None, is_train=False)
-            return aux["xent_sum"], aux["total_weights"]
+        def step(state: Any, batch: Any) -> Mapping[str, jax.Array]:
+            return objective(nnx.merge(graph, state), batch, train=False)[1]
 
         self._step = step
 
@@ -52,12 +73,21 @@ class LossMeter:
     ) -> Loss:
         """The loss over all batches; ``alive`` is called after each. The sum over them is made in float64 on the host,
         in their order."""
-        total, tokens = 0.0, 0
+        totals = dict.fromkeys(("nats", "total_weights", *self._objective.metrics), 0.0)
+        tokens = 0
         with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):
             _, state = nnx.split(model)
             for batch in batches:
-                loss, count = self._step(state, to_devices(batch, self._mesh))
-                total += float(np.asarray(loss, np.float64))
-                tokens += int(count)
+                sums = self._step(state, to_devices(batch, self._mesh))
+                for name in totals:
+                    totals[name] += float(np.asarray(sums[name], np.float64))
+                tokens += self._objective.tokens(batch)
                 alive()
-        return Loss(total=total, tokens=tokens)
+        weight = round(totals["total_weights"])
+        return Loss(
+            total=totals["nats"],
+            weight=weight,
+            tokens=tokens,
+            metrics={name: totals[name] / max(1, weight) for name in self._objective.metrics},
+            per_token=self._objective.per_token,
+        )

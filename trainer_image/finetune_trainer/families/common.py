@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finetune_trainer.families.fields import Fields
+from finetune_trainer.families.plan import Experts
 
 #: transformers' activation name -> MaxText's (jax.nn's gelu is the tanh approximation).
 _ACTIVATIONS: Mapping[str, str] = {
@@ -92,6 +93,29 @@ def dimensions(config: Fields, default: Defaults) -> Dimensions:
         vocab_size=config.integer("vocab_size", default.vocab_size),
         context_length=config.integer("max_position_embeddings", default.context_length),
     )
+
+
+def experts(config: Fields, key: str, number: int, chosen: int, width: int) -> Experts:
+    """``key`` and the numbers are what the architecture calls its experts, and transformers' defaults."""
+    found = Experts(
+        number=config.integer(key, number, minimum=2),
+        chosen=config.integer("num_experts_per_tok", chosen),
+        width=width,
+    )
+    if found.chosen > found.number:
+        config.refuse("num_experts_per_tok", f"at most {key} ({found.number})", "Correct config.json.")
+    return found
+
+
+def expert_overrides(experts: Experts) -> dict[str, object]:
+    """MaxText's settings, without a loss for their balance: as the published models compute it."""
+    return {
+        "num_experts": experts.number,
+        "num_experts_per_tok": experts.chosen,
+        "base_moe_mlp_dim": experts.width,
+        "load_balance_loss_weight": 0.0,
+        "capacity_factor": -1.0,  # no token is ever dropped
+    }
 
 
 def activations(config: Fields, key: str, default: str) -> list[str]:

@@ -22,12 +22,12 @@ DEFAULTS = common.Defaults(
 )
 
 
-def plan(config: Fields, architecture: str) -> ModelPlan:
+def plan(config: Fields, architecture: str, default: common.Defaults = DEFAULTS) -> ModelPlan:
     """MaxText keeps q and k in interleaved order and 1/sqrt(head_dim) in the query weights (its conversion hooks)."""
     common.refuse_foreign_parts(config)
-    size = common.dimensions(config, DEFAULTS)
+    size = common.dimensions(config, default)
     rotary = rope.single(config, default_theta=10_000.0)
-    tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
+    tied = config.flag("tie_word_embeddings", default.tied_embeddings)
     return ModelPlan(
         architecture=architecture,
         family=Family.LLAMA,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,7 +14,9 @@ class Family(StrEnum):
     """Models that share MaxText's decoder block and tensor names."""
 
     LLAMA = "llama"
+    MIXTRAL = "mixtral"
     QWEN3 = "qwen3"
+    QWEN3_MOE = "qwen3-moe"
     GEMMA2 = "gemma2"
     GEMMA3 = "gemma3"
 
@@ -29,6 +31,21 @@ class Llama3Scaling:
     original_context: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Of every layer's MLP, instead of a dense one."""
+
+    number: int
+    chosen: int
+    """For each token."""
+    width: int
+
+
+#: Where a layer keeps its router and experts, and what their projections are called: gate, up, down.
+_EXPERT_NAMES: Mapping[Family, tuple[str, tuple[str, str, str]]] = {
+    Family.MIXTRAL: ("block_sparse_moe", ("w1", "w3", "w2")),
+    Family.QWEN3_MOE: ("mlp", ("gate_proj", "up_proj", "down_proj")),
+}
 #: Hugging Face module -> last part of MaxText's module path, for every family here.
 LORA_MODULES: Mapping[str, str] = {
     "q_proj": "query",
@@ -77,6 +94,7 @@ class ModelPlan:
     llama3_scaling: Llama3Scaling | None = None
     linear_scaling: float = 1.0
     """Linear RoPE factor of a Llama model, for which MaxText has no setting."""
+    experts: Experts | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the text model's weights, as a plain ``…ForCausalLM`` checkpoint names them."""
@@ -86,9 +104,7 @@ class ModelPlan:
             "self_attn.k_proj.weight": (keys, hidden),
             "self_attn.v_proj.weight": (keys, hidden),
             "self_attn.o_proj.weight": (hidden, queries),
-            "mlp.gate_proj.weight": (self.intermediate_size, hidden),
-            "mlp.up_proj.weight": (self.intermediate_size, hidden),
-            "mlp.down_proj.weight": (hidden, self.intermediate_size),
+            **self._mlp(),
             "input_layernorm.weight": (hidden,),
             "post_attention_layernorm.weight": (hidden,),
         }
@@ -110,6 +126,21 @@ class ModelPlan:
             named["lm_head.weight"] = (self.vocab_size, hidden)
         return named
 
+    def _mlp(self) -> dict[str, tuple[int, ...]]:
+        hidden, experts = self.hidden_size, self.experts
+        if experts is None:
+            inner = self.intermediate_size
+            shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+            return {f"mlp.{name}.weight": shape for name, shape in zip(_MLP_MODULES, shapes, strict=True)}
+        where, names = _EXPERT_NAMES[self.family]
+        shapes = ((experts.width, hidden), (experts.width, hidden), (hidden, experts.width))
+        router: dict[str, tuple[int, ...]] = {f"{where}.gate.weight": (experts.number, hidden)}
+        return router | {
+            f"{where}.experts.{expert}.{name}.weight": shape
+            for expert in range(experts.number)
+            for name, shape in zip(names, shapes, strict=True)
+        }
+
     @property
     def parameters(self) -> int:
         """Weights of the text model, tied embeddings counted once."""
@@ -123,28 +154,41 @@ class ModelPlan:
         """``settings`` as command-line words for MaxText."""
         return [f"{key}={_word(value)}" for key, value in self.settings().items()]
 
+    @property
+    def lora_modules(self) -> tuple[str, ...]:
+        """What LoRA can adapt: the linear layers; of a mixture of experts attention's only."""
+        return tuple(name for name in LORA_MODULES if self.experts is None or name not in _MLP_MODULES)
+
     def lora_module_path(self, target_modules: Sequence[str] | None = None) -> str:
-        """MaxText's regular expression for the modules to adapt, from Hugging Face names (None: all seven)."""
-        chosen = tuple(LORA_MODULES) if target_modules is None else tuple(dict.fromkeys(target_modules))
-        unknown = [name for name in chosen if name not in LORA_MODULES]
+        """MaxText's regular expression for the modules to adapt, from Hugging Face names (None: all of them)."""
+        chosen = self.lora_modules if target_modules is None else tuple(dict.fromkeys(target_modules))
+        unknown = [name for name in chosen if name not in self.lora_modules]
         if unknown or not chosen:
             raise StageError(
                 ExitCode.BAD_REQUEST,
                 "UnknownLoraModule",
-                "LoRA can adapt the linear layers of attention and MLP only",
+                "LoRA can adapt the linear layers of attention and MLP only"
+                if self.experts is None
+                else "of a mixture of experts LoRA can adapt the linear layers of attention only",
                 where="method.lora.targetModules",
                 saw=", ".join(unknown) or "an empty list",
-                expected=f"some of {', '.join(LORA_MODULES)}",
+                expected=f"some of {', '.join(self.lora_modules)}",
                 fix="Name modules from that list, or leave targetModules out to adapt them all.",
             )
-        attention = [LORA_MODULES[name] for name in chosen if name not in _MLP_MODULES]
-        mlp = [LORA_MODULES[name] for name in chosen if name in _MLP_MODULES]
-        parts = []
-        if attention:
-            parts.append(rf"self_attention[a-z_]*/({'|'.join(attention)})")
-        if mlp:
-            parts.append(rf"mlp[a-z_]*/({'|'.join(mlp)})")
-        return f"decoder/.*({'|'.join(parts)})"
+        return module_path(chosen)
+
+
+def module_path(modules: Iterable[str]) -> str:
+    """MaxText's regular expression for these modules of every layer, which are some of ``LORA_MODULES``."""
+    chosen = tuple(modules)
+    attention = [LORA_MODULES[name] for name in chosen if name not in _MLP_MODULES]
+    mlp = [LORA_MODULES[name] for name in chosen if name in _MLP_MODULES]
+    parts = []
+    if attention:
+        parts.append(rf"self_attention[a-z_]*/({'|'.join(attention)})")
+    if mlp:
+        parts.append(rf"mlp[a-z_]*/({'|'.join(mlp)})")
+    return f"decoder/.*({'|'.join(parts)})"
 
 
 def _word(value: object) -> str:

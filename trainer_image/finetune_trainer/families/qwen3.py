@@ -19,16 +19,16 @@ DEFAULTS = common.Defaults(
 )
 
 
-def plan(config: Fields, architecture: str) -> ModelPlan:
+def plan(config: Fields, architecture: str, default: common.Defaults = DEFAULTS) -> ModelPlan:
     """Queries and keys are normalised per head; MaxText scales queries when it runs."""
     common.refuse_foreign_parts(config)
     config.must_be_off("use_sliding_window", "MaxText's Qwen3 attends to the whole context in every layer.")
-    size = common.dimensions(config, DEFAULTS)
+    size = common.dimensions(config, default)
     common.layer_pattern(config, ["full_attention"] * size.layers)
     rotary = rope.single(config, default_theta=10_000.0)
     if rotary.llama3 is not None:
         config.refuse("rope_scaling", "default or linear", "Only Llama models take the llama3 scaling.")
-    tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
+    tied = config.flag("tie_word_embeddings", default.tied_embeddings)
     return ModelPlan(
         architecture=architecture,
         family=Family.QWEN3,

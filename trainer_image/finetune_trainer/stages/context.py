@@ -3,7 +3,7 @@
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -14,6 +14,7 @@ from finetune_contract import CacheLayout, DatasetSource, ExitCode, RunFolder, S
 from finetune_trainer import families, models
 from finetune_trainer.data.cache import DataCache
 from finetune_trainer.data.dataset import HELD_BACK, Dataset, Piece, assemble, hold_back
+from finetune_trainer.data.preference import prepare_pairs
 from finetune_trainer.data.prepare import Prepared, prepare
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
@@ -77,6 +78,8 @@ class Context:
 
     def training_data(self) -> Dataset:
         """What the training sources come to, less what is held back."""
+        if self.request.method.max_prompt_length is not None:
+            return self.dataset("train", self.request.data.train)
         return self._assembled("train", self._training_pieces[0])
 
     def validation_data(self) -> list[Dataset]:
@@ -84,10 +87,18 @@ class Context:
         _, held_back = self._training_pieces if self.request.data.split_from_train else ([], [])
         if held_back:
             return [self._assembled(HELD_BACK, held_back)]
-        return [
-            self._assembled(source.name, [Piece.all_of(self.prepared(source))])
-            for source in self.request.data.validation
-        ]
+        return [self.dataset(source.name, [source]) for source in self.request.data.validation]
+
+    def dataset(self, name: str, sources: Sequence[DatasetSource], *, use_cache: bool = True) -> Dataset:
+        """What the sources come to: pairs of answers where the method compares them, else a mixture of texts."""
+        data, prompts = self.request.data, self.request.method.max_prompt_length
+        if prompts is not None:
+            return prepare_pairs(
+                name, sources, self.renderer, self.store, self.scratch,
+                prompt_length=prompts, max_length=data.max_seq_length,
+            )  # fmt: skip
+        pieces = [Piece.all_of(self.prepared(source, use_cache=use_cache)) for source in sources]
+        return self._assembled(name, pieces)
 
     @cached_property
     def _training_pieces(self) -> tuple[list[Piece], list[Piece]]:

@@ -5,7 +5,9 @@ import time
 from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome
 from finetune_trainer import conversion, engine, fingerprint, proof
 from finetune_trainer.checkpoint_layout import layout_for
+from finetune_trainer.data.preference import preview_pairs
 from finetune_trainer.data.prepare import preview
+from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
 from finetune_trainer.weights import open_weights
 
@@ -34,7 +36,7 @@ def run(context: Context) -> ConvertOutcome:
     sentence = ""
     if request.export_proof:
         sentence = proof.prove(
-            weights, converted.items, plan, _rows(context), scratch=context.scratch
+            weights, converted.items, plan, _rows(context, plan), scratch=context.scratch
         ).sentence
     manifest = ConvertManifest(
         fingerprint=prints.value,
@@ -60,7 +62,13 @@ def _publish(context: Context, address: str, manifest: ConvertManifest) -> Conve
     return ConvertManifest.model_validate_json(context.store.read(address))
 
 
-def _rows(context: Context) -> list[list[int]]:
+def _rows(context: Context, plan: ModelPlan) -> list[list[int]]:
     """A few examples of the user's own data."""
-    examples = preview(context.request.data.train[0], context.store, context.scratch, rows=_PROOF_ROWS)
-    return [context.renderer.tokens(example).ids[:_PROOF_TOKENS].tolist() for example in examples]
+    sources, pairs = context.request.data.train, context.request.method.max_prompt_length is not None
+    examples = (
+        preview_pairs(sources[0], context.store, context.scratch, rows=_PROOF_ROWS)
+        if pairs
+        else preview(sources[0], context.store, context.scratch, rows=_PROOF_ROWS)
+    )
+    length = min(_PROOF_TOKENS, plan.context_length)
+    return [context.renderer.tokens(example).ids[:length].tolist() for example in examples]

@@ -6,7 +6,7 @@ from typing import Literal
 from finetune_contract import DataReport, DatasetDetails, DatasetReport, DatasetSource
 from finetune_trainer.data import remarks, report
 from finetune_trainer.data.batches import steps_for
-from finetune_trainer.data.dataset import Dataset, Piece, assemble
+from finetune_trainer.data.dataset import Dataset
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.stages.context import Context
 
@@ -43,18 +43,11 @@ def _sample(context: Context) -> DataReport:
     data = context.request.data
 
     def looked_at(sources: Sequence[DatasetSource], name: str) -> Dataset:
-        pieces = [
-            Piece.all_of(
-                context.prepared(
-                    source.model_copy(
-                        update={"max_examples": min(source.max_examples or SAMPLE_ROWS, SAMPLE_ROWS)}
-                    ),
-                    use_cache=False,
-                )
-            )
+        first = [
+            source.model_copy(update={"max_examples": min(source.max_examples or SAMPLE_ROWS, SAMPLE_ROWS)})
             for source in sources
         ]
-        return assemble(name, pieces, length=data.max_seq_length, packing=data.packing)
+        return context.dataset(name, first, use_cache=False)
 
     train = looked_at(data.train, "train")
     validation = [looked_at([source], source.name) for source in data.validation]
@@ -120,6 +113,11 @@ def _report(
 
 def _details(data: Dataset, checked: Literal["Full", "Sample"]) -> list[DatasetDetails]:
     unknown = {"sequences": None, "epoch_sequences": None} if checked == "Sample" else {}
+    if not data.pieces:
+        return [
+            DatasetDetails(report=each.model_copy(update={"checked": checked, **unknown}))
+            for each in data.reports
+        ]
     return [
         report.details(piece, each.model_copy(update={"checked": checked, **unknown}))
         for piece, each in zip(data.pieces, data.reports, strict=True)

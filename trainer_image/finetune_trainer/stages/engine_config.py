@@ -25,7 +25,9 @@ def training_config(
         output=engine_path(context.folder.uri),
     )
     if adapter is not None:
-        made["lora"] = {**made["lora"], "lora_restore_path": adapter}
+        # Only training holds the base quantized: what is judged is what will be exported.
+        whole = {"lora_weight_qtype": None, "lora_tile_size": None}
+        made["lora"] = {**made["lora"], **whole, "lora_restore_path": adapter}
     return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
 
 

@@ -1,6 +1,6 @@
 """Evaluate: loss on the validation set and answers to the prompts, of the tuned model and of the base model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches
 from finetune_trainer.data.dataset import Dataset, digest_of
-from finetune_trainer.evaluation.numbers import perplexity
+from finetune_trainer.data.layout import Batch
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.engine_config import training_config
 from finetune_trainer.stages.inputs import converted_model, trained_parameters
@@ -31,20 +31,25 @@ class Measured:
 def run(context: Context) -> EvaluateOutcome:
     """Raises ``StageError`` 66 when training's checkpoint is not there."""
     from finetune_trainer.evaluation.models import load, with_adapter
+    from finetune_trainer.objectives import objective_of
 
     plan = context.plan(context.model(weights=False))
     request = context.request
     engine.prepare(plan)
     data = context.validation_data()
+    batches = batches_of(context, data)
     base, trained = engine_path(converted_model(context)), engine_path(trained_parameters(context))
     lora = request.method.lora is not None
 
     baseline: Measured | None = None
     model = None
-    if request.evaluation.baseline or lora:
+    relative = objective_of(request.method, None).relative
+    if request.evaluation.baseline or lora or relative:
         model = load(training_config(context, plan, steps=1, parameters=base))
+        if relative:
+            batches = {name: referred(model, each) for name, each in batches.items()}
         if request.evaluation.baseline:
-            baseline = measure(context, model, data)
+            baseline = measure(context, model, data, batches)
     if lora:
         assert model is not None
         config = training_config(context, plan, steps=1, parameters=base, adapter=trained)
@@ -52,7 +57,7 @@ def run(context: Context) -> EvaluateOutcome:
     else:
         model = None  # gives the base model's memory back first
         model = load(training_config(context, plan, steps=1, parameters=trained))
-    tuned = measure(context, model, data)
+    tuned = measure(context, model, data, batches)
 
     prompts = request.evaluation.prompts
     samples = [
@@ -74,31 +79,49 @@ def run(context: Context) -> EvaluateOutcome:
     return outcome
 
 
-def measure(context: Context, model: "LoadedModel", data: Sequence[Dataset]) -> Measured:
-    """Loss over all of ``data`` and answers to the request's prompts."""
+def batches_of(context: Context, data: Sequence[Dataset]) -> dict[str, Iterable[Batch]]:
+    """Of one forward pass each, by the set's name."""
+    size = context.request.hyperparameters.microbatch_size
+    return {each.name: EvaluationBatches(rows=each.rows, batch_size=size) for each in data}
+
+
+def referred(base: "LoadedModel", batches: Iterable[Batch]) -> list[Batch]:
+    """The batches with the base model's log-probabilities."""
+    import jax
+    from flax.core.spmd import logical_axis_rules
+
+    from finetune_trainer.objectives import Reference
+
+    with jax.set_mesh(base.mesh), logical_axis_rules(base.config.logical_axis_rules):
+        reference = Reference.itself(base.model, base.mesh)
+        return [reference.of(batch) for batch in batches]
+
+
+def measure(
+    context: Context,
+    model: "LoadedModel",
+    data: Sequence[Dataset],
+    batches: Mapping[str, Iterable[Batch]],
+) -> Measured:
+    """Loss over all of ``data``, whose ``batches`` these are, and answers to the request's prompts."""
     from finetune_trainer.evaluation.generate import greedy
     from finetune_trainer.evaluation.loss import LossMeter, combined
+    from finetune_trainer.objectives import objective_of
 
     request = context.request
     result = None
     if data:
-        meter, size = (
-            LossMeter(model.model, model.config, model.mesh), request.hyperparameters.global_batch_size
-        )  # fmt: skip
-        measured = {
-            each.name: (
-                meter.measure(model.model, EvaluationBatches(rows=each.rows, batch_size=size)),
-                sum(report.rows for report in each.reports),
-            )
-            for each in data
-        }
-        loss = combined(each for each, _ in measured.values())
+        objective = objective_of(request.method, model.config)
+        meter = LossMeter(model.model, model.config, model.mesh, objective)
+        measured = {each.name: meter.measure(model.model, batches[each.name]) for each in data}
+        loss = combined(measured.values())
         result = EvaluationResult(
             loss=loss.mean,
-            perplexity=perplexity(loss.mean),
+            perplexity=loss.perplexity,
             tokens=loss.tokens,
-            rows=sum(rows for _, rows in measured.values()),
-            by_set={name: each.mean for name, (each, _) in measured.items()} if len(measured) > 1 else {},
+            rows=sum(report.rows for each in data for report in each.reports),
+            by_set={name: each.mean for name, each in measured.items()} if len(measured) > 1 else {},
+            **loss.metrics,
         )
     answers = greedy(
         model.model,

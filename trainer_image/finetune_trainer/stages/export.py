@@ -1,6 +1,6 @@
 """Export: the trained model in Hugging Face format, merged, as an adapter, or both, with its card and manifest."""
 
-from finetune_contract import Artifact, EvaluateOutcome, ExportOutcome, PreflightOutcome
+from finetune_contract import Artifact, EvaluateOutcome, EvaluationResult, ExportOutcome, PreflightOutcome
 from finetune_trainer import engine, export
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.publish import Kind
@@ -108,9 +108,16 @@ def _data(found: PreflightOutcome) -> dict[str, str]:
 def _scores(measured: EvaluateOutcome) -> dict[str, str]:
     table = {}
     if measured.tuned is not None:
-        table["Loss"] = f"{measured.tuned.loss:.4f} nats a token, perplexity {measured.tuned.perplexity:.2f}"
+        table["Loss"] = _score(measured.tuned)
     if measured.baseline is not None:
-        table["Loss of the base model"] = (
-            f"{measured.baseline.loss:.4f}, perplexity {measured.baseline.perplexity:.2f}"
-        )
+        table["Loss of the base model"] = _score(measured.baseline)
     return table
+
+
+def _score(result: EvaluationResult) -> str:
+    if result.perplexity is not None:
+        return f"{result.loss:.4f} nats a token, perplexity {result.perplexity:.2f}"
+    told = f"{result.loss:.4f} a pair"
+    if result.reward_accuracy is not None:
+        told += f", the chosen answer preferred in {100 * result.reward_accuracy:.1f} %"
+    return told

@@ -42,7 +42,7 @@ def run(context: Context) -> TrainOutcome:
     discarded = discard_damaged(context.store, context.folder) if context.processes.first else []
     context.processes.meet("checkpoints")
     config = training_config(context, plan, steps=steps, parameters=engine_path(converted_model(context)))
-    session = open_session(config, steps, request.checkpointing, request.evaluation.every_steps)
+    session = open_session(config, steps, request)
     seconds["restore"] = time.perf_counter() - started
     report = None
     if context.processes.first:
@@ -58,10 +58,11 @@ def run(context: Context) -> TrainOutcome:
         stop_requested=lambda: context.stopper.requested,
         begin_saving=context.stopper.defer,
         learning_rates=session.learning_rates,
+        accumulation=h.gradient_accumulation_steps,
         report=report,
         host_report=context.host_report,
         evaluation={
-            each.name: EvaluationBatches(rows=each.rows, batch_size=h.global_batch_size)
+            each.name: EvaluationBatches(rows=each.rows, batch_size=h.microbatch_size)
             for each in validation
         },
         seconds=seconds,

@@ -12,15 +12,15 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 from maxtext.optimizers import optimizers
-from maxtext.trainers.post_train.sft.train_sft import use_maxtext_loss_function
 from maxtext.utils import maxtext_utils
 from orbax import checkpoint as ocp
 from tunix.sft import peft_trainer
 
-from finetune_contract import CheckpointPolicy
+from finetune_contract import CheckpointPolicy, StageRequest
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.loading import pretrained
 from finetune_trainer.lora import with_lora
+from finetune_trainer.objectives import Objective, Reference, objective_of
 from finetune_trainer.spread import ROW_AXES
 from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch, stop_agreed
 
@@ -32,6 +32,8 @@ class Session:
     trainer: SftTrainer
     config: Any
     mesh: Mesh
+    objective: Objective
+    reference: Reference | None
     learning_rates: npt.NDArray[np.float64]
     """By steps done before."""
 
@@ -47,7 +49,7 @@ class Session:
         trainer.with_data_hooks(ByStep(batches, self.mesh, control.total_steps))
         trainer.with_training_hooks(Watch(self.config, self.mesh, control))
         with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
-            trainer.prepare(control, self.config, self.mesh)
+            trainer.prepare(control, self.config, self.mesh, self.reference)
             # Its truth says whether to evaluate while training; the rows come from ``control``.
             wanted = bool(control.evaluate_every and control.evaluation)
             try:
@@ -68,41 +70,60 @@ class Session:
             trainer.evaluate()
 
 
-def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Session:
+def open_session(config: Any, steps: int, request: StageRequest) -> Session:
     """Loads the model and the newest whole checkpoint, if there is one.
 
     ``config`` is MaxText's; it names the run folder, the converted model and the mesh.
     """
+    objective = objective_of(request.method, config)
     model, mesh = pretrained(config)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-        trainer, schedule = build_trainer(config, model, mesh, _tunix(config, steps, policy, evaluate_every))
+        parts = request.hyperparameters.gradient_accumulation_steps
+        policy, every = request.checkpointing, request.evaluation.every_steps
+        if config.lora.enable_lora:
+            model = with_lora(model, mesh, config)
+        reference = None
+        if objective.relative:
+            nnx.pop(model, nnx.Intermediate)
+            made = Reference.without_adapter if config.lora.enable_lora else Reference.copied
+            reference = made(model, mesh, parts=parts)  # before a checkpoint is restored
+        trainer, schedule = build_trainer(
+            config, model, _tunix(config, steps, policy, every), objective, parts
+        )
     return Session(
         trainer=trainer,
         config=config,
         mesh=mesh,
+        objective=objective,
+        reference=reference,
         # a constant schedule without warm-up answers with one number for all steps
         learning_rates=np.broadcast_to(np.asarray(schedule(jnp.arange(steps)), np.float64), (steps,)),
     )
 
 
 def build_trainer(
-    config: Any, model: Any, mesh: Mesh, training: peft_trainer.TrainingConfig
+    config: Any, model: Any, training: peft_trainer.TrainingConfig, objective: Objective, accumulation: int
 ) -> tuple[SftTrainer, optax.Schedule]:
-    """The trainer of a loaded model, with its adapters, optimizer and loss, and the learning rate by step.
+    """The trainer of a loaded model with its adapters, and the learning rate by step.
 
     Call inside ``jax.set_mesh`` and MaxText's logical axis rules. Also traced without any weights, where the step is
     only compiled.
     """
-    if config.lora.enable_lora:
-        model = with_lora(model, mesh, config)
+    optimizer, schedule = optimizer_of(config, model)
+    nnx.pop(model, nnx.Intermediate)
+    trainer = SftTrainer(model, optimizer, training)
+    trainer.start_step = trainer.train_steps
+    trainer.learn(objective, accumulation)
+    return trainer, schedule
+
+
+def optimizer_of(config: Any, model: Any) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """What updates the parameters, gradients clipped first, and its learning rate by updates done before."""
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     optimizer = optimizers.get_optimizer(config, schedule, model)
     if config.gradient_clipping_threshold > 0:
         optimizer = optax.chain(optax.clip_by_global_norm(config.gradient_clipping_threshold), optimizer)
-    nnx.pop(model, nnx.Intermediate)
-    trainer = SftTrainer(model, optimizer, training)
-    trainer.start_step = trainer.train_steps
-    return use_maxtext_loss_function(trainer, config), schedule
+    return optimizer, schedule
 
 
 def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Any:

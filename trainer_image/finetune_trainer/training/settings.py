@@ -10,6 +10,8 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 
 _DTYPES = {"BF16": "bfloat16", "FP32": "float32"}
+#: Weights that share a scale, best first: that of the QLoRA paper, then more scales for narrow models.
+_NF4_BLOCKS = (64, 32, 16)
 #: The name of MaxText's run below the run folder: contract.RunFolder.train.
 RUN_NAME = "train"
 
@@ -31,7 +33,8 @@ def settings(
         "attention": "dot_product" if on_cpu else "autoselected",
         "dtype": _DTYPES[h.compute_precision],
         "weight_dtype": _DTYPES[h.weight_precision],
-        "per_device_batch_size": per_device_batch_size(h.global_batch_size, request.mesh),
+        # of a forward pass: MaxText is not told of the accumulation
+        "per_device_batch_size": per_device_batch_size(h, request.mesh),
         "init_weights_seed": h.seed,
         "enable_dropout": False,
         "log_config": False,  # 880 lines; the request stands in the attempt's record
@@ -67,18 +70,21 @@ def controller(mesh: MeshSpec) -> dict[str, bool]:
     return {"enable_single_controller": mesh.controller == "Pathways", **layout_for(mesh).settings()}
 
 
-def per_device_batch_size(global_batch_size: int, mesh: MeshSpec) -> float:
-    """Rows per device and step; below 1 where tensor parallelism shares a row. Raises 64 when rows do not divide."""
-    shards = mesh.data * mesh.fsdp
-    if global_batch_size % shards:
-        lower = global_batch_size // shards * shards
-        nearest = f"{lower} or {lower + shards}" if lower else str(shards)
+def per_device_batch_size(h: Hyperparameters, mesh: MeshSpec) -> float:
+    """Rows per device and forward pass; below 1 where tensor parallelism shares a row. Raises 64 when rows do not
+    divide."""
+    parts, shards = h.gradient_accumulation_steps, mesh.data * mesh.fsdp
+    unit = parts * shards
+    if h.global_batch_size % unit:
+        lower = h.global_batch_size // unit * unit
+        nearest = f"{lower} or {lower + unit}" if lower else str(unit)
+        accumulated = f", in {parts} forward passes" if parts > 1 else ""
         raise StageError(
             ExitCode.BAD_REQUEST, "BatchNotDivisible", "the batch does not divide evenly among the devices",
-            where="hyperparameters.globalBatchSize", saw=str(global_batch_size),
-            expected=f"a multiple of {shards} (data {mesh.data} x fsdp {mesh.fsdp})", fix=f"Use {nearest}.",
+            where="hyperparameters.globalBatchSize", saw=str(h.global_batch_size),
+            expected=f"a multiple of {unit} (data {mesh.data} x fsdp {mesh.fsdp}{accumulated})", fix=f"Use {nearest}.",
         )  # fmt: skip
-    return global_batch_size / (shards * mesh.tensor)
+    return h.global_batch_size / (unit * mesh.tensor)
 
 
 def optimizer(h: Hyperparameters, steps: int) -> dict[str, Any]:
@@ -117,8 +123,10 @@ def _schedule(h: Hyperparameters, steps: int) -> dict[str, Any]:
 
 
 def _fraction(part: int, whole: int) -> float:
-    """A fraction that MaxText's ``int(whole * fraction)`` turns back into ``part``, whatever the rounding."""
-    return part / whole if part in (0, whole) else (part + 0.5) / whole
+    """The smallest fraction that MaxText's ``int(whole * fraction)`` turns back into ``part``: those of warm-up and
+    decay together must not exceed 1."""
+    fraction = part / whole
+    return fraction if int(whole * fraction) == part else math.nextafter(fraction, 1.0)
 
 
 def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
@@ -131,5 +139,28 @@ def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
             "lora_rank": lora.rank,
             "lora_alpha": lora.alpha,
             "lora_module_path": plan.lora_module_path(lora.target_modules),
+            **_quantization(lora.quantization, plan),
         }
     }
+
+
+def _quantization(kind: str | None, plan: ModelPlan) -> Mapping[str, Any]:
+    """INT8 has a scale for each output; NF4 one for each block of inputs, the largest of the usual sizes that fits."""
+    if kind is not None and plan.experts is not None:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "experts, nearly all of the model, cannot be quantized",
+            where="method.lora.quantization", saw=kind, expected="None for a mixture of experts", fix="Leave it out.",
+        )  # fmt: skip
+    if kind != "NF4":
+        return {} if kind is None else {"lora_weight_qtype": "int8"}
+    inputs = {
+        "hidden_size": plan.hidden_size, "intermediate_size": plan.intermediate_size, "head_dim": plan.head_dim,
+    }  # fmt: skip
+    for block in _NF4_BLOCKS:
+        if not any(size % block for size in inputs.values()):
+            return {"lora_weight_qtype": "nf4", "lora_tile_size": block}
+    raise StageError(
+        ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "the model's sizes cannot be cut into blocks for NF4",
+        where="method.lora.quantization", saw=", ".join(f"{name} {size}" for name, size in inputs.items()),
+        expected=f"multiples of {_NF4_BLOCKS[-1]}", fix="Use INT8, which needs no blocks, or leave it out.",
+    )  # fmt: skip

@@ -24,10 +24,13 @@ from tunix.sft.hooks import DataHooks
 
 from finetune_contract import EvaluationPoint, ExitCode, Metrics
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches
+from finetune_trainer.data.layout import Batch
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.loss import Loss, LossMeter, combined
 from finetune_trainer.evaluation.numbers import perplexity
+from finetune_trainer.objectives import Objective, Reference
 from finetune_trainer.spread import to_devices
+from finetune_trainer.training.accumulation import accumulated_step
 from finetune_trainer.training.report import HostReport, Report
 
 _LOG = logging.getLogger(__name__)
@@ -56,8 +59,8 @@ class ByStep(DataHooks):  # type: ignore[misc]  # Tunix ships no types
         if step >= self._total:
             return None
         batch = self._batches.batch(step)
-        self.trained_tokens[step + 1] = int(np.count_nonzero(batch["targets_segmentation"]))
-        return to_devices(batch, self._mesh)
+        self.trained_tokens[step + 1] = train_ctx.objective.tokens(batch)
+        return to_devices(train_ctx.related(batch), self._mesh)
 
     @override
     def load_next_eval_batch(self, train_ctx: "SftTrainer") -> None:
@@ -76,6 +79,8 @@ class Control:
     """Called when a step is done that no checkpoint holds: from then on a stop waits for the next step."""
     learning_rates: npt.NDArray[np.float64]
     """By steps done before."""
+    accumulation: int = 1
+    """Microbatches per step."""
     report: Report | None = None
     """Only on process 0."""
     host_report: HostReport | None = None
@@ -140,8 +145,8 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         del self.train_metadata[train_step - 1]
         metrics = Metrics(
             loss=loss,
-            perplexity=perplexity(loss),
-            gradient_norm=train_ctx.gradient_norm(train_step),
+            perplexity=perplexity(loss) if train_ctx.objective.per_token else None,
+            **train_ctx.measured(train_step),
             learning_rate=float(self._control.learning_rates[train_step - 1]),
             tokens=train_ctx.data_hooks.trained_tokens.pop(train_step),
         )
@@ -159,13 +164,16 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
 
     def _log(self, metrics: Metrics, step: int, seconds: float) -> None:
         """TensorBoard through MaxText (its hook would stack Tunix's whole history at every step), a console line."""
+        measured = {
+            "loss": metrics.loss,
+            "perplexity": metrics.perplexity,
+            "grad_norm": metrics.gradient_norm,
+            "total_weights": metrics.tokens,
+            "reward_accuracy": metrics.reward_accuracy,
+            "reward_margin": metrics.reward_margin,
+        }
         values = {
-            "scalar": {
-                "learning/loss": metrics.loss,
-                "learning/perplexity": metrics.perplexity,
-                "learning/grad_norm": metrics.gradient_norm,
-                "learning/total_weights": metrics.tokens,
-            }
+            "scalar": {f"learning/{name}": value for name, value in measured.items() if value is not None}
         }
         self.metric_logger.record_train_metrics(values, step, seconds)
         self.metric_logger.write_metrics(values, step)
@@ -192,29 +200,45 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
     control: Control
     maxtext: Any
     mesh: Mesh
+    objective: Objective
+    reference: Reference | None
     start_step: int = 0
     last_evaluation: Loss | None = None
-    _norms: dict[int, Any]
+    accumulation: int
+    _measured: dict[int, Mapping[str, Any]]
     _jitted_train_step_fn: Any
     _jitted_eval_step_fn: Any
     _meter: LossMeter | None = None
 
-    def prepare(self, control: Control, config: Any, mesh: Mesh) -> None:
-        self.control, self.maxtext, self.mesh = control, config, mesh
+    def prepare(
+        self,
+        control: Control,
+        config: Any,
+        mesh: Mesh,
+        reference: Reference | None,
+    ) -> None:
+        """``config`` is MaxText's; ``reference`` is for objectives that are relative to it."""
+        self.control, self.maxtext, self.mesh, self.reference = control, config, mesh, reference
         self.start_step = self.train_steps
-        self._norms = {}
+        self._measured = {}
+
+    def learn(self, objective: Objective, accumulation: int) -> None:
+        """What a step minimises, and in how many microbatches."""
+        self.objective, self.accumulation = objective, accumulation
+        self.with_loss_fn(lambda model, **batch: objective(model, batch, train=True), has_aux=True)
+
+    def related(self, batch: Batch) -> Batch:
+        """The batch, with what the objective needs to know of the reference."""
+        return batch if self.reference is None else self.reference.of(batch)
 
     @override
     def create_train_step_fn(self) -> Any:
-        inner = super().create_train_step_fn()
+        inner = self._undivided_step() if self.accumulation == 1 else self._accumulated_step()
 
-        def step(model: Any, optimizer: Any, inputs: Any) -> Any:
-            loss, aux, norm = inner(model, optimizer, None, inputs)
-            return (
-                loss,
-                {"grad_norm": norm, "loss": loss, **{k: aux[k] for k in ("xent_sum", "total_weights")}},
-                norm,
-            )
+        def step(model: Any, optimizer: Any, batch: Any) -> Any:
+            loss, sums, norm = inner(model, optimizer, batch)
+            metrics = {name: sums[name] / sums["total_weights"] for name in self.objective.metrics}
+            return loss, {"loss": loss, "gradient_norm": norm, **metrics}, norm
 
         return step
 
@@ -235,19 +259,30 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
             self._jitted_train_step_fn = functools.partial(bound(step, self.model, self.optimizer))
         return self._jitted_train_step_fn, self._jitted_eval_step_fn
 
+    def _undivided_step(self) -> Any:
+        inner = super().create_train_step_fn()
+        return lambda model, optimizer, batch: inner(model, optimizer, None, batch)
+
+    def _accumulated_step(self) -> Any:
+        nnx.pop(self.model, nnx.Intermediate)
+        wrt = nnx.LoRAParam if self._lora_enabled else nnx.Param
+        return accumulated_step(
+            self.model, wrt, lambda model, batch: self.loss_fn(model, **batch), self.accumulation
+        )
+
     @override
     def _post_process_train_step(self, aux: Any) -> None:
         """Runs before the step is counted and its checkpoint saved."""
         self.control.begin_saving()
         done = self.train_steps + 1
-        self._norms[done] = aux["grad_norm"]
+        self._measured[done] = {name: value for name, value in aux.items() if name != "loss"}
         if done % self.control.checkpoint_every == 0 or done == self.control.total_steps:
             check_finite(float(aux["loss"]), done)
-            check_finite(float(aux["grad_norm"]), done, what="gradient norm")
+            check_finite(float(aux["gradient_norm"]), done, what="gradient norm")
 
-    def gradient_norm(self, step: int) -> float | None:
-        norm = self._norms.pop(step, None)
-        return None if norm is None else float(norm)
+    def measured(self, step: int) -> dict[str, float]:
+        """What the step measured beside its loss, by its name in ``Metrics``."""
+        return {name: float(value) for name, value in self._measured.pop(step, {}).items()}
 
     @override
     def _run_eval(self, eval_ds: Any, eval_step_fn: Any) -> None:
@@ -263,9 +298,11 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
             return None
         started = time.perf_counter()
         if self._meter is None:
-            self._meter = LossMeter(self.model, self.maxtext, self.mesh)
+            self._meter = LossMeter(self.model, self.maxtext, self.mesh, self.objective)
         by_set = {
-            name: self._meter.measure(self.model, batches, alive=self.control.evaluated_batch)
+            name: self._meter.measure(
+                self.model, map(self.related, batches), alive=self.control.evaluated_batch
+            )
             for name, batches in self.control.evaluation.items()
         }
         loss = combined(by_set.values())
@@ -278,9 +315,10 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
                 EvaluationPoint(
                     step=self.train_steps,
                     loss=loss.mean,
-                    perplexity=perplexity(loss.mean),
+                    perplexity=loss.perplexity,
                     tokens=loss.tokens,
                     by_set={name: each.mean for name, each in by_set.items()} if len(by_set) > 1 else {},
+                    **loss.metrics,
                 )
             )
         self.training_hooks.skip_timing()

@@ -1,0 +1,281 @@
+"""Pairs of answers: how rows are read and laid out, what DPO and ORPO compute of them, and whole trainings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from devcluster.fixtures.chat_data import row, write_data
+from finetune_contract import DatasetSource, MethodSpec, Outcome
+from finetune_trainer.data.preference import Pair, PairReader, prepare_pairs, tokenized
+from finetune_trainer.data.sources import Place, Row
+from finetune_trainer.data.template import Renderer
+from finetune_trainer.errors import StageError
+from finetune_trainer.objectives import Dpo, Orpo, objective_of
+from finetune_trainer.storage import open_store
+from tests.trainer.models import qwen3
+from tests.trainer.stages import Stages
+
+USER = {"role": "user", "content": "Capital of Peru?"}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Lima.", "No idea."))
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    from transformers import AutoTokenizer
+
+    folder = qwen3(tmp_path_factory.mktemp("model"))
+    return Renderer(AutoTokenizer.from_pretrained(folder), train_on_prompt=False)
+
+
+def spec(**fields: Any) -> DatasetSource:
+    return DatasetSource.model_validate(
+        {"path": "spec.datasets.train[0]", "name": "pairs", "uri": "file:///x", **fields}
+    )
+
+
+def read(value: dict[str, Any], renderer: Renderer, **fields: Any) -> Pair:
+    reader = PairReader(spec(**fields))
+    return tokenized(*reader.examples(Row(place=Place(path="p", file="f", row=1), value=value)), renderer)
+
+
+SAME = {
+    "messages": {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+    "text": {"prompt": USER["content"], "chosen": GOOD["content"], "rejected": BAD["content"]},
+    "whole conversations": {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    "prompt repeated": {"prompt": [USER], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    "text and messages": {"prompt": USER["content"], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+}
+
+
+@pytest.mark.parametrize("value", SAME.values(), ids=SAME)
+def test_a_pair_is_the_same_however_it_is_written(value: dict[str, Any], renderer: Renderer) -> None:
+    pair = read(value, renderer)
+    decode = renderer._tokenizer.decode  # type: ignore[attr-defined]
+    assert decode(pair.prompt) == "<|im_start|>user\nCapital of Peru?<|im_end|>\n<|im_start|>assistant\n"
+    assert decode(pair.chosen) == "Lima.<|im_end|>"
+    assert decode(pair.rejected) == "No idea.<|im_end|>"
+
+
+def test_texts_without_a_prompt_share_their_beginning(renderer: Renderer) -> None:
+    pair = read({"chosen": "Q: Peru? A: Lima", "rejected": "Q: Peru? A: Limbo"}, renderer)
+    decode = renderer._tokenizer.decode  # type: ignore[attr-defined]
+    assert "Q: Peru? A: " in decode(pair.prompt)
+    assert decode(pair.chosen).startswith("Lima")
+
+
+def test_columns_and_roles_are_mapped(renderer: Renderer) -> None:
+    human = [{"role": "human", "content": USER["content"]}]
+    value = {"q": human, "good": [GOOD], "bad": [BAD]}
+    columns = {"prompt": "q", "chosen": "good", "rejected": "bad"}
+    mapped = read(value, renderer, columns=columns, role_map={"human": "user"})
+    assert mapped.chosen.tolist() == read(SAME["messages"], renderer).chosen.tolist()
+
+
+BROKEN = [
+    ({"prompt": "x", "chosen": "y"}, {}, 'there is no column "rejected".*columns: {chosen'),
+    ({"chosen": [USER, GOOD], "rejected": [BAD]}, {}, "differ in the last turn"),
+    (
+        {"prompt": [USER], "chosen": [GOOD, USER, GOOD], "rejected": [BAD]},
+        {},
+        "one turn of the assistant.*3 messages",
+    ),
+    ({"prompt": "x", "chosen": 3, "rejected": "y"}, {}, "two strings or two lists"),
+    ({"prompt": [{"role": "bot", "content": "x"}], "chosen": [GOOD], "rejected": [BAD]}, {}, 'role "bot"'),
+    ({}, {"columns": {"completion": "x"}}, "no such column"),
+    ({}, {"format": "Messages"}, "pairs of answers"),
+]
+
+
+@pytest.mark.parametrize(("value", "fields", "told"), BROKEN)
+def test_rows_that_are_no_pairs_are_refused(
+    value: dict[str, Any], fields: dict[str, Any], told: str, renderer: Renderer
+) -> None:
+    with pytest.raises(StageError, match=told):
+        read(value, renderer, **fields)
+
+
+def test_pairs_are_laid_out_cut_counted_and_dropped(renderer: Renderer, tmp_path: Path) -> None:
+    rows = [
+        SAME["text"],
+        {"prompt": "p", "chosen": "same", "rejected": "same"},
+        {"prompt": "a long question " * 9, "chosen": "yes", "rejected": "a long answer " * 9},
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    made = prepare_pairs(
+        [spec(uri=f"file://{path}")], renderer, open_store(), tmp_path, prompt_length=24, max_length=40
+    )
+    assert (made.report.rows, made.report.dropped_rows, made.report.truncated_rows) == (2, 1, 1)
+    assert made.report.drop_reasons == {"both answers are the same": 1}
+    batch = made.rows.batch([0, 1], 3)
+    assert {name: array.shape for name, array in batch.items()} == {
+        f"{name}_{part}": (3, width)
+        for name, width in (("prompt", 24), ("chosen", 16), ("rejected", 16))
+        for part in ("ids", "mask")
+    }
+    assert batch["prompt_mask"][0].tolist() == sorted(batch["prompt_mask"][0])  # at the right end
+    assert batch["chosen_mask"][0].tolist() == sorted(batch["chosen_mask"][0], reverse=True)
+    assert batch["prompt_mask"][1].all()  # its end was kept
+    assert (
+        batch["prompt_ids"][0][-3:].tolist() == batch["prompt_ids"][1][-3:].tolist()
+    )  # what asks for an answer
+    assert not any(array[2].any() for array in batch.values())
+
+
+# --- what is computed ------------------------------------------------------------------------------------------------
+
+MASKS = {
+    "chosen_mask": jnp.asarray([[1, 1, 0, 0], [1, 1, 1, 1]]), "rejected_mask": jnp.asarray([[1, 0, 0, 0], [1, 1, 1, 0]]),
+}  # fmt: skip
+CHOSEN, REJECTED = np.asarray([-3.0, -1.5]), np.asarray([-2.0, -4.5])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_dpo_is_tunixs(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tunix.sft.dpo import dpo_trainer
+
+    reference = {
+        "reference_chosen": jnp.asarray([-2.0, -2.0]),
+        "reference_rejected": jnp.asarray([-2.5, -4.0]),
+    }
+    monkeypatch.setattr(
+        dpo_trainer, "compute_logps", lambda *_, **__: (jnp.asarray(CHOSEN), jnp.asarray(REJECTED))
+    )
+    example = dpo_trainer.TrainExample(
+        input_ids=None, positions=None, attention_mask=None, completion_mask=None, logits_to_keep=4,  # type: ignore[arg-type]
+        ref_chosen_logps=reference["reference_chosen"], ref_rejected_logps=reference["reference_rejected"],
+    )  # fmt: skip
+    expected, told = dpo_trainer.dpo_loss_fn(None, example, beta=0.3, label_smoothing=smoothing)
+    ours = Dpo(beta=0.3, label_smoothing=smoothing)
+    losses, better, worse = ours.pairs(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), {**MASKS, **reference})
+    assert float(losses.mean()) == float(expected)
+    assert float((better > worse).mean()) == float(told["rewards/accuracy"])
+    assert float((better - worse).mean()) == float(told["rewards/margin"])
+
+
+def test_orpo_is_the_papers() -> None:
+    """Equations 1, 4 and 6 of arXiv:2403.07691, in float64."""
+    chosen, rejected = CHOSEN / [2, 4], REJECTED / [1, 3]
+    odds = [np.exp(nats) / (1 - np.exp(nats)) for nats in (chosen, rejected)]
+    expected = -chosen - 0.25 * np.log(1 / (1 + np.exp(-np.log(odds[0] / odds[1]))))
+    losses, better, worse = Orpo(weight=0.25).pairs(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), MASKS)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    np.testing.assert_allclose(better - worse, 0.25 * (chosen - rejected), rtol=1e-6)
+
+
+def test_an_answer_that_is_certain_is_not_infinitely_odd() -> None:
+    losses, *_ = Orpo(weight=0.1).pairs(jnp.zeros(2), jnp.asarray(REJECTED), MASKS)
+    assert np.isfinite(np.asarray(losses)).all()
+
+
+def test_the_method_decides_the_objective() -> None:
+    dpo = MethodSpec.model_validate({"type": "DPO", "dpo": {"beta": 0.2, "max_prompt_length": 9}})
+    assert objective_of(dpo, None) == Dpo(beta=0.2, label_smoothing=0.0)
+    orpo = MethodSpec.model_validate({"type": "ORPO", "orpo": {"weight": 0.3, "max_prompt_length": 9}})
+    assert objective_of(orpo, None) == Orpo(weight=0.3)
+
+
+# --- whole trainings -------------------------------------------------------------------------------------------------
+
+DPO = {"type": "DPO", "dpo": {"max_prompt_length": 32}}
+ORPO = {"type": "ORPO", "orpo": {"max_prompt_length": 32}}
+LORA = {"lora": {"rank": 4, "alpha": 8.0}}
+
+
+@pytest.fixture(scope="module")
+def pairs(stages: Stages) -> dict[str, Any]:
+    folder = stages.root / "data" / "pairs"
+    write_data(folder, train=64, evaluation=21, form="preference")
+    sources = {
+        name: [{"path": f"spec.datasets.{name}[0]", "name": name, "uri": f"file://{folder}/{file}.jsonl"}]
+        for name, file in (("train", "train"), ("validation", "eval"))
+    }
+    assert row("Peru", "preference")["chosen"] == "The capital of Peru is Lima."
+    return sources
+
+
+def asked(pairs: dict[str, Any], converted: str, method: dict[str, Any], **numbers: Any) -> dict[str, Any]:
+    return {
+        "converted": converted, "data": pairs, "method": method, "checkpointing": {"every_steps": 10},
+        "hyperparameters": {"steps": 12, "learning_rate": 2e-3, "schedule": "Constant", **numbers},
+        "evaluation": {"prompts": [], "every_steps": 6},
+    }  # fmt: skip
+
+
+def test_preflight_counts_pairs_and_conversion_is_proven_on_them(
+    stages: Stages, pairs: dict[str, Any]
+) -> None:
+    wanted = {"data": pairs, "method": DPO}
+    checked = stages.run(
+        "Preflight", "pairs", **wanted, hyperparameters={"steps": None, "epochs": 1.0}
+    ).details
+    assert checked is not None
+    assert checked.kind == "Preflight"
+    assert (checked.train.format, checked.train.rows, checked.steps) == ("Preference", 64, 8)
+    assert checked.validation is not None
+    assert checked.validation.rows == 21
+    made = stages.run("Convert", "pairs", **wanted, use_cache="Off").details
+    assert made is not None
+    assert made.kind == "Convert"
+    assert made.manifest.export_proven
+
+
+METHODS = [
+    pytest.param("dpo", DPO, id="dpo"),
+    pytest.param("dpo-lora", DPO | LORA, id="dpo-lora"),
+    pytest.param("orpo", ORPO, id="orpo", marks=pytest.mark.thorough),
+    pytest.param("orpo-lora", ORPO | LORA, id="orpo-lora"),
+]
+
+
+@pytest.mark.parametrize(("run", "method"), METHODS)
+def test_the_chosen_answers_come_to_be_preferred(
+    stages: Stages, converted: str, pairs: dict[str, Any], run: str, method: dict[str, Any]
+) -> None:
+    wanted = asked(pairs, converted, method)
+    trained = stages.run("Train", run, **wanted)
+    assert trained.outcome is Outcome.SUCCEEDED, trained.failure
+    lines = [
+        json.loads(line) for line in (stages.root / run / "train/metrics.jsonl").read_text().splitlines()
+    ]
+    steps = [line for line in lines if "loss" in line]
+    assert len(steps) == 12
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert "perplexity" not in steps[-1]
+    assert steps[-1]["reward_margin"] > 0.01
+    assert steps[-1]["reward_accuracy"] == 1.0
+    if "dpo" in method:  # the model is its own reference before the first update
+        assert steps[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+    evaluated = stages.run("Evaluate", run, train_step=12, **wanted).details
+    assert evaluated is not None
+    assert evaluated.kind == "Evaluate"
+    assert evaluated.tuned is not None
+    assert evaluated.baseline is not None
+    assert evaluated.tuned.loss == pytest.approx(trained.details.evaluation_loss, rel=1e-6)  # type: ignore[union-attr]
+    assert evaluated.tuned.rows == 21
+    assert evaluated.tuned.reward_accuracy == 1.0
+    assert evaluated.tuned.perplexity is None
+    assert evaluated.baseline.loss > evaluated.tuned.loss
+    exported = stages.run("Export", run, train_step=12, **wanted)
+    assert exported.outcome is Outcome.SUCCEEDED, exported.failure
+
+
+@pytest.mark.parametrize(
+    ("run", "method"), [("dpo", DPO), pytest.param("orpo", ORPO | LORA, marks=pytest.mark.thorough)]
+)
+def test_a_stopped_training_goes_on_to_the_same_digits(
+    stages: Stages, converted: str, pairs: dict[str, Any], run: str, method: dict[str, Any]
+) -> None:
+    """Also with accumulation: the reference is that of the beginning, not of the checkpoint."""
+    long = asked(pairs, converted, method, steps=40, gradient_accumulation_steps=2)
+    long |= {"evaluation": {"prompts": []}}
+    stages.run("Train", f"{run}-whole", **long)
+    first = stages.run("Train", f"{run}-stopped", stop_at=8, **long)
+    second = stages.run("Train", f"{run}-stopped", attempt=2, **long)
+    assert first.outcome is Outcome.STOPPED
+    assert second.outcome is Outcome.SUCCEEDED
+    assert stages.losses(f"{run}-stopped") == stages.losses(f"{run}-whole")

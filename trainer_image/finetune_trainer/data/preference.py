@@ -1,0 +1,267 @@
+"""Pairs of answers to one prompt, the better and the worse: rows of ``chosen`` and ``rejected``, and mostly ``prompt``.
+
+A row is read as two of prompt and completion, so answers may be text or messages, and templates, columns and roles work
+as everywhere. Without a prompt the two are whole conversations that differ in the last turn, or texts whose common
+beginning is the prompt.
+"""
+
+import hashlib
+import itertools
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finetune_contract import DatasetReport, DatasetSource, ExitCode
+from finetune_trainer.data.batches import Part
+from finetune_trainer.data.dataset import Dataset
+from finetune_trainer.data.examples import TokenFile
+from finetune_trainer.data.layout import Batch
+from finetune_trainer.data.place import Row
+from finetune_trainer.data.schema import Example, Schema
+from finetune_trainer.data.sources import open_source
+from finetune_trainer.data.template import Renderer, Tokens
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage import Store
+
+_COLUMNS = ("prompt", "chosen", "rejected")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Tokens of one row."""
+
+    prompt: np.ndarray
+    chosen: np.ndarray
+    rejected: np.ndarray
+
+    def cut(self, prompt_length: int, answer_length: int) -> "Pair":
+        """The prompt's end and the answers' beginnings."""
+        return Pair(
+            prompt=self.prompt[-prompt_length:],
+            chosen=self.chosen[:answer_length],
+            rejected=self.rejected[:answer_length],
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.chosen) + len(self.rejected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRows:
+    """Pairs by number, laid out as Tunix has them: prompts at the right end of their columns, answers at the left."""
+
+    tokens: TokenFile
+    """Two examples a pair, prompt with chosen and prompt with rejected answer; the answer is what is trained."""
+    prompt_length: int
+    answer_length: int
+
+    def __len__(self) -> int:
+        return len(self.tokens) // 2
+
+    def batch(self, numbers: Sequence[int], size: int) -> Batch:
+        """The pairs with these numbers, filled up with empty ones (weight zero) to ``size``. Ids and masks of
+        ``prompt``, ``chosen`` and ``rejected``, each ``[size, length]``, int32."""
+        widths = {"prompt": self.prompt_length, "chosen": self.answer_length, "rejected": self.answer_length}
+        arrays = {
+            f"{name}_{part}": np.zeros((size, width), np.int32)
+            for name, width in widths.items()
+            for part in ("ids", "mask")
+        }
+        for place, number in enumerate(numbers):
+            chosen, rejected = self.tokens.read(2 * number), self.tokens.read(2 * number + 1)
+            parts = {"prompt": chosen.ids[~chosen.trained]}
+            parts |= {"chosen": chosen.ids[chosen.trained], "rejected": rejected.ids[rejected.trained]}
+            for name, ids in parts.items():
+                start = widths[name] - len(ids) if name == "prompt" else 0
+                arrays[f"{name}_ids"][place, start : start + len(ids)] = ids
+                arrays[f"{name}_mask"][place, start : start + len(ids)] = 1
+        return arrays
+
+
+def prepare_pairs(
+    name: str,
+    sources: Sequence[DatasetSource],
+    renderer: Renderer,
+    store: Store,
+    scratch: Path,
+    *,
+    prompt_length: int,
+    max_length: int,
+) -> Dataset:
+    """Reads and tokenizes one dataset of pairs. Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change."""
+    if prompt_length >= max_length:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "PromptLengthTooLong", "prompts leave no room for answers",
+            where="method: maxPromptLength", saw=str(prompt_length), expected=f"less than maxSeqLength, {max_length}",
+            fix=f"Use {max_length // 2}, or raise datasets.maxSeqLength.",
+        )  # fmt: skip
+    if len(sources) != 1:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "SeveralDatasets", "preferences are trained from one dataset", where=sources[1].path,
+            saw=f"{len(sources)} datasets", expected="one", fix="Join the files under one glob.",
+        )  # fmt: skip
+    source = open_source(sources[0], store, scratch)
+    tokens = TokenFile(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.pairs")
+    counts: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    digest = hashlib.sha256()
+    reader = PairReader(source.spec)
+    for row in itertools.islice(source.rows(), source.spec.max_examples):
+        whole = tokenized(*reader.examples(row), renderer)
+        pair = whole.cut(prompt_length, max_length - prompt_length)
+        why = _why_dropped(whole, pair)
+        if why:
+            dropped[why] += 1
+            continue
+        counts["truncated"] += len(pair) < len(whole)
+        counts["tokens"] += len(pair)
+        counts["trained"] += len(pair.chosen) + len(pair.rejected)
+        for answer in (pair.chosen, pair.rejected):
+            ids = np.concatenate([pair.prompt, answer]).astype(np.int32)
+            trained = np.arange(len(ids)) >= len(pair.prompt)
+            digest.update(ids.tobytes() + trained.tobytes())
+            tokens.append(Tokens(ids=ids, trained=trained))
+    tokens.finish()
+    rows = PairRows(tokens=tokens, prompt_length=prompt_length, answer_length=max_length - prompt_length)
+    if not len(rows):
+        raise StageError(
+            ExitCode.BAD_DATA, "DatasetHasNothingToTrain", "no row has two different answers to train on",
+            where=source.spec.path, saw=", ".join(f"{n} rows: {why}" for why, n in dropped.items()) or "no rows",
+            expected="rows of chosen and rejected that differ within maxSeqLength",
+            fix="Correct the data, or raise datasets.maxSeqLength.",
+        )  # fmt: skip
+    report = DatasetReport(
+        path=source.spec.path, name=source.spec.name, uri=source.uri, revision=source.revision, format="Preference",
+        rows=len(rows), tokens=counts["tokens"], trained_tokens=counts["trained"], truncated_rows=counts["truncated"],
+        dropped_rows=dropped.total(), drop_reasons=dict(dropped),
+    )  # fmt: skip
+    part = Part(rows=len(rows), shown=len(rows))
+    return Dataset(
+        name=name, pieces=(), rows=rows, parts=[part], reports=[report], digest=digest.hexdigest()
+    )
+
+
+def preview_pairs(source: DatasetSource, store: Store, scratch: Path, *, rows: int) -> list[Example]:
+    """The first chosen examples, without reading further."""
+    reader = PairReader(source)
+    found = itertools.islice(open_source(source, store, scratch).rows(), rows)
+    return [reader.examples(row)[0] for row in found]
+
+
+class PairReader:
+    """Rows of one dataset as two examples of prompt and completion each. Raises ``StageError`` 64 or 65."""
+
+    def __init__(self, spec: DatasetSource) -> None:
+        wrong = [name for name in spec.columns if name not in _COLUMNS]
+        if wrong:
+            raise StageError(
+                ExitCode.BAD_REQUEST, "UnknownColumn", "preference data has no such column",
+                where=f"{spec.path}.columns", saw=wrong[0], expected=f"one of {', '.join(_COLUMNS)}",
+                fix="Write our name first, then the dataset's column.",
+            )  # fmt: skip
+        if spec.format not in ("Auto", "Preference"):
+            raise StageError(
+                ExitCode.BAD_REQUEST, "FormatMismatch", "this method learns from pairs of answers",
+                where=f"{spec.path}.format", saw=spec.format, expected="Preference", fix="Leave it out.",
+            )  # fmt: skip
+        self._columns = {name: spec.columns.get(name, name) for name in _COLUMNS}
+        self._spec = spec.model_copy(update={"format": "PromptCompletion", "columns": {}})
+        self._schema: Schema | None = None
+
+    def examples(self, row: Row) -> tuple[Example, Example]:
+        """The chosen and the rejected one."""
+        chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")
+        prompt = row.value.get(self._columns["prompt"])
+        if prompt is None:
+            prompt, chosen, rejected = self._divided(row, chosen, rejected)
+        elif isinstance(prompt, str) and isinstance(chosen, list):
+            prompt = [{"role": "user", "content": prompt}]
+        if isinstance(chosen, list) and isinstance(prompt, list):
+            # Many datasets repeat the prompt in front of both answers.
+            chosen, rejected = (
+                answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
+                for answer in (chosen, rejected)
+            )
+            self._check_turns(row, chosen, rejected)
+        return self._read(row, prompt, chosen), self._read(row, prompt, rejected)
+
+    def _value(self, row: Row, name: str) -> Any:
+        column = self._columns[name]
+        if row.value.get(column) is None:
+            raise row.place.mismatch(
+                f'there is no column "{column}"',
+                "Name the columns: columns: {chosen: …, rejected: …} and, if there is one, {prompt: …}.",
+                saw=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
+            )
+        return row.value[column]
+
+    def _divided(self, row: Row, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+        """Prompt, chosen and rejected of a row without a prompt of its own."""
+        if isinstance(chosen, str) and isinstance(rejected, str):
+            ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
+            prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]
+            # Answers that begin alike begin at the end of the last line, or word, that they share.
+            prompt = prompt[: max(prompt.rfind("\n"), prompt.rfind(" ")) + 1]
+            return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
+        if isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] == rejected[:-1] != []:
+            return chosen[:-1], chosen[-1:], rejected[-1:]
+        raise row.place.mismatch(
+            "chosen and rejected must be two texts, or two conversations that differ in the last turn",
+            "Give the row a prompt, and chosen and rejected only what answers it.",
+        )
+
+    def _check_turns(self, row: Row, chosen: list[Any], rejected: list[Any]) -> None:
+        for name, answer in (("chosen", chosen), ("rejected", rejected)):
+            if len(answer) != 1:
+                raise row.place.mismatch(
+                    f'"{self._columns[name]}" must be one turn of the assistant after the prompt',
+                    "Put the earlier turns into the prompt.",
+                    saw=f"{len(answer)} messages",
+                )
+
+    def _read(self, row: Row, prompt: Any, completion: Any) -> Example:
+        plain: Mapping[str, Any] = {"prompt": prompt, "completion": completion}
+        as_pair = replace(row, value=plain)
+        if self._schema is None:
+            self._schema = Schema(self._spec, as_pair)
+        return self._schema.example(as_pair)
+
+
+def tokenized(chosen: Example, rejected: Example, renderer: Renderer) -> Pair:
+    """Answers begin where the first of the two begins to be trained, and end with the token that closes the turn."""
+    first, second = renderer.tokens(chosen), renderer.tokens(rejected)
+    start = min(_first_trained(first), _first_trained(second))
+    shared = min(len(first), len(second), start)
+    differ = np.flatnonzero(first.ids[:shared] != second.ids[:shared])
+    start = int(differ[0]) if len(differ) else shared
+    return Pair(
+        prompt=first.ids[:start],
+        chosen=first.ids[start : _past_trained(first)],
+        rejected=second.ids[start : _past_trained(second)],
+    )
+
+
+def _first_trained(tokens: Tokens) -> int:
+    return int(np.argmax(tokens.trained)) if tokens.trained.any() else len(tokens)
+
+
+def _past_trained(tokens: Tokens) -> int:
+    found = np.flatnonzero(tokens.trained)
+    return int(found[-1]) + 1 if len(found) else 0
+
+
+def _why_dropped(whole: Pair, pair: Pair) -> str | None:
+    if not len(pair.chosen) or not len(pair.rejected):
+        return "an answer is empty"
+    if not len(pair.prompt):
+        return "no prompt"
+    if np.array_equal(whole.chosen, whole.rejected):
+        return "both answers are the same"
+    if np.array_equal(pair.chosen, pair.rejected):
+        return "both answers are the same within maxSeqLength"
+    return None

@@ -1,0 +1,43 @@
+"""Qwen3MoeForCausalLM. Sources: transformers' Qwen3MoeConfig, MaxText's qwen3_moe block."""
+
+from dataclasses import replace
+
+from finetune_trainer.families import common, qwen3
+from finetune_trainer.families.fields import Fields
+from finetune_trainer.families.plan import Family, ModelPlan
+
+DEFAULTS = common.Defaults(
+    vocab_size=151936,
+    hidden_size=2048,
+    intermediate_size=6144,
+    layers=24,
+    heads=32,
+    kv_heads=4,
+    head_dim=None,
+    context_length=32768,
+    tied_embeddings=False,
+)
+
+
+def plan(config: Fields, architecture: str) -> ModelPlan:
+    """Qwen3 with experts in every layer; ``intermediate_size`` is of dense layers, of which there are none."""
+    config.must_be_off("mlp_only_layers", "MaxText's Qwen3 MoE has experts in every layer.")
+    if config.integer("decoder_sparse_step", 1) != 1:
+        config.refuse("decoder_sparse_step", "1", "MaxText's Qwen3 MoE has experts in every layer.")
+    made = qwen3.plan(config, architecture, DEFAULTS)
+    width = config.integer("moe_intermediate_size", 768)
+    experts = common.experts(config, "num_experts", 128, 8, width)
+    return replace(
+        made,
+        family=Family.QWEN3_MOE,
+        model_name="qwen3-30b-a3b",
+        intermediate_size=width,
+        experts=experts,
+        overrides={
+            **made.overrides,
+            **common.expert_overrides(experts),
+            "decoder_block": "qwen3_moe",
+            "base_mlp_dim": width,
+            "norm_topk_prob": config.flag("norm_topk_prob", False),
+        },
+    )
