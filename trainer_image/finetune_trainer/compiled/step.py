@@ -95,8 +95,6 @@ def abstract_batch(config: Any, mesh: Mesh, accumulation: int) -> dict[str, jax.
     rows = NamedSharding(mesh, PartitionSpec(ROW_AXES))
     names = maxtext_utils.get_shaped_batch(config)
     return {
-        name: jax.ShapeDtypeStruct(
-            (each.shape[0] * accumulation, *each.shape[1:]), jnp.int32, sharding=rows
-        )
+        name: jax.ShapeDtypeStruct((each.shape[0] * accumulation, *each.shape[1:]), jnp.int32, sharding=rows)
         for name, each in names.items()
     }

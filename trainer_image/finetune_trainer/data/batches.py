@@ -23,6 +23,7 @@ class BatchRows(Protocol):
     def batch(self, numbers: Sequence[int], size: int) -> Batch:
         """The rows with these numbers, filled up with empty rows (weight zero) to ``size``."""
 
+
 Numbers = npt.NDArray[np.int64]
 
 

@@ -141,9 +141,7 @@ def prepare_pairs(
         dropped_rows=dropped.total(), drop_reasons=dict(dropped),
     )  # fmt: skip
     part = Part(rows=len(rows), shown=len(rows))
-    return Dataset(
-        name=name, pieces=(), rows=rows, parts=[part], reports=[report], digest=digest.hexdigest()
-    )
+    return Dataset(name=name, pieces=(), rows=rows, parts=[part], reports=[report], digest=digest.hexdigest())
 
 
 def preview_pairs(source: DatasetSource, store: Store, scratch: Path, *, rows: int) -> list[Example]:

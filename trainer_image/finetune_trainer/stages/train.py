@@ -62,8 +62,7 @@ def run(context: Context) -> TrainOutcome:
         report=report,
         host_report=context.host_report,
         evaluation={
-            each.name: EvaluationBatches(rows=each.rows, batch_size=h.microbatch_size)
-            for each in validation
+            each.name: EvaluationBatches(rows=each.rows, batch_size=h.microbatch_size) for each in validation
         },
         seconds=seconds,
     )
