@@ -92,7 +92,7 @@ class Asking:
         decides = {
             "candidate": json.loads(candidate.to_json()),
             "model": dict(self._plan.settings()),
-            "data": [request.data.max_seq_length, request.data.packing],
+            "data": [request.data.max_seq_length, request.data.packing, h.gradient_accumulation_steps],
             "method": json.loads(request.method.model_dump_json(exclude={"train_on_prompt"})),
             "optimizer": [h.optimizer, h.max_grad_norm > 0, h.weight_decay > 0],
             "precision": [h.compute_precision, h.weight_precision],
