@@ -53,6 +53,8 @@ class PreflightOutcome(Record):
     model: ModelIdentity
     train: DatasetReport
     validation: DatasetReport | None = None
+    evaluation: list[DatasetReport] = []
+    """Of evaluation.datasets, in their order."""
     steps: int
     """Optimizer steps of the whole training."""
     max_seq_length: int | None = None
@@ -100,6 +102,8 @@ class TrainOutcome(Record):
     last_loss: float | None = None
     evaluation_loss: float | None = None
     """Token-weighted loss of the final evaluation on the validation set."""
+    best_step: int | None = None
+    """The best of ``checkpoints`` by the policy's metric; None where nothing tells which is better."""
     checkpoints: list[CheckpointRecord] = []
     tokens: int = 0
     seconds: dict[str, float] = {}
@@ -107,6 +111,8 @@ class TrainOutcome(Record):
 
 
 class Sample(Record):
+    dataset: str | None = None
+    """None: one of evaluation.prompts."""
     prompt: str
     baseline: str | None = None
     tuned: str | None = None
@@ -121,20 +127,54 @@ class EvaluationResult(Record):
     rows: int
 
 
+class DatasetScores(Record):
+    """One of evaluation.datasets, measured; metrics by their short names (``exact_match``)."""
+
+    name: str
+    rows: int
+    baseline: dict[str, float] = {}
+    tuned: dict[str, float]
+
+
+class GateResult(Record):
+    metric: str
+    value: float | None = None
+    """None: not measured."""
+    op: Literal["GreaterOrEqual", "LessOrEqual"]
+    threshold: float | None = None
+    """None where the base model was not measured."""
+    passed: bool
+
+
 class EvaluateOutcome(Record):
     kind: Literal["Evaluate"] = "Evaluate"
     dataset: str | None = None
     dataset_hash: str | None = None
+    """sha256 over the rows of all that was measured on."""
+    step: int | None = None
+    """The measured checkpoint's."""
     baseline: EvaluationResult | None = None
     tuned: EvaluationResult | None = None
+    """On the validation rows."""
+    datasets: list[DatasetScores] = []
+    gates: Annotated[list[GateResult], Field(max_length=16)] = []
     samples: Annotated[list[Sample], Field(max_length=16)] = []
     """The first ones; all are in ``samples_uri``."""
     samples_uri: Uri | None = None
 
+    def metrics(self, which: Literal["baseline", "tuned"]) -> dict[str, float]:
+        """By name: ``loss`` and ``perplexity`` on the validation rows, ``<dataset>/<metric>``."""
+        result = self.baseline if which == "baseline" else self.tuned
+        found = {} if result is None else {"loss": result.loss, "perplexity": result.perplexity}
+        for scores in self.datasets:
+            measured = scores.baseline if which == "baseline" else scores.tuned
+            found |= {f"{scores.name}/{name}": value for name, value in measured.items()}
+        return found
+
 
 class Artifact(Record):
     name: str
-    type: Literal["HuggingFace", "Adapter", "ModelCard", "Report"]
+    type: Literal["HuggingFace", "Adapter", "OrbaxParams", "ModelCard", "Report"]
     uri: Uri
     digest: str
     """sha256 of the manifest that lists every file's sha256."""

@@ -35,7 +35,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
             "why": plan.placement.why,
         },
         "memory": {"source": "Off"},
-        "checkpoint": "Last",
+        "checkpoint": plan.exported_checkpoint,
         "images": _images(plan),
         "runFolder": plan.run_folder.uri,
     }
@@ -46,7 +46,11 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
             resolved["hyperparameters"]["maxSeqLength"] = findings.preflight.max_seq_length
         resolved["datasets"] = [
             _dataset(report, findings.preflight.report)
-            for report in (findings.preflight.train, findings.preflight.validation)
+            for report in (
+                findings.preflight.train,
+                findings.preflight.validation,
+                *findings.preflight.evaluation,
+            )
             if report is not None
         ]
     return resolved

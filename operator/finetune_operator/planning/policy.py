@@ -187,6 +187,9 @@ def _read(merged: Object) -> Iterator[tuple[str, str]]:
         for index, source in enumerate(datasets.get(kind, ())):
             if "uri" in source:
                 yield f"spec.datasets.{kind}[{index}].uri", source["uri"]
+    for index, source in enumerate(merged["evaluation"].get("datasets", ())):
+        if "uri" in source:
+            yield f"spec.evaluation.datasets[{index}].uri", source["uri"]
 
 
 def _written(merged: Object) -> Iterator[tuple[str, str]]:

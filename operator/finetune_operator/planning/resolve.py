@@ -1,13 +1,16 @@
 """The merged spec, section by section, in the contract's terms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_contract import (
+    CheckpointPolicy,
     DatasetSource,
     DataSpec,
+    EvaluationDataset,
     EvaluationSpec,
     ExportSpec,
+    Gate,
     HubRef,
     Hyperparameters,
     LoraSpec,
@@ -20,6 +23,15 @@ from finetune_operator.planning.errors import Refused
 type Object = Mapping[str, Any]
 
 DEFAULT_RANK = 16
+#: What is measured on the validation rows.
+VALIDATION_METRICS = ("loss", "perplexity")
+#: The API's metrics as they are called in ``<dataset>/<metric>``.
+METRIC_NAMES: Mapping[str, str] = {
+    "Loss": "loss",
+    "ExactMatch": "exact_match",
+    "TokenF1": "token_f1",
+    "RougeL": "rouge_l",
+}
 _LEARNING_RATE = {"full": "2e-5", "lora": "2e-4"}
 _WARMUP_RATIO = "0.03"
 
@@ -46,12 +58,13 @@ def _folder(uri: str | None) -> str | None:
     return uri.rstrip("/") if uri else None
 
 
-def data(section: Object) -> DataSpec:
-    """``spec.datasets``."""
+def data(section: Object, most_evaluated: int) -> DataSpec:
+    """``spec.datasets``. ``most_evaluated``: ``spec.evaluation.maxExamples``."""
     return DataSpec(
         train=[_source("train", index, source) for index, source in enumerate(section["train"])],
         validation=[
-            _source("validation", index, source) for index, source in enumerate(section.get("validation", ()))
+            at_most(_source("validation", index, source), most_evaluated)
+            for index, source in enumerate(section.get("validation", ()))
         ],
         shuffle=section["shuffle"],
         max_seq_length=section["maxSeqLength"],
@@ -59,10 +72,10 @@ def data(section: Object) -> DataSpec:
     )
 
 
-def _source(kind: str, index: int, source: Object) -> DatasetSource:
+def _source(kind: str, index: int, source: Object, root: str = "spec.datasets.") -> DatasetSource:
     hub = source.get("huggingFace", {})
     return DatasetSource(
-        path=f"spec.datasets.{kind}[{index}]",
+        path=f"{root}{kind}[{index}]",
         name=source.get("name", f"{kind}-{index}"),
         hugging_face=_hub(source),
         config=hub.get("config"),
@@ -115,17 +128,90 @@ def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
 def evaluation(spec: Object) -> EvaluationSpec:
     """``spec.evaluation``."""
     section = spec["evaluation"]
-    if "everySteps" in section and not spec["datasets"].get("validation"):
+    validated = bool(spec["datasets"].get("validation"))
+    if "everySteps" in section and not validated:
         raise Refused(
             Reason.INVALID_SPEC,
             "spec.evaluation.everySteps is set, but there is nothing to evaluate on: "
             "name rows in spec.datasets.validation, or remove everySteps.",
         )
+    datasets = [
+        EvaluationDataset(
+            source=at_most(_source("datasets", index, source, "spec.evaluation."), section["maxExamples"]),
+            metrics=list(source.get("metrics", ("Loss",))),
+        )
+        for index, source in enumerate(section.get("datasets", ()))
+    ]
+    measured = [f"{each.source.name}/{METRIC_NAMES[metric]}" for each in datasets for metric in each.metrics]
     return EvaluationSpec(
         every_steps=section.get("everySteps"),
+        datasets=datasets,
         prompts=list(section.get("prompts", ())),
         baseline=section["baseline"],
         max_new_tokens=section["generation"]["maxNewTokens"],
+        temperature=float(section["generation"].get("temperature", 0)),
+        top_k=section["generation"].get("topK", 0),
+        gates=_gates(section, [*(VALIDATION_METRICS if validated else ()), *measured]),
+    )
+
+
+def _gates(section: Object, measured: Sequence[str]) -> list[Gate]:
+    gates = section.get("gates", ())
+    for index, gate in enumerate(gates):
+        if gate["metric"] not in measured:
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"spec.evaluation.gates[{index}].metric is {gate['metric']}, which this job does not measure. "
+                f"It measures {', '.join(measured) or 'nothing'}. Name the metric in spec.evaluation.datasets"
+                f"{'' if 'loss' in measured else ', or rows in spec.datasets.validation'}.",
+            )
+    return [
+        Gate(
+            metric=gate["metric"],
+            op=gate["op"],
+            value=_decimal(gate, "value"),
+            delta_from_baseline=_decimal(gate, "deltaFromBaseline"),
+        )
+        for gate in gates
+    ]
+
+
+def _decimal(section: Object, name: str) -> float | None:
+    return float(section[name]) if name in section else None
+
+
+def at_most(source: DatasetSource, rows: int) -> DatasetSource:
+    """``source``, cut to its first ``rows``."""
+    return source.model_copy(update={"max_examples": min(rows, source.max_examples or rows)})
+
+
+def checkpointing(spec: Object) -> CheckpointPolicy:
+    """``spec.checkpointing``. The best checkpoints are kept where training measures which they are."""
+    section, evaluated = spec["checkpointing"], spec["evaluation"].get("everySteps")
+    every, keep, by = section["everySteps"], section["keep"], section.get("bestBy", {})
+    wanted = keep.get("best", 0) > 0 or bool(by) or spec["export"].get("checkpoint") == "Best"
+    metric = by.get("metric", "loss")
+    if metric not in VALIDATION_METRICS:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.checkpointing.bestBy.metric is {metric}, but training measures "
+            f"{' and '.join(VALIDATION_METRICS)} on spec.datasets.validation. Use one of them.",
+        )
+    known = evaluated is not None and every % evaluated == 0
+    if wanted and not known:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"the best checkpoint is asked for, but not every checkpoint (spec.checkpointing.everySteps: {every}) is "
+            f"measured (spec.evaluation.everySteps: {evaluated or 'not set'}). "
+            "Set evaluation.everySteps to checkpointing.everySteps or a part of it, and name rows in "
+            "spec.datasets.validation.",
+        )
+    return CheckpointPolicy(
+        every_steps=every,
+        keep_last=keep["last"],
+        keep_best=keep.get("best", 1) if known else 0,
+        best_metric=metric,
+        best_mode=by.get("mode", "Min"),
     )
 
 

@@ -19,25 +19,14 @@ class Later:
     """What to do until then."""
 
 
-_DECIMAL_ZERO = ("0", "0.0", "0.00")
-
 JOB: tuple[Later, ...] = (
     Later("budget"),
     Later("checkpointing.everySeconds", instead="use everySteps"),
-    Later("checkpointing.keep.best", (0,), "use keep.last"),
-    Later("checkpointing.bestBy"),
     Later("preflight.dataset", ("Full",), "use Full"),
     Later("preflight.memory", ("Off",), "use Off"),
     Later("preflight.smoke"),
-    Later("evaluation.maxExamples"),
-    Later("evaluation.datasets", ([],), "use datasets.validation"),
     Later("evaluation.benchmarks", ([],)),
-    Later("evaluation.gates", ([],)),
-    Later("evaluation.generation.temperature", _DECIMAL_ZERO, 'samples are greedy: use "0.0"'),
-    Later("evaluation.generation.topK", (0,), "samples are greedy: use 0"),
     Later("export.formats[]", ("HuggingFace",), "use HuggingFace"),
-    Later("export.checkpoint", ("Last",), "use Last"),
-    Later("export.onGateFailure"),
     Later("export.destinations[].huggingFaceHub", instead="use a destination with uri"),
     Later("export.serving"),
     Later("profiling"),
@@ -48,6 +37,12 @@ JOB: tuple[Later, ...] = (
     Later("datasets.validation[].weight"),
     Later("datasets.train[].format", ("Auto", "Messages", "PromptCompletion")),
     Later("datasets.validation[].format", ("Auto", "Messages", "PromptCompletion")),
+    Later("evaluation.datasets[].format", ("Auto", "Messages", "PromptCompletion")),
+    Later("evaluation.datasets[].columns.question"),
+    Later("evaluation.datasets[].columns.answer"),
+    Later("evaluation.datasets[].columns.text"),
+    Later("evaluation.datasets[].columns.chosen"),
+    Later("evaluation.datasets[].columns.rejected"),
     Later("datasets.train[].columns.question"),
     Later("datasets.train[].columns.answer"),
     Later("datasets.train[].columns.text"),

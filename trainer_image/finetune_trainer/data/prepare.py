@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,11 @@ def preview(sources: list[DatasetSource], store: Store, scratch: Path, *, rows: 
     """The first examples, without reading further."""
     _, examples = checked(open_source(sources[0], store, scratch))
     return list(itertools.islice(examples, rows))
+
+
+def read_all(source: DatasetSource, store: Store, scratch: Path) -> Iterator[Example]:
+    """Every example of one source, checked."""
+    yield from checked(open_source(source, store, scratch))[1]
 
 
 def _why_dropped(tokens: Tokens) -> str:

@@ -76,6 +76,11 @@ class Renderer:
         )
         return self._encode(rendered)[0]
 
+    def asking(self, messages: Sequence[Mapping[str, Any]], place: Place) -> list[int]:
+        """Token ids of the conversation so far, up to where the assistant's next turn begins. Raises ``StageError`` 65
+        where the template refuses it."""
+        return self._encode(self._render(messages, place, asking=True))[0]
+
     def end_ids(self) -> frozenset[int]:
         """Tokens that end an answer: the end of sequence, and what the template closes an assistant's turn with."""
         ends = {self._tokenizer.eos_token_id}
@@ -128,7 +133,7 @@ class Renderer:
             self._asks = asking.removeprefix(plain) if asking.startswith(plain) else ""
         return self._asks
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], place: Place) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], place: Place, *, asking: bool = False) -> str:
         if not self._tokenizer.chat_template:
             raise StageError(
                 ExitCode.BAD_DATA,
@@ -140,7 +145,7 @@ class Renderer:
             )
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=False
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=asking
             )
         except Exception as error:
             raise place.mismatch(

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import DatasetSource, ExitCode, RunFolder, StageRequest
+from finetune_contract import DatasetSource, EvaluationDataset, ExitCode, RunFolder, StageRequest
 from finetune_trainer import families, models
 from finetune_trainer.data.prepare import Dataset, prepare
 from finetune_trainer.data.template import Renderer
@@ -75,6 +75,9 @@ class Context:
 
     def validation_data(self) -> Dataset | None:
         return self._prepared(self.request.data.validation) if self.request.data.validation else None
+
+    def evaluation_data(self, dataset: EvaluationDataset) -> Dataset:
+        return self._prepared([dataset.source])
 
     def _prepared(self, sources: list[DatasetSource]) -> Dataset:
         return prepare(

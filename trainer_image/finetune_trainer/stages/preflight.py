@@ -4,12 +4,13 @@ import json
 from importlib.metadata import version
 from typing import Any
 
-from finetune_contract import ExitCode, PreflightOutcome
+from finetune_contract import DatasetReport, EvaluationDataset, ExitCode, PreflightOutcome
 from finetune_trainer import fingerprint
 from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.prepare import Dataset, shown
 from finetune_trainer.errors import StageError
+from finetune_trainer.evaluation.questions import questions
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
 from finetune_trainer.training import overrides, settings
@@ -24,6 +25,7 @@ def run(context: Context) -> PreflightOutcome:
     check_request(context, plan)
     train = context.training_data()
     validation = context.validation_data()
+    evaluation = [checked_dataset(context, dataset) for dataset in context.request.evaluation.datasets]
     hyperparameters = context.request.hyperparameters
     steps = hyperparameters.steps or steps_for(
         len(train.rows), hyperparameters.epochs or 1.0, hyperparameters.global_batch_size
@@ -34,6 +36,7 @@ def run(context: Context) -> PreflightOutcome:
         model=model.identity(plan, layout),
         train=train.report,
         validation=None if validation is None else validation.report,
+        evaluation=evaluation,
         steps=steps,
         max_seq_length=context.request.data.max_seq_length,
         fingerprint=prints.value,
@@ -43,6 +46,14 @@ def run(context: Context) -> PreflightOutcome:
     context.store.write(context.folder.preflight_samples, _samples(context, train, validation))
     context.store.write(context.folder.preflight_report, outcome.to_json())
     return outcome
+
+
+def checked_dataset(context: Context, dataset: EvaluationDataset) -> DatasetReport:
+    """Its report, once it is sure that the Evaluate stage can use it: after hours of training is late to learn."""
+    report = context.evaluation_data(dataset).report
+    if set(dataset.metrics) - {"Loss"}:
+        questions(dataset.source, context.renderer, context.store, context.scratch)
+    return report
 
 
 def check_request(context: Context, plan: ModelPlan) -> None:
@@ -56,6 +67,12 @@ def check_request(context: Context, plan: ModelPlan) -> None:
             ExitCode.BAD_REQUEST, "PathwaysJaxMismatch", "Pathways' servers are for another JAX than the trainer's",
             where="profile: images", saw=f"pathwaysServer and pathwaysProxy for JAX {request.pathways_jax}",
             expected=f"JAX {jax}, which images.trainer holds", fix=f"Use servers with the tag jax-{jax}.",
+        )  # fmt: skip
+    if request.evaluation.max_new_tokens >= plan.context_length:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "AnswerTooLong", "an answer leaves no room for its prompt",
+            where="evaluation.generation.maxNewTokens", saw=str(request.evaluation.max_new_tokens),
+            expected=f"fewer than the model's {plan.context_length} tokens", fix="Lower maxNewTokens.",
         )  # fmt: skip
     settings.settings(request, plan, steps=1, platform="tpu", output="")
     overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)

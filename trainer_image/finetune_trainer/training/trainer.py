@@ -27,6 +27,7 @@ from finetune_trainer.evaluation.loss import Loss, LossMeter
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.spread import to_devices
 from finetune_trainer.training.report import HostReport, Report
+from finetune_trainer.training.retention import Retention
 
 _LOG = logging.getLogger(__name__)
 #: Rest between two console lines.
@@ -190,6 +191,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
     maxtext: Any
     mesh: Mesh
     start_step: int = 0
+    retention: Retention
     last_evaluation: Loss | None = None
     _norms: dict[int, Any]
     _meter: LossMeter | None = None
@@ -244,6 +246,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
             self._meter = LossMeter(self.model, self.maxtext, self.mesh)
         loss = self._meter.measure(self.model, self.control.evaluation, alive=self.control.evaluated_batch)
         self.last_evaluation = loss
+        self.retention.measured[self.train_steps] = loss.mean
         self.control.seconds["evaluate"] = (
             self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
         )
