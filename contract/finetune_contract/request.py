@@ -218,10 +218,35 @@ class EvaluationSpec(Record):
     gates: list[Gate] = []
 
 
+class HubDestination(Record):
+    """A repository on the Hugging Face Hub to push to; made where there is none."""
+
+    repo: str
+    private: bool = True
+    token_variable: str
+    """Name of the environment variable that holds the token; never its value."""
+
+
+class Destination(Record):
+    """Exactly one of a folder and a repository. ``path`` is its place in the user's spec."""
+
+    path: str
+    uri: Uri | None = None
+    hub: HubDestination | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.uri is None) == (self.hub is None):
+            raise ValueError("exactly one of uri and hub")
+        return self
+
+
 class ExportSpec(Record):
     content: Literal["Merged", "Adapter", "Both"]
     dtype: Literal["BF16", "FP32"]
-    destinations: list[Uri] = []
+    orbax: bool = False
+    """Also the unscanned parameters for inference in MaxText."""
+    destinations: list[Destination] = []
     """Copies beside the run folder's own."""
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_contract.base import Record, Timestamp, Uri, Version
+from finetune_contract.base import Published, Record, Timestamp, Uri, Version
 from finetune_contract.failure import Failure
 from finetune_contract.request import Stage
 
@@ -175,7 +175,7 @@ class EvaluateOutcome(Record):
 class Artifact(Record):
     name: str
     type: Literal["HuggingFace", "Adapter", "OrbaxParams", "ModelCard", "Report"]
-    uri: Uri
+    uri: Published
     digest: str
     """sha256 of the manifest that lists every file's sha256."""
     size_bytes: int

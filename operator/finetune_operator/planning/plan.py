@@ -131,6 +131,8 @@ class Plan:
     service_account_cpu: str
     hub_token: tuple[str, str] | None
     """Name and key of the Secret; never its value."""
+    upload_tokens: Mapping[str, tuple[str, str]]
+    """The same of each hub destination, by environment variable."""
     cpu_pool: CpuPool
     queues: Queues
     pod: PodAdditions
@@ -213,6 +215,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         service_account_tpu=accounts.get("tpu", "default"),
         service_account_cpu=accounts.get("cpu", "default"),
         hub_token=(secret["name"], secret.get("key", "token")) if secret else None,
+        upload_tokens=resolve.upload_tokens(spec),
         cpu_pool=CpuPool(
             node_selector=cpu_pool.get("nodeSelector", {}),
             tolerations=tuple(cpu_pool.get("tolerations", ())),

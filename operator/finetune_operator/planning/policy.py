@@ -196,6 +196,9 @@ def _written(merged: Object) -> Iterator[tuple[str, str]]:
     for index, destination in enumerate(merged["export"].get("destinations", ())):
         if "uri" in destination:
             yield f"spec.export.destinations[{index}].uri", destination["uri"]
+        else:
+            repo = destination["huggingFaceHub"]["repo"]
+            yield f"spec.export.destinations[{index}].huggingFaceHub.repo", f"hf://{repo}"
 
 
 _RULES: tuple[Callable[[Object, Object, Object, Object], Iterator[str]], ...] = (

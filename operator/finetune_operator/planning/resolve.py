@@ -7,10 +7,12 @@ from finetune_contract import (
     CheckpointPolicy,
     DatasetSource,
     DataSpec,
+    Destination,
     EvaluationDataset,
     EvaluationSpec,
     ExportSpec,
     Gate,
+    HubDestination,
     HubRef,
     Hyperparameters,
     LoraSpec,
@@ -218,6 +220,11 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
 def export(spec: Object) -> ExportSpec:
     """``spec.export``."""
     section = spec["export"]
+    if "HuggingFace" not in section["formats"]:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            "spec.export.formats has no HuggingFace: the other formats are made beside it. Add HuggingFace.",
+        )
     content = section.get("content", "Merged")
     if content != "Merged" and "lora" not in spec["method"]:
         raise Refused(
@@ -225,8 +232,51 @@ def export(spec: Object) -> ExportSpec:
             f"spec.export.content is {content}, but full fine-tuning makes no adapter: "
             "use Merged, or set spec.method.lora.",
         )
+    if content == "Adapter" and "OrbaxParams" in section["formats"]:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            "spec.export.content is Adapter, but the format OrbaxParams holds the merged model: "
+            "use Both, or leave OrbaxParams out.",
+        )
     return ExportSpec(
         content=content,
         dtype=section["dtype"],
-        destinations=[destination["uri"].rstrip("/") for destination in section.get("destinations", ())],
+        orbax="OrbaxParams" in section["formats"],
+        destinations=[
+            _destination(index, destination)
+            for index, destination in enumerate(section.get("destinations", ()))
+        ],
     )
+
+
+def _destination(index: int, destination: Object) -> Destination:
+    path = f"spec.export.destinations[{index}]"
+    hub = destination.get("huggingFaceHub")
+    if hub is None:
+        return Destination(path=path, uri=destination["uri"].rstrip("/"))
+    return Destination(
+        path=f"{path}.huggingFaceHub",
+        hub=HubDestination(
+            repo=hub["repo"],
+            private=hub.get("private", True),
+            token_variable=f"HF_UPLOAD_TOKEN_{index}",
+        ),
+    )
+
+
+def upload_tokens(spec: Object) -> dict[str, tuple[str, str]]:
+    """By environment variable, the name and key of the Secret with a destination's token; never a value."""
+    tokens: dict[str, tuple[str, str]] = {}
+    for index, destination in enumerate(spec["export"].get("destinations", ())):
+        hub = destination.get("huggingFaceHub")
+        if hub is None:
+            continue
+        secret = hub.get("tokenSecretRef") or spec.get("huggingFaceTokenSecretRef")
+        if secret is None:
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"spec.export.destinations[{index}].huggingFaceHub has no token to write with: name a Secret in its "
+                "tokenSecretRef, or in spec.huggingFaceTokenSecretRef.",
+            )
+        tokens[f"HF_UPLOAD_TOKEN_{index}"] = (secret["name"], secret.get("key", "token"))
+    return tokens

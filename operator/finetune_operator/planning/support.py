@@ -26,8 +26,6 @@ JOB: tuple[Later, ...] = (
     Later("preflight.memory", ("Off",), "use Off"),
     Later("preflight.smoke"),
     Later("evaluation.benchmarks", ([],)),
-    Later("export.formats[]", ("HuggingFace",), "use HuggingFace"),
-    Later("export.destinations[].huggingFaceHub", instead="use a destination with uri"),
     Later("export.serving"),
     Later("profiling"),
     Later("resumeFrom"),
