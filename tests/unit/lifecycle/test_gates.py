@@ -86,7 +86,8 @@ def test_before_the_model_is_measured_nothing_is_known() -> None:
 
 
 def test_the_best_checkpoint_is_told() -> None:
-    world = ended(evaluation={"everySteps": 50}, checkpointing={"everySteps": 50})
+    world = World(job=job(evaluation={"everySteps": 50}, checkpointing={"everySteps": 50}), best=50)
+    world.to_the_end()
     assert [(each["step"], each["tags"]) for each in world.status["checkpoints"]] == [
         (50, ["Best"]),
         (100, ["Last"]),

@@ -66,7 +66,13 @@ def push(parts: Mapping[str, Part], destination: Destination, message: str) -> d
         )
         return f"hf://{repo}@{commit.oid}"
 
-    uri = asked(once, ref, "model", destination.path)
+    try:
+        uri = asked(once, ref, "model", destination.path)
+    except StageError as error:
+        if error.reason != "HubRepositoryMissing":
+            raise
+        # What may not be written is answered like what is not there; but what is not there would have been made.
+        raise _denied(destination.path, hub.repo, "refused by the hub") from error
     return {name: _published(part, uri) for name, part in parts.items()}
 
 
@@ -83,11 +89,7 @@ def _published(part: Part, uri: str) -> Published:
 def _token(hub: HubDestination, where: str) -> str:
     token = os.environ.get(hub.token_variable, "").strip()
     if not token:
-        raise StageError(
-            ExitCode.PERMISSION_DENIED, "HubAccessDenied", "there is no token to push with", where=where,
-            saw=f"an empty {hub.token_variable}", expected="a token that may write",
-            fix="Put one into the Secret that tokenSecretRef names.",
-        )  # fmt: skip
+        raise _denied(where, hub.repo, f"an empty {hub.token_variable}")
     return token
 
 
@@ -106,6 +108,13 @@ def _files_of_ours(api: HfApi, repo: str, present: set[str], where: str) -> set[
             fix="Choose another repository.",
         )  # fmt: skip
     return ours
+
+
+def _denied(where: str, repo: str, saw: str) -> StageError:
+    return StageError(
+        ExitCode.PERMISSION_DENIED, "HubAccessDenied", f"the token may not push to {repo}", where=where, saw=saw,
+        expected="a token that may write there", fix="Put one into the Secret that tokenSecretRef names.",
+    )  # fmt: skip
 
 
 def _public(hub: HubDestination, where: str) -> StageError:
