@@ -168,7 +168,7 @@ def _loop(  # noqa: PLR0917
 
     def goes_on(carry: Any) -> jax.Array:
         step, _, open_rows, _ = carry
-        return (step < sampling.max_new_tokens) & open_rows.any()
+        return jnp.logical_and(step < sampling.max_new_tokens, open_rows.any())
 
     def advance(carry: Any) -> Any:
         step, inner, open_rows, written = carry

@@ -49,7 +49,7 @@ def push(parts: Mapping[str, Part], destination: Destination, message: str) -> d
 
     def once() -> str:
         repo = api.create_repo(hub.repo, private=hub.private, exist_ok=True).repo_id
-        info = api.repo_info(repo)
+        info = api.model_info(repo)
         if hub.private and not info.private:
             raise _public(hub, destination.path)
         present = {sibling.rfilename for sibling in info.siblings or ()}
