@@ -62,7 +62,9 @@ def test_everything_arrives_in_one_commit(hub: Hub, tmp_path: Path) -> None:
     assert hub.files(REPO, revision=commit) == files
     assert pushed["model"].digest != pushed["adapter"].digest
     assert sum("/commit/" in seen.path for seen in hub.seen) == 1
-    assert [seen.path for seen in hub.seen if seen.authorization is None and "/upload/" not in seen.path] == []
+    assert [
+        seen.path for seen in hub.seen if seen.authorization is None and "/upload/" not in seen.path
+    ] == []
 
 
 @pytest.mark.parametrize("part", ["/preupload/", "/lfs/objects/batch", "/upload/", "/commit/"])
