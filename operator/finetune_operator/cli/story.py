@@ -217,7 +217,8 @@ def _evaluation(status: Object) -> Iterator[Text]:
     baseline, result = evaluation.get("baseline") or {}, evaluation.get("result") or {}
     for name in result:
         before = f"{text.number(baseline[name])} → " if name in baseline else ""
-        yield _row(name.capitalize(), f"{before}{text.number(result[name])}")
+        shown = f"{before}{text.number(result[name])}"
+        yield _row("Score", f"{name}  {shown}") if "/" in name else _row(name.capitalize(), shown)
     for gate in evaluation.get("gates") or ():
         sign = "≥" if gate["op"] == "GreaterOrEqual" else "≤"
         asked = (
