@@ -27,11 +27,10 @@ LENGTHS = (1, 40, 7, 19, 3, 70)
 SPECS = {
     "qwen3 with an adapter": Spec(std=0.125, vocab=509),
     "llama": Spec(std=0.125, vocab=509, family="llama", layers=3),
-    "gemma2": Spec(std=0.125, vocab=509, family="gemma2"),
-    "gemma3": Spec(std=0.125, vocab=509, family="gemma3", layers=6),
+    "gemma2": Spec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 256}),
+    "gemma3": Spec(std=0.125, vocab=509, family="gemma3", layers=6, config={"sliding_window": 256}),
     "gemma2, short window": Spec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 8}),
 }
-ENDS = frozenset(range(6, 30))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +39,16 @@ class Case:
     loaded: LoadedModel
     prompts: list[list[int]]
 
-    def answers(self, *, cached: bool, numbers: slice = slice(None), **sampling: Any) -> list[list[int]]:
+    def answers(
+        self,
+        *,
+        cached: bool,
+        numbers: slice = slice(None),
+        ends: frozenset[int] = frozenset(),
+        **sampling: Any,
+    ) -> list[list[int]]:
         generator = Generator(
-            self.loaded, Sampling(max_new_tokens=NEW, **sampling), end_ids=ENDS, rows=ROWS, cached=cached
+            self.loaded, Sampling(max_new_tokens=NEW, **sampling), end_ids=ends, rows=ROWS, cached=cached
         )
         return generator.answers(self.prompts[numbers])
 
@@ -84,9 +90,17 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_greedy_answers_are_those_of_whole_forward_passes(case: Case) -> None:
     answers = case.answers(cached=True)
     assert answers == case.answers(cached=False)
+    assert {len(answer) for answer in answers} == {NEW}
     assert len({tuple(answer) for answer in answers}) == len(LENGTHS), "the prompts decide"
-    assert any(len(answer) < NEW for answer in answers), "some end by themselves"
-    assert any(len(answer) == NEW for answer in answers), "some end at the limit"
+
+
+@pytest.mark.parametrize("case", ["qwen3 with an adapter"], indirect=True)
+def test_an_answer_stops_before_the_token_that_ends_it(case: Case) -> None:
+    answers = case.answers(cached=True)
+    ends = frozenset({answers[0][0], answers[1][5]})
+    cut = [answer[: next((i for i, token in enumerate(answer) if token in ends), NEW)] for answer in answers]
+    assert cut[0] == []
+    assert case.answers(cached=True, ends=ends) == cut
 
 
 def test_maxtext_cannot_decode_beyond_a_sliding_window(case: Case) -> None:
