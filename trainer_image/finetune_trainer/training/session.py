@@ -17,11 +17,11 @@ from maxtext.utils import maxtext_utils
 from orbax import checkpoint as ocp
 from tunix.sft import peft_trainer
 
-from finetune_contract import CheckpointPolicy
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.loading import pretrained
 from finetune_trainer.lora import with_lora
 from finetune_trainer.spread import ROW_AXES
+from finetune_trainer.training.retention import Retention
 from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch, stop_agreed
 
 
@@ -68,14 +68,17 @@ class Session:
             trainer.evaluate()
 
 
-def open_session(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Session:
+def open_session(config: Any, steps: int, retention: Retention, evaluate_every: int | None) -> Session:
     """Loads the model and the newest whole checkpoint, if there is one.
 
     ``config`` is MaxText's; it names the run folder, the converted model and the mesh.
     """
     model, mesh = pretrained(config)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-        trainer, schedule = build_trainer(config, model, mesh, _tunix(config, steps, policy, evaluate_every))
+        trainer, schedule = build_trainer(
+            config, model, mesh, _tunix(config, steps, retention, evaluate_every)
+        )
+        trainer.retention = retention
     return Session(
         trainer=trainer,
         config=config,
@@ -105,7 +108,7 @@ def build_trainer(
     return use_maxtext_loss_function(trainer, config), schedule
 
 
-def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Any:
+def _tunix(config: Any, steps: int, retention: Retention, evaluate_every: int | None) -> Any:
     return peft_trainer.TrainingConfig(
         eval_every_n_steps=evaluate_every or steps + 1,
         # The data ends at the last step. A number would start a progress bar that stacks all metrics at every step.
@@ -113,8 +116,8 @@ def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: in
         checkpoint_root_directory=config.checkpoint_dir,
         checkpointing_options=ocp.CheckpointManagerOptions(
             # Stated, because Orbax's default also saves the first step it sees and asks for preemption by itself.
-            save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(policy.every_steps),
-            max_to_keep=policy.keep_last,
+            save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(retention.policy.every_steps),
+            preservation_policy=retention,
             # what an attempt left that was ended while it saved
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,

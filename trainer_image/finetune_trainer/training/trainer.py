@@ -29,6 +29,7 @@ from finetune_trainer.evaluation.loss import Loss, LossMeter, combined
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.spread import to_devices
 from finetune_trainer.training.report import HostReport, Report
+from finetune_trainer.training.retention import Retention
 
 _LOG = logging.getLogger(__name__)
 #: Rest between two console lines.
@@ -193,6 +194,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
     maxtext: Any
     mesh: Mesh
     start_step: int = 0
+    retention: Retention
     last_evaluation: Loss | None = None
     _norms: dict[int, Any]
     _jitted_train_step_fn: Any
@@ -270,6 +272,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         }
         loss = combined(by_set.values())
         self.last_evaluation = loss
+        self.retention.measured[self.train_steps] = loss.mean
         self.control.seconds["evaluate"] = (
             self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
         )
