@@ -13,6 +13,8 @@ from finetune_contract import (
     EvaluateOutcome,
     EvaluationResult,
     ExportOutcome,
+    Gate,
+    GateResult,
     ModelIdentity,
     PreflightOutcome,
     RunFolder,
@@ -57,18 +59,21 @@ def details(request: StageRequest, *, fingerprint: str, steps: int, now: datetim
             )
             return ConvertOutcome(manifest=left)
         case Stage.TRAIN:
-            checkpoint = CheckpointRecord(step=steps, uri=run.checkpoint(steps))
+            saved = [CheckpointRecord(step=step, uri=run.checkpoint(step)) for step in (steps // 2, steps)]
             return TrainOutcome(
                 step=steps,
                 total_steps=steps,
                 first_loss=2.0,
                 last_loss=1.0,
                 evaluation_loss=1.0,
-                checkpoints=[checkpoint],
+                best_step=steps // 2 if request.checkpointing.keep_best else None,
+                checkpoints=saved if request.checkpointing.keep_best else saved[1:],
             )
         case Stage.EVALUATE:
             return EvaluateOutcome(
                 dataset_hash="sha256:2",
+                step=request.train_step,
+                gates=[_gate(gate) for gate in request.evaluation.gates],
                 baseline=EvaluationResult(loss=2.0, perplexity=7.39, tokens=100, rows=10),
                 tuned=EvaluationResult(loss=1.0, perplexity=2.72, tokens=100, rows=10),
                 samples_uri=run.evaluation_samples,
@@ -78,6 +83,13 @@ def details(request: StageRequest, *, fingerprint: str, steps: int, now: datetim
                 name="model", type="HuggingFace", uri=run.model, digest="sha256:3", size_bytes=4_000_000
             )
             return ExportOutcome(artifacts=[model], manifest=run.export_manifest)
+
+
+def _gate(gate: Gate) -> GateResult:
+    """Every metric is 2 before and 1 after."""
+    threshold = gate.value if gate.value is not None else 2.0 + (gate.delta_from_baseline or 0.0)
+    passed = threshold <= 1.0 if gate.op == "GreaterOrEqual" else threshold >= 1.0
+    return GateResult(metric=gate.metric, value=1.0, op=gate.op, threshold=threshold, passed=passed)
 
 
 def manifest(

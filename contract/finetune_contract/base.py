@@ -11,6 +11,8 @@ Version = Literal[1]
 Timestamp = AwareDatetime
 Uri = Annotated[str, Field(pattern=r"^(gs|file)://", max_length=1024)]
 """A ``gs://`` or ``file://`` address; folders carry no trailing slash."""
+Published = Annotated[str, Field(pattern=r"^(gs|file|hf)://", max_length=1024)]
+"""The same, or a commit on the Hugging Face Hub: ``hf://acme/model@commit``."""
 
 
 class Record(BaseModel):

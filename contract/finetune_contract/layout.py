@@ -75,14 +75,14 @@ class RunFolder:
     def evaluation_samples(self) -> str:
         return f"{self.uri}/evaluate/samples.jsonl"
 
-    @property
-    def model(self) -> str:
-        """The exported model in Hugging Face format (or ``adapter/`` beside it)."""
-        return f"{self.uri}/export/model"
+    def exported(self, name: str) -> str:
+        """``model``: in Hugging Face format; ``adapter``: PEFT's; ``orbax``: MaxText's."""
+        return f"{self.uri}/export/{name}"
 
     @property
-    def adapter(self) -> str:
-        return f"{self.uri}/export/adapter"
+    def model(self) -> str:
+        """The exported model in Hugging Face format."""
+        return self.exported("model")
 
     @property
     def export_manifest(self) -> str:

@@ -105,6 +105,8 @@ class SplitSpec(Record):
 
     fraction: Annotated[float, Field(gt=0, lt=1)]
     seed: int
+    max_examples: int | None = None
+    """Of those of each source, validation takes the first ones."""
 
 
 class DataSpec(Record):
@@ -263,21 +265,83 @@ class MemoryCheck(Record):
 class CheckpointPolicy(Record):
     every_steps: int
     keep_last: int
+    keep_best: int = 0
+    """How many of the best are kept besides; 0 where nothing tells which is better."""
+    best_metric: Literal["loss", "perplexity"] = "loss"
+    """On the validation rows."""
+    best_mode: Literal["Min", "Max"] = "Min"
+
+
+type AnswerMetric = Literal["Loss", "ExactMatch", "TokenF1", "RougeL"]
+
+
+class EvaluationDataset(Record):
+    """Rows to measure on in the Evaluate stage; metrics are named ``<source.name>/<metric>``."""
+
+    source: DatasetSource
+    metrics: list[AnswerMetric]
+
+
+class Gate(Record):
+    """What the tuned model must reach; exactly one of ``value`` and ``delta_from_baseline``."""
+
+    metric: str
+    """``loss``, ``perplexity`` or ``<dataset>/<metric>``."""
+    op: Literal["GreaterOrEqual", "LessOrEqual"]
+    value: float | None = None
+    delta_from_baseline: float | None = None
+
+    @model_validator(mode="after")
+    def _one_threshold(self) -> Self:
+        if (self.value is None) == (self.delta_from_baseline is None):
+            raise ValueError("exactly one of value and delta_from_baseline")
+        return self
 
 
 class EvaluationSpec(Record):
     """What to measure in training (``every_steps``) and in the Evaluate stage."""
 
     every_steps: int | None = None
+    datasets: list[EvaluationDataset] = []
     prompts: list[str] = []
     baseline: bool = True
     max_new_tokens: int = 128
+    temperature: float = 0.0
+    """0: the likeliest token every time."""
+    top_k: int = 0
+    """0: among all tokens."""
+    gates: list[Gate] = []
+
+
+class HubDestination(Record):
+    """A repository on the Hugging Face Hub to push to; made where there is none."""
+
+    repo: str
+    private: bool = True
+    token_variable: str
+    """Name of the environment variable that holds the token; never its value."""
+
+
+class Destination(Record):
+    """Exactly one of a folder and a repository. ``path`` is its place in the user's spec."""
+
+    path: str
+    uri: Uri | None = None
+    hub: HubDestination | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.uri is None) == (self.hub is None):
+            raise ValueError("exactly one of uri and hub")
+        return self
 
 
 class ExportSpec(Record):
     content: Literal["Merged", "Adapter", "Both"]
     dtype: Literal["BF16", "FP32"]
-    destinations: list[Uri] = []
+    orbax: bool = False
+    """Also the unscanned parameters for inference in MaxText."""
+    destinations: list[Destination] = []
     """Copies beside the run folder's own."""
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_contract.base import Record, Timestamp, Uri, Version
+from finetune_contract.base import Published, Record, Timestamp, Uri, Version
 from finetune_contract.failure import Failure
 from finetune_contract.request import MeshSpec, Stage
 
@@ -122,6 +122,8 @@ class PreflightOutcome(Record):
     model: ModelIdentity
     train: list[DatasetReport]
     validation: list[DatasetReport] = []
+    evaluation: list[DatasetReport] = []
+    """Of evaluation.datasets, in their order."""
     steps: int
     """Optimizer steps of the whole training."""
     max_seq_length: int | None = None
@@ -175,6 +177,8 @@ class TrainOutcome(Record):
     last_loss: float | None = None
     evaluation_loss: float | None = None
     """Of the final evaluation on the validation set."""
+    best_step: int | None = None
+    """The best of ``checkpoints`` by the policy's metric; None where nothing tells which is better."""
     checkpoints: list[CheckpointRecord] = []
     tokens: int = 0
     seconds: dict[str, float] = {}
@@ -182,6 +186,8 @@ class TrainOutcome(Record):
 
 
 class Sample(Record):
+    dataset: str | None = None
+    """None: one of evaluation.prompts."""
     prompt: str
     baseline: str | None = None
     tuned: str | None = None
@@ -203,21 +209,60 @@ class EvaluationResult(Record):
     reward_margin: float | None = None
 
 
+class DatasetScores(Record):
+    """One of evaluation.datasets, measured; metrics by their short names (``exact_match``)."""
+
+    name: str
+    rows: int
+    baseline: dict[str, float] = {}
+    tuned: dict[str, float]
+
+
+class GateResult(Record):
+    metric: str
+    value: float | None = None
+    """None: not measured."""
+    op: Literal["GreaterOrEqual", "LessOrEqual"]
+    threshold: float | None = None
+    """None where the base model was not measured."""
+    passed: bool
+
+
 class EvaluateOutcome(Record):
     kind: Literal["Evaluate"] = "Evaluate"
     dataset: str | None = None
     dataset_hash: str | None = None
+    """sha256 over the rows of all that was measured on."""
+    step: int | None = None
+    """The measured checkpoint's."""
     baseline: EvaluationResult | None = None
     tuned: EvaluationResult | None = None
+    """On the validation rows."""
+    datasets: list[DatasetScores] = []
+    gates: Annotated[list[GateResult], Field(max_length=16)] = []
     samples: Annotated[list[Sample], Field(max_length=16)] = []
     """The first ones; all are in ``samples_uri``."""
     samples_uri: Uri | None = None
 
+    def metrics(self, which: Literal["baseline", "tuned"]) -> dict[str, float]:
+        """By name: ``loss``, ``perplexity`` (SFT), ``reward_accuracy`` and ``reward_margin`` (DPO, ORPO) on the
+        validation rows, ``<set>/loss`` on each of several validation sets, ``<dataset>/<metric>``."""
+        result = self.baseline if which == "baseline" else self.tuned
+        found: dict[str, float] = {}
+        if result is not None:
+            names = ("loss", "perplexity", "reward_accuracy", "reward_margin")
+            found = {name: value for name in names if (value := getattr(result, name)) is not None}
+            found |= {f"{name}/loss": loss for name, loss in result.by_set.items()}
+        for scores in self.datasets:
+            measured = scores.baseline if which == "baseline" else scores.tuned
+            found |= {f"{scores.name}/{name}": value for name, value in measured.items()}
+        return found
+
 
 class Artifact(Record):
     name: str
-    type: Literal["HuggingFace", "Adapter", "ModelCard", "Report"]
-    uri: Uri
+    type: Literal["HuggingFace", "Adapter", "OrbaxParams", "ModelCard", "Report"]
+    uri: Published
     digest: str
     """sha256 of the manifest that lists every file's sha256."""
     size_bytes: int

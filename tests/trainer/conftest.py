@@ -29,7 +29,7 @@ _HOME = tempfile.mkdtemp(prefix="finetune-hub-")
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING"))]:
     del os.environ[name]
-os.environ.update({"HF_ENDPOINT": _HUB.address, "HF_HOME": _HOME})
+os.environ.update({"HF_ENDPOINT": _HUB.address, "HF_HOME": _HOME, "HF_HUB_DISABLE_XET": "1"})
 
 
 @pytest.fixture

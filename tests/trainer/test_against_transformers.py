@@ -200,6 +200,24 @@ def test_a_fully_tuned_model_is_exported_as_it_was_trained(case: Case, tmp_path:
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.iterdir())
 
 
+@pytest.mark.parametrize("case", LORA_CASES, indirect=True, ids=str)
+def test_the_export_for_maxtext_is_transformers_model(
+    case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path
+) -> None:
+    """In MaxText's own format the layers lie one by one."""
+    out = build(case, case.items, tmp_path, lora=None, content="Merged", orbax=True)["orbax"]
+    forward = Forward(
+        f"file://{out}/items", case.plan, rows=len(rows), length=max(LENGTHS), scratch=tmp_path, scanned=False
+    )
+    assert difference(forward.logits(rows), reference.logits(case.folder.name)) < TOLERANCE
+    listed = {
+        entry["path"]: entry["size"] for entry in json.loads((out / "manifest.json").read_text())["files"]
+    }
+    files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
+    assert listed == {name: path.stat().st_size for name, path in files.items() if name != "manifest.json"}
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in files.values())
+
+
 @pytest.fixture(scope="module")
 def adapted(workdir: Path) -> dict[str, dict[str, Path]]:
     """Exports of the LoRA cases, for one call of the reference in the end."""
@@ -301,6 +319,7 @@ def build(
     lora: export.Lora | None,
     content: export.Content,
     dtype: str = "FP32",
+    orbax: bool = False,
 ) -> dict[str, Path]:
     return export.build(
         export.ExportInputs(
@@ -313,9 +332,11 @@ def build(
             content=content,
             dtype=dtype,  # type: ignore[arg-type]
             facts=export.CardFacts(name="test", base_model=str(case.folder), base_revision="1"),
+            orbax=orbax,
         ),
         out,
         out / "scratch",
+        open_store(),
     )
 
 

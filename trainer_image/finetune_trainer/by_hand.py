@@ -109,7 +109,7 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     from finetune_trainer.merging import merged_folder
     from finetune_trainer.stages.context import Context, late_environment
     from finetune_trainer.stages.engine_config import training_config
-    from finetune_trainer.stages.evaluate import batches_of, measure
+    from finetune_trainer.stages.evaluate import batches_of, collect, measure
     from finetune_trainer.weights import open_weights
 
     late_environment(os.environ)
@@ -124,7 +124,7 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     model = context.model(weights=True)
     plan = context.plan(model)
     engine.prepare(plan)
-    data = context.validation_data()
+    work = collect(context, plan)
     weights = open_weights(model.path, plan, where=model.source)
     if options.adapter:
         folder = merged_folder(weights, plan, options.adapter, scratch, context.store)
@@ -132,7 +132,7 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     items = conversion.convert(weights, plan, f"file://{scratch}/converted", store=context.store).items
     parameters = conversion.engine_path(items)
     loaded = load(training_config(context, plan, steps=1, parameters=parameters))
-    measured = measure(context, loaded, data, batches_of(context, data))
+    measured = measure(context, loaded, work, batches_of(context, work))
     assert measured.result is not None
     return {
         **measured.result.model_dump(),

@@ -26,6 +26,7 @@ from finetune_trainer.weights import Weights
 #: MaxText's converter would put the arrays on that many simulated devices, so that they are stored in as many pieces.
 #: Orbax cuts an array above 2 GiB into chunks by itself, and a host of the slice then reads those that it needs.
 _AS_THEY_ARE = 1
+_FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +39,35 @@ class Converted:
 
 
 def convert(
-    weights: Weights, plan: ModelPlan, out: str, *, store: Store, layout: CheckpointLayout = OCDBT
+    weights: Weights,
+    plan: ModelPlan,
+    out: str,
+    *,
+    store: Store,
+    layout: CheckpointLayout = OCDBT,
+    scanned: bool = True,
+    dtype: np.dtype = _FLOAT32,
 ) -> Converted:
     """Writes the checkpoint below ``out`` (``gs://`` or ``file://``, empty or absent) and returns its address.
 
-    Needs about 4 bytes of host memory per parameter. ``engine.prepare(plan)`` comes first.
+    ``scanned``: layers stacked, as training wants them; inference in MaxText wants each by itself. Needs about 4 bytes
+    of host memory per parameter. ``engine.prepare(plan)`` comes first.
     """
     started = time.monotonic()
     config = engine.configure(
-        plan, weight_dtype="float32", run_name="convert", base_output_directory=engine_path(out)
+        plan,
+        weight_dtype="float32",
+        run_name="convert",
+        base_output_directory=engine_path(out),
+        scan_layers=scanned,
     )
     shapes, tree = get_maxtext_model_info(config)
     arrays: list[np.ndarray | None] = [None] * len(shapes)
     for parameter in mapping.parameters(plan, config):
         position, shape = shapes[parameter.key]
         tensors = [_finite(name, weights.read(name)) for name in parameter.names]
-        arrays[position] = parameter.encode(tensors, tuple(shape), config.param_scan_axis)
+        encoded = parameter.encode(tensors, tuple(shape), config.param_scan_axis)
+        arrays[position] = encoded.astype(dtype, copy=False)
     _all_filled(shapes, arrays)
     save_weights_to_checkpoint(
         engine_path(out),

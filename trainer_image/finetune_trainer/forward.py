@@ -20,8 +20,11 @@ from finetune_trainer.families import ModelPlan
 class Forward:
     """The model of one checkpoint. ``engine.prepare(plan)`` comes first."""
 
-    def __init__(self, items: str, plan: ModelPlan, *, rows: int, length: int, scratch: Path) -> None:
-        """``items``: a params checkpoint, converted or trained. All calls pad to ``rows`` x ``length`` tokens."""
+    def __init__(
+        self, items: str, plan: ModelPlan, *, rows: int, length: int, scratch: Path, scanned: bool = True
+    ) -> None:
+        """``items``: a params checkpoint, converted or trained; ``scanned``: whether its layers are stacked. All calls
+        pad to ``rows`` x ``length`` tokens."""
         devices = len(jax.devices())
         self._shape = (math.ceil(rows / devices) * devices, length)
         self._config = engine.configure(
@@ -36,6 +39,7 @@ class Forward:
             per_device_batch_size=self._shape[0] // devices,
             max_target_length=length,
             max_prefill_predict_length=length,
+            scan_layers=scanned,
         )
         model, self._mesh = model_creation_utils.from_pretrained(self._config)
         graph, self._state = nnx.split(model)

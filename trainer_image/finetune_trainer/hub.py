@@ -71,9 +71,7 @@ def _settled(ref: HubRef, kind: Kind, where: str) -> HubRef:
     model would silently be that of another day."""
     if constants.is_offline_mode() or _COMMIT.fullmatch(ref.revision):
         return ref
-    info = _asked(
-        lambda: HfApi().repo_info(ref.repo, repo_type=kind, revision=ref.revision), ref, kind, where
-    )
+    info = asked(lambda: HfApi().repo_info(ref.repo, repo_type=kind, revision=ref.revision), ref, kind, where)
     return ref.model_copy(update={"revision": info.sha})
 
 
@@ -91,10 +89,11 @@ def _download(ref: HubRef, kind: Kind, where: str, names: Iterable[str]) -> Path
             local_files_only=constants.is_offline_mode(),
         )
 
-    return Path(_asked(once, ref, kind, where))
+    return Path(asked(once, ref, kind, where))
 
 
-def _asked[T](call: Callable[[], T], ref: HubRef, kind: Kind, where: str) -> T:
+def asked[T](call: Callable[[], T], ref: HubRef, kind: Kind, where: str) -> T:
+    """The call's answer, after looking again where the hub did not answer. Raises as ``find`` does."""
     try:
         return _patiently(call, time.sleep)
     except Exception as error:

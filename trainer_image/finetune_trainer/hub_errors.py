@@ -107,5 +107,7 @@ def _is_passing(status: int) -> bool:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The library says ``LocalEntryNotFoundError`` for whatever kept it from asking the hub; its cause tells what."""
-    return error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
+    """The library says ``LocalEntryNotFoundError`` for whatever kept it from asking the hub, and RuntimeError for
+    whatever kept it from uploading a file; its cause tells what."""
+    wraps = isinstance(error, (errors.LocalEntryNotFoundError, RuntimeError))
+    return error.__cause__ if wraps and error.__cause__ else error

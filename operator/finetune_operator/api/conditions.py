@@ -113,6 +113,7 @@ class Reason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
     WITHIN_BUDGET = "WithinBudget"
     GATE_PASSED = "GatePassed"
+    GATE_NOT_MET = "GateNotMet"
     RETRIES_EXHAUSTED = "RetriesExhausted"
     NO_PROGRESS = "NoProgress"
     """Training was interrupted again and again before it could save anything new."""

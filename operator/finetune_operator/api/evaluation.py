@@ -45,7 +45,7 @@ class EvaluationDataset(DatasetSource):
     metrics: (
         Annotated[tuple[EvaluationMetric, ...], Field(min_length=1, max_length=8), *distinct()] | None
     ) = None
-    """What to measure. Default: Loss."""
+    """What to measure. Where references end in GSM8K's "#### 42", ExactMatch compares that alone. Default: Loss."""
 
 
 class Benchmark(ApiModel):
@@ -74,7 +74,7 @@ class Gate(ApiModel):
     rules: ClassVar = (exactly_one("value", "deltaFromBaseline"),)
 
     metric: ShortText
-    """loss, or <dataset>/<metric>."""
+    """loss or perplexity (on the validation rows), or <dataset>/<metric>, for example faq/exact_match."""
     op: GateOperator
     """How the metric is compared."""
     value: Decimal | None = None
@@ -104,7 +104,7 @@ class Evaluation(ApiModel):
     every_steps: Positive | None = None
     """Loss on the validation rows after so many steps. Default: only at the end of the training."""
     max_examples: Positive | None = None
-    """Rows per evaluation. Default: 500."""
+    """Only the first rows of each validation and evaluation dataset. Default: 500."""
     datasets: (
         Annotated[tuple[EvaluationDataset, ...], Field(min_length=1, max_length=8), *list_map("name")] | None
     ) = None

@@ -79,7 +79,7 @@ class Export(ApiModel):
     dtype: Precision | None = None
     """Precision of the exported weights. Default: BF16."""
     checkpoint: ExportCheckpoint | None = None
-    """Best or Last. Default: Best."""
+    """Best or Last. Default: Best where training measures which is best (see checkpointing.keep.best), else Last."""
     on_gate_failure: OnGateFailure | None = None
     """Skip: the job fails with GateNotMet. Export: it succeeds with GatePassed=False. Default: Skip."""
     destinations: Annotated[tuple[Destination, ...], Field(min_length=1, max_length=8)] | None = None

@@ -103,14 +103,15 @@ class KeepCheckpoints(ApiModel):
     last: Positive | None = None
     """The newest. Default: 2."""
     best: NonNegative | None = None
-    """The best by bestBy. Default: 1."""
+    """The best by bestBy. Default: 1 where every checkpoint is measured (everySteps is a multiple of
+    evaluation.everySteps), else 0."""
 
 
 class BestBy(ApiModel):
     """The metric that tells which checkpoint is best."""
 
     metric: ShortText
-    """loss, or <dataset>/<metric>."""
+    """loss or perplexity, on the validation rows."""
     mode: MetricMode | None = None
     """Whether low or high is good. Default: Min."""
 

@@ -17,6 +17,7 @@ FieldPath = Annotated[
 ]
 """A place in a job's spec, without the leading spec."""
 UriPattern = Annotated[str, Field(pattern=r"^(gs|file)://.*", max_length=1024)]
+TargetPattern = Annotated[str, Field(pattern=r"^(gs|file|hf)://.*", max_length=1024)]
 
 
 class AllowedModels(ApiModel):
@@ -84,8 +85,8 @@ class AllowedUris(ApiModel):
 
     read: Annotated[tuple[UriPattern, ...], Field(max_length=64)] | None = None
     """Where models and datasets may lie. Default: anywhere."""
-    write: Annotated[tuple[UriPattern, ...], Field(max_length=64)] | None = None
-    """Where exports may go. Default: anywhere."""
+    write: Annotated[tuple[TargetPattern, ...], Field(max_length=64)] | None = None
+    """Where exports may go; hf://acme/* stands for repositories of the Hugging Face Hub. Default: anywhere."""
 
 
 class Constraints(ApiModel):

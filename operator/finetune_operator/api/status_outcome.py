@@ -21,8 +21,9 @@ from finetune_operator.api.common import (
     Uri,
     Whole,
 )
+from finetune_operator.api.evaluation import GateOperator
 
-MetricValues = Annotated[Mapping[ShortText, Decimal], Field(max_length=32)]
+MetricValues = Annotated[Mapping[ShortText, Decimal], Field(max_length=48)]
 
 
 class CheckpointTag(StrEnum):
@@ -52,8 +53,10 @@ class GateResult(ApiModel):
     """Which metric."""
     value: Decimal | None = None
     """What was measured; absent when it was not."""
-    threshold: Decimal
-    """What was asked for."""
+    op: GateOperator
+    """How it is compared."""
+    threshold: Decimal | None = None
+    """What was asked for; absent where the base model, which decides it, was not measured."""
     passed: Flag
     """Whether it was met."""
 

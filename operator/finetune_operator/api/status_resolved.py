@@ -163,7 +163,7 @@ class Resolved(ApiModel):
     memory: ResolvedMemory | None = None
     """Whether it fits."""
     checkpoint: ShortText | None = None
-    """Which checkpoint is exported, where that differs from what the default would be later."""
+    """Which checkpoint is evaluated and exported: Best or Last."""
     images: ResolvedImages | None = None
     """The images that run."""
     run_folder: Uri | None = None

@@ -220,10 +220,21 @@ _EVALUATED = {
 def _evaluation(status: Object) -> Iterator[Text]:
     evaluation = status.get("evaluation") or {}
     baseline, result = evaluation.get("baseline") or {}, evaluation.get("result") or {}
-    for name, label in _EVALUATED.items():
-        if name in result:
-            before = f"{text.number(baseline[name])} → " if name in baseline else ""
-            yield _row(label, f"{before}{text.number(result[name])}")
+    for name in result:
+        before = f"{text.number(baseline[name])} → " if name in baseline else ""
+        shown = f"{before}{text.number(result[name])}"
+        if "/" in name:
+            yield _row("Score", f"{name}  {shown}")
+        else:
+            yield _row(_EVALUATED.get(name, name), shown)
+    for gate in evaluation.get("gates") or ():
+        sign = "≥" if gate["op"] == "GreaterOrEqual" else "≤"
+        asked = (
+            f"{gate['metric']} {sign} {text.number(gate['threshold'])}"
+            if "threshold" in gate
+            else gate["metric"]
+        )
+        yield _row("Gate", f"{asked}: {'met' if gate['passed'] else 'not met'}")
     if uri := evaluation.get("samplesURI"):
         yield _row("Samples", str(uri))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from finetune_contract import ExitCode, PreflightOutcome, Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
+from finetune_operator.lifecycle import gates
 from finetune_operator.lifecycle.memory import found, mebibytes
 from finetune_operator.lifecycle.queueing import Standing
 from finetune_operator.lifecycle.situation import Course, Situation
@@ -45,7 +46,7 @@ def conditions(
         ConditionType.QUOTA_RESERVED: _quota_reserved(situation, look),
         ConditionType.RUNNING: _running(situation, look),
         ConditionType.WITHIN_BUDGET: (TRUE, Reason.NOT_REQUESTED, "The job has no budget."),
-        ConditionType.GATE_PASSED: (UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates."),
+        ConditionType.GATE_PASSED: _gate_passed(look),
         ConditionType.SUSPENDED: _suspended(situation),
         **_outcome(situation.course, *_because(situation, look)),
     }
@@ -178,6 +179,18 @@ def _export_proven(look: Survey | None) -> Told:
     if view.live:
         return UNKNOWN, Reason.IN_PROGRESS, "The model is converted and exported again."
     return UNKNOWN, Reason.NOT_STARTED, "Nothing was converted yet."
+
+
+def _gate_passed(look: Survey | None) -> Told:
+    measured = look.evaluation if look else None
+    if look is None or not (look.plan.evaluation.gates or (measured and measured.gates)):
+        return UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates."
+    if measured is None:
+        return UNKNOWN, Reason.NOT_STARTED, "The tuned model has not been measured yet."
+    missed = gates.not_met(measured)
+    if missed:
+        return FALSE, Reason.GATE_NOT_MET, f"{'; '.join(map(gates.told, missed))}."
+    return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
 
 
 def _quota_reserved(situation: Situation, look: Survey | None) -> Told:

@@ -36,7 +36,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
             "why": plan.placement.why,
         },
         "memory": memory_status(plan, findings),
-        "checkpoint": "Last",
+        "checkpoint": plan.exported_checkpoint,
         "images": _images(plan),
         "runFolder": plan.run_folder.uri,
     }
@@ -47,7 +47,11 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
             resolved["hyperparameters"]["maxSeqLength"] = findings.preflight.max_seq_length
         resolved["datasets"] = [
             dataset_status(report, findings.preflight.report)
-            for report in (*findings.preflight.train, *findings.preflight.validation)
+            for report in (
+                *findings.preflight.train,
+                *findings.preflight.validation,
+                *findings.preflight.evaluation,
+            )
         ]
     return resolved
 

@@ -17,7 +17,7 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_operator.api import Reason, StagePhase
-from finetune_operator.lifecycle import budgets
+from finetune_operator.lifecycle import budgets, gates
 from finetune_operator.lifecycle.attempts import ORDER, Attempt
 from finetune_operator.lifecycle.classify import Ending, Verdict, classify
 from finetune_operator.lifecycle.deadlines import ran
@@ -135,6 +135,8 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
             view = _done_before(view, judged)
         if stage is Stage.CONVERT:
             view = _with_cache(view, observed.folder.convert_manifest, plan, findings.preflight)
+        if stage is Stage.EVALUATE:
+            view = _gated(view, plan)
         if stage not in plan.stages and not view.done and view.live is None:
             continue
         views.append(view)
@@ -294,6 +296,12 @@ def _with_cache(
     )
 
 
+def _gated(view: StageView, plan: Plan) -> StageView:
+    outcome = _details(view, EvaluateOutcome)
+    failure = gates.failure_of(outcome, plan) if outcome and view.done else None
+    return replace(view, phase=StagePhase.FAILED, failure=failure) if failure else view
+
+
 def _found(findings: Findings, view: StageView) -> Findings:
     if not view.done:
         return findings
@@ -302,13 +310,11 @@ def _found(findings: Findings, view: StageView) -> Findings:
             return Findings(preflight=_details(view, PreflightOutcome))
         case Stage.CONVERT:
             own = _details(view, ConvertOutcome)
-            return Findings(preflight=findings.preflight, converted=own.manifest if own else view.hit)
+            return replace(findings, converted=own.manifest if own else view.hit)
         case Stage.TRAIN:
-            return Findings(
-                preflight=findings.preflight,
-                converted=findings.converted,
-                train=_details(view, TrainOutcome),
-            )
+            return replace(findings, train=_details(view, TrainOutcome))
+        case Stage.EVALUATE:
+            return replace(findings, evaluated=_details(view, EvaluateOutcome))
     return findings
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from finetune_contract import EvaluationResult, Stage, TrainOutcome
+from finetune_contract import CheckpointRecord, GateResult, Stage, TrainOutcome
 from finetune_operator.api import Phase, Reason, StagePhase
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
@@ -271,28 +271,31 @@ def _moving_parts(status: Object) -> Any:
 
 
 def _checkpoints(look: Survey, observed: Observed, *, kept: bool) -> list[Object]:
-    if look.findings.train:
+    if train := look.findings.train:
+        best = [each for each in train.checkpoints if each.step == train.best_step]
+        newest = [each for each in train.checkpoints if each not in best][len(best) - _CHECKPOINTS :]
         return [
-            _checkpoint(
-                record.step, record.uri, record.metrics, last=record is look.findings.train.checkpoints[-1]
-            )
-            for record in look.findings.train.checkpoints[-_CHECKPOINTS:]
+            _checkpoint(record, last=record is train.checkpoints[-1], best=record in best)
+            for record in train.checkpoints
+            if record in best or record in newest
         ]
     if kept:
         return list((observed.job.get("status") or {}).get("checkpoints", ()))
     steps = observed.folder.progress.checkpoints if observed.folder.progress else []
     return [
-        _checkpoint(step, look.plan.run_folder.checkpoint(step), {}, last=step == steps[-1])
+        _checkpoint(
+            CheckpointRecord(step=step, uri=look.plan.run_folder.checkpoint(step)), last=step == steps[-1]
+        )
         for step in steps[-_CHECKPOINTS:]
     ]
 
 
-def _checkpoint(step: int, uri: str, metrics: Mapping[str, float], *, last: bool) -> Object:
-    told: dict[str, Any] = {"step": step, "uri": uri}
-    if metrics:
-        told["metrics"] = {name: decimal(value) for name, value in metrics.items()}
-    if last:
-        told["tags"] = ["Last"]
+def _checkpoint(record: CheckpointRecord, *, last: bool, best: bool = False) -> Object:
+    told: dict[str, Any] = {"step": record.step, "uri": record.uri}
+    if record.metrics:
+        told["metrics"] = _metrics(record.metrics)
+    if tags := [name for name, given in (("Best", best), ("Last", last)) if given]:
+        told["tags"] = tags
     return told
 
 
@@ -306,23 +309,28 @@ def _evaluation(look: Survey) -> Object | None:
     told: dict[str, Any] = {}
     if measured.dataset_hash:
         told["datasetHash"] = measured.dataset_hash
-    if measured.baseline:
-        told["baseline"] = _metrics(measured.baseline)
-    if measured.tuned:
-        told["result"] = _metrics(measured.tuned)
+    if baseline := measured.metrics("baseline"):
+        told["baseline"] = _metrics(baseline)
+    if tuned := measured.metrics("tuned"):
+        told["result"] = _metrics(tuned)
+    if measured.gates:
+        told["gates"] = [_gate(gate) for gate in measured.gates]
     if measured.samples_uri:
         told["samplesURI"] = measured.samples_uri
     return told
 
 
-def _metrics(result: EvaluationResult) -> Object:
-    measured = {
-        "loss": result.loss,
-        "perplexity": result.perplexity,
-        "reward_accuracy": result.reward_accuracy,
-        "reward_margin": result.reward_margin,
-    }
-    return {name: decimal(value) for name, value in measured.items() if value is not None}
+def _metrics(values: Mapping[str, float]) -> Object:
+    return {name: decimal(value) for name, value in values.items()}
+
+
+def _gate(gate: GateResult) -> Object:
+    told: dict[str, Any] = {"metric": gate.metric, "op": gate.op, "passed": gate.passed}
+    if gate.value is not None:
+        told["value"] = decimal(gate.value)
+    if gate.threshold is not None:
+        told["threshold"] = decimal(gate.threshold)
+    return told
 
 
 def _artifacts(look: Survey) -> list[Object]:

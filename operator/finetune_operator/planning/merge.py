@@ -7,9 +7,7 @@ Profile locks need no layer of their own: a job that sets a locked path to anoth
 from collections.abc import Mapping
 from typing import Any
 
-#: What stands where neither job nor profile says anything. The descriptions in the CRD repeat these, but for one
-#: whose behaviour comes later: export.checkpoint will be Best. The status says which stands
-#: (``resolved.checkpoint``).
+#: What stands where neither job nor profile says anything. The descriptions in the CRD repeat these.
 BUILT_IN: Mapping[str, Any] = {
     "cache": "Use",
     "resources": {"controller": "McJAX", "slices": 1},
@@ -18,8 +16,8 @@ BUILT_IN: Mapping[str, Any] = {
     "preRunningDeadlineSeconds": 7200,
     "hangPolicy": {"startupSeconds": 1800, "noStepSeconds": 900},
     "preflight": {"dataset": "Full", "memory": "Compile", "exportProof": True},
-    "evaluation": {"baseline": True, "generation": {"maxNewTokens": 128}},
-    "export": {"formats": ["HuggingFace"], "dtype": "BF16", "checkpoint": "Last"},
+    "evaluation": {"baseline": True, "maxExamples": 500, "generation": {"maxNewTokens": 128}},
+    "export": {"formats": ["HuggingFace"], "dtype": "BF16"},
     "datasets": {"shuffle": True, "maxSeqLength": 1024},
     "method": {"type": "SFT"},
     "hyperparameters": {

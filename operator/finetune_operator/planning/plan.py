@@ -9,6 +9,7 @@ from finetune_contract import (
     CheckpointPolicy,
     ConvertManifest,
     DataSpec,
+    EvaluateOutcome,
     EvaluationSpec,
     ExportSpec,
     Hyperparameters,
@@ -90,6 +91,7 @@ class Findings:
     preflight: PreflightOutcome | None = None
     converted: ConvertManifest | None = None
     train: TrainOutcome | None = None
+    evaluated: EvaluateOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,10 @@ class Plan:
     checkpointing: CheckpointPolicy
     evaluation: EvaluationSpec
     export: ExportSpec
+    exported_checkpoint: str
+    """Best or Last; Best where nothing was asked for and training measures which is best."""
+    on_gate_failure: str
+    """Skip or Export."""
     export_proof: bool
     memory: MemoryCheck | None
     """What preflight proves of it; None: nothing."""
@@ -129,6 +135,8 @@ class Plan:
     service_account_cpu: str
     hub_token: tuple[str, str] | None
     """Name and key of the Secret; never its value."""
+    upload_tokens: Mapping[str, tuple[str, str]]
+    """The same of each hub destination, by environment variable."""
     cpu_pool: CpuPool
     queues: Queues
     pod: PodAdditions
@@ -142,7 +150,8 @@ class Plan:
     @property
     def reads_hub(self) -> bool:
         """Whether any stage's model or data comes from the hub."""
-        sources = (self.model, self.model.tokenizer, *self.data.train, *self.data.validation)
+        evaluated = (dataset.source for dataset in self.evaluation.datasets)
+        sources = (self.model, self.model.tokenizer, *self.data.train, *self.data.validation, *evaluated)
         return any(source is not None and source.hugging_face is not None for source in sources)
 
 
@@ -163,7 +172,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
     )
     accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
     secret = spec.get("huggingFaceTokenSecretRef")
-    evaluation = resolve.evaluation(spec)
+    evaluation, checkpointing = resolve.evaluation(spec), resolve.checkpointing(spec)
     return Plan(
         job=JobIdentity(
             namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
@@ -172,7 +181,11 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         profile_name=snapshot.profile_name,
         profile_hash=snapshot.profile_hash,
         spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
-        stages=tuple(stage for stage in Stage if stage is not Stage.EVALUATE or evaluation.prompts),
+        stages=tuple(
+            stage
+            for stage in Stage
+            if stage is not Stage.EVALUATE or evaluation.prompts or evaluation.datasets or evaluation.gates
+        ),
         placement=placement,
         mesh=mesh,
         pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
@@ -180,11 +193,11 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         data=resolve.data(spec),
         method=resolve.method(spec),
         hyperparameters=resolve.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
-        checkpointing=CheckpointPolicy(
-            every_steps=spec["checkpointing"]["everySteps"], keep_last=spec["checkpointing"]["keep"]["last"]
-        ),
+        checkpointing=checkpointing,
         evaluation=evaluation,
         export=resolve.export(spec),
+        exported_checkpoint=spec["export"].get("checkpoint", "Best" if checkpointing.keep_best else "Last"),
+        on_gate_failure=spec["export"].get("onGateFailure", "Skip"),
         export_proof=spec["preflight"]["exportProof"],
         memory=resolve_memory(spec["preflight"]["memory"], placement, mesh, profile, resources),
         use_cache=spec["cache"],
@@ -207,6 +220,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         service_account_tpu=accounts.get("tpu", "default"),
         service_account_cpu=accounts.get("cpu", "default"),
         hub_token=(secret["name"], secret.get("key", "token")) if secret else None,
+        upload_tokens=resolve.upload_tokens(spec),
         cpu_pool=CpuPool(
             node_selector=cpu_pool.get("nodeSelector", {}),
             tolerations=tuple(cpu_pool.get("tolerations", ())),

@@ -187,12 +187,18 @@ def _read(merged: Object) -> Iterator[tuple[str, str]]:
         for index, source in enumerate(datasets.get(kind, ())):
             if "uri" in source:
                 yield f"spec.datasets.{kind}[{index}].uri", source["uri"]
+    for index, source in enumerate(merged["evaluation"].get("datasets", ())):
+        if "uri" in source:
+            yield f"spec.evaluation.datasets[{index}].uri", source["uri"]
 
 
 def _written(merged: Object) -> Iterator[tuple[str, str]]:
     for index, destination in enumerate(merged["export"].get("destinations", ())):
         if "uri" in destination:
             yield f"spec.export.destinations[{index}].uri", destination["uri"]
+        else:
+            repo = destination["huggingFaceHub"]["repo"]
+            yield f"spec.export.destinations[{index}].huggingFaceHub.repo", f"hf://{repo}"
 
 
 _RULES: tuple[Callable[[Object, Object, Object, Object], Iterator[str]], ...] = (

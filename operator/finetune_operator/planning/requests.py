@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from finetune_contract import DatasetSource, DataSpec, Hyperparameters, ModelSource, Stage, StageRequest
+from finetune_contract import (
+    DatasetSource,
+    DataSpec,
+    EvaluationSpec,
+    Hyperparameters,
+    ModelSource,
+    Stage,
+    StageRequest,
+)
 from finetune_contract.request import MAX_REQUEST_BYTES
 from finetune_operator.api import Reason
 from finetune_operator.planning.errors import Refused
@@ -30,14 +38,14 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             **_tuned(plan, stage, findings),
             "pathways_jax": plan.pathways.jax if plan.pathways else None,
             "checkpointing": plan.checkpointing,
-            "evaluation": plan.evaluation,
+            "evaluation": _evaluation(plan, findings),
             "export": plan.export,
             "export_proof": plan.export_proof,
             "engine_overrides": dict(plan.engine_overrides),
             "memory": plan.memory if stage is Stage.PREFLIGHT else None,
             "fingerprint": findings.preflight.fingerprint if findings.preflight else None,
             "converted": findings.converted.items if findings.converted else None,
-            "train_step": findings.train.step if findings.train else None,
+            "train_step": _train_step(plan, findings),
         }
     )
     size = len(request.to_json().encode())
@@ -82,6 +90,33 @@ def _data(plan: Plan, findings: Findings) -> DataSpec:
             "validation": [_pinned(source, revisions.get(source.path)) for source in plan.data.validation],
         }
     )
+
+
+def _evaluation(plan: Plan, findings: Findings) -> EvaluationSpec:
+    """As preflight found its datasets; those that the spec names since then, as they are."""
+    reports = findings.preflight.evaluation if findings.preflight else ()
+    found = {(report.path, report.name): report for report in reports}
+    datasets = []
+    for dataset in plan.evaluation.datasets:
+        report = found.get((dataset.source.path, dataset.source.name))
+        revision = report.revision if report and _names(dataset.source, report.uri) else None
+        datasets.append(dataset.model_copy(update={"source": _pinned(dataset.source, revision)}))
+    return plan.evaluation.model_copy(update={"datasets": datasets})
+
+
+def _names(source: DatasetSource, uri: str) -> bool:
+    """Whether the report's ``uri`` is what ``source`` names now."""
+    return source.uri == uri if source.hugging_face is None else source.hugging_face.repo in uri
+
+
+def _train_step(plan: Plan, findings: Findings) -> int | None:
+    """The checkpoint to evaluate and export. What was measured is what is exported, whatever was edited since."""
+    if findings.train is None:
+        return None
+    if findings.evaluated is not None and findings.evaluated.step is not None:
+        return findings.evaluated.step
+    best = findings.train.best_step if plan.exported_checkpoint == "Best" else None
+    return findings.train.step if best is None else best
 
 
 def _pinned[Source: (ModelSource, DatasetSource)](source: Source, revision: str | None) -> Source:

@@ -1,14 +1,19 @@
 """The merged spec, section by section, in the contract's terms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_contract import (
+    CheckpointPolicy,
     DatasetSource,
     DataSpec,
+    Destination,
     DpoSpec,
+    EvaluationDataset,
     EvaluationSpec,
     ExportSpec,
+    Gate,
+    HubDestination,
     HubRef,
     Hyperparameters,
     LoraSpec,
@@ -25,6 +30,15 @@ type Object = Mapping[str, Any]
 DEFAULT_RANK = 16
 #: By method, for full fine-tuning and LoRA. DPO moves away from its reference within few steps: MaxText's own default.
 _LEARNING_RATE = {"SFT": ("2e-5", "2e-4"), "DPO": ("5e-7", "5e-6"), "ORPO": ("8e-6", "8e-5")}
+#: What is measured on the validation rows.
+VALIDATION_METRICS = ("loss", "perplexity")
+#: The API's metrics as they are called in ``<dataset>/<metric>``.
+METRIC_NAMES: Mapping[str, str] = {
+    "Loss": "loss",
+    "ExactMatch": "exact_match",
+    "TokenF1": "token_f1",
+    "RougeL": "rouge_l",
+}
 _WARMUP_RATIO = "0.03"
 
 
@@ -53,6 +67,7 @@ def _folder(uri: str | None) -> str | None:
 def data(spec: Object) -> DataSpec:
     """``spec.datasets``; its chat template has its text by now (:func:`.chat_template.with_chat_template`)."""
     section, check, kind = spec["datasets"], spec["preflight"]["dataset"], spec["method"]["type"]
+    most_evaluated = spec["evaluation"]["maxExamples"]
     if check != "Full" and "steps" not in spec["hyperparameters"]:
         raise Refused(
             Reason.INVALID_SPEC,
@@ -74,13 +89,16 @@ def data(spec: Object) -> DataSpec:
     return DataSpec(
         train=[_source("train", index, source) for index, source in enumerate(section["train"])],
         validation=[
-            _source("validation", index, source) for index, source in enumerate(section.get("validation", ()))
+            at_most(_source("validation", index, source), most_evaluated)
+            for index, source in enumerate(section.get("validation", ()))
         ],
         shuffle=section["shuffle"],
         max_seq_length=section["maxSeqLength"],
         packing=packing,
         split_from_train=SplitSpec(
-            fraction=float(split["fraction"]), seed=split.get("seed", spec["hyperparameters"]["seed"])
+            fraction=float(split["fraction"]),
+            seed=split.get("seed", spec["hyperparameters"]["seed"]),
+            max_examples=most_evaluated,
         )
         if split
         else None,
@@ -89,10 +107,10 @@ def data(spec: Object) -> DataSpec:
     )
 
 
-def _source(kind: str, index: int, source: Object) -> DatasetSource:
+def _source(kind: str, index: int, source: Object, root: str = "spec.datasets.") -> DatasetSource:
     hub = source.get("huggingFace", {})
     return DatasetSource(
-        path=f"spec.datasets.{kind}[{index}]",
+        path=f"{root}{kind}[{index}]",
         name=source.get("name", f"{kind}-{index}"),
         hugging_face=_hub(source),
         config=hub.get("config"),
@@ -198,24 +216,109 @@ def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
 def evaluation(spec: Object) -> EvaluationSpec:
     """``spec.evaluation``."""
     section = spec["evaluation"]
-    held_back = any(spec["datasets"].get(name) for name in ("validation", "splitFromTrain"))
-    if "everySteps" in section and not held_back:
+    if "everySteps" in section and not _on_validation(spec["datasets"]):
         raise Refused(
             Reason.INVALID_SPEC,
             "spec.evaluation.everySteps is set, but there is nothing to evaluate on: "
             "set spec.datasets.validation or splitFromTrain, or remove everySteps.",
         )
+    datasets = [
+        EvaluationDataset(
+            source=at_most(_source("datasets", index, source, "spec.evaluation."), section["maxExamples"]),
+            metrics=list(source.get("metrics", ("Loss",))),
+        )
+        for index, source in enumerate(section.get("datasets", ()))
+    ]
+    measured = [f"{each.source.name}/{METRIC_NAMES[metric]}" for each in datasets for metric in each.metrics]
     return EvaluationSpec(
         every_steps=section.get("everySteps"),
+        datasets=datasets,
         prompts=list(section.get("prompts", ())),
         baseline=section["baseline"],
         max_new_tokens=section["generation"]["maxNewTokens"],
+        temperature=float(section["generation"].get("temperature", 0)),
+        top_k=section["generation"].get("topK", 0),
+        gates=_gates(section, [*_on_validation(spec["datasets"]), *measured]),
+    )
+
+
+def _on_validation(section: Object) -> list[str]:
+    """What is measured on the validation rows: over all sets, and the loss of each where there are several."""
+    sets = section.get("validation", ())
+    if not sets and not section.get("splitFromTrain"):
+        return []
+    names = [_source("validation", index, each).name for index, each in enumerate(sets)]
+    return [*VALIDATION_METRICS, *(f"{name}/loss" for name in names if len(names) > 1)]
+
+
+def _gates(section: Object, measured: Sequence[str]) -> list[Gate]:
+    gates = section.get("gates", ())
+    for index, gate in enumerate(gates):
+        if gate["metric"] not in measured:
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"spec.evaluation.gates[{index}].metric is {gate['metric']}, which this job does not measure. "
+                f"It measures {', '.join(measured) or 'nothing'}. Name the metric in spec.evaluation.datasets"
+                f"{'' if 'loss' in measured else ', or rows in spec.datasets.validation'}.",
+            )
+    return [
+        Gate(
+            metric=gate["metric"],
+            op=gate["op"],
+            value=_decimal(gate, "value"),
+            delta_from_baseline=_decimal(gate, "deltaFromBaseline"),
+        )
+        for gate in gates
+    ]
+
+
+def _decimal(section: Object, name: str) -> float | None:
+    return float(section[name]) if name in section else None
+
+
+def at_most(source: DatasetSource, rows: int) -> DatasetSource:
+    """``source``, cut to its first ``rows``."""
+    return source.model_copy(update={"max_examples": min(rows, source.max_examples or rows)})
+
+
+def checkpointing(spec: Object) -> CheckpointPolicy:
+    """``spec.checkpointing``. The best checkpoints are kept where training measures which they are."""
+    section, evaluated = spec["checkpointing"], spec["evaluation"].get("everySteps")
+    every, keep, by = section["everySteps"], section["keep"], section.get("bestBy", {})
+    wanted = keep.get("best", 0) > 0 or bool(by) or spec["export"].get("checkpoint") == "Best"
+    metric = by.get("metric", "loss")
+    if metric not in VALIDATION_METRICS:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.checkpointing.bestBy.metric is {metric}, but training measures "
+            f"{' and '.join(VALIDATION_METRICS)} on spec.datasets.validation. Use one of them.",
+        )
+    known = evaluated is not None and every % evaluated == 0
+    if wanted and not known:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"the best checkpoint is asked for, but not every checkpoint (spec.checkpointing.everySteps: {every}) is "
+            f"measured (spec.evaluation.everySteps: {evaluated or 'not set'}). "
+            "Set evaluation.everySteps to checkpointing.everySteps or a part of it, and name rows in "
+            "spec.datasets.validation.",
+        )
+    return CheckpointPolicy(
+        every_steps=every,
+        keep_last=keep["last"],
+        keep_best=keep.get("best", 1) if known else 0,
+        best_metric=metric,
+        best_mode=by.get("mode", "Min"),
     )
 
 
 def export(spec: Object) -> ExportSpec:
     """``spec.export``."""
     section = spec["export"]
+    if "HuggingFace" not in section["formats"]:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            "spec.export.formats has no HuggingFace: the other formats are made beside it. Add HuggingFace.",
+        )
     content = section.get("content", "Merged")
     if content != "Merged" and "lora" not in spec["method"]:
         raise Refused(
@@ -223,8 +326,51 @@ def export(spec: Object) -> ExportSpec:
             f"spec.export.content is {content}, but full fine-tuning makes no adapter: "
             "use Merged, or set spec.method.lora.",
         )
+    if content == "Adapter" and "OrbaxParams" in section["formats"]:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            "spec.export.content is Adapter, but the format OrbaxParams holds the merged model: "
+            "use Both, or leave OrbaxParams out.",
+        )
     return ExportSpec(
         content=content,
         dtype=section["dtype"],
-        destinations=[destination["uri"].rstrip("/") for destination in section.get("destinations", ())],
+        orbax="OrbaxParams" in section["formats"],
+        destinations=[
+            _destination(index, destination)
+            for index, destination in enumerate(section.get("destinations", ()))
+        ],
     )
+
+
+def _destination(index: int, destination: Object) -> Destination:
+    path = f"spec.export.destinations[{index}]"
+    hub = destination.get("huggingFaceHub")
+    if hub is None:
+        return Destination(path=path, uri=destination["uri"].rstrip("/"))
+    return Destination(
+        path=f"{path}.huggingFaceHub",
+        hub=HubDestination(
+            repo=hub["repo"],
+            private=hub.get("private", True),
+            token_variable=f"HF_UPLOAD_TOKEN_{index}",
+        ),
+    )
+
+
+def upload_tokens(spec: Object) -> dict[str, tuple[str, str]]:
+    """By environment variable, the name and key of the Secret with a destination's token; never a value."""
+    tokens: dict[str, tuple[str, str]] = {}
+    for index, destination in enumerate(spec["export"].get("destinations", ())):
+        hub = destination.get("huggingFaceHub")
+        if hub is None:
+            continue
+        secret = hub.get("tokenSecretRef") or spec.get("huggingFaceTokenSecretRef")
+        if secret is None:
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"spec.export.destinations[{index}].huggingFaceHub has no token to write with: name a Secret in its "
+                "tokenSecretRef, or in spec.huggingFaceTokenSecretRef.",
+            )
+        tokens[f"HF_UPLOAD_TOKEN_{index}"] = (secret["name"], secret.get("key", "token"))
+    return tokens

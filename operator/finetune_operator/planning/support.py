@@ -19,29 +19,21 @@ class Later:
     """What to do until then."""
 
 
-_DECIMAL_ZERO = ("0", "0.0", "0.00")
+_FORMATS = ("Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text")
 
 JOB: tuple[Later, ...] = (
     Later("budget"),
     Later("checkpointing.everySeconds", instead="use everySteps"),
-    Later("checkpointing.keep.best", (0,), "use keep.last"),
-    Later("checkpointing.bestBy"),
     Later("preflight.smoke"),
-    Later("evaluation.maxExamples"),
-    Later("evaluation.datasets", ([],), "use datasets.validation"),
     Later("evaluation.benchmarks", ([],)),
-    Later("evaluation.gates", ([],)),
-    Later("evaluation.generation.temperature", _DECIMAL_ZERO, 'samples are greedy: use "0.0"'),
-    Later("evaluation.generation.topK", (0,), "samples are greedy: use 0"),
-    Later("export.formats[]", ("HuggingFace",), "use HuggingFace"),
-    Later("export.checkpoint", ("Last",), "use Last"),
-    Later("export.onGateFailure"),
-    Later("export.destinations[].huggingFaceHub", instead="use a destination with uri"),
     Later("export.serving"),
     Later("profiling"),
     Later("resumeFrom"),
     Later("model.orbax", instead="use uri with a folder in Hugging Face format"),
     Later("model.fromJob", instead="use uri with that job's exported folder"),
+    Later("evaluation.datasets[].format", _FORMATS),
+    Later("evaluation.datasets[].columns.chosen"),
+    Later("evaluation.datasets[].columns.rejected"),
 )
 
 PROFILE: tuple[Later, ...] = (

@@ -129,6 +129,11 @@ def _env(plan: Plan, request: StageRequest) -> list[Object]:
     ]
     # Preflight always gets the token, so that a missing Secret is seen before any TPU is claimed.
     if plan.hub_token and (request.stage is Stage.PREFLIGHT or plan.reads_hub):
-        name, key = plan.hub_token
-        variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
+        variables.append(_secret("HF_TOKEN", *plan.hub_token))
+    if request.stage in (Stage.PREFLIGHT, Stage.EXPORT):
+        variables += [_secret(variable, *secret) for variable, secret in plan.upload_tokens.items()]
     return variables
+
+
+def _secret(variable: str, name: str, key: str) -> Object:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}

@@ -64,3 +64,19 @@ def test_unknown_fields_and_phases_of_a_newer_operator_do_not_break_the_page() -
     newer["status"]["stages"][2]["phase"] = "Paused"
     newer["status"]["novelty"] = {"a": 1}
     assert "? Train" in page(newer)
+
+
+def test_scores_and_gates_are_told() -> None:
+    measured = job("succeeded")
+    measured["status"]["evaluation"] = {
+        "baseline": {"loss": "2.0", "faq/exact_match": "0.1"},
+        "result": {"loss": "1.0", "faq/exact_match": "0.7"},
+        "gates": [
+            {"metric": "faq/exact_match", "op": "GreaterOrEqual", "value": "0.7", "threshold": "0.62", "passed": True},
+            {"metric": "loss", "op": "LessOrEqual", "value": "1.0", "threshold": "0.5", "passed": False},
+        ],
+    }  # fmt: skip
+    told = page(measured)
+    assert "faq/exact_match  0.100 → 0.700" in told
+    assert "faq/exact_match ≥ 0.620: met" in told
+    assert "loss ≤ 0.500: not met" in told

@@ -137,6 +137,8 @@ class World:
     retry: Retry | None = None
     checkpoint: int = 0
     """The step of the last checkpoint."""
+    best: int | None = None
+    """The step of the best one, where training keeps it."""
     events: list[Notice] = field(default_factory=list)
     untold: list[Notice] = field(default_factory=list)
     """Transitions that the status has shown and no Event has told: none, ever."""
@@ -520,12 +522,14 @@ class World:
 
     def train_outcome(self) -> TrainOutcome:
         step = self.progress.step if self.progress else 0
+        saved = (self.best, self.checkpoint) if self.best is not None else (self.checkpoint,)
         return TrainOutcome(
             step=step,
             total_steps=TOTAL_STEPS,
             start_step=self.progress.start_step if self.progress else 0,
             evaluation_loss=1.0,
-            checkpoints=[CheckpointRecord(step=self.checkpoint, uri=self.folder.checkpoint(self.checkpoint))],
+            best_step=self.best,
+            checkpoints=[CheckpointRecord(step=step, uri=self.folder.checkpoint(step)) for step in saved],
         )
 
     def details(self, request: StageRequest) -> Any:

@@ -22,7 +22,7 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 LATER: list[tuple[dict[str, Any], str]] = [
     ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
     ({"checkpointing": {"everySeconds": 60}}, "spec.checkpointing.everySeconds"),
-    ({"export": {"checkpoint": "Best"}}, "spec.export.checkpoint = Best"),
+    ({"export": {"serving": {"enabled": True}}}, "spec.export.serving"),
     ({"model": {"fromJob": {"name": "other"}}}, "spec.model.fromJob"),
 ]
 

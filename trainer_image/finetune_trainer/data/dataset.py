@@ -47,6 +47,11 @@ class Dataset:
     """Equal digests train and evaluate alike."""
 
     @property
+    def examples(self) -> int:
+        """Rows of the sources that take part."""
+        return sum(report.rows for report in self.reports)
+
+    @property
     def epoch(self) -> int:
         """Rows that one epoch shows."""
         return sum(part.shown for part in self.parts)
@@ -128,7 +133,9 @@ def hold_back(sources: Sequence[Prepared], split: SplitSpec) -> tuple[list[Piece
         limit = min(limit, different[-2])
         out = rank <= limit
         kept.append(Piece(source=source, chosen=np.flatnonzero(~out)))
-        held.append(Piece(source=source, chosen=np.flatnonzero(out), tells_dropped=False))
+        held.append(
+            Piece(source=source, chosen=np.flatnonzero(out)[: split.max_examples], tells_dropped=False)
+        )
     return kept, held
 
 

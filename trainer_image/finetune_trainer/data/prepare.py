@@ -3,7 +3,7 @@
 import itertools
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,6 +115,11 @@ def preview(source: DatasetSource, store: Store, scratch: Path, *, rows: int) ->
     """The first examples, without reading further."""
     _, examples = checked(open_source(source, store, scratch))
     return list(itertools.islice(examples, rows))
+
+
+def read_all(source: DatasetSource, store: Store, scratch: Path) -> Iterator[Example]:
+    """Every example of one source, checked."""
+    yield from checked(open_source(source, store, scratch))[1]
 
 
 def _why_dropped(tokens: Tokens) -> str:

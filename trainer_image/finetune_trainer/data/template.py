@@ -168,6 +168,11 @@ class Renderer:
         )
         return self._ids(rendered)
 
+    def asking(self, messages: Sequence[Mapping[str, Any]], place: Place) -> list[int]:
+        """Token ids of the conversation so far, up to where the assistant's next turn begins. Raises ``StageError`` 65
+        where the template refuses it."""
+        return self._ids(self._render(messages, place, asking=True))
+
     def end_ids(self) -> frozenset[int]:
         """Tokens that end an answer: the end of sequence, and what the template closes an assistant's turn with."""
         ends = {self._tokenizer.eos_token_id}
@@ -197,7 +202,7 @@ class Renderer:
             self._fixed[key] = fixed
         return fixed
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], place: Place) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], place: Place, *, asking: bool = False) -> str:
         if not self._tokenizer.chat_template:
             raise StageError(
                 ExitCode.BAD_DATA,
@@ -209,7 +214,7 @@ class Renderer:
             )
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=False
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=asking
             )
         except Exception as error:
             raise place.mismatch(

@@ -1,7 +1,8 @@
-"""Greedy answers of a MaxText model to a batch of prompts."""
+"""Answers of a MaxText model to prompts: a batch at a time, in one compiled program, with a KV cache where there can be
+one and by whole forward passes where not. Both give the same tokens."""
 
-import math
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,67 +10,175 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
+from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
 
-from finetune_trainer.spread import ROW_AXES
+from finetune_trainer.evaluation.decoding import emptied, sized, with_cache
+from finetune_trainer.evaluation.models import LoadedModel
+from finetune_trainer.evaluation.sampling import Sampling, choose
+from finetune_trainer.spread import to_devices
 
-#: Lengths are rounded up to this, so that prompts of all sizes share few compiled programs.
-_LENGTH_STEP = 64
-
-
-def greedy(
-    model: Any,
-    config: Any,
-    mesh: Mesh,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    end_ids: frozenset[int],
-) -> list[list[int]]:
-    """For each prompt (token ids, not empty) the new tokens, without the one that ended them. Every token is the most
-    likely one after a forward pass over all before it; every process returns the same."""
-    if not prompts:
-        return []
-    shards = math.prod(mesh.shape[axis] for axis in ROW_AXES)
-    rows = math.ceil(len(prompts) / shards) * shards
-    longest = max(len(prompt) for prompt in prompts) + max_new_tokens
-    length = math.ceil(longest / _LENGTH_STEP) * _LENGTH_STEP
-    tokens = np.zeros((rows, length), np.int32)
-    ends = np.ones(rows, np.int32)  # an empty row is one token long and never read
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
-        ends[row] = len(prompt)
-    open_rows = np.arange(rows) < len(prompts)
-    starts = ends.copy()
-    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-        graph, state = nnx.split(model)
-        step = _next_token(graph, mesh, length)
-        by_rows = NamedSharding(mesh, PartitionSpec(ROW_AXES))
-        for _ in range(max_new_tokens):
-            arrays = (jax.make_array_from_callback(a.shape, by_rows, a.__getitem__) for a in (tokens, ends))
-            chosen = np.asarray(step(state, *arrays))
-            open_rows &= ~np.isin(chosen, list(end_ids))
-            if not open_rows.any():
-                break
-            tokens[open_rows, ends[open_rows]] = chosen[open_rows]
-            ends[open_rows] += 1
-    return [tokens[row, starts[row] : ends[row]].tolist() for row in range(len(prompts))]
+_LOG = logging.getLogger(__name__)
+_SHORTEST = 64
+type _Program = Callable[[Any, Any, Any, Any], jax.Array]
+"""(state, tokens ``[rows, width]``, lengths ``[rows]``, numbers ``[rows]``, -1 for an empty row) -> ``[rows, new]``, -1
+after an end."""
 
 
-def _next_token(graph: Any, mesh: Mesh, length: int) -> Any:
-    """The most likely token after position ``ends - 1`` of each row, on every process."""
+class Generator:
+    """Answers of one model. Compiles once for each power of two that a batch's longest prompt needs."""
 
-    def step(state: Any, tokens: jax.Array, ends: jax.Array) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), tokens.shape)
-        segments = (positions < ends[:, None]).astype(jnp.int32)
-        output = nnx.merge(graph, state)(
-            decoder_input_tokens=tokens,
-            decoder_positions=positions,
-            decoder_segment_ids=segments,
-            enable_dropout=False,
-        )
-        logits = output[0] if isinstance(output, tuple) else output
-        last = jnp.take_along_axis(logits, (ends - 1)[:, None, None], axis=1)[:, 0]
-        return jnp.argmax(last, axis=-1).astype(jnp.int32)
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        sampling: Sampling,
+        *,
+        end_ids: frozenset[int],
+        rows: int,
+        cached: bool = True,
+    ) -> None:
+        """``rows``: prompts at a time, a multiple of the devices that share them. ``cached``: False computes every
+        token by a forward pass over all before it."""
+        self._loaded, self._sampling, self._rows, self._cached = loaded, sampling, rows, cached
+        self._ends = tuple(sorted(end_ids))
+        self._programs: dict[int, tuple[_Program, Any]] = {}
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    def answers(
+        self, prompts: Sequence[Sequence[int]], *, alive: Callable[[], None] = lambda: None
+    ) -> list[list[int]]:
+        """For each prompt (token ids, not empty) the new tokens, without the one that ended them; every process
+        returns the same. ``alive`` is called after each batch."""
+        answers: dict[int, list[int]] = {}
+        by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        for start in range(0, len(by_length), self._rows):
+            numbers = by_length[start : start + self._rows]
+            found = self._batch([prompts[number] for number in numbers], numbers)
+            answers |= dict(zip(numbers, found, strict=True))
+            alive()
+        return [answers[number] for number in range(len(prompts))]
+
+    def _batch(self, prompts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[list[int]]:
+        width = max(_SHORTEST, 1 << (max(map(len, prompts)) - 1).bit_length())
+        batch = {
+            "tokens": np.zeros((self._rows, width), np.int32),
+            "lengths": np.ones(self._rows, np.int32),  # an empty row is one token long and never read
+            "numbers": np.full(self._rows, -1, np.int32),
+        }
+        for row, (prompt, number) in enumerate(zip(prompts, numbers, strict=True)):
+            batch["tokens"][row, : len(prompt)] = prompt
+            batch["lengths"][row], batch["numbers"][row] = len(prompt), number
+        config, mesh = self._sized(width), self._loaded.mesh
+        with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+            if width not in self._programs:
+                self._programs[width] = self._program(config)
+            run, state = self._programs[width]
+            found = np.asarray(run(state, *to_devices(batch, mesh).values()))
+        return [row[: np.argmax(np.append(row, -1) < 0)].tolist() for row in found[: len(prompts)]]
+
+    def _sized(self, width: int) -> Any:
+        total = width + self._sampling.max_new_tokens
+        return sized(self._loaded.config, rows=self._rows, prompt=width, total=total)
+
+    def _program(self, config: Any) -> tuple[_Program, Any]:
+        mesh = self._loaded.mesh
+        model = with_cache(self._loaded.model, config, mesh) if self._cached else None
+        if model is None:
+            if self._cached:
+                _LOG.info("no KV cache for this model at %d tokens: slower", config.max_target_length)
+            graph, state = nnx.split(self._loaded.model)
+            step = _by_forward_passes(graph, self._sampling, self._ends)
+        else:
+            graph, cache, state = nnx.split(model, nnx.Cache, ...)
+            step = _by_cache(graph, cache, self._sampling, self._ends)
+        return jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec())), state
+
+
+def _logits(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _by_cache(graph: Any, cache: Any, sampling: Sampling, ends: tuple[int, ...]) -> _Program:
+    """One pass fills the cache with every prompt but its last token, which is the first to be decoded: so the pass
+    needs no logits, which for all places of a batch would be larger than the model."""
+
+    def run(state: Any, tokens: jax.Array, lengths: jax.Array, numbers: jax.Array) -> jax.Array:
+        def call(cache: Any, tokens: Any, positions: Any, segments: Any, mode: str) -> tuple[Any, Any]:
+            model = nnx.merge(graph, cache, state, copy=True)
+            output = model(
+                decoder_input_tokens=tokens,
+                decoder_positions=positions,
+                decoder_segment_ids=segments,
+                enable_dropout=False,
+                model_mode=mode,
+            )
+            return _logits(output), nnx.state(model, nnx.Cache)
+
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+        before = (places < lengths[:, None] - 1).astype(jnp.int32)
+        _, filled = call(emptied(cache), tokens, places, before, MODEL_MODE_PREFILL)
+        last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
+
+        def next_logits(carry: tuple[Any, Any], step: jax.Array) -> tuple[jax.Array, Any]:
+            cache, token = carry
+            positions = (lengths - 1 + step)[:, None]
+            logits, cache = call(cache, token, positions, None, MODEL_MODE_AUTOREGRESSIVE)
+            return logits[:, 0], cache
+
+        def append(cache: Any, chosen: jax.Array, _: jax.Array) -> tuple[Any, Any]:
+            return cache, chosen[:, None]
+
+        return _loop(next_logits, append, (filled, last), sampling, ends, numbers)
+
+    return run
+
+
+def _by_forward_passes(graph: Any, sampling: Sampling, ends: tuple[int, ...]) -> _Program:
+    def run(state: Any, tokens: jax.Array, lengths: jax.Array, numbers: jax.Array) -> jax.Array:
+        tokens = jnp.pad(tokens, ((0, 0), (0, sampling.max_new_tokens)))
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+
+        def next_logits(tokens: jax.Array, step: jax.Array) -> tuple[jax.Array, Any]:
+            until = lengths[:, None] + step
+            output = nnx.merge(graph, state, copy=True)(
+                decoder_input_tokens=tokens,
+                decoder_positions=places,
+                decoder_segment_ids=(places < until).astype(jnp.int32),
+                enable_dropout=False,
+            )
+            return jnp.take_along_axis(_logits(output), until[..., None] - 1, axis=1)[:, 0], tokens
+
+        def append(tokens: jax.Array, chosen: jax.Array, step: jax.Array) -> jax.Array:
+            return jnp.where(places == lengths[:, None] + step, chosen[:, None], tokens)
+
+        return _loop(next_logits, append, tokens, sampling, ends, numbers)
+
+    return run
+
+
+def _loop(  # noqa: PLR0917
+    next_logits: Callable[[Any, jax.Array], tuple[jax.Array, Any]],
+    append: Callable[[Any, jax.Array, jax.Array], Any],
+    start: Any,
+    sampling: Sampling,
+    ends: tuple[int, ...],
+    numbers: jax.Array,
+) -> jax.Array:
+    """Tokens ``[rows, new]`` until every row has ended. ``next_logits``: carry, step -> logits, carry;
+    ``append``: carry, tokens, step -> carry."""
+
+    def goes_on(carry: Any) -> jax.Array:
+        step, _, open_rows, _ = carry
+        return jnp.logical_and(step < sampling.max_new_tokens, open_rows.any())
+
+    def advance(carry: Any) -> Any:
+        step, inner, open_rows, written = carry
+        logits, inner = next_logits(inner, step)
+        chosen = choose(logits, sampling, numbers, step)
+        open_rows = open_rows & ~jnp.isin(chosen, jnp.asarray(ends, jnp.int32))
+        written = written.at[:, step].set(jnp.where(open_rows, chosen, -1))
+        return step + 1, append(inner, chosen, step), open_rows, written
+
+    written = jnp.full((numbers.shape[0], sampling.max_new_tokens), -1, jnp.int32)
+    end = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), start, numbers >= 0, written))
+    tokens: jax.Array = end[-1]
+    return tokens

@@ -13,7 +13,8 @@ from finetune_trainer.export import card, folder, tensors
 from finetune_trainer.export.card import CardFacts
 from finetune_trainer.export.publish import MANIFEST, Published, publish, write_manifest
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.weights import Weights
+from finetune_trainer.storage import Store
+from finetune_trainer.weights import Weights, open_weights
 
 __all__ = ["MANIFEST", "CardFacts", "Content", "ExportInputs", "Lora", "Published", "build", "publish"]
 
@@ -42,10 +43,13 @@ class ExportInputs:
     content: Content
     dtype: Literal["BF16", "FP32"]
     facts: CardFacts
+    orbax: bool = False
+    """Also MaxText's own format, of the model; not with ``content`` Adapter."""
 
 
-def build(inputs: ExportInputs, out: Path, scratch: Path) -> dict[str, Path]:
-    """Writes ``out/model`` and/or ``out/adapter``, each with card and manifest, and returns them by name.
+def build(inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> dict[str, Path]:
+    """Writes ``out/model``, ``out/adapter``, ``out/orbax``, as asked for, each with card and manifest; returns them by
+    name.
 
     ``engine.prepare(plan)`` comes first. Needs about 4 bytes of host memory per parameter for a full model, next to
     nothing for an adapter.
@@ -82,4 +86,25 @@ def build(inputs: ExportInputs, out: Path, scratch: Path) -> dict[str, Path]:
         (path / "README.md").write_text(text, encoding="utf-8")
         folder.make_readable(path)
         write_manifest(path, "HuggingFace" if name == "model" else "Adapter")
+    if inputs.orbax:
+        folders["orbax"] = _orbax(folders["model"], inputs, out / "orbax", scratch, store)
     return folders
+
+
+def _orbax(model: Path, inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> Path:
+    """The exported ``model`` for MaxText: ``out/items`` is a ``load_parameters_path`` with ``scan_layers=False``."""
+    converted = conversion.convert(
+        open_weights(model, inputs.plan, where=str(model)),
+        inputs.plan,
+        f"file://{scratch}/orbax",
+        store=store,
+        scanned=False,
+        dtype=folder.DTYPES[inputs.dtype][0],
+    )
+    out.mkdir(parents=True)
+    Path(conversion.engine_path(converted.items)).rename(out / "items")
+    text = card.render_orbax(inputs.facts, dtype=inputs.dtype, settings=inputs.plan.arguments())
+    (out / "README.md").write_text(text, encoding="utf-8")
+    folder.make_readable(out)
+    write_manifest(out, "OrbaxParams")
+    return out

@@ -69,6 +69,16 @@ def render(facts: CardFacts, *, licence: str | None, adapter: bool, dtype: str) 
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def render_orbax(facts: CardFacts, *, dtype: str, settings: Sequence[str]) -> str:
+    """README.md of the folder for MaxText."""
+    return (
+        f"# {facts.name}, for MaxText\n\nThe parameters of a fine-tuned `{facts.base_model}` in {dtype}, layers not "
+        "scanned, written by Orbax. Load them with\n\n```\n"
+        + "\n".join(["load_parameters_path=THIS FOLDER/items", "scan_layers=False", *settings])
+        + f"\n```\n\n{_FILES}\n"
+    )
+
+
 def _licence_text(licence: str | None) -> str:
     if licence:
         return f"The base model's licence is `{licence}`; it applies to this model too."

@@ -18,8 +18,13 @@ from finetune_trainer.storage import Store, join
 
 MANIFEST = "manifest.json"
 MARKER = ".upload-in-progress.json"
-Kind = Literal["HuggingFace", "Adapter"]
-_CONFIG = {"HuggingFace": "config.json", "Adapter": "adapter_config.json"}
+Kind = Literal["HuggingFace", "Adapter", "OrbaxParams"]
+#: The file without which nothing loads the folder.
+_CONFIG = {
+    "HuggingFace": "config.json",
+    "Adapter": "adapter_config.json",
+    "OrbaxParams": "items/_METADATA",
+}
 _FORMAT = "tpu-finetune.dev/model-manifest/v1"
 
 
@@ -72,12 +77,7 @@ def _files_of_ours(uri: str, store: Store) -> set[str]:
     present = _names(store.entries(uri), uri)
     if not present or MARKER in present:
         return present
-    text = store.read_or_none(join(uri, MANIFEST))
-    try:
-        listed = json.loads(text or b"{}")
-        ours = {entry["path"] for entry in listed["files"]} if listed.get("format") == _FORMAT else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        ours = None
+    ours = listed_files(store.read_or_none(join(uri, MANIFEST)) or b"{}")
     if ours is None:
         raise StageError(
             ExitCode.BAD_REQUEST, "DestinationNotEmpty", "the destination holds files that are not an exported model",
@@ -85,6 +85,15 @@ def _files_of_ours(uri: str, store: Store) -> set[str]:
             fix="Choose another destination, or empty this one.",
         )  # fmt: skip
     return ours
+
+
+def listed_files(manifest: bytes) -> set[str] | None:
+    """Names that a manifest of ours lists; None for any other file."""
+    try:
+        listed = json.loads(manifest)
+        return {entry["path"] for entry in listed["files"]} if listed.get("format") == _FORMAT else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _names(entries: Iterable[object], uri: str) -> set[str]:

@@ -10,7 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import CacheLayout, DatasetSource, ExitCode, RunFolder, Stage, StageRequest
+from finetune_contract import (
+    CacheLayout,
+    DatasetSource,
+    EvaluationDataset,
+    ExitCode,
+    RunFolder,
+    Stage,
+    StageRequest,
+)
 from finetune_trainer import families, models
 from finetune_trainer.data.cache import DataCache
 from finetune_trainer.data.dataset import HELD_BACK, Dataset, Piece, assemble, hold_back
@@ -99,6 +107,10 @@ class Context:
             )  # fmt: skip
         pieces = [Piece.all_of(self.prepared(source, use_cache=use_cache)) for source in sources]
         return self._assembled(name, pieces)
+
+    def evaluation_data(self, dataset: EvaluationDataset) -> Dataset:
+        """One of evaluation.datasets."""
+        return self._assembled(dataset.source.name, [Piece.all_of(self.prepared(dataset.source))])
 
     @cached_property
     def _training_pieces(self) -> tuple[list[Piece], list[Piece]]:

@@ -57,23 +57,23 @@ def _sample(context: Context) -> DataReport:
 def _located(context: Context) -> DataReport:
     """Nothing is read; revisions are settled, so that all stages see the same."""
 
-    def located(source: DatasetSource) -> DatasetDetails:
-        found = open_source(source, context.store, context.scratch)
-        return DatasetDetails(
-            report=DatasetReport(
-                path=source.path, name=source.name, uri=found.uri, revision=found.revision, format="",
-                checked="Off", rows=0, tokens=0, trained_tokens=0, weight=source.weight,
-            )
-        )  # fmt: skip
-
     data = context.request.data
     return _empty(context, _steps_asked(context), "Off").model_copy(
         update={
-            "train": [located(source) for source in data.train],
-            "validation": [located(source) for source in data.validation],
+            "train": [DatasetDetails(report=located(context, source)) for source in data.train],
+            "validation": [DatasetDetails(report=located(context, source)) for source in data.validation],
             "remarks": list(remarks.of_tokenizer(context.tokenizer, context.renderer)),
         }
     )
+
+
+def located(context: Context, source: DatasetSource) -> DatasetReport:
+    """Where the source lies and which content it has now; no row is read."""
+    found = open_source(source, context.store, context.scratch)
+    return DatasetReport(
+        path=source.path, name=source.name, uri=found.uri, revision=found.revision, format="",
+        checked="Off", rows=0, tokens=0, trained_tokens=0, weight=source.weight,
+    )  # fmt: skip
 
 
 def _steps_asked(context: Context) -> int:

@@ -1,15 +1,21 @@
-"""Evaluate: loss on the validation set and answers to the prompts, of the tuned model and of the base model."""
+"""Evaluate: the tuned model and the base model measured alike: loss on the validation rows, loss and answers on the
+evaluation datasets, answers to the prompts; then the gates."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from finetune_contract import EvaluateOutcome, EvaluationResult, Sample
+from finetune_contract import DatasetScores, EvaluateOutcome, EvaluationDataset, EvaluationResult, Sample
 from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches
 from finetune_trainer.data.dataset import Dataset, digest_of
 from finetune_trainer.data.layout import Batch
+from finetune_trainer.evaluation.gates import judge
+from finetune_trainer.evaluation.questions import Question, questions
+from finetune_trainer.evaluation.scores import SCORES, mean_scores
+from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.engine_config import training_config
 from finetune_trainer.stages.inputs import converted_model, trained_parameters
@@ -17,7 +23,38 @@ from finetune_trainer.stages.inputs import converted_model, trained_parameters
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.models import LoadedModel
 
+_LOG = logging.getLogger(__name__)
 _SHOWN_SAMPLES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One of evaluation.datasets."""
+
+    spec: EvaluationDataset
+    data: Dataset
+    questions: Sequence[Question]
+    """Empty where only the loss is measured."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.source.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What every model is asked."""
+
+    validation: Sequence[Dataset]
+    tasks: Sequence[Task]
+    prompts: Sequence[Sequence[int]]
+    """Token ids: the request's prompts, then the questions of the tasks."""
+
+    @property
+    def digest(self) -> str | None:
+        """Equal for equal rows, whatever they are called."""
+        data = [*self.validation, *(each.data for each in self.tasks)]
+        return digest_of(data) if data else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +62,10 @@ class Measured:
     """What one model came to."""
 
     result: EvaluationResult | None
-    answers: list[str]
+    scores: Sequence[dict[str, float]]
+    """Of each task, by short name."""
+    answers: Sequence[str]
+    """To ``Work.prompts``."""
 
 
 def run(context: Context) -> EvaluateOutcome:
@@ -36,8 +76,8 @@ def run(context: Context) -> EvaluateOutcome:
     plan = context.plan(context.model(weights=False))
     request = context.request
     engine.prepare(plan)
-    data = context.validation_data()
-    batches = batches_of(context, data)
+    work = collect(context, plan)
+    batches = batches_of(context, work)
     base, trained = engine_path(converted_model(context)), engine_path(trained_parameters(context))
     lora = request.method.lora is not None
 
@@ -49,7 +89,7 @@ def run(context: Context) -> EvaluateOutcome:
         if relative:
             batches = {name: referred(model, each) for name, each in batches.items()}
         if request.evaluation.baseline:
-            baseline = measure(context, model, data, batches)
+            baseline = measure(context, model, work, batches)
     if lora:
         assert model is not None
         config = training_config(context, plan, steps=1, parameters=base, adapter=trained)
@@ -57,21 +97,29 @@ def run(context: Context) -> EvaluateOutcome:
     else:
         model = None  # gives the base model's memory back first
         model = load(training_config(context, plan, steps=1, parameters=trained))
-    tuned = measure(context, model, data, batches)
+    tuned = measure(context, model, work, batches)
 
-    prompts = request.evaluation.prompts
-    samples = [
-        Sample(prompt=prompt, baseline=baseline.answers[i] if baseline else None, tuned=tuned.answers[i])
-        for i, prompt in enumerate(prompts)
-    ]
+    samples = _samples(context, work, baseline, tuned)
     outcome = EvaluateOutcome(
-        dataset=", ".join(each.name for each in data) or None,
-        dataset_hash=digest_of(data) if data else None,
+        dataset=", ".join(each.name for each in work.validation) or None,
+        dataset_hash=work.digest,
+        step=request.train_step,
         baseline=baseline.result if baseline else None,
         tuned=tuned.result,
+        datasets=[
+            DatasetScores(
+                name=task.name,
+                rows=task.data.examples,
+                baseline=baseline.scores[i] if baseline else {},
+                tuned=tuned.scores[i],
+            )
+            for i, task in enumerate(work.tasks)
+        ],
         samples=samples[:_SHOWN_SAMPLES],
         samples_uri=context.folder.evaluation_samples,
     )
+    gates = judge(request.evaluation.gates, outcome.metrics("baseline"), outcome.metrics("tuned"))
+    outcome = outcome.model_copy(update={"gates": gates})
     if context.processes.first:
         lines = "".join(sample.to_json() + "\n" for sample in samples)
         context.store.write(context.folder.evaluation_samples, lines)
@@ -79,10 +127,9 @@ def run(context: Context) -> EvaluateOutcome:
     return outcome
 
 
-def batches_of(context: Context, data: Sequence[Dataset]) -> dict[str, Iterable[Batch]]:
-    """Of one forward pass each, by the set's name."""
-    size = context.request.hyperparameters.microbatch_size
-    return {each.name: EvaluationBatches(rows=each.rows, batch_size=size) for each in data}
+def batches_of(context: Context, work: Work) -> dict[str, Iterable[Batch]]:
+    """The validation rows, in pieces of one forward pass, by the set's name."""
+    return {each.name: _batches(context, each) for each in work.validation}
 
 
 def referred(base: "LoadedModel", batches: Iterable[Batch]) -> list[Batch]:
@@ -97,38 +144,101 @@ def referred(base: "LoadedModel", batches: Iterable[Batch]) -> list[Batch]:
         return [reference.of(batch) for batch in batches]
 
 
+def collect(context: Context, plan: ModelPlan) -> Work:
+    """Rows, questions and prompts of the request. A prompt that leaves no room for an answer loses its beginning."""
+    evaluation = context.request.evaluation
+    tasks = [
+        Task(
+            spec=dataset,
+            data=context.evaluation_data(dataset),
+            questions=questions(dataset.source, context.renderer, context.store, context.scratch)
+            if SCORES.keys() & dataset.metrics
+            else (),
+        )
+        for dataset in evaluation.datasets
+    ]
+    prompts = [context.renderer.prompt(prompt) for prompt in evaluation.prompts]
+    prompts += [list(question.prompt) for task in tasks for question in task.questions]
+    room = plan.context_length - evaluation.max_new_tokens
+    cut = sum(len(prompt) > room for prompt in prompts)
+    if cut:
+        _LOG.warning(
+            "%d of %d prompts are longer than %d tokens and lose their beginning", cut, len(prompts), room
+        )
+    return Work(
+        validation=context.validation_data(), tasks=tasks, prompts=[prompt[-room:] for prompt in prompts]
+    )
+
+
 def measure(
-    context: Context,
-    model: "LoadedModel",
-    data: Sequence[Dataset],
-    batches: Mapping[str, Iterable[Batch]],
+    context: Context, model: "LoadedModel", work: Work, batches: Mapping[str, Iterable[Batch]]
 ) -> Measured:
-    """Loss over all of ``data``, whose ``batches`` these are, and answers to the request's prompts."""
-    from finetune_trainer.evaluation.generate import greedy
+    """Everything that ``work`` asks, of one model. ``batches``: of its validation rows."""
+    from finetune_trainer.evaluation.generate import Generator
     from finetune_trainer.evaluation.loss import LossMeter, combined
-    from finetune_trainer.objectives import objective_of
+    from finetune_trainer.evaluation.sampling import Sampling
+    from finetune_trainer.objectives import Imitation, objective_of
 
     request = context.request
     result = None
-    if data:
+    if work.validation:
         objective = objective_of(request.method, model.config)
         meter = LossMeter(model.model, model.config, model.mesh, objective)
-        measured = {each.name: meter.measure(model.model, batches[each.name]) for each in data}
-        loss = combined(measured.values())
+        by_set = {name: meter.measure(model.model, each) for name, each in batches.items()}
+        loss = combined(by_set.values())
         result = EvaluationResult(
             loss=loss.mean,
             perplexity=loss.perplexity,
             tokens=loss.tokens,
-            rows=sum(report.rows for each in data for report in each.reports),
-            by_set={name: each.mean for name, each in measured.items()} if len(measured) > 1 else {},
+            rows=sum(each.examples for each in work.validation),
+            by_set={name: each.mean for name, each in by_set.items()} if len(by_set) > 1 else {},
             **loss.metrics,
         )
-    answers = greedy(
-        model.model,
-        model.config,
-        model.mesh,
-        [context.renderer.prompt(prompt) for prompt in request.evaluation.prompts],
-        max_new_tokens=request.evaluation.max_new_tokens,
+    generator = Generator(
+        model,
+        Sampling(
+            max_new_tokens=request.evaluation.max_new_tokens,
+            temperature=request.evaluation.temperature,
+            top_k=request.evaluation.top_k,
+            seed=request.hyperparameters.seed,
+        ),
         end_ids=context.renderer.end_ids(),
+        rows=request.hyperparameters.global_batch_size,
     )
-    return Measured(result=result, answers=[context.tokenizer.decode(answer).strip() for answer in answers])
+    answers = [
+        context.tokenizer.decode(answer, skip_special_tokens=True).strip()
+        for answer in generator.answers(work.prompts)
+    ]
+    scores: list[dict[str, float]] = []
+    at = len(request.evaluation.prompts)
+    for task in work.tasks:
+        own, at = answers[at : at + len(task.questions)], at + len(task.questions)
+        found = mean_scores(task.spec.metrics, own, [each.reference for each in task.questions])
+        if "Loss" in task.spec.metrics:
+            # of texts, whatever training has compared
+            texts = LossMeter(model.model, model.config, model.mesh, Imitation(config=model.config))
+            found["loss"] = texts.measure(model.model, _batches(context, task.data)).mean
+        scores.append(found)
+    return Measured(result=result, scores=scores, answers=answers)
+
+
+def _batches(context: Context, data: Dataset) -> EvaluationBatches:
+    return EvaluationBatches(rows=data.rows, batch_size=context.request.hyperparameters.microbatch_size)
+
+
+def _samples(context: Context, work: Work, baseline: Measured | None, tuned: Measured) -> list[Sample]:
+    """Every answer side by side, in the order of ``Work.prompts``."""
+    asked: list[tuple[str | None, str, str | None]] = [
+        (None, prompt, None) for prompt in context.request.evaluation.prompts
+    ]
+    asked += [(task.name, each.text, each.reference) for task in work.tasks for each in task.questions]
+    return [
+        Sample(
+            dataset=dataset,
+            prompt=prompt,
+            reference=reference,
+            baseline=baseline.answers[i] if baseline else None,
+            tuned=tuned.answers[i],
+        )
+        for i, (dataset, prompt, reference) in enumerate(asked)
+    ]

@@ -1,8 +1,12 @@
 """Export: the trained model in Hugging Face format, merged, as an adapter, or both, with its card and manifest."""
 
-from finetune_contract import Artifact, EvaluateOutcome, EvaluationResult, ExportOutcome, PreflightOutcome
+from collections.abc import Mapping
+from pathlib import Path
+
+from finetune_contract import Artifact, Destination, EvaluateOutcome, ExportOutcome, PreflightOutcome
 from finetune_trainer import engine, export
 from finetune_trainer.export import CardFacts, Published
+from finetune_trainer.export.hub_upload import Part, push
 from finetune_trainer.export.publish import Kind
 from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.models import LocalModel
@@ -12,6 +16,8 @@ from finetune_trainer.storage import join
 from finetune_trainer.weights import open_weights
 
 _CARD_SAMPLES = 4
+#: By the names of ``export.build``.
+KINDS: Mapping[str, Kind] = {"model": "HuggingFace", "adapter": "Adapter", "orbax": "OrbaxParams"}
 
 
 def run(context: Context) -> ExportOutcome:
@@ -35,22 +41,43 @@ def run(context: Context) -> ExportOutcome:
             content=request.export.content,
             dtype=request.export.dtype,
             facts=card_facts(context, model),
+            orbax=request.export.orbax,
         ),
         context.scratch / "export",
         context.scratch,
+        context.store,
     )
-    homes = {"model": context.folder.model, "adapter": context.folder.adapter}
-    artifacts: list[Artifact] = []
-    for name, folder in folders.items():
-        kind: Kind = "HuggingFace" if name == "model" else "Adapter"
-        artifacts.append(_artifact(name, export.publish(folder, homes[name], kind, context.store)))
-        for destination in request.export.destinations:
-            # Two folders at one destination: the adapter goes below the model.
-            address = destination if name == "model" or len(folders) == 1 else join(destination, "adapter")
-            artifacts.append(_artifact(name, export.publish(folder, address, kind, context.store)))
+    artifacts = [
+        _artifact(name, export.publish(folder, context.folder.exported(name), KINDS[name], context.store))
+        for name, folder in folders.items()
+    ]
+    for destination in request.export.destinations:
+        artifacts += _copies(context, folders, destination)
     outcome = ExportOutcome(artifacts=artifacts, manifest=context.folder.export_manifest)
     context.store.write(context.folder.export_manifest, outcome.to_json())
     return outcome
+
+
+def _copies(context: Context, folders: Mapping[str, Path], destination: Destination) -> list[Artifact]:
+    """Several folders at one destination: the first lies there itself, the others below it."""
+    places = {name: "" if i == 0 else f"{name}/" for i, name in enumerate(folders)}
+    if destination.hub is not None:
+        parts = {
+            name: Part(folder=folder, kind=KINDS[name], prefix=places[name])
+            for name, folder in folders.items()
+        }
+        message = f"{context.request.job.name}, step {context.request.train_step}"
+        return [_artifact(name, each) for name, each in push(parts, destination, message).items()]
+    assert destination.uri is not None, "a destination is one of two"
+    return [
+        _artifact(
+            name,
+            export.publish(
+                folder, join(destination.uri, places[name]).rstrip("/"), KINDS[name], context.store
+            ),
+        )
+        for name, folder in folders.items()
+    ]
 
 
 def _artifact(name: str, published: Published) -> Artifact:
@@ -106,18 +133,8 @@ def _data(found: PreflightOutcome) -> dict[str, str]:
 
 
 def _scores(measured: EvaluateOutcome) -> dict[str, str]:
-    table = {}
-    if measured.tuned is not None:
-        table["Loss"] = _score(measured.tuned)
-    if measured.baseline is not None:
-        table["Loss of the base model"] = _score(measured.baseline)
-    return table
-
-
-def _score(result: EvaluationResult) -> str:
-    if result.perplexity is not None:
-        return f"{result.loss:.4f} nats a token, perplexity {result.perplexity:.2f}"
-    told = f"{result.loss:.4f} a pair"
-    if result.reward_accuracy is not None:
-        told += f", the chosen answer preferred in {100 * result.reward_accuracy:.1f} %"
-    return told
+    before = measured.metrics("baseline")
+    return {
+        name: f"{value:.4f}" + (f", base model {before[name]:.4f}" if name in before else "")
+        for name, value in measured.metrics("tuned").items()
+    }

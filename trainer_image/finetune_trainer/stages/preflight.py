@@ -3,12 +3,13 @@
 import os
 from importlib.metadata import version
 
-from finetune_contract import ExitCode, PreflightOutcome
+from finetune_contract import DatasetReport, EvaluationDataset, ExitCode, PreflightOutcome
 from finetune_trainer import fingerprint
 from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.data import page
 from finetune_trainer.errors import StageError
+from finetune_trainer.evaluation.questions import questions
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import Context
@@ -24,6 +25,7 @@ def run(context: Context) -> PreflightOutcome:
     plan = context.plan(model)
     check_request(context, plan)
     found = data_check.check(context)
+    evaluation = [checked_dataset(context, dataset) for dataset in context.request.evaluation.datasets]
     memory = check_memory(context.request, plan, model.path, context.store, os.environ)
     layout = layout_for(context.request.mesh)
     prints = fingerprint.of_model(model, plan, layout)
@@ -31,6 +33,7 @@ def run(context: Context) -> PreflightOutcome:
         model=model.identity(plan, layout),
         train=[each.report for each in found.train],
         validation=[each.report for each in found.validation],
+        evaluation=evaluation,
         steps=found.steps,
         max_seq_length=context.request.data.max_seq_length,
         fingerprint=prints.value,
@@ -47,6 +50,17 @@ def run(context: Context) -> PreflightOutcome:
     return outcome
 
 
+def checked_dataset(context: Context, dataset: EvaluationDataset) -> DatasetReport:
+    """Its report, once it is sure that the Evaluate stage can use it: after hours of training is late to learn.
+    With ``preflight.dataset`` Off it is only found."""
+    if context.request.data.check == "Off":
+        return data_check.located(context, dataset.source)
+    (report,) = context.evaluation_data(dataset).reports
+    if set(dataset.metrics) - {"Loss"}:
+        questions(dataset.source, context.renderer, context.store, context.scratch)
+    return report
+
+
 def check_request(context: Context, plan: ModelPlan) -> None:
     """What later stages would refuse: overrides, batch and mesh, LoRA's modules, the tokenizer's size, the servers'
     JAX."""
@@ -58,6 +72,12 @@ def check_request(context: Context, plan: ModelPlan) -> None:
             ExitCode.BAD_REQUEST, "PathwaysJaxMismatch", "Pathways' servers are for another JAX than the trainer's",
             where="profile: images", saw=f"pathwaysServer and pathwaysProxy for JAX {request.pathways_jax}",
             expected=f"JAX {jax}, which images.trainer holds", fix=f"Use servers with the tag jax-{jax}.",
+        )  # fmt: skip
+    if request.evaluation.max_new_tokens >= plan.context_length:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "AnswerTooLong", "an answer leaves no room for its prompt",
+            where="evaluation.generation.maxNewTokens", saw=str(request.evaluation.max_new_tokens),
+            expected=f"fewer than the model's {plan.context_length} tokens", fix="Lower maxNewTokens.",
         )  # fmt: skip
     settings.settings(request, plan, steps=1, platform="tpu", output="")
     overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)

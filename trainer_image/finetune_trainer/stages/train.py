@@ -2,7 +2,7 @@
 
 import time
 
-from finetune_contract import CheckpointRecord, TrainOutcome
+from finetune_contract import TrainOutcome
 from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
@@ -23,6 +23,7 @@ def run(context: Context) -> TrainOutcome:
     """Raises ``TrainingStopped`` after saving, ``StageError`` 70 when the loss is no number."""
     from finetune_trainer.training import goodput
     from finetune_trainer.training.report import Report
+    from finetune_trainer.training.retention import Retention, measured_before
     from finetune_trainer.training.seals import discard_damaged
     from finetune_trainer.training.session import open_session, peak_memory
     from finetune_trainer.training.trainer import Control, Stopped
@@ -42,7 +43,11 @@ def run(context: Context) -> TrainOutcome:
     discarded = discard_damaged(context.store, context.folder) if context.processes.first else []
     context.processes.meet("checkpoints")
     config = training_config(context, plan, steps=steps, parameters=engine_path(converted_model(context)))
-    session = open_session(config, steps, request)
+    retention = Retention(
+        policy=request.checkpointing,
+        measured=measured_before(context.store.read_or_none(context.folder.metrics)),
+    )
+    session = open_session(config, steps, request, retention)
     seconds["restore"] = time.perf_counter() - started
     report = None
     if context.processes.first:
@@ -94,7 +99,11 @@ def _outcome(context: Context, session: object, steps: int, seconds: dict[str, f
     assert isinstance(session, Session)
     watch = session.trainer.training_hooks
     evaluated = session.trainer.last_evaluation
-    done = session.trainer.train_steps
+    done, saved, retention = (
+        session.trainer.train_steps,
+        session.trainer.saved_steps(),
+        session.trainer.retention,
+    )
     return TrainOutcome(
         step=done,
         total_steps=steps,
@@ -102,10 +111,8 @@ def _outcome(context: Context, session: object, steps: int, seconds: dict[str, f
         first_loss=watch.first_loss,
         last_loss=watch.last_loss,
         evaluation_loss=evaluated.mean if evaluated is not None and done == steps else None,
-        checkpoints=[
-            CheckpointRecord(step=step, uri=context.folder.checkpoint(step))
-            for step in session.trainer.saved_steps()
-        ],
+        best_step=retention.best(saved),
+        checkpoints=retention.records(saved, context.folder),
         tokens=watch.tokens,
         seconds={name: round(value, 3) for name, value in seconds.items()},
     )

@@ -16,12 +16,13 @@ from maxtext.utils import maxtext_utils
 from orbax import checkpoint as ocp
 from tunix.sft import peft_trainer
 
-from finetune_contract import CheckpointPolicy, StageRequest
+from finetune_contract import StageRequest
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.loading import pretrained
 from finetune_trainer.lora import with_lora
 from finetune_trainer.objectives import Objective, Reference, objective_of
 from finetune_trainer.spread import ROW_AXES
+from finetune_trainer.training.retention import Retention
 from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch, stop_agreed
 
 
@@ -70,7 +71,7 @@ class Session:
             trainer.evaluate()
 
 
-def open_session(config: Any, steps: int, request: StageRequest) -> Session:
+def open_session(config: Any, steps: int, request: StageRequest, retention: Retention) -> Session:
     """Loads the model and the newest whole checkpoint, if there is one.
 
     ``config`` is MaxText's; it names the run folder, the converted model and the mesh.
@@ -79,7 +80,6 @@ def open_session(config: Any, steps: int, request: StageRequest) -> Session:
     model, mesh = pretrained(config)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         parts = request.hyperparameters.gradient_accumulation_steps
-        policy, every = request.checkpointing, request.evaluation.every_steps
         if config.lora.enable_lora:
             model = with_lora(model, mesh, config)
         reference = None
@@ -88,8 +88,9 @@ def open_session(config: Any, steps: int, request: StageRequest) -> Session:
             made = Reference.without_adapter if config.lora.enable_lora else Reference.copied
             reference = made(model, mesh, parts=parts)  # before a checkpoint is restored
         trainer, schedule = build_trainer(
-            config, model, _tunix(config, steps, policy, every), objective, parts
+            config, model, _tunix(config, steps, retention, request.evaluation.every_steps), objective, parts
         )
+        trainer.retention = retention
     return Session(
         trainer=trainer,
         config=config,
@@ -126,7 +127,7 @@ def optimizer_of(config: Any, model: Any) -> tuple[optax.GradientTransformation,
     return optimizer, schedule
 
 
-def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: int | None) -> Any:
+def _tunix(config: Any, steps: int, retention: Retention, evaluate_every: int | None) -> Any:
     return peft_trainer.TrainingConfig(
         eval_every_n_steps=evaluate_every or steps + 1,
         # The data ends at the last step. A number would start a progress bar that stacks all metrics at every step.
@@ -134,8 +135,8 @@ def _tunix(config: Any, steps: int, policy: CheckpointPolicy, evaluate_every: in
         checkpoint_root_directory=config.checkpoint_dir,
         checkpointing_options=ocp.CheckpointManagerOptions(
             # Stated, because Orbax's default also saves the first step it sees and asks for preemption by itself.
-            save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(policy.every_steps),
-            max_to_keep=policy.keep_last,
+            save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(retention.policy.every_steps),
+            preservation_policy=retention,
             # what an attempt left that was ended while it saved
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,

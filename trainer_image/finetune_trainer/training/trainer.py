@@ -32,6 +32,7 @@ from finetune_trainer.objectives import Objective, Reference
 from finetune_trainer.spread import to_devices
 from finetune_trainer.training.accumulation import accumulated_step
 from finetune_trainer.training.report import HostReport, Report
+from finetune_trainer.training.retention import Retention
 
 _LOG = logging.getLogger(__name__)
 #: Rest between two console lines.
@@ -203,6 +204,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
     objective: Objective
     reference: Reference | None
     start_step: int = 0
+    retention: Retention
     last_evaluation: Loss | None = None
     accumulation: int
     _measured: dict[int, Mapping[str, Any]]
@@ -307,6 +309,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         }
         loss = combined(by_set.values())
         self.last_evaluation = loss
+        self.retention.measured[self.train_steps] = loss.mean
         self.control.seconds["evaluate"] = (
             self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
         )

@@ -1,0 +1,132 @@
+"""The Evaluate stage on a tiny model: answers by KV cache, datasets with all metrics, samples, gates; and the checkpoints
+that training keeps for it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from finetune_contract import EvaluateOutcome, TrainOutcome
+from tests.trainer.requests import request
+from tests.trainer.stages import Stages, result_of
+
+LORA = {"method": {"lora": {"rank": 4, "alpha": 8.0}}}
+STEPS = {
+    "hyperparameters": {"steps": 30},
+    "checkpointing": {"every_steps": 5, "keep_last": 2, "keep_best": 1},
+}
+TWO_HOSTS = {"mesh": {"hosts": 2, "chips_per_host": 1, "fsdp": 2}}
+
+
+def evaluation(stages: Stages, **changes: Any) -> dict[str, Any]:
+    source = {
+        "path": "spec.evaluation.datasets[0]",
+        "name": "faq",
+        "uri": f"file://{stages.root}/data/eval.jsonl",
+    }
+    return {
+        "every_steps": 5,
+        "prompts": ["What is the capital of France?"],
+        "max_new_tokens": 16,
+        "datasets": [
+            {"source": {**source, "max_examples": 10}, "metrics": ["Loss", "ExactMatch", "TokenF1", "RougeL"]}
+        ],
+        "gates": [
+            {"metric": "loss", "op": "LessOrEqual", "delta_from_baseline": -0.1},
+            {"metric": "faq/exact_match", "op": "GreaterOrEqual", "value": 1.01},
+        ],
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(stages: Stages, converted: str) -> TrainOutcome:
+    found = stages.run(
+        "Train", "measured", converted=converted, evaluation=evaluation(stages), **STEPS
+    ).details
+    assert isinstance(found, TrainOutcome)
+    return found
+
+
+@pytest.fixture(scope="module")
+def evaluated(stages: Stages, converted: str, trained: TrainOutcome) -> EvaluateOutcome:
+    found = stages.run(
+        "Evaluate", "measured", converted=converted, train_step=30, evaluation=evaluation(stages)
+    ).details
+    assert isinstance(found, EvaluateOutcome)
+    return found
+
+
+def test_training_keeps_the_newest_checkpoints_and_the_best_one(
+    stages: Stages, trained: TrainOutcome
+) -> None:
+    lines = (stages.root / "measured/train/metrics.jsonl").read_text().splitlines()
+    losses = {
+        row["step"]: row["evaluation_loss"] for row in map(json.loads, lines) if "evaluation_loss" in row
+    }
+    kept = [record.step for record in trained.checkpoints]
+    assert sorted(losses) == [0, 5, 10, 15, 20, 25, 30]
+    assert trained.best_step == min(kept, key=losses.__getitem__)
+    assert kept[-2:] == [25, 30]
+    assert {record.step: record.metrics["loss"] for record in trained.checkpoints} == {
+        step: losses[step] for step in kept
+    }
+    on_disk = {
+        int(path.name)
+        for path in (stages.root / "measured/train/checkpoints").iterdir()
+        if path.name.isdigit()
+    }
+    assert on_disk == set(kept)
+
+
+def test_a_checkpoint_that_was_kept_is_the_one_that_was_measured(
+    stages: Stages, converted: str, trained: TrainOutcome
+) -> None:
+    """Each can be restored, and gives the loss that training wrote beside it."""
+    for record in trained.checkpoints:
+        found = stages.run(
+            "Evaluate", "measured", attempt=10 + record.step, converted=converted, train_step=record.step,
+            evaluation={"prompts": [], "baseline": False},
+        ).details  # fmt: skip
+        assert isinstance(found, EvaluateOutcome)
+        assert found.tuned is not None
+        assert found.tuned.loss == record.metrics["loss"]
+
+
+def test_every_metric_is_measured_before_and_after(evaluated: EvaluateOutcome) -> None:
+    baseline, tuned = evaluated.metrics("baseline"), evaluated.metrics("tuned")
+    assert list(tuned) == list(baseline)
+    assert set(tuned) == {
+        "loss", "perplexity", "faq/loss", "faq/exact_match", "faq/token_f1", "faq/rouge_l"
+    }  # fmt: skip
+    assert tuned["loss"] < baseline["loss"]
+    assert tuned["faq/token_f1"] > baseline["faq/token_f1"]
+    assert evaluated.step == 30
+
+
+def test_samples_stand_side_by_side_with_their_reference(stages: Stages, evaluated: EvaluateOutcome) -> None:
+    lines = (stages.root / "measured/evaluate/samples.jsonl").read_text().splitlines()
+    assert len(lines) == 11
+    assert [sample.dataset for sample in evaluated.samples] == [None, *["faq"] * 10]
+    assert all(sample.reference and sample.baseline is not None for sample in evaluated.samples[1:])
+
+
+def test_gates_are_judged(evaluated: EvaluateOutcome) -> None:
+    assert [gate.passed for gate in evaluated.gates] == [True, False]
+
+
+def test_two_processes_measure_what_one_does(stages: Stages, converted: str, trained: TrainOutcome) -> None:
+    """With drawn answers, which differ as soon as a draw depends on how rows are spread."""
+    drawn = evaluation(stages, temperature=0.8, top_k=20, max_new_tokens=6)
+    asked = {"converted": converted, "train_step": 30, "evaluation": drawn}
+    one = stages.run("Evaluate", "measured", attempt=100, **asked).details
+    made = request(stages.root, "Evaluate", "measured", attempt=200, **TWO_HOSTS, **asked)
+    running = stages.pair(made)
+    assert [each.wait() for each in running] == [0, 0], "\n".join(each.log[-2000:] for each in running)
+    found = result_of(made)
+    assert found is not None
+    assert isinstance(one, EvaluateOutcome)
+    assert isinstance(found.details, EvaluateOutcome)
+    for which in ("baseline", "tuned"):
+        assert found.details.metrics(which) == pytest.approx(one.metrics(which), rel=1e-6)
+    assert found.details.samples == one.samples

@@ -1,0 +1,120 @@
+"""Answers from the KV cache are those of whole forward passes, token by token, for every family, adapter included."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
+
+from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_trainer import conversion, engine, families
+from finetune_trainer.evaluation.decoding import sized, with_cache
+from finetune_trainer.evaluation.generate import Generator
+from finetune_trainer.evaluation.models import LoadedModel, load
+from finetune_trainer.evaluation.sampling import Sampling
+from finetune_trainer.lora import with_lora
+from finetune_trainer.storage import open_store
+from finetune_trainer.weights import open_weights
+
+NEW, ROWS = 12, 4
+#: More than a batch, of very different lengths, so that most rows are padded.
+LENGTHS = (1, 40, 7, 19, 3, 70)
+SPECS = {
+    "qwen3 with an adapter": Spec(std=0.125, vocab=509),
+    "llama": Spec(std=0.125, vocab=509, family="llama", layers=3),
+    "gemma2": Spec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 256}),
+    "gemma3": Spec(std=0.125, vocab=509, family="gemma3", layers=6, config={"sliding_window": 256}),
+    "gemma2, short window": Spec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 8}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    name: str
+    loaded: LoadedModel
+    prompts: list[list[int]]
+
+    def answers(
+        self,
+        *,
+        cached: bool,
+        numbers: slice = slice(None),
+        ends: frozenset[int] = frozenset(),
+        **sampling: Any,
+    ) -> list[list[int]]:
+        generator = Generator(
+            self.loaded, Sampling(max_new_tokens=NEW, **sampling), end_ids=ends, rows=ROWS, cached=cached
+        )
+        return generator.answers(self.prompts[numbers])
+
+
+@pytest.fixture(scope="module", params=SPECS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    root: Path = tmp_path_factory.mktemp("model")
+    folder = write_model(root / "hf", SPECS[request.param])
+    plan = families.read(folder)
+    engine.prepare(plan)
+    items = conversion.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
+    lora = "adapter" in request.param
+    adapter = {
+        "enable_lora": lora,
+        "lora_rank": 4,
+        "lora_alpha": 8.0,
+        "lora_module_path": plan.lora_module_path(),
+    }
+    config = engine.configure(
+        plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
+        load_parameters_path=conversion.engine_path(items), dtype="float32", weight_dtype="float32",
+        attention="dot_product", per_device_batch_size=ROWS, max_target_length=64, lora=adapter,
+    )  # fmt: skip
+    loaded = load(config)
+    if lora:
+        with jax.set_mesh(loaded.mesh), logical_axis_rules(config.logical_axis_rules):
+            model = with_lora(loaded.model, loaded.mesh, config)
+        keys = iter(jax.random.split(jax.random.key(1), 100))
+        for _, value in nnx.iter_graph(model):
+            if isinstance(value, nnx.LoRAParam):
+                value.set_value(jax.random.normal(next(keys), value.get_value().shape) * 0.2)
+        loaded = LoadedModel(model=model, config=config, mesh=loaded.mesh)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(30, 500, length).tolist() for length in LENGTHS]
+    yield Case(name=request.param, loaded=loaded, prompts=prompts)
+    jax.clear_caches()
+
+
+def test_greedy_answers_are_those_of_whole_forward_passes(case: Case) -> None:
+    answers = case.answers(cached=True)
+    assert answers == case.answers(cached=False)
+    assert {len(answer) for answer in answers} == {NEW}
+    assert len({tuple(answer) for answer in answers}) == len(LENGTHS), "the prompts decide"
+
+
+@pytest.mark.parametrize("case", ["qwen3 with an adapter"], indirect=True)
+def test_an_answer_stops_before_the_token_that_ends_it(case: Case) -> None:
+    answers = case.answers(cached=True)
+    ends = frozenset({answers[0][0], answers[1][5]})
+    cut = [answer[: next((i for i, token in enumerate(answer) if token in ends), NEW)] for answer in answers]
+    assert cut[0] == []
+    assert case.answers(cached=True, ends=ends) == cut
+
+
+def test_maxtext_cannot_decode_beyond_a_sliding_window(case: Case) -> None:
+    """Then whole forward passes it is; everything else has a cache."""
+    config = sized(case.loaded.config, rows=ROWS, prompt=64, total=64 + NEW)
+    with jax.set_mesh(case.loaded.mesh), logical_axis_rules(config.logical_axis_rules):
+        assert (with_cache(case.loaded.model, config, case.loaded.mesh) is None) is ("window" in case.name)
+
+
+@pytest.mark.parametrize("case", ["qwen3 with an adapter"], indirect=True)
+def test_a_drawn_answer_depends_on_the_seed_and_the_prompts_number_alone(case: Case) -> None:
+    drawn: dict[str, Any] = {"temperature": 1.0, "top_k": 50}
+    answers = case.answers(cached=True, seed=1, **drawn)
+    assert answers == case.answers(cached=False, seed=1, **drawn)
+    assert answers != case.answers(cached=True, seed=2, **drawn)
+    assert answers[:2] == case.answers(cached=True, numbers=slice(2), seed=1, **drawn)
+    assert case.answers(cached=True, seed=3, temperature=1.0, top_k=1) == case.answers(cached=True)

@@ -1,0 +1,128 @@
+"""What spec.evaluation, the checkpoints to keep and the one to export come to."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import EvaluateOutcome, Stage, StageRequest, TrainOutcome
+from finetune_operator.api import Reason
+from finetune_operator.planning import Findings, Refused, admit, stage_request
+from finetune_operator.planning.plan import Plan
+from tests.unit.lifecycle.world import job, profile
+
+FAQ = {"name": "faq", "uri": "gs://data/faq.jsonl", "metrics": ["Loss", "ExactMatch"]}
+MEASURED = {"evaluation": {"everySteps": 50}, "checkpointing": {"everySteps": 100}}
+KEPT = {"keep": {"last": 3, "best": 2}, "bestBy": {"metric": "loss", "mode": "Max"}}
+TRAINED = TrainOutcome(step=100, total_steps=100, best_step=60)
+
+
+def plan(**spec: Any) -> Plan:
+    return admit(job(**spec), [profile()]).plan
+
+
+def request(stage: Stage, findings: Findings | None = None, **spec: Any) -> StageRequest:
+    return stage_request(plan(**spec), stage, 1, findings or Findings())
+
+
+def refusal(**spec: Any) -> str:
+    with pytest.raises(Refused) as caught:
+        admit(job(**spec), [profile()])
+    assert caught.value.reason is Reason.INVALID_SPEC
+    return caught.value.message
+
+
+def test_datasets_and_gates_reach_the_trainer() -> None:
+    gates = [
+        {"metric": "faq/exact_match", "op": "GreaterOrEqual", "value": "0.62"},
+        {"metric": "loss", "op": "LessOrEqual", "deltaFromBaseline": "-0.1"},
+    ]
+    told = request(
+        Stage.EVALUATE,
+        evaluation={
+            "datasets": [FAQ], "gates": gates, "maxExamples": 30, "generation": {"temperature": "0.7", "topK": 40}
+        },
+    ).evaluation  # fmt: skip
+    (dataset,) = told.datasets
+    assert (dataset.source.path, dataset.source.name) == ("spec.evaluation.datasets[0]", "faq")
+    assert (dataset.source.max_examples, dataset.metrics) == (30, ["Loss", "ExactMatch"])
+    assert (told.temperature, told.top_k) == (0.7, 40)
+    assert [(gate.metric, gate.value, gate.delta_from_baseline) for gate in told.gates] == [
+        ("faq/exact_match", 0.62, None), ("loss", None, -0.1)
+    ]  # fmt: skip
+
+
+def test_no_evaluation_takes_more_rows_than_asked_for() -> None:
+    validation = [{"uri": "gs://data/held-back.jsonl", "maxExamples": 20}]
+    train = [{"uri": "gs://data/chat.jsonl"}]
+    assert request(Stage.TRAIN).data.validation[0].max_examples == 500
+    few = request(Stage.TRAIN, datasets={"train": train, "validation": validation})
+    assert few.data.validation[0].max_examples == 20
+    assert few.data.train[0].max_examples is None
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "runs"),
+    [
+        ({}, False),
+        ({"everySteps": 10}, False),
+        ({"prompts": ["Hello"]}, True),
+        ({"datasets": [FAQ]}, True),
+        ({"gates": [{"metric": "loss", "op": "LessOrEqual", "value": "1.0"}]}, True),
+    ],
+)
+def test_evaluate_runs_where_it_has_something_to_do(evaluation: dict[str, Any], runs: bool) -> None:
+    assert (Stage.EVALUATE in plan(evaluation=evaluation).stages) is runs
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (
+            {"evaluation": {"gates": [{"metric": "faq/rouge_l", "op": "LessOrEqual", "value": "1"}],
+                            "datasets": [FAQ]}},
+            "It measures loss, perplexity, faq/loss, faq/exact_match",
+        ),
+        ({"export": {"checkpoint": "Best"}}, "spec.evaluation.everySteps: not set"),
+        (
+            {"checkpointing": {"everySteps": 50, "keep": {"best": 2}}, "evaluation": {"everySteps": 40}},
+            "spec.evaluation.everySteps: 40",
+        ),
+        (
+            {"checkpointing": {"bestBy": {"metric": "faq/loss"}}, "evaluation": {"everySteps": 50}},
+            "training measures loss and perplexity",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(spec: dict[str, Any], named: str) -> None:
+    assert named in refusal(**spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kept", "exported"),
+    [
+        ({}, (2, 0, "Min"), "Last"),
+        (MEASURED, (2, 1, "Min"), "Best"),
+        ({**MEASURED, "export": {"checkpoint": "Last"}}, (2, 1, "Min"), "Last"),
+        (
+            {**MEASURED, "checkpointing": KEPT},
+            (3, 2, "Max"),
+            "Best",
+        ),
+    ],
+)  # fmt: skip
+def test_the_best_checkpoint_is_kept_and_exported_where_training_measures_it(
+    spec: dict[str, Any], kept: tuple[int, int, str], exported: str
+) -> None:
+    made = plan(**spec)
+    policy = made.checkpointing
+    assert (policy.keep_last, policy.keep_best, policy.best_mode) == kept
+    assert made.exported_checkpoint == exported
+    told = request(Stage.EVALUATE, Findings(train=TRAINED), **spec)
+    assert told.train_step == (60 if exported == "Best" else 100)
+
+
+def test_the_checkpoint_that_was_measured_is_the_one_that_is_exported() -> None:
+    """Also where the choice was edited in between."""
+    findings = Findings(train=TRAINED, evaluated=EvaluateOutcome(step=60))
+    last = {**MEASURED, "export": {"checkpoint": "Last"}}
+    assert request(Stage.EXPORT, findings, **last).train_step == 60

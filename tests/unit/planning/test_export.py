@@ -1,0 +1,72 @@
+"""What spec.export comes to."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import Stage
+from finetune_operator.api import Reason
+from finetune_operator.planning import Findings, Refused, admit
+from finetune_operator.rendering import render_jobset
+from tests.unit.lifecycle.world import job, profile
+
+HUB = {"huggingFaceHub": {"repo": "acme/bot", "tokenSecretRef": {"name": "hf-write", "key": "rw"}}}
+BUCKET = {"uri": "gs://models/bot/"}
+
+
+def refusal(wanted: Any, **profiles: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        admit(wanted, [profile(**profiles)])
+    return caught.value
+
+
+def secrets(stage: Stage, **spec: Any) -> dict[str, tuple[str, str]]:
+    """Of the stage's container, by environment variable."""
+    jobset = render_jobset(admit(job(**spec), [profile()]).plan, stage, 1, Findings())
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    found = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in container["env"]}
+    return {name: (ref["name"], ref["key"]) for name, ref in found.items() if ref}
+
+
+def test_destinations_reach_the_trainer_without_any_token() -> None:
+    plan = admit(job(export={"destinations": [BUCKET, HUB]}), [profile()]).plan
+    bucket, hub = plan.export.destinations
+    assert (bucket.uri, bucket.hub) == ("gs://models/bot", None)
+    assert hub.path == "spec.export.destinations[1].huggingFaceHub"
+    assert hub.hub is not None
+    assert (hub.hub.repo, hub.hub.private, hub.hub.token_variable) == ("acme/bot", True, "HF_UPLOAD_TOKEN_1")
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+def test_the_token_goes_by_reference_to_the_stage_that_pushes_and_to_preflight(stage: Stage) -> None:
+    """Preflight's pod does not start where the Secret is missing: that is seen before any TPU is claimed."""
+    found = secrets(stage, export={"destinations": [BUCKET, HUB]})
+    wanted = {"HF_UPLOAD_TOKEN_1": ("hf-write", "rw")} if stage in (Stage.PREFLIGHT, Stage.EXPORT) else {}
+    assert found == wanted
+
+
+def test_the_jobs_own_token_pushes_where_the_destination_names_none() -> None:
+    export = {"destinations": [{"huggingFaceHub": {"repo": "acme/bot", "private": False}}]}
+    found = secrets(Stage.EXPORT, export=export, huggingFaceTokenSecretRef={"name": "hf"})
+    assert found == {"HF_UPLOAD_TOKEN_0": ("hf", "token")}
+    refused = refusal(job(export=export))
+    assert refused.reason is Reason.INVALID_SPEC
+    assert "spec.export.destinations[0].huggingFaceHub has no token" in refused.message
+
+
+def test_a_profile_that_says_where_exports_go_is_asked_about_repositories_too() -> None:
+    wanted = job(export={"destinations": [HUB]})
+    uris = {"write": ["gs://models/*"]}
+    assert "hf://acme/bot" in refusal(wanted, constraints={"uris": uris}).message
+    admit(wanted, [profile(constraints={"uris": {"write": ["hf://acme/*"]}})])
+
+
+def test_the_other_format_is_made_beside_hugging_faces() -> None:
+    both = ["HuggingFace", "OrbaxParams"]
+    assert admit(job(export={"formats": both}), [profile()]).plan.export.orbax
+    assert not admit(job(), [profile()]).plan.export.orbax
+    assert "Add HuggingFace" in refusal(job(export={"formats": ["OrbaxParams"]})).message
+    lora = {"type": "SFT", "lora": {"rank": 4}}
+    refused = refusal(job(method=lora, export={"formats": both, "content": "Adapter"}))
+    assert "OrbaxParams holds the merged model" in refused.message

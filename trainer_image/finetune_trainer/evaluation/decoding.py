@@ -1,0 +1,72 @@
+"""MaxText's KV cache for a model that was loaded to be trained, adapter included.
+
+MaxText's own way, MaxEngine, wants JetStream (not installable beside it) or stubs of it, takes one prompt at a time and
+makes a second model. Here its cache modules are hung into the loaded model, whose prefill and autoregressive modes then
+run over a whole batch.
+"""
+
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, AttentionType
+from maxtext.configs import pyconfig
+from maxtext.utils import model_creation_utils
+
+from finetune_trainer.spread import ROW_AXES
+
+_CACHE = "KVCache_0"
+
+
+def sized(config: Any, *, rows: int, prompt: int, total: int) -> Any:
+    """MaxText's configuration for a cache of ``rows`` prompts of at most ``prompt`` tokens, ``total`` with the answer.
+    The cache is spread over the devices by rows: MaxText would keep all of it on each."""
+    changed = config._pydantic_config.model_copy(  # noqa: SLF001 - what it wraps is read-only elsewhere
+        update={
+            "max_prefill_predict_length": prompt,
+            "max_target_length": total,
+            "micro_batch_size_to_train_on": rows,
+            "logical_axis_rules": [
+                (name, ROW_AXES if name in ("cache_batch", "cache_batch_prefill") else axes)
+                for name, axes in config.logical_axis_rules
+            ],
+        }
+    )
+    return pyconfig.HyperParameters(changed)
+
+
+def with_cache(model: Any, config: Any, mesh: Mesh) -> Any | None:
+    """The model, its parameters shared, with empty caches (shapes only) of the sizes that ``config`` says. None where
+    MaxText's cache does not compute what the model does:
+
+    - attention that keeps another kind of cache (DeepSeek's);
+    - a sliding window shorter than prompt and answer: when it decodes, MaxText measures the window from the end of the
+      cache, empty places included, not from the token that asks.
+    """
+    twin = nnx.eval_shape(
+        model_creation_utils.get_nnx_create_model_fn(config, mesh, model_mode=MODEL_MODE_AUTOREGRESSIVE)
+    )
+    others = dict(nnx.iter_modules(twin))
+    caches = {path: getattr(other, _CACHE) for path, other in others.items() if hasattr(other, _CACHE)}
+    slides = any(
+        getattr(other, "attention_type", None) is AttentionType.LOCAL_SLIDING for other in others.values()
+    )
+    if (
+        not caches
+        or None in caches.values()
+        or (slides and config.sliding_window_size < config.max_target_length)
+    ):
+        return None
+    decoding = nnx.merge(*nnx.split(model))
+    for path, module in nnx.iter_modules(decoding):
+        if path in caches:
+            setattr(module, _CACHE, nnx.data(caches[path]))
+        if hasattr(module, "model_mode"):
+            module.model_mode = MODEL_MODE_AUTOREGRESSIVE
+    return decoding
+
+
+def emptied(cache: Any) -> Any:
+    """The cache's state, all zeros."""
+    return jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), cache)

@@ -1,0 +1,24 @@
+"""Whether a tuned model has reached what was asked of it. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from finetune_contract import Gate, GateResult
+
+
+def judge(
+    gates: Sequence[Gate], baseline: Mapping[str, float], tuned: Mapping[str, float]
+) -> list[GateResult]:
+    """Metrics by name. What was not measured, or is no number, has not passed."""
+    return [_judged(gate, baseline.get(gate.metric), tuned.get(gate.metric)) for gate in gates]
+
+
+def _judged(gate: Gate, baseline: float | None, value: float | None) -> GateResult:
+    threshold = gate.value
+    if gate.delta_from_baseline is not None:
+        threshold = None if baseline is None else baseline + gate.delta_from_baseline
+    passed = (
+        value is not None
+        and threshold is not None
+        and (value >= threshold if gate.op == "GreaterOrEqual" else value <= threshold)
+    )
+    return GateResult(metric=gate.metric, value=value, op=gate.op, threshold=threshold, passed=passed)

@@ -1,0 +1,55 @@
+"""The rows of a dataset as questions with the answers that they hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune_contract import DatasetSource, ExitCode
+from finetune_trainer.data.prepare import read_all
+from finetune_trainer.data.schema import Conversation, Example, PlainText
+from finetune_trainer.data.template import Renderer
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    prompt: Sequence[int]
+    """Token ids that ask for the answer."""
+    text: str
+    """The last thing that was said before it."""
+    reference: str
+
+
+def questions(source: DatasetSource, renderer: Renderer, store: Store, scratch: Path) -> list[Question]:
+    """One of every row: what stands before its last assistant turn, and that turn. Raises ``StageError`` as
+    ``data.prepare`` does, and 65 where no row has an answer."""
+    found = [asked for example in read_all(source, store, scratch) if (asked := question(example, renderer))]
+    if not found:
+        raise StageError(
+            ExitCode.BAD_DATA, "DatasetHasNoAnswers", "no row has an answer to compare with", where=source.path,
+            expected="rows that end in an assistant's turn or a completion",
+            fix="Measure Loss alone on this dataset, or add the answers.",
+        )  # fmt: skip
+    return found
+
+
+def question(example: Example, renderer: Renderer) -> Question | None:
+    """None for a conversation in which the assistant says nothing after a question, and for text without one."""
+    if isinstance(example, PlainText):
+        return None
+    if not isinstance(example, Conversation):
+        return Question(
+            prompt=renderer.prompt(example.prompt), text=example.prompt, reference=example.completion.strip()
+        )
+    turns: Sequence[Any] = example.messages
+    last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
+    if last == 0:
+        return None
+    before = turns[:last]
+    return Question(
+        prompt=renderer.asking(before, example.place),
+        text=str(before[-1]["content"]),
+        reference=str(turns[last]["content"]).strip(),
+    )
