@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
-from finetune_contract import ExportOutcome, PreflightOutcome, TrainOutcome
+from finetune_contract import EvaluateOutcome, ExportOutcome, PreflightOutcome, TrainOutcome
 from tests.trainer.stages import Stages
 
 STEPS, STOP = 12, 4
@@ -87,6 +87,47 @@ def test_every_validation_set_has_a_loss_of_its_own(stages: Stages, mixed: dict[
     for row in evaluated:
         low, high = sorted((row["few/loss"], row["many/loss"]))
         assert low <= row["evaluation_loss"] <= high
+
+
+def test_each_validation_set_and_each_evaluation_dataset_is_measured_and_can_be_gated(
+    stages: Stages, mixed: dict[str, Any]
+) -> None:
+    rows = [{"q": "What is the capital of France?", "a": "Paris."}, {"q": "And of Spain?", "a": "Madrid."}]
+    file = stages.root / "mixed/questions.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {
+        "path": "spec.evaluation.datasets[0]",
+        "name": "faq",
+        "uri": f"file://{file}",
+        "format": "QuestionAnswer",
+        "columns": {"question": "q", "answer": "a"},
+    }
+    evaluation = {
+        **mixed["evaluation"],
+        "max_new_tokens": 4,
+        "datasets": [{"source": source, "metrics": ["Loss", "TokenF1"]}],
+        "gates": [{"metric": "few/loss", "op": "LessOrEqual", "value": 100.0}],
+    }
+    asked = {**mixed, "evaluation": evaluation}
+    checked = stages.run("Preflight", "whole", **asked).details
+    assert isinstance(checked, PreflightOutcome)
+    assert [(report.name, report.format, report.rows) for report in checked.evaluation] == [
+        ("faq", "QuestionAnswer", 2)
+    ]
+    found = stages.run("Evaluate", "whole", train_step=STEPS, **asked).details
+    assert isinstance(found, EvaluateOutcome)
+    tuned = found.metrics("tuned")
+    assert set(tuned) == {"loss", "perplexity", "few/loss", "many/loss", "faq/loss", "faq/token_f1"}
+    lines = (stages.root / "whole/train/metrics.jsonl").read_text().splitlines()
+    last = [row for row in map(json.loads, lines) if "evaluation_loss" in row][-1]
+    assert {name: tuned[name] for name in ("loss", "few/loss", "many/loss")} == {
+        "loss": last["evaluation_loss"], "few/loss": last["few/loss"], "many/loss": last["many/loss"]
+    }  # fmt: skip
+    assert [(sample.dataset, sample.prompt) for sample in found.samples] == [
+        ("faq", row["q"]) for row in rows
+    ]
+    assert [gate.passed for gate in found.gates] == [True]
+    assert (found.dataset, found.step) == ("few, many", STEPS)
 
 
 def test_the_exported_tokenizer_has_the_template_that_was_trained(

@@ -185,6 +185,15 @@ def test_rows_are_held_back_by_content_whatever_their_order(
     assert sides([answers[i] for i in order]) == (kept, held)
 
 
+def test_of_the_rows_held_back_no_more_are_measured_than_asked_for(tmp_path: Path) -> None:
+    source = prepared(tmp_path / "a.jsonl", [f"a{i}" for i in range(20)])
+    whole, cut = (
+        hold_back([source], SplitSpec(fraction=0.5, seed=1, max_examples=most)) for most in (None, 3)
+    )
+    assert [piece.chosen.tolist() for piece in cut[0]] == [piece.chosen.tolist() for piece in whole[0]]
+    assert cut[1][0].chosen.tolist() == whole[1][0].chosen.tolist()[:3]
+
+
 def test_one_row_cannot_be_on_both_sides(tmp_path: Path) -> None:
     source = prepared(tmp_path / "a.jsonl", ["a", "a"])
     with pytest.raises(StageError, match="rows of one and the same content") as caught:

@@ -19,7 +19,7 @@ from finetune_contract import (
     StageRequest,
     TrainOutcome,
 )
-from finetune_trainer.data.layout import TokenFile
+from finetune_trainer.data.examples import Examples
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages.context import Context
 from finetune_trainer.storage import open_store
@@ -160,13 +160,12 @@ def _fields(spec: Spec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
 
 
-def validation_tokens(made: StageRequest, scratch: Path) -> TokenFile:
+def validation_tokens(made: StageRequest, scratch: Path) -> Examples:
     context = Context(
         request=made, store=open_store(), processes=Processes(count=1, index=0),
         stopper=None, scratch=scratch,  # type: ignore[arg-type]  # nothing here is stopped
     )  # fmt: skip
-    data = context.validation_data()
-    assert data is not None
+    (data,) = context.validation_data()
     return data.rows.tokens
 
 

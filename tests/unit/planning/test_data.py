@@ -52,7 +52,7 @@ def test_rows_are_held_back_by_a_seed_of_their_own_or_the_jobs(split: dict[str, 
         datasets={"train": [SOURCE], "splitFromTrain": split}, hyperparameters={"steps": 5, "seed": 7},
         evaluation={"everySteps": 2},
     )  # fmt: skip
-    assert made.data.split_from_train == SplitSpec(fraction=0.25, seed=seed)
+    assert made.data.split_from_train == SplitSpec(fraction=0.25, seed=seed, max_examples=500)
 
 
 @pytest.mark.parametrize("check", ["Sample", "Off"])

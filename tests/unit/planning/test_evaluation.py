@@ -60,6 +60,28 @@ def test_no_evaluation_takes_more_rows_than_asked_for() -> None:
     assert few.data.train[0].max_examples is None
 
 
+def test_each_of_several_validation_sets_can_be_gated() -> None:
+    gate = {"metric": "faq/loss", "op": "LessOrEqual", "value": "1"}
+    sets = [{"uri": "gs://data/a.jsonl"}, {"uri": "gs://data/b.jsonl", "name": "faq"}]
+    train = [{"uri": "gs://data/chat.jsonl"}]
+    asked: dict[str, Any] = {"evaluation": {"gates": [gate]}}
+    assert (
+        plan(datasets={"train": train, "validation": sets}, **asked).evaluation.gates[0].metric == "faq/loss"
+    )
+    assert "It measures loss, perplexity. " in refusal(
+        datasets={"train": train, "validation": sets[1:]}, **asked
+    )
+
+
+def test_rows_held_back_from_training_are_measured_and_gated() -> None:
+    gate = {"metric": "loss", "op": "LessOrEqual", "value": "1"}
+    datasets = {"train": [{"uri": "gs://data/chat.jsonl"}], "splitFromTrain": {"fraction": "0.1"}}
+    made = plan(datasets=datasets, evaluation={"gates": [gate], "everySteps": 50, "maxExamples": 30})
+    assert made.data.split_from_train is not None
+    assert made.data.split_from_train.max_examples == 30
+    assert made.exported_checkpoint == "Best"
+
+
 @pytest.mark.parametrize(
     ("evaluation", "runs"),
     [
