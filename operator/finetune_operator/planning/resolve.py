@@ -30,8 +30,14 @@ type Object = Mapping[str, Any]
 DEFAULT_RANK = 16
 #: By method, for full fine-tuning and LoRA. DPO moves away from its reference within few steps: MaxText's own default.
 _LEARNING_RATE = {"SFT": ("2e-5", "2e-4"), "DPO": ("5e-7", "5e-6"), "ORPO": ("8e-6", "8e-5")}
-#: What is measured on the validation rows.
-VALIDATION_METRICS = ("loss", "perplexity")
+#: What is measured on the validation rows, by method.
+VALIDATION_METRICS: Mapping[str, Sequence[str]] = {
+    "SFT": ("loss", "perplexity"),
+    "DPO": ("loss", "reward_accuracy", "reward_margin"),
+    "ORPO": ("loss", "reward_accuracy", "reward_margin"),
+}
+#: What of it tells which checkpoint is the best.
+_RANKING = ("loss", "perplexity")
 #: The API's metrics as they are called in ``<dataset>/<metric>``.
 METRIC_NAMES: Mapping[str, str] = {
     "Loss": "loss",
@@ -238,17 +244,20 @@ def evaluation(spec: Object) -> EvaluationSpec:
         max_new_tokens=section["generation"]["maxNewTokens"],
         temperature=float(section["generation"].get("temperature", 0)),
         top_k=section["generation"].get("topK", 0),
-        gates=_gates(section, [*_on_validation(spec["datasets"]), *measured]),
+        gates=_gates(section, [*_on_validation(spec), *measured]),
     )
 
 
-def _on_validation(section: Object) -> list[str]:
+def _on_validation(spec: Object) -> list[str]:
     """What is measured on the validation rows: over all sets, and the loss of each where there are several."""
-    sets = section.get("validation", ())
-    if not sets and not section.get("splitFromTrain"):
+    sets = spec["datasets"].get("validation", ())
+    if not sets and not spec["datasets"].get("splitFromTrain"):
         return []
     names = [_source("validation", index, each).name for index, each in enumerate(sets)]
-    return [*VALIDATION_METRICS, *(f"{name}/loss" for name in names if len(names) > 1)]
+    return [
+        *VALIDATION_METRICS[spec["method"]["type"]],
+        *(f"{name}/loss" for name in names if len(names) > 1),
+    ]
 
 
 def _gates(section: Object, measured: Sequence[str]) -> list[Gate]:
@@ -287,11 +296,12 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
     every, keep, by = section["everySteps"], section["keep"], section.get("bestBy", {})
     wanted = keep.get("best", 0) > 0 or bool(by) or spec["export"].get("checkpoint") == "Best"
     metric = by.get("metric", "loss")
-    if metric not in VALIDATION_METRICS:
+    ranking = [each for each in VALIDATION_METRICS[spec["method"]["type"]] if each in _RANKING]
+    if metric not in ranking:
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.checkpointing.bestBy.metric is {metric}, but training measures "
-            f"{' and '.join(VALIDATION_METRICS)} on spec.datasets.validation. Use one of them.",
+            f"{' and '.join(ranking)} on spec.datasets.validation. Use one of them.",
         )
     known = evaluated is not None and every % evaluated == 0
     if wanted and not known:
