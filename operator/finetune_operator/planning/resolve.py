@@ -222,7 +222,7 @@ def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
 def evaluation(spec: Object) -> EvaluationSpec:
     """``spec.evaluation``."""
     section = spec["evaluation"]
-    if "everySteps" in section and not _on_validation(spec["datasets"]):
+    if "everySteps" in section and not _on_validation(spec):
         raise Refused(
             Reason.INVALID_SPEC,
             "spec.evaluation.everySteps is set, but there is nothing to evaluate on: "

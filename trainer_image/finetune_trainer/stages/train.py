@@ -46,6 +46,7 @@ def run(context: Context) -> TrainOutcome:
     retention = Retention(
         policy=request.checkpointing,
         measured=measured_before(context.store.read_or_none(context.folder.metrics)),
+        per_token=request.method.type == "SFT",
     )
     session = open_session(config, steps, request, retention)
     seconds["restore"] = time.perf_counter() - started

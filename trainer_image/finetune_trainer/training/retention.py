@@ -16,6 +16,8 @@ class Retention:
     policy: CheckpointPolicy
     measured: dict[int, float]
     """Loss by step; grows while training evaluates."""
+    per_token: bool = True
+    """Whether the loss is one of tokens, so that its exponential is a perplexity."""
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:  # noqa: ARG002
         """For each of ``checkpoints``, oldest first."""
@@ -44,7 +46,9 @@ class Retention:
 
     def _metrics(self, step: int) -> dict[str, float]:
         loss = self.measured.get(step)
-        return {} if loss is None else {"loss": loss, "perplexity": perplexity(loss)}
+        if loss is None:
+            return {}
+        return {"loss": loss} | ({"perplexity": perplexity(loss)} if self.per_token else {})
 
 
 def measured_before(metrics: bytes | None) -> dict[int, float]:
