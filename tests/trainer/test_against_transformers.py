@@ -62,7 +62,6 @@ CASES = {
     "mistral": replace(BASE, family="mistral", head_dim=24, hidden=72),
     "mixtral": replace(BASE, family="mixtral", hidden=72, layers=3, config={"num_experts_per_tok": 3}),
     "qwen3 moe": replace(BASE, family="qwen3-moe", intermediate=48, layers=3),
-    "qwen3 moe, weights not normed": replace(BASE, family="qwen3-moe", config={"norm_topk_prob": False}),
     "gemma2": replace(BASE, family="gemma2", config=WINDOW),
     "gemma2, own query scale, width 72": replace(
         BASE, family="gemma2", layers=4, hidden=72, config={**WINDOW, "query_pre_attn_scalar": 18}

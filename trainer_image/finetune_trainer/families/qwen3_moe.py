@@ -24,6 +24,10 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     config.must_be_off("mlp_only_layers", "MaxText's Qwen3 MoE has experts in every layer.")
     if config.integer("decoder_sparse_step", 1) != 1:
         config.refuse("decoder_sparse_step", "1", "MaxText's Qwen3 MoE has experts in every layer.")
+    if not config.flag("norm_topk_prob", False):
+        config.refuse(
+            "norm_topk_prob", "true", "MaxText weighs the chosen experts otherwise: its logits differ."
+        )
     made = qwen3.plan(config, architecture, DEFAULTS)
     width = config.integer("moe_intermediate_size", 768)
     experts = common.experts(config, "num_experts", 128, 8, width)
@@ -38,6 +42,6 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             **common.expert_overrides(experts),
             "decoder_block": "qwen3_moe",
             "base_mlp_dim": width,
-            "norm_topk_prob": config.flag("norm_topk_prob", False),
+            "norm_topk_prob": True,
         },
     )
