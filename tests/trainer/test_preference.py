@@ -11,7 +11,7 @@ import pytest
 from devcluster.fixtures.chat_data import row, write_data
 from finetune_contract import DatasetSource, MethodSpec, Outcome
 from finetune_trainer.data.preference import Pair, PairReader, prepare_pairs, tokenized
-from finetune_trainer.data.sources import Place, Row
+from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.objectives import Dpo, Orpo, objective_of
