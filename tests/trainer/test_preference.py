@@ -10,8 +10,8 @@ import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
 from finetune_contract import DatasetSource, MethodSpec, Outcome
-from finetune_trainer.data.preference import Pair, PairReader, prepare_pairs, tokenized
 from finetune_trainer.data.place import Place, Row
+from finetune_trainer.data.preference import Pair, PairReader, prepare_pairs, tokenized
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.objectives import Dpo, Orpo, objective_of
@@ -107,10 +107,17 @@ def test_pairs_are_laid_out_cut_counted_and_dropped(renderer: Renderer, tmp_path
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     made = prepare_pairs(
-        [spec(uri=f"file://{path}")], renderer, open_store(), tmp_path, prompt_length=24, max_length=40
+        "train",
+        [spec(uri=f"file://{path}")],
+        renderer,
+        open_store(),
+        tmp_path,
+        prompt_length=24,
+        max_length=40,
     )
-    assert (made.report.rows, made.report.dropped_rows, made.report.truncated_rows) == (2, 1, 1)
-    assert made.report.drop_reasons == {"both answers are the same": 1}
+    (report,) = made.reports
+    assert (report.rows, report.dropped_rows, report.truncated_rows) == (2, 1, 1)
+    assert report.drop_reasons == {"both answers are the same": 1}
     batch = made.rows.batch([0, 1], 3)
     assert {name: array.shape for name, array in batch.items()} == {
         f"{name}_{part}": (3, width)
@@ -215,7 +222,8 @@ def test_preflight_counts_pairs_and_conversion_is_proven_on_them(
     ).details
     assert checked is not None
     assert checked.kind == "Preflight"
-    assert (checked.train.format, checked.train.rows, checked.steps) == ("Preference", 64, 8)
+    (train,) = checked.train
+    assert (train.format, train.rows, checked.steps) == ("Preference", 64, 8)
     assert checked.validation is not None
     assert checked.validation.rows == 21
     made = stages.run("Convert", "pairs", **wanted, use_cache="Off").details
