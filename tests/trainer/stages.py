@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import Progress, StageRequest, StageResult
+from finetune_contract import StageRequest, StageResult
 from tests.trainer.requests import request
+
+_STEP_DONE = "finetune_trainer.training.trainer:SftTrainer._post_process_train_step"
 
 
 class Running:
@@ -74,11 +76,11 @@ class Stages:
         fault: Sequence[Any] = (),
         **changes: Any,
     ) -> StageResult:
-        """``changes`` of the request. ``stop_at``: SIGTERM once training has passed this step."""
+        """``changes`` of the request. ``stop_at``: SIGTERM when the process has done so many steps."""
         made = request(self.root, stage, run, **changes)
-        running = self.start(fault=fault, FINETUNE_REQUEST=made.to_json())
         if stop_at is not None:
-            self._stop(running.pid, made, stop_at)
+            fault = ("terminated_at", _STEP_DONE, stop_at)
+        running = self.start(fault=fault, FINETUNE_REQUEST=made.to_json())
         code = running.wait()
         result = result_of(made)
         assert result is not None, running.log[-4000:]
@@ -109,14 +111,6 @@ class Stages:
         assert running.wait() == 0, running.log[-4000:]
         found: dict[str, Any] = json.loads(running.log.splitlines()[-1])
         return found
-
-    def _stop(self, pid: int, made: StageRequest, step: int) -> None:
-        path = Path(made.run_folder.removeprefix("file://")) / "train/progress.json"
-        while not path.exists() or Progress.model_validate_json(path.read_bytes()).step < step:
-            ended = result_of(made)
-            assert ended is None, ended
-            time.sleep(0.01)
-        os.kill(pid, signal.SIGTERM)
 
     def losses(self, run: str) -> dict[int, str]:
         """By step, as they are printed in the metrics."""

@@ -39,7 +39,10 @@ def go_on(stages: Stages, run: str, train: dict[str, Any], undisturbed: StageRes
     assert isinstance(undisturbed.details, TrainOutcome)
     assert second.details.start_step == start
     assert second.details.evaluation_loss == undisturbed.details.evaluation_loss
-    assert stages.losses(run) == stages.losses("resume-undisturbed")
+    # Of the steps of a process that was killed, the last ones may never have been written.
+    told, whole = stages.losses(run), stages.losses("resume-undisturbed")
+    assert told.items() <= whole.items()
+    assert told.keys() >= set(range(start + 1, STEPS + 1))
     return Progress.model_validate_json((stages.root / run / "train/progress.json").read_bytes())
 
 
@@ -61,8 +64,7 @@ def test_a_damaged_newest_checkpoint_is_told_and_training_goes_on_from_the_one_b
     stages: Stages, train: dict[str, Any], undisturbed: StageResult
 ) -> None:
     run = "damaged"
-    place = "finetune_trainer.training.trainer:SftTrainer._post_process_train_step"
-    first = stages.run("Train", run, fault=("terminated_at", place, 10), **train)
+    first = stages.run("Train", run, stop_at=10, **train)
     assert isinstance(first.details, TrainOutcome)
     assert [each.step for each in first.details.checkpoints] == [9, 10]
     damaged = next((stages.root / run / "train/checkpoints/10/model_params").rglob("d/*"))

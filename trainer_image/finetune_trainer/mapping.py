@@ -89,6 +89,9 @@ def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
         factor = np.float32(plan.embedding_scale)
         inward[_EMBEDDING] = lambda x, _: x * factor
         outward[_EMBEDDING] = lambda x, _: x / factor
+    if plan.family is Family.MIXTRAL:
+        # Mixtral's own hook takes the heads to be as wide as the model, which its published sizes happen to be.
+        outward |= {key: _joined_heads for key in names if "-out-" in key}
     wanted = plan.tensors()
     found = []
     for key, value in names.items():
@@ -122,6 +125,11 @@ def _view(plan: ModelPlan) -> Mapping[str, Any]:
     if plan.family is Family.GEMMA3:
         return {"text_config": sizes, "vision_config": {"num_hidden_layers": 0}}
     return sizes
+
+
+def _joined_heads(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """``[heads, head_dim, width]`` as ``[width, heads x head_dim]``."""
+    return array.reshape(shape[::-1]).T
 
 
 def _plain(name: str) -> str:

@@ -235,7 +235,14 @@ def evaluation(spec: Object) -> EvaluationSpec:
         )
         for index, source in enumerate(section.get("datasets", ()))
     ]
-    measured = [f"{each.source.name}/{METRIC_NAMES[metric]}" for each in datasets for metric in each.metrics]
+    measured = _on_validation(spec)
+    measured += [f"{each.source.name}/{METRIC_NAMES[metric]}" for each in datasets for metric in each.metrics]
+    if twice := [name for name in measured if measured.count(name) > 1]:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"two metrics would be called {twice[0]}: give all of spec.datasets.validation and "
+            "spec.evaluation.datasets names of their own.",
+        )
     return EvaluationSpec(
         every_steps=section.get("everySteps"),
         datasets=datasets,
@@ -244,7 +251,7 @@ def evaluation(spec: Object) -> EvaluationSpec:
         max_new_tokens=section["generation"]["maxNewTokens"],
         temperature=float(section["generation"].get("temperature", 0)),
         top_k=section["generation"].get("topK", 0),
-        gates=_gates(section, [*_on_validation(spec), *measured]),
+        gates=_gates(section, measured),
     )
 
 

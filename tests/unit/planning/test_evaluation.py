@@ -73,6 +73,13 @@ def test_each_of_several_validation_sets_can_be_gated() -> None:
     )
 
 
+@pytest.mark.parametrize("names", [("faq", "other"), ("a", "a")])
+def test_two_sets_of_one_name_are_refused(names: tuple[str, str]) -> None:
+    sets = [{"uri": "gs://data/a.jsonl", "name": name} for name in names]
+    datasets = {"train": [{"uri": "gs://data/chat.jsonl"}], "validation": sets}
+    assert "two metrics would be called" in refusal(datasets=datasets, evaluation={"datasets": [FAQ]})
+
+
 def test_rows_held_back_from_training_are_measured_and_gated() -> None:
     gate = {"metric": "loss", "op": "LessOrEqual", "value": "1"}
     datasets = {"train": [{"uri": "gs://data/chat.jsonl"}], "splitFromTrain": {"fraction": "0.1"}}
