@@ -88,7 +88,7 @@ lint: install trainer ## ruff, mypy --strict on both sides, import-linter
 	@.venv/bin/lint-imports --no-logo
 
 ##@ Upkeep
-.PHONY: format generate lock bench check-real clean
+.PHONY: format generate lock bench bench-trainer check-real clean
 format: install ## Format and sort
 	@.venv/bin/ruff check --fix --quiet . || true
 	@.venv/bin/ruff format .
@@ -102,7 +102,12 @@ lock: $(UV) ## Resolve the hashed requirement files anew
 bench: install trainer cluster-programs ## Measure operator, preemptions and quickstart; prints what docs/benchmarks.md records
 	@$(PYTHON) -m tests.bench
 	@$(PYTHON) -m tests.bench.preemption
+	@$(PYTHON) -m tests.bench.resume
 	@$(PYTHON) -m tests.bench.quickstart
+
+bench-trainer: install trainer ## Measure the trainer against the bare MaxText commands, in pairs
+	@$(PYTHON) -m tests.bench.trainer --large-gb 1.0
+	@"$$(trainer_image/install.sh)"/bin/python -m tests.bench.data 100000 1000000
 
 check-real: install reference ## Ask the model that make demo-real exported the same questions under transformers
 	@$(PYTHON) -m tests.bench.transformers_answers smollm2-gsm8k

@@ -2,11 +2,11 @@
 
 The peer of the quickstart benchmark; run with the trainer environment's Python:
 
-    python bare_chain.py {convert|train|export} SETTINGS.json
+    python bare_chain.py {convert|train|export|export-converted} SETTINGS.json
 
 SETTINGS.json: model (folder), work (folder), train, validation (JSONL files of ``messages``), steps, batch,
-sequence, learning_rate, chips. The dimensions come from the model's config.json, since MaxText's catalogue
-holds no model of that size.
+sequence, learning_rate, chips; optionally metrics (a file). The dimensions come from the model's config.json,
+since MaxText's catalogue holds no model of that size.
 """
 
 import json
@@ -88,6 +88,7 @@ def main() -> None:
                 "weight_dtype=float32",
                 f"checkpoint_period={settings['steps']}",
                 "grain_worker_count=0",
+                *([f"metrics_file={settings['metrics']}"] if "metrics" in settings else []),
             ]
         )
     else:
@@ -95,10 +96,11 @@ def main() -> None:
         from maxtext.checkpoint_conversion import to_huggingface
 
         absl_flags.FLAGS(["bare_chain", f"--hf_model_path={model}"])
+        trained = f"{work}/trained/bare/checkpoints/{settings['steps']}/model_params"
         to_huggingface.main(
             [
                 *base,
-                f"load_parameters_path={work}/trained/bare/checkpoints/{settings['steps']}/model_params",
+                f"load_parameters_path={trained if stage == 'export' else f'{work}/converted/0/items'}",
                 f"base_output_directory={work}/exported",
                 "weight_dtype=bfloat16",
             ]

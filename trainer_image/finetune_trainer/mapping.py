@@ -18,6 +18,9 @@ Hook = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
 _EMBEDDING = "params-token_embedder-embedding"
 
 
+_BY_WIDTH = "reshape_and_transpose_attention"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One MaxText parameter."""
@@ -90,8 +93,12 @@ def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
         inward[_EMBEDDING] = lambda x, _: x * factor
         outward[_EMBEDDING] = lambda x, _: x / factor
     if plan.family is Family.MIXTRAL:
-        # Mixtral's own hook takes the heads to be as wide as the model, which its published sizes happen to be.
-        outward |= {key: _joined_heads for key in names if "-out-" in key}
+        # Mixtral's own hook reshapes by the model's width, which is neither the heads' nor an adapter's.
+        outward |= {
+            key: [_joined_heads if hook.__name__ == _BY_WIDTH else hook for hook in _hooks(outward[key])]
+            for key in names
+            if key in outward and "-self_attention-" in key
+        }
     wanted = plan.tensors()
     found = []
     for key, value in names.items():
@@ -128,7 +135,7 @@ def _view(plan: ModelPlan) -> Mapping[str, Any]:
 
 
 def _joined_heads(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """``[heads, head_dim, width]`` as ``[width, heads x head_dim]``."""
+    """``[in, heads, head_dim]`` or ``[heads, head_dim, out]`` as ``shape``, Hugging Face's [out, in]."""
     return array.reshape(shape[::-1]).T
 
 
