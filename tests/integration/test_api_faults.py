@@ -128,7 +128,8 @@ def test_an_operator_that_is_killed_at_every_write_makes_nothing_twice(
         ended_well(bench.cluster, namespace)
     assert struck.keys() >= EVERY_WRITE | {("PATCH", "leases")}
     assert struck["POST", "jobsets"] == len(Stage)
-    assert bench.operator.starts - before >= struck.total()
+    # The Lease is renewed at any moment: one death may strike it and another write that is under way.
+    assert bench.operator.starts - before >= struck.total() - struck["PATCH", "leases"]
 
 
 #: As name -> what becomes of each write, and of every third read. An API server answers 409 to no read.
