@@ -7,7 +7,8 @@ from typing import Any
 from finetune_contract import ExitCode, PreflightOutcome, Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
 from finetune_operator.lifecycle import gates
-from finetune_operator.lifecycle.memory import found, mebibytes
+from finetune_operator.lifecycle.memory import found
+from finetune_operator.lifecycle.progress import mebibytes
 from finetune_operator.lifecycle.queueing import Standing
 from finetune_operator.lifecycle.situation import Course, Situation
 from finetune_operator.lifecycle.stages import Survey, waiting_input

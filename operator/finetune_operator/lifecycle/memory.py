@@ -5,13 +5,12 @@ from math import ceil, floor
 from typing import Any
 
 from finetune_contract import MemoryOutcome
-from finetune_operator.lifecycle.progress import decimal
+from finetune_operator.lifecycle.progress import decimal, mebibytes
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.memory import place_name
 
 type Object = Mapping[str, Any]
 
-_MIB = 2**20
 _HOUR = 3600
 #: Beyond it no training lasts; a larger number is a record gone wrong.
 _MOST_SECONDS = 2**31 - 1
@@ -51,8 +50,3 @@ def estimate_status(plan: Plan, findings: Findings) -> Object | None:
     if price := plan.placement.chip_hour_price:
         status["cost"] = decimal(hours * float(price))
     return status
-
-
-def mebibytes(size: int) -> str:
-    """As Kubernetes writes it, rounded up."""
-    return f"{ceil(size / _MIB)}Mi"

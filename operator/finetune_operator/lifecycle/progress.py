@@ -19,6 +19,11 @@ def decimal(value: float) -> str:
     return f"{value:.6g}"
 
 
+def mebibytes(size: int) -> str:
+    """As Kubernetes writes it, rounded up."""
+    return f"{-(-size // 2**20)}Mi"
+
+
 def progress_status(
     progress: Progress | None,
     outcome: TrainOutcome | None,
@@ -68,7 +73,7 @@ def progress_status(
     if progress.tokens_per_second is not None:
         status["tokensPerSecond"] = decimal(progress.tokens_per_second)
     if progress.peak_memory_bytes is not None:
-        status["peakHBM"] = f"{-(-progress.peak_memory_bytes // 2**20)}Mi"
+        status["peakHBM"] = mebibytes(progress.peak_memory_bytes)
     points = [(step, loss) for step, loss in progress.curve if math.isfinite(loss)]
     if points:
         status["curve"] = {

@@ -105,12 +105,15 @@ class Context:
                 name, sources, self.renderer, self.store, self.scratch,
                 prompt_length=prompts, max_length=data.max_seq_length,
             )  # fmt: skip
-        pieces = [Piece.all_of(self.prepared(source, use_cache=use_cache)) for source in sources]
-        return self._assembled(name, pieces)
+        return self._texts(name, sources, use_cache=use_cache)
 
     def evaluation_data(self, dataset: EvaluationDataset) -> Dataset:
-        """One of evaluation.datasets."""
-        return self._assembled(dataset.source.name, [Piece.all_of(self.prepared(dataset.source))])
+        """One of evaluation.datasets: texts, whatever the method compares."""
+        return self._texts(dataset.source.name, [dataset.source])
+
+    def _texts(self, name: str, sources: Sequence[DatasetSource], *, use_cache: bool = True) -> Dataset:
+        pieces = [Piece.all_of(self.prepared(source, use_cache=use_cache)) for source in sources]
+        return self._assembled(name, pieces)
 
     @cached_property
     def _training_pieces(self) -> tuple[list[Piece], list[Piece]]:

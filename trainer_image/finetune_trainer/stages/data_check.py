@@ -56,7 +56,6 @@ def _sample(context: Context) -> DataReport:
 
 def _located(context: Context) -> DataReport:
     """Nothing is read; revisions are settled, so that all stages see the same."""
-
     data = context.request.data
     return _empty(context, _steps_asked(context), "Off").model_copy(
         update={
@@ -113,15 +112,10 @@ def _report(
 
 def _details(data: Dataset, checked: Literal["Full", "Sample"]) -> list[DatasetDetails]:
     unknown = {"sequences": None, "epoch_sequences": None} if checked == "Sample" else {}
+    told = [each.model_copy(update={"checked": checked, **unknown}) for each in data.reports]
     if not data.pieces:
-        return [
-            DatasetDetails(report=each.model_copy(update={"checked": checked, **unknown}))
-            for each in data.reports
-        ]
-    return [
-        report.details(piece, each.model_copy(update={"checked": checked, **unknown}))
-        for piece, each in zip(data.pieces, data.reports, strict=True)
-    ]
+        return [DatasetDetails(report=each) for each in told]
+    return [report.details(piece, each) for piece, each in zip(data.pieces, told, strict=True)]
 
 
 def _empty(context: Context, steps: int, checked: Literal["Full", "Sample", "Off"]) -> DataReport:

@@ -180,10 +180,16 @@ def measure(
     from finetune_trainer.objectives import Imitation, objective_of
 
     request = context.request
+    objective = objective_of(request.method, model.config)
+    meter = LossMeter(model.model, model.config, model.mesh, objective)
+    # of texts, whatever training has compared
+    texts = (
+        meter
+        if isinstance(objective, Imitation)
+        else LossMeter(model.model, model.config, model.mesh, Imitation(config=model.config))
+    )
     result = None
     if work.validation:
-        objective = objective_of(request.method, model.config)
-        meter = LossMeter(model.model, model.config, model.mesh, objective)
         by_set = {name: meter.measure(model.model, each) for name, each in batches.items()}
         loss = combined(by_set.values())
         result = EvaluationResult(
@@ -215,8 +221,6 @@ def measure(
         own, at = answers[at : at + len(task.questions)], at + len(task.questions)
         found = mean_scores(task.spec.metrics, own, [each.reference for each in task.questions])
         if "Loss" in task.spec.metrics:
-            # of texts, whatever training has compared
-            texts = LossMeter(model.model, model.config, model.mesh, Imitation(config=model.config))
             found["loss"] = texts.measure(model.model, _batches(context, task.data)).mean
         scores.append(found)
     return Measured(result=result, scores=scores, answers=answers)

@@ -8,6 +8,8 @@ both, so neither sealing nor looking reads the checkpoint there.
 
 import json
 import logging
+from collections.abc import Collection
+from typing import Any
 
 from finetune_contract import DiscardedCheckpoint, RunFolder
 from finetune_trainer.storage import Store
@@ -15,11 +17,18 @@ from finetune_trainer.storage import Store
 _LOG = logging.getLogger(__name__)
 
 
+type Held = dict[str, list[Any]]
+"""``{path below the folder: [bytes, CRC32C]}``"""
+
+
 def seal_of(store: Store, folder: RunFolder, step: int) -> bytes:
-    """What the checkpoint of that step holds: ``{path below it: [bytes, CRC32C]}``."""
-    prefix = folder.checkpoint(step) + "/"
-    held = {entry.uri.removeprefix(prefix): [entry.size, entry.crc32c] for entry in store.entries(prefix)}
-    return json.dumps(held).encode()
+    """What the checkpoint of that step holds."""
+    return json.dumps(_held(store, folder.checkpoint(step))).encode()
+
+
+def _held(store: Store, uri: str) -> Held:
+    prefix = uri + "/"
+    return {entry.uri.removeprefix(prefix): [entry.size, entry.crc32c] for entry in store.entries(prefix)}
 
 
 def discard_damaged(store: Store, folder: RunFolder) -> list[DiscardedCheckpoint]:
@@ -28,14 +37,16 @@ def discard_damaged(store: Store, folder: RunFolder) -> list[DiscardedCheckpoint
     One without a seal is trusted: whoever saved it was ended before it could be sealed. Seals of checkpoints that are
     gone go, too. To be called by one process, before any other looks at the checkpoints.
     """
-    prefix = folder.checkpoints + "/"
-    first = (entry.uri.removeprefix(prefix).partition("/")[0] for entry in store.entries(prefix))
-    steps = sorted({int(name) for name in first if name.isdecimal()}, reverse=True)
-    _drop_seals(store, folder, set(steps))
+    found: dict[int, Held] = {}
+    for path, each in _held(store, folder.checkpoints).items():
+        number, _, name = path.partition("/")
+        if number.isdecimal():
+            found.setdefault(int(number), {})[name] = each
+    _drop_seals(store, folder, found.keys())
     discarded: list[DiscardedCheckpoint] = []
-    for step in steps:
+    for step in sorted(found, reverse=True):
         sealed = store.read_or_none(folder.seal(step))
-        damage = None if sealed is None else _difference(sealed, seal_of(store, folder, step))
+        damage = None if sealed is None else _difference(json.loads(sealed), found[step])
         if damage is None:
             break
         _LOG.warning("the checkpoint of step %d is not what was saved (%s); it is deleted", step, damage)
@@ -46,20 +57,19 @@ def discard_damaged(store: Store, folder: RunFolder) -> list[DiscardedCheckpoint
     return discarded
 
 
-def _difference(sealed: bytes, found: bytes) -> str | None:
+def _difference(sealed: Held, found: Held) -> str | None:
     """The first file that is not as it was, in words; None where all are. More files than were sealed do no harm."""
-    before, now = json.loads(sealed), json.loads(found)
-    for name, (size, crc) in before.items():
-        if name not in now:
+    for name, (size, crc) in sealed.items():
+        if name not in found:
             return f"{name} is missing"
-        if now[name][0] != size:
-            return f"{name} has {now[name][0]} bytes, {size} were saved"
-        if now[name][1] != crc:
+        if found[name][0] != size:
+            return f"{name} has {found[name][0]} bytes, {size} were saved"
+        if found[name][1] != crc:
             return f"{name} has other content than was saved"
     return None
 
 
-def _drop_seals(store: Store, folder: RunFolder, steps: set[int]) -> None:
+def _drop_seals(store: Store, folder: RunFolder, steps: Collection[int]) -> None:
     for entry in list(store.entries(folder.seals)):
         name = entry.uri.rpartition("/")[2].removesuffix(".json")
         if not name.isdecimal() or int(name) not in steps:

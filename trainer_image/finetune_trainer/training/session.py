@@ -33,7 +33,6 @@ class Session:
     trainer: SftTrainer
     config: Any
     mesh: Mesh
-    objective: Objective
     reference: Reference | None
     learning_rates: npt.NDArray[np.float64]
     """By steps done before."""
@@ -95,7 +94,6 @@ def open_session(config: Any, steps: int, request: StageRequest, retention: Rete
         trainer=trainer,
         config=config,
         mesh=mesh,
-        objective=objective,
         reference=reference,
         # a constant schedule without warm-up answers with one number for all steps
         learning_rates=np.broadcast_to(np.asarray(schedule(jnp.arange(steps)), np.float64), (steps,)),
