@@ -57,6 +57,12 @@ def test_a_glob_reads_its_files_in_the_order_of_their_names(tmp_path: Path) -> N
     assert [example.prompt for example in examples] == ["a", "b"]
 
 
+def test_whole_pairs_of_escapes_are_characters(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(rb'{"text": "\ud83d\ude00"}')
+    _, (example,) = read(f"file://{tmp_path}/a.jsonl", tmp_path)
+    assert example.text == "\U0001f600"
+
+
 def test_byte_order_mark_and_blank_lines_are_no_rows_but_lines_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(GOOD, "", "  ", GOOD))
     _, examples = read(f"file://{tmp_path}/a.jsonl", tmp_path)
@@ -195,6 +201,11 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
      f"{AT}, row 1: message 1 has no role (saw nothing). Give it one of"),
     ("a role that is a number", lines({"messages": [{"role": 1, "content": "x"}]}), {}, "DatasetSchemaMismatch", "saw a number"),
     ("broken JSON", lines(*[GOOD] * 6, '{"messages": ['), {}, "DatasetNotJson", f"{AT}, row 7: the line is not JSON: Expecting value"),
+    ("half of a character", lines(GOOD, r'{"text": "an \ud83d emoji"}'), {}, "DatasetNotJson",
+     rf"{AT}, row 2: the line is not JSON: \ud83d is half of a character"),
+    ("endless nesting", b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {}, "DatasetNotJson",
+     "row 1: the line is not JSON: it is nested too deeply"),
+    ("a number without end", b'{"text": ' + b"9" * 5_000 + b"}", {}, "DatasetNotJson", "row 1: the line is not JSON: Exceeds"),
     ("text that is no JSON", b"hello", {}, "DatasetNotJson", "saw hello"),
     ("an empty file", b"", {}, "DatasetEmpty", f"{AT}: the dataset is empty"),
     ("blank lines only", b"\n\n  \n", {}, "DatasetEmpty", "the dataset is empty"),
@@ -263,6 +274,7 @@ FILES = [
     ("b.jsonl.gz", gzip.compress(GOOD.encode() * 500)[:-20], "file:///{}/b.jsonl.gz", "UnreadableFile", ExitCode.BAD_DATA),
     ("a.parquet", b"not parquet", "file:///{}/a.parquet", "UnreadableFile", ExitCode.BAD_DATA),
     ("a.arrayrecord", b"no array record", "file:///{}/a.arrayrecord", "UnreadableFile", ExitCode.BAD_DATA),
+    ("a.json", rb'[{"text": "\ud83d"}]', "file:///{}/a.json", "DatasetNotJson", ExitCode.BAD_DATA),
     ("a.json", b"[1, 2", "file:///{}/a.json", "DatasetNotJson", ExitCode.BAD_DATA),
     ("there.jsonl", b"", "file:///{}/elsewhere.jsonl", "DatasetMissing", ExitCode.INPUT_MISSING),
     ("there.jsonl", b"", "file:///{}/else*.jsonl", "DatasetMissing", ExitCode.INPUT_MISSING),

@@ -49,20 +49,30 @@ def _lines(stream: Any, file: DataFile) -> Rows:
             continue
         place = file.place(number)
         try:
-            value = json.loads(text)
+            value = _loaded(text)
         except UnicodeDecodeError as error:
             raise _not_utf8(place, error) from None
         except json.JSONDecodeError as error:
-            raise StageError(
-                ExitCode.BAD_DATA,
-                "DatasetNotJson",
-                f"the line is not JSON: {error.msg} at column {error.colno}",
-                where=str(place),
-                saw=_excerpt(error.doc, error.pos),
-                expected="one JSON object per line",
-                fix=f"Mend or remove this line. File: {file.uri}",
-            ) from None
+            what = f"{error.msg} at column {error.colno}"
+            raise _not_json(place, what, saw=_excerpt(error.doc, error.pos)) from None
+        except ValueError as error:
+            raise _not_json(place, str(error)) from None
         yield number, _object(value, place)
+
+
+def _loaded(data: bytes) -> Any:
+    """The JSON value. Raises UnicodeDecodeError for bytes that are no UTF-8, ValueError for what else is wrong."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if rb"\ud" in data.lower():  # escapes may leave half of a pair, which no tokenizer takes
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ord(error.object[error.start])
+            raise ValueError(f"\\u{half:04x} is half of a character, its other half is missing") from None
+    return value
 
 
 def _json_document(file: DataFile) -> Rows:
@@ -72,8 +82,8 @@ def _json_document(file: DataFile) -> Rows:
         yield from _lines(io.BytesIO(data), file)
         return
     try:
-        values = json.loads(data)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        values = _loaded(data)
+    except ValueError as error:
         raise file.unreadable(
             "DatasetNotJson",
             f"the file is not JSON: {error}",
@@ -130,7 +140,7 @@ def _array_record(file: DataFile) -> Rows:
 def _record(record: bytes, place: Place) -> Mapping[str, Any]:
     if record[:1] in (b"{", b"["):
         try:
-            return _object(json.loads(record), place)
+            return _object(_loaded(record), place)
         except ValueError as error:
             raise place.mismatch("the record is not JSON", "Write it again.", saw=str(error)[:200]) from None
     from google.protobuf.message import DecodeError
@@ -169,6 +179,18 @@ def _text_lines(file: DataFile) -> Rows:
                 raise _not_utf8(file.place(number), error) from None
             if text.strip():
                 yield number, {"text": text}
+
+
+def _not_json(place: Place, what: str, *, saw: str = "") -> StageError:
+    return StageError(
+        ExitCode.BAD_DATA,
+        "DatasetNotJson",
+        f"the line is not JSON: {what}",
+        where=str(place),
+        saw=saw,
+        expected="one JSON object per line",
+        fix=f"Mend or remove this line. File: {place.file}",
+    )
 
 
 def _not_utf8(place: Place, error: UnicodeDecodeError) -> StageError:
