@@ -1,5 +1,6 @@
 """Typed access to config.json. What cannot be honoured is refused with path, value seen and value expected."""
 
+import math
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -39,6 +40,7 @@ class Fields:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
+            or not math.isfinite(value)  # JSON as Python reads it knows NaN and Infinity
             or value != int(value)
             or value < minimum
         ):
