@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from finetune_contract import Artifact, Destination, EvaluateOutcome, ExportOutcome, PreflightOutcome
+from finetune_contract import (
+    Artifact,
+    Destination,
+    EvaluateOutcome,
+    ExportOutcome,
+    MethodSpec,
+    PreflightOutcome,
+)
 from finetune_trainer import engine, export
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.hub_upload import Part, push
@@ -93,9 +100,9 @@ def _artifact(name: str, published: Published) -> Artifact:
 def card_facts(context: Context, model: LocalModel) -> CardFacts:
     """What the card says of training, data and scores, from the request and the earlier stages' records."""
     request = context.request
-    h, lora = request.hyperparameters, request.method.lora
+    h = request.hyperparameters
     training = {
-        "Method": "full fine-tuning" if lora is None else f"LoRA, rank {lora.rank}, alpha {lora.alpha:g}",
+        "Method": method(request.method),
         "Steps": str(request.train_step),
         "Rows per step": str(h.global_batch_size),
         "Sequence length": str(request.data.max_seq_length) + (", packed" if request.data.packing else ""),
@@ -118,6 +125,22 @@ def card_facts(context: Context, model: LocalModel) -> CardFacts:
         if measured is None
         else [(sample.prompt, sample.tuned or "") for sample in measured.samples[:_CARD_SAMPLES]],
     )
+
+
+def method(spec: MethodSpec) -> str:
+    """What was learned from, and which weights learned it."""
+    options = ""
+    if spec.dpo is not None:
+        options = f" (beta {spec.dpo.beta:g}, label smoothing {spec.dpo.label_smoothing:g})"
+    elif spec.orpo is not None:
+        options = f" (weight {spec.orpo.weight:g})"
+    elif spec.train_on_prompt:
+        options = " (prompts too)"
+    lora = spec.lora
+    if lora is None:
+        return f"{spec.type}{options}, full fine-tuning"
+    base = f" on a base in {lora.quantization}" if lora.quantization else ""
+    return f"{spec.type}{options}, LoRA{base}, rank {lora.rank}, alpha {lora.alpha:g}"
 
 
 def _data(found: PreflightOutcome) -> dict[str, str]:
