@@ -280,6 +280,12 @@ class EvaluationDataset(Record):
 
     source: DatasetSource
     metrics: list[AnswerMetric]
+    """Of pairs of answers ``Loss`` alone, which tells the rewards, too."""
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the rows are pairs of answers, measured as the method compares them."""
+        return self.source.format == "Preference"
 
 
 class Gate(Record):
@@ -391,6 +397,15 @@ class StageRequest(Record):
     def _pairs_stand_alone(self) -> Self:
         if self.method.max_prompt_length is not None and self.data.packing:
             raise ValueError("pairs of answers are not packed")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_are_compared(self) -> Self:
+        for dataset in self.evaluation.datasets:
+            if dataset.pairs and (self.method.max_prompt_length is None or dataset.metrics != ["Loss"]):
+                raise ValueError(
+                    "pairs of answers are measured by a method that compares them, and by Loss alone"
+                )
         return self
 
     @classmethod

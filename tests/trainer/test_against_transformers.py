@@ -38,6 +38,10 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 16, "beta_fast": 4, "beta_slow": 1,
+    "mscale": 0.707, "mscale_all_dim": 0.707,
+}  # fmt: skip
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 GEMMA3_LINEAR = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -62,6 +66,11 @@ CASES = {
     "mistral": replace(BASE, family="mistral", head_dim=24, hidden=72),
     "mixtral": replace(BASE, family="mixtral", hidden=72, layers=3, config={"num_experts_per_tok": 3}),
     "qwen3 moe": replace(BASE, family="qwen3-moe", intermediate=48, layers=3),
+    "deepseek2": replace(BASE, family="deepseek2", intermediate=96, layers=3, head_dim=24, hidden=72, heads=3),
+    "deepseek2, yarn": replace(
+        BASE, family="deepseek2", layers=4, spelling="v4",
+        config={"rope_scaling": YARN, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
+    ),
     "gemma2": replace(BASE, family="gemma2", config=WINDOW),
     "gemma2, own query scale, width 72": replace(
         BASE, family="gemma2", layers=4, hidden=72, config={**WINDOW, "query_pre_attn_scalar": 18}
@@ -81,6 +90,7 @@ LORA_CASES = [
     "mistral",
     "mixtral",
     "qwen3 moe",
+    "deepseek2",
     "gemma2, own query scale, width 72",
     "gemma3, linear rope, 8 layers, width 72",
 ]
@@ -200,7 +210,10 @@ def test_a_fully_tuned_model_is_exported_as_it_was_trained(case: Case, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "case", [name for name in LORA_CASES if name not in ("mixtral", "qwen3 moe")], indirect=True, ids=str
+    "case",
+    [name for name in LORA_CASES if name not in ("mixtral", "qwen3 moe", "deepseek2")],
+    indirect=True,
+    ids=str,
 )
 def test_the_export_for_maxtext_is_transformers_model(
     case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path

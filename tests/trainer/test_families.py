@@ -24,6 +24,16 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
+YARN = {
+    "rope_type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
+
 
 def plan_of(**spec: Any) -> ModelPlan:
     return families.resolve(config_of(Spec(**spec)))
@@ -43,7 +53,9 @@ def test_both_spellings_of_config_json_give_the_same_plan(family: Any) -> None:
     assert plan_of(family=family, spelling="v4") == plan_of(family=family, spelling="v5")
 
 
-@pytest.mark.parametrize("family", [n for n in ARCHITECTURES if n not in ("gemma3-multimodal", "qwen3-moe")])
+@pytest.mark.parametrize(
+    "family", [n for n in ARCHITECTURES if n not in ("gemma3-multimodal", "qwen3-moe", "deepseek2")]
+)
 def test_an_empty_config_means_what_transformers_takes_it_for(family: str) -> None:
     architecture, model_type = ARCHITECTURES[family]
     silent = families.resolve({"architectures": [architecture]})
@@ -69,6 +81,9 @@ def test_an_empty_config_means_what_transformers_takes_it_for(family: str) -> No
          {"rope_linear_scaling_factor": 8.0, "rope_max_timescale": 1_000_000}),
         ({"family": "qwen3", "vocab": 509, "head_dim": 24, "kv_heads": 1},
          {"vocab_size": 509, "head_dim": 24, "base_num_kv_heads": 1}),
+        ({"family": "deepseek2"}, {"rope_type": "yarn", "rope_factor": 1, "first_num_dense_layers": 1, "shared_experts": 2}),
+        ({"family": "deepseek2", "spelling": "v4", "config": {"rope_scaling": YARN}},
+         {"rope_factor": 40, "mscale": 0.707, "original_max_position_embeddings": 64}),
     ],
 )  # fmt: skip
 def test_settings_come_from_the_file(spec: dict[str, Any], expected: dict[str, object]) -> None:
@@ -142,15 +157,31 @@ def test_query_scale_of_gemma3_selects_the_catalogue_entry(scalar: int, name: st
         ("llama", {"head_dim": 15}, "head_dim"),
         ("qwen3", {"use_sliding_window": True}, "use_sliding_window"),
         ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
-        ("qwen3", {"rope_parameters": LLAMA3}, "rope_scaling"),
+        ("qwen3", {"rope_parameters": LLAMA3}, "rope_type"),
         ("qwen3", {"tie_word_embeddings": 1}, "tie_word_embeddings"),
         ("mixtral", {"sliding_window": 4096}, "sliding_window"),
         ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
         ("mixtral", {"num_local_experts": 1}, "num_local_experts"),
-        ("mixtral", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}, "rope_scaling"),
+        ("mixtral", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}, "rope_type"),
         ("qwen3-moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
         ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
         ("qwen3-moe", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("deepseek2", {"q_lora_rank": 32}, "q_lora_rank"),
+        ("deepseek2", {"topk_method": "group_limited_greedy"}, "topk_method"),
+        ("deepseek2", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("deepseek2", {"scoring_func": "sigmoid"}, "scoring_func"),
+        ("deepseek2", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("deepseek2", {"first_k_dense_replace": 0}, "first_k_dense_replace"),
+        ("deepseek2", {"first_k_dense_replace": 2}, "first_k_dense_replace"),
+        ("deepseek2", {"num_key_value_heads": 2}, "num_key_value_heads"),
+        ("deepseek2", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ("deepseek2", {"qk_rope_head_dim": 7}, "qk_rope_head_dim"),
+        ("deepseek2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "type"),
+        ("deepseek2", {"rope_scaling": {**YARN, "mscale": 1.0}}, "mscale"),
+        ("deepseek2", {"rope_scaling": {**YARN, "factor": 2.5}}, "factor"),
+        ("deepseek2", {"rope_scaling": {**YARN, "attention_factor": 1.0}}, "attention_factor"),
+        ("deepseek2", {"rope_scaling": {**YARN, "original_max_position_embeddings": 2048}},
+         "original_max_position_embeddings"),
         ("gemma2", {"num_hidden_layers": 3}, "num_hidden_layers"),
         ("gemma2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ("gemma2", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
@@ -245,7 +276,10 @@ def test_any_value_anywhere_gives_a_plan_or_a_named_refusal(family: Any, key: st
 
 
 @given(
-    family=st.sampled_from([name for name in ARCHITECTURES if name != "gemma3-multimodal"]),
+    # DeepSeek 2's heads have other sizes
+    family=st.sampled_from(
+        [name for name in ARCHITECTURES if name not in ("gemma3-multimodal", "deepseek2")]
+    ),
     layers=st.integers(1, 20).map(lambda n: 2 * n),
     groups=st.integers(1, 4),
     kv_heads=st.integers(1, 4),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from finetune_contract import DatasetSource, SplitSpec
 from finetune_trainer.data.batches import Part, TrainBatches, permutation, shares
 from finetune_trainer.data.dataset import Piece, assemble, hold_back
-from finetune_trainer.data.layout import Groups
-from finetune_trainer.data.prepare import Prepared, prepare
+from finetune_trainer.data.layout import Groups, Sequences
+from finetune_trainer.data.prepare import Prepared, Texts, prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
@@ -132,17 +132,19 @@ def prepared(path: Path, answers: list[str], **fields: object) -> Prepared:
     }
     renderer = Renderer(tokenizer(CHATML), train_on_prompt=False)
     spec = DatasetSource.model_validate(source)
-    return prepare(spec, renderer, open_store(), path.parent, max_length=256)
+    return prepare(spec, Texts(renderer=renderer, max_length=256), open_store(), path.parent)
 
 
 def test_sources_without_weights_stand_one_after_the_other_and_are_packed_together(tmp_path: Path) -> None:
     sources = [prepared(tmp_path / f"{name}.jsonl", list("abc")) for name in ("one", "two")]
-    joined = assemble("train", [Piece.all_of(source) for source in sources], length=256, packing=True)
+    joined = assemble(
+        "train", [Piece.all_of(source) for source in sources], Sequences(length=256, packing=True)
+    )
     assert len(joined.parts) == 1
     assert sorted(member for group in joined.rows.members for member in group) == list(range(6))
     assert len(joined.rows) < 6
     assert [report.rows for report in joined.reports] == [3, 3]
-    apart = assemble("train", [Piece.all_of(sources[1])], length=256, packing=False)
+    apart = assemble("train", [Piece.all_of(sources[1])], Sequences(length=256, packing=False))
     assert joined.rows.tokens.read(3).ids.tolist() == apart.rows.tokens.read(0).ids.tolist()
 
 
@@ -154,7 +156,9 @@ def test_sources_with_weights_are_mixed_by_them_and_the_report_says_how_often_ro
         prepared(tmp_path / "few.jsonl", list("ab"), weight=3.0),
         prepared(tmp_path / "many.jsonl", list("abcdef"), weight=1.0),
     ]
-    mixed = assemble("train", [Piece.all_of(source) for source in sources], length=40, packing=packing)
+    mixed = assemble(
+        "train", [Piece.all_of(source) for source in sources], Sequences(length=40, packing=packing)
+    )
     few, many = mixed.reports
     assert (few.sequences, many.sequences) == (2, 6)  # too long for two in a row
     assert (few.epoch_sequences, many.epoch_sequences) == (6, 2)

@@ -10,8 +10,10 @@ import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
 from finetune_contract import DatasetSource, MethodSpec, Outcome
+from finetune_trainer.data.dataset import Piece, assemble
 from finetune_trainer.data.place import Place, Row
-from finetune_trainer.data.preference import Pair, PairReader, prepare_pairs, tokenized
+from finetune_trainer.data.preference import Pair, PairReader, Pairs, divided
+from finetune_trainer.data.prepare import prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.objectives import Dpo, Orpo, objective_of
@@ -38,8 +40,8 @@ def spec(**fields: Any) -> DatasetSource:
 
 
 def read(value: dict[str, Any], renderer: Renderer, **fields: Any) -> Pair:
-    reader = PairReader(spec(**fields))
-    return tokenized(*reader.examples(Row(place=Place(path="p", file="f", row=1), value=value)), renderer)
+    examples = PairReader(spec(**fields)).examples(Row(place=Place(path="p", file="f", row=1), value=value))
+    return divided(*renderer.many(examples))
 
 
 SAME = {
@@ -106,15 +108,9 @@ def test_pairs_are_laid_out_cut_counted_and_dropped(renderer: Renderer, tmp_path
     ]
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    made = prepare_pairs(
-        "train",
-        [spec(uri=f"file://{path}")],
-        renderer,
-        open_store(),
-        tmp_path,
-        prompt_length=24,
-        max_length=40,
-    )
+    form = Pairs(renderer=renderer, prompt_length=24, max_length=40)
+    source = prepare(spec(uri=f"file://{path}"), form, open_store(), tmp_path)
+    made = assemble("train", [Piece.all_of(source)], form)
     (report,) = made.reports
     assert (report.rows, report.dropped_rows, report.truncated_rows) == (2, 1, 1)
     assert report.drop_reasons == {"both answers are the same": 1}
@@ -213,6 +209,35 @@ def asked(pairs: dict[str, Any], converted: str, method: dict[str, Any], **numbe
     }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def mixture(stages: Stages) -> dict[str, Any]:
+    """Two sources of pairs by weight, and rows of both held back."""
+    sources = []
+    for i, (name, rows, weight) in enumerate((("few", 20, 2.0), ("many", 44, 1.0))):
+        folder = stages.root / "data" / f"pairs-{name}"
+        write_data(folder, train=rows, form="preference", seed=rows)
+        uri = f"file://{folder}/train.jsonl"
+        sources.append({"path": f"spec.datasets.train[{i}]", "name": name, "uri": uri, "weight": weight})
+    return {"train": sources, "validation": [], "split_from_train": {"fraction": 0.2, "seed": 1}}
+
+
+def test_a_mixture_of_pairs_is_counted_held_back_from_and_found_again(
+    stages: Stages, mixture: dict[str, Any]
+) -> None:
+    told = [stages.run("Preflight", f"mixture-{n}", data=mixture, method=DPO).details for n in (1, 2)]
+    first, again = (details for details in told if details is not None and details.kind == "Preflight")
+    few, many = first.train
+    held = {report.name: report.rows for report in first.validation}
+    assert (few.rows + held["few"], many.rows + held["many"]) == (20, 44)
+    assert (few.epoch_sequences, many.epoch_sequences) == (
+        round((few.rows + many.rows) * 2 / 3), round((few.rows + many.rows) / 3)
+    )  # fmt: skip
+    assert [use.result for use in first.prepared] == ["Miss"] * 2
+    assert [use.result for use in again.prepared] == ["Hit"] * 2
+    sample = (stages.root / "mixture-1/preflight/samples.jsonl").read_text().splitlines()[0]
+    assert json.loads(sample)["text"].count("⟦") == 2  # both answers, each after the prompt
+
+
 def test_preflight_counts_pairs_and_conversion_is_proven_on_them(
     stages: Stages, pairs: dict[str, Any]
 ) -> None:
@@ -257,6 +282,13 @@ def test_the_chosen_answers_come_to_be_preferred(
     assert steps[-1]["reward_accuracy"] == 1.0
     if "dpo" in method:  # the model is its own reference before the first update
         assert steps[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+    # the same rows once more, as a dataset of their own, with a gate
+    (same,) = pairs["validation"]
+    source = {**same, "name": "same", "path": "spec.evaluation.datasets[0]", "format": "Preference"}
+    wanted["evaluation"] |= {
+        "datasets": [{"source": source, "metrics": ["Loss"]}],
+        "gates": [{"metric": "same/reward_accuracy", "op": "GreaterOrEqual", "delta_from_baseline": 0.0}],
+    }
     evaluated = stages.run("Evaluate", run, train_step=12, **wanted).details
     assert evaluated is not None
     assert evaluated.kind == "Evaluate"
@@ -267,6 +299,12 @@ def test_the_chosen_answers_come_to_be_preferred(
     assert evaluated.tuned.reward_accuracy == 1.0
     assert evaluated.tuned.perplexity is None
     assert evaluated.baseline.loss > evaluated.tuned.loss
+    (scores,) = evaluated.datasets
+    for found, expected in ((scores.tuned, evaluated.tuned), (scores.baseline, evaluated.baseline)):
+        assert found == {
+            "loss": expected.loss, "reward_accuracy": expected.reward_accuracy, "reward_margin": expected.reward_margin
+        }  # fmt: skip
+    assert [gate.passed for gate in evaluated.gates] == [True]
     exported = stages.run("Export", run, train_step=12, **wanted)
     assert exported.outcome is Outcome.SUCCEEDED, exported.failure
 
@@ -275,10 +313,10 @@ def test_the_chosen_answers_come_to_be_preferred(
     ("run", "method"), [("dpo", DPO), pytest.param("orpo", ORPO | LORA, marks=pytest.mark.thorough)]
 )
 def test_a_stopped_training_goes_on_to_the_same_digits(
-    stages: Stages, converted: str, pairs: dict[str, Any], run: str, method: dict[str, Any]
+    stages: Stages, converted: str, mixture: dict[str, Any], run: str, method: dict[str, Any]
 ) -> None:
-    """Also with accumulation: the reference is that of the beginning, not of the checkpoint."""
-    long = asked(pairs, converted, method, steps=40, gradient_accumulation_steps=2)
+    """Of a mixture, with accumulation: the reference is that of the beginning, not of the checkpoint."""
+    long = asked(mixture, converted, method, steps=40, gradient_accumulation_steps=2)
     long |= {"evaluation": {"prompts": []}}
     stages.run("Train", f"{run}-whole", **long)
     first = stages.run("Train", f"{run}-stopped", stop_at=8, **long)

@@ -11,7 +11,7 @@ import pytest
 
 from finetune_contract import CacheLayout, DatasetSource
 from finetune_trainer.data.cache import DataCache
-from finetune_trainer.data.prepare import Prepared, prepare
+from finetune_trainer.data.prepare import Prepared, Texts, prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.storage import open_store
 from tests.trainer.test_template import CHATML, LLAMA3, tokenizer
@@ -46,9 +46,10 @@ def made(tmp_path: Path) -> Prepare:
             store=open_store(), layout=CacheLayout(f"file://{tmp_path}/cache"), scratch=tmp_path,
             reads=not refresh, writes=True, replaces=refresh, uid="0123456789", attempt=next(attempts), restart=0,
         )  # fmt: skip
+        renderer = renderer or Renderer(tokenizer(template), train_on_prompt=False)
         return prepare(
-            DatasetSource.model_validate(source), renderer or Renderer(tokenizer(template), train_on_prompt=False),
-            open_store(), tmp_path, max_length=max_length, cache=cache,
+            DatasetSource.model_validate(source), Texts(renderer=renderer, max_length=max_length), open_store(), tmp_path,
+            cache=cache,
         )  # fmt: skip
 
     return once
@@ -137,7 +138,7 @@ def test_memory_grows_by_a_few_dozen_bytes_a_row(tmp_path: Path) -> None:
     for rows in (1000, 1000, 5000):  # the first time warms up
         spec = DatasetSource(path="p", name=f"n{rows}", uri=write(tmp_path / f"{rows}.jsonl", rows))
         tracemalloc.start()
-        prepare(spec, renderer, open_store(), tmp_path, max_length=128)
+        prepare(spec, Texts(renderer=renderer, max_length=128), open_store(), tmp_path)
         peaks[rows] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peaks[5000] - peaks[1000] < 4000 * 160

@@ -35,19 +35,35 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "mscale": 0.707, "mscale_all_dim": 0.707,
+}  # fmt: skip
 FAMILIES = {
     "llama": {"family": "llama", "head_dim": 32, "hidden": 72, "heads": 3, "kv_heads": 1, "config": {"rope_parameters": LLAMA3}},
     "llama-tied": {"family": "llama", "tied": True, "hidden": 72, "heads": 6, "kv_heads": 2, "layers": 3},
     "qwen3": {"family": "qwen3", "tied": False, "head_dim": 32, "kv_heads": 1, "heads": 3, "hidden": 72},
     "gemma2": {"family": "gemma2", "hidden": 72, "config": {"sliding_window": 8, "query_pre_attn_scalar": 18}},
     "gemma3": {"family": "gemma3", "layers": 7, "hidden": 72, "config": {"sliding_window": 8}},
+    "mistral": {"family": "mistral", "hidden": 72, "head_dim": 24},
+    "mixtral": {"family": "mixtral", "hidden": 72, "layers": 3},
+    "qwen3-moe": {"family": "qwen3-moe", "hidden": 72, "intermediate": 48},
+    "deepseek2": {"family": "deepseek2", "hidden": 72, "layers": 3, "heads": 3, "intermediate": 96, "config": {"rope_scaling": YARN}, "spelling": "v4"},
 }  # fmt: skip
 FULL: dict[str, Any] = {}
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 ATTENTION_ONLY = {"lora": {"rank": 2, "alpha": 4.0, "target_modules": ["q_proj", "v_proj"]}}
-CASES = [("llama", ATTENTION_ONLY), ("llama-tied", FULL), ("gemma2", LORA), ("gemma3", FULL)]
-#: The other method of each, in `make test-thorough`: half a minute a case.
-THOROUGH = [("llama", FULL), ("qwen3", FULL), ("gemma2", FULL), ("gemma3", LORA)]
+CASES = [
+    ("llama", ATTENTION_ONLY),
+    ("llama-tied", FULL),
+    ("gemma2", LORA),
+    ("gemma3", FULL),
+    ("deepseek2", FULL),
+]
+#: The other method of each, and further families, in `make test-thorough`: half a minute a case.
+THOROUGH = [
+    ("llama", FULL), ("qwen3", FULL), ("gemma2", FULL), ("gemma3", LORA), ("deepseek2", LORA), ("mistral", FULL),
+    ("mixtral", FULL), ("mixtral", LORA), ("qwen3-moe", FULL), ("qwen3-moe", LORA),
+]  # fmt: skip
 STEPS = 6
 
 
@@ -132,7 +148,7 @@ def test_a_family_is_trained_evaluated_and_exported(
 @pytest.fixture
 def judged(stages: Stages, exports: dict[str, Exported]) -> Iterator[dict[str, float]]:
     """Transformers' loss of every exported folder on the validation set, by its address."""
-    family = next(iter(FAMILIES))
+    family = next(iter(exports)).rpartition("-")[0]  # all have the same tokenizer
     made = request(stages.root, "Evaluate", **changes(family, stages.root))
     tokens = validation_tokens(made, stages.root)
     rows = [tokens.read(index) for index in range(len(tokens))]

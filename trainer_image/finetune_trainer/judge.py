@@ -3,7 +3,8 @@
 It shares nothing with the engine or with ``families``: transformers' own configuration classes read config.json. So
 where the engine's numbers agree with these, dimensions, rotary embeddings, scales, caps and windows are all right. One
 layer's weights are in memory at a time; rows are short, speed does not matter. Sources: transformers' modeling files
-for Llama, Mistral, Mixtral, Qwen3, Gemma 2 and Gemma 3.
+for Llama, Mistral, Mixtral, Qwen3, Gemma 2, Gemma 3 and DeepSeek 2; for the scale of the last one's attention the code
+that DeepSeek published.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +22,12 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu_pytorch_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
 }
+_MLP = ("gate_proj", "up_proj", "down_proj")
 #: Where layers keep their experts, and the names of gate, up and down projection.
 _EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
-    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "qwen3_moe": ("mlp", _MLP),
+    "deepseek_v2": ("mlp", _MLP),
 }
 
 
@@ -42,6 +45,11 @@ class _Model:
         self._gemma = config.model_type.startswith("gemma")
         self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._scale = (getattr(config, "query_pre_attn_scalar", None) or self._head_dim) ** -0.5
+        self._latent: int | None = getattr(config, "kv_lora_rank", None)
+        if self._latent is not None:
+            self._scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5 * _yarn_scale(
+                config.rope_parameters
+            )
         name = getattr(config, "hidden_activation", None) or config.hidden_act
         self._activation = _ACTIVATIONS[name]
 
@@ -61,11 +69,11 @@ class _Model:
 
     def _layer(self, i: int, states: list[Array]) -> list[Array]:
         layer = f"model.layers.{i}."
-        w = {
-            name: self._read(f"{layer}self_attn.{name}.weight")
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj")
-        }
-        mlp = self._experts(layer) if self._config.model_type in _EXPERTS else self._mlp(layer)
+        names = ("k_proj", "v_proj") if self._latent is None else ("kv_a_proj_with_mqa", "kv_b_proj")
+        w = {name: self._read(f"{layer}self_attn.{name}.weight") for name in ("q_proj", *names, "o_proj")}
+        dense = i < getattr(self._config, "first_k_dense_replace", 0)
+        mixed = self._config.model_type in _EXPERTS and not dense
+        mlp = self._experts(layer) if mixed else self._mlp(f"{layer}mlp")
         after_attention = "post_attention_layernorm.weight"
         before_mlp = "pre_feedforward_layernorm.weight" if self._gemma else after_attention
         results = []
@@ -80,10 +88,8 @@ class _Model:
             results.append(middle + inner)
         return results
 
-    def _mlp(self, layer: str) -> Callable[[Array], Array]:
-        return self._gated(
-            *(self._read(f"{layer}mlp.{name}.weight") for name in ("gate_proj", "up_proj", "down_proj"))
-        )
+    def _mlp(self, where: str) -> Callable[[Array], Array]:
+        return self._gated(*(self._read(f"{where}.{name}.weight") for name in _MLP))
 
     def _gated(self, gate: Array, up: Array, down: Array) -> Callable[[Array], Array]:
         def run(x: Array) -> Array:
@@ -102,6 +108,8 @@ class _Model:
             for e in range(len(router))
         ]
         normed = config.model_type == "mixtral" or config.norm_topk_prob
+        scale = np.float32(getattr(config, "routed_scaling_factor", 1.0))
+        shared = self._mlp(f"{layer}mlp.shared_experts") if config.model_type == "deepseek_v2" else None
 
         def run(x: Array) -> Array:
             scores = x @ router.T
@@ -112,24 +120,17 @@ class _Model:
             np.put_along_axis(kept, chosen, np.take_along_axis(shares, chosen, axis=-1), axis=-1)
             if normed:
                 kept /= kept.sum(axis=-1, keepdims=True)
-            result: Array = sum(kept[:, [e]] * expert(x) for e, expert in enumerate(experts))
-            return result
+            result: Array = scale * sum(kept[:, [e]] * expert(x) for e, expert in enumerate(experts))
+            return result if shared is None else result + shared(x)
 
         return run
 
     def _attention(self, i: int, x: Array, w: dict[str, Array]) -> Array:
         length, config = len(x), self._config
-
-        def heads(name: str, norm: str | None) -> Array:
-            y: Array = (x @ w[name].T).reshape(length, -1, self._head_dim)
-            if norm is not None and config.model_type in ("qwen3", "qwen3_moe", "gemma3_text"):
-                y = self._norm(y, f"model.layers.{i}.self_attn.{norm}.weight")
-            return y.transpose(1, 0, 2)
-
         kind = (getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)[i]
         cos, sin = self._rotation(kind, length)
-        q, k, v = heads("q_proj", "q_norm"), heads("k_proj", "k_norm"), heads("v_proj", None)
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        split = self._heads if self._latent is None else self._latent_heads
+        q, k, v = split(f"model.layers.{i}.self_attn.", x, w, cos, sin)
         group = len(q) // len(k)
         k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
         scores = _capped(
@@ -146,6 +147,38 @@ class _Model:
         result: Array = mixed.transpose(1, 0, 2).reshape(length, -1) @ w["o_proj"].T
         return result
 
+    def _heads(
+        self, layer: str, x: Array, w: dict[str, Array], cos: Array, sin: Array
+    ) -> tuple[Array, Array, Array]:
+        """Queries, keys and values ``[heads, length, head_dim]``."""
+
+        def heads(name: str, norm: str | None) -> Array:
+            y: Array = (x @ w[name].T).reshape(len(x), -1, self._head_dim)
+            if norm is not None and self._config.model_type in ("qwen3", "qwen3_moe", "gemma3_text"):
+                y = self._norm(y, f"{layer}{norm}.weight")
+            return y.transpose(1, 0, 2)
+
+        q, k = heads("q_proj", "q_norm"), heads("k_proj", "k_norm")
+        return _rotate(q, cos, sin), _rotate(k, cos, sin), heads("v_proj", None)
+
+    def _latent_heads(
+        self, layer: str, x: Array, w: dict[str, Array], cos: Array, sin: Array
+    ) -> tuple[Array, Array, Array]:
+        """As ``_heads``, of multi-head latent attention: the rotary part of keys is one for all heads."""
+        config, length = self._config, len(x)
+        plain = config.qk_nope_head_dim
+
+        def heads(y: Array) -> Array:
+            return y.reshape(length, config.num_attention_heads, -1).transpose(1, 0, 2)
+
+        latent, turned = np.split(x @ w["kv_a_proj_with_mqa"].T, [config.kv_lora_rank], axis=-1)
+        both = heads(self._norm(latent, f"{layer}kv_a_layernorm.weight") @ w["kv_b_proj"].T)
+        k, v = np.split(both, [plain], axis=-1)
+        turned = np.broadcast_to(_rotate_pairs(turned[None], cos, sin), (len(k), *turned.shape))
+        q = heads(x @ w["q_proj"].T)
+        q = np.concatenate([q[..., :plain], _rotate_pairs(q[..., plain:], cos, sin)], axis=-1)
+        return q, np.concatenate([k, turned], axis=-1), v
+
     def _rotation(self, kind: str, length: int) -> tuple[Array, Array]:
         parameters = self._config.rope_parameters
         parameters = parameters.get(kind, parameters)
@@ -154,6 +187,8 @@ class _Model:
             frequency = frequency / parameters["factor"]
         elif parameters["rope_type"] == "llama3":
             frequency = _llama3(frequency, parameters)
+        elif parameters["rope_type"] == "yarn":
+            frequency = _yarn(frequency, parameters)
         elif parameters["rope_type"] != "default":
             raise ValueError(f"rope type {parameters['rope_type']}")
         angle = np.arange(length)[:, None] * np.concatenate([frequency, frequency])
@@ -177,6 +212,38 @@ def _llama3(frequency: Array, parameters: dict[str, Any]) -> Array:
     blended = (1 - smooth) * frequency / parameters["factor"] + smooth * frequency
     kept: Array = np.where(wave < context / high, frequency, blended)
     return np.where(wave > context / low, frequency / parameters["factor"], kept)
+
+
+def _yarn(frequency: Array, parameters: dict[str, Any]) -> Array:
+    """Waves that turn more than ``beta_fast`` times in the original context are kept, those below ``beta_slow`` divided
+    by the factor, and between them the share goes with the dimension."""
+
+    def dimension(turns: float) -> float:
+        wave = parameters["original_max_position_embeddings"] / (turns * 2 * np.pi)
+        return float(len(frequency) * np.log(wave) / np.log(parameters["rope_theta"]))
+
+    low = dimension(parameters.get("beta_fast") or 32)
+    high = dimension(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = np.floor(low), np.ceil(high)
+    low, high = max(low, 0), min(high, 2 * len(frequency) - 1)
+    slow = np.clip((np.arange(len(frequency)) - low) / ((high - low) or 0.001), 0, 1)
+    blended: Array = frequency * (1 - slow) + frequency / parameters["factor"] * slow
+    return blended
+
+
+def _yarn_scale(parameters: dict[str, Any]) -> float:
+    """What DeepSeek's attention is scaled by besides the width of its heads."""
+    if parameters["rope_type"] != "yarn":
+        return 1.0
+    return float(0.1 * parameters["mscale_all_dim"] * np.log(parameters["factor"]) + 1.0) ** 2
+
+
+def _rotate_pairs(x: Array, cos: Array, sin: Array) -> Array:
+    """As ``_rotate``, where the two of a pair lie side by side."""
+    half = x.shape[-1] // 2
+    even, odd, c, s = x[..., ::2], x[..., 1::2], cos[:, :half], sin[:, :half]
+    return np.stack([even * c - odd * s, even * s + odd * c], axis=-1).reshape(x.shape)
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:

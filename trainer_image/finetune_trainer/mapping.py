@@ -128,7 +128,8 @@ def _view(plan: ModelPlan) -> Mapping[str, Any]:
         "head_dim": plan.folded_query_scalar or plan.head_dim,
     }
     if plan.experts is not None:
-        sizes["num_experts"] = plan.experts.number
+        sizes["num_experts"] = sizes["n_routed_experts"] = plan.experts.number
+        sizes["first_k_dense_replace"] = plan.experts.dense_layers
     if plan.family is Family.GEMMA3:
         return {"text_config": sizes, "vision_config": {"num_hidden_layers": 0}}
     return sizes

@@ -6,6 +6,7 @@ A folder with adapter_config.json is loaded by PEFT on top of the base model tha
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,17 @@ def load(folder: Path) -> Any:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     multimodal = config["architectures"][0].endswith("ForConditionalGeneration")
     loader = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
-    return loader.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = loader.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    _scale_as_published(model)
+    return model
+
+
+def _scale_as_published(model: Any) -> None:
+    """DeepSeek 2's attention, whose scale by yarn's mscale this transformers leaves out (later ones have it)."""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if model.config.model_type == "deepseek_v2" and rope.get("rope_type") == "yarn":
+        for layer in model.model.layers:
+            layer.self_attn.scaling *= (0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1.0) ** 2
 
 
 def main() -> None:

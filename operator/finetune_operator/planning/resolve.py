@@ -87,11 +87,6 @@ def data(spec: Object) -> DataSpec:
             f"spec.datasets.packing is true, but {kind} compares whole answers, which are never packed: leave it out.",
         )
     split = section.get("splitFromTrain")
-    if split and kind != "SFT":
-        raise Refused(
-            Reason.NOT_YET_SUPPORTED,
-            f"spec.datasets.splitFromTrain does not divide the pairs of {kind} yet: name rows in datasets.validation.",
-        )
     return DataSpec(
         train=[_source("train", index, source) for index, source in enumerate(section["train"])],
         validation=[
@@ -235,8 +230,11 @@ def evaluation(spec: Object) -> EvaluationSpec:
         )
         for index, source in enumerate(section.get("datasets", ()))
     ]
+    for dataset in datasets:
+        _refuse_pairs_that_nothing_compares(dataset, spec["method"]["type"])
     measured = _on_validation(spec)
-    measured += [f"{each.source.name}/{METRIC_NAMES[metric]}" for each in datasets for metric in each.metrics]
+    for dataset in datasets:
+        measured += [f"{dataset.source.name}/{name}" for name in _measured_on(dataset, spec)]
     if twice := [name for name in measured if measured.count(name) > 1]:
         raise Refused(
             Reason.INVALID_SPEC,
@@ -253,6 +251,35 @@ def evaluation(spec: Object) -> EvaluationSpec:
         top_k=section["generation"].get("topK", 0),
         gates=_gates(section, measured),
     )
+
+
+def _refuse_pairs_that_nothing_compares(dataset: EvaluationDataset, kind: str) -> None:
+    where = dataset.source.path
+    if not dataset.pairs:
+        if pairs := [name for name in ("chosen", "rejected") if name in dataset.source.columns]:
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"{where}.columns.{pairs[0]} is for pairs of answers: set format: Preference beside it.",
+            )
+        return
+    if kind == "SFT":
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"{where}.format is Preference, but {kind} compares no answers: measure pairs in a job of method DPO or "
+            "ORPO.",
+        )
+    if dataset.metrics != ["Loss"]:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"{where}.metrics is {', '.join(dataset.metrics)}, but pairs of answers have Loss alone, which measures "
+            "reward_accuracy and reward_margin, too: leave metrics out.",
+        )
+
+
+def _measured_on(dataset: EvaluationDataset, spec: Object) -> Sequence[str]:
+    if dataset.pairs:
+        return VALIDATION_METRICS[spec["method"]["type"]]
+    return [METRIC_NAMES[metric] for metric in dataset.metrics]
 
 
 def _on_validation(spec: Object) -> list[str]:

@@ -19,8 +19,6 @@ class Later:
     """What to do until then."""
 
 
-_FORMATS = ("Auto", "Messages", "PromptCompletion", "QuestionAnswer", "Text")
-
 JOB: tuple[Later, ...] = (
     Later("budget"),
     Later("checkpointing.everySeconds", instead="use everySteps"),
@@ -31,9 +29,6 @@ JOB: tuple[Later, ...] = (
     Later("resumeFrom"),
     Later("model.orbax", instead="use uri with a folder in Hugging Face format"),
     Later("model.fromJob", instead="use uri with that job's exported folder"),
-    Later("evaluation.datasets[].format", _FORMATS),
-    Later("evaluation.datasets[].columns.chosen"),
-    Later("evaluation.datasets[].columns.rejected"),
 )
 
 PROFILE: tuple[Later, ...] = (

@@ -89,6 +89,46 @@ def test_rows_held_back_from_training_are_measured_and_gated() -> None:
     assert made.exported_checkpoint == "Best"
 
 
+PAIRS = {
+    "name": "held",
+    "uri": "gs://data/pairs.jsonl",
+    "format": "Preference",
+    "columns": {"chosen": "good"},
+}
+
+
+def test_pairs_are_measured_and_gated_where_the_method_compares_them() -> None:
+    gate = {"metric": "held/reward_accuracy", "op": "GreaterOrEqual", "value": "0.6"}
+    (dataset,) = request(
+        Stage.EVALUATE, method={"type": "DPO"}, evaluation={"datasets": [PAIRS], "gates": [gate]}
+    ).evaluation.datasets
+    assert dataset.pairs
+    assert (dataset.metrics, dataset.source.columns) == (["Loss"], {"chosen": "good"})
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "told"),
+    [
+        ("SFT", {}, "SFT compares no answers"),
+        ("DPO", {"metrics": ["Loss", "ExactMatch"]}, "have Loss alone"),
+        ("ORPO", {"format": "Auto"}, "set format: Preference"),
+    ],
+)
+def test_pairs_that_nothing_compares_are_refused(method: str, change: dict[str, Any], told: str) -> None:
+    message = refusal(method={"type": method}, evaluation={"datasets": [{**PAIRS, **change}]})
+    assert message.startswith("spec.evaluation.datasets[0].")
+    assert told in message
+
+
+def test_rows_are_held_back_from_a_mixture_of_pairs() -> None:
+    train = [
+        {"uri": f"gs://data/{name}.jsonl", "weight": weight} for name, weight in (("a", "1"), ("b", "3"))
+    ]
+    made = plan(method={"type": "DPO"}, datasets={"train": train, "splitFromTrain": {"fraction": "0.1"}})
+    assert made.data.split_from_train is not None
+    assert [source.weight for source in made.data.train] == [1.0, 3.0]
+
+
 @pytest.mark.parametrize(
     ("evaluation", "runs"),
     [

@@ -32,8 +32,8 @@ class Key:
         return hashlib.sha256(json.dumps(self.inputs, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def key_of(spec: DatasetSource, revision: str, tokenizer: Mapping[str, str], max_length: int) -> Key:
-    """``tokenizer``: what decides how an example becomes tokens, by name."""
+def key_of(spec: DatasetSource, revision: str, preparer: Mapping[str, str]) -> Key:
+    """``preparer``: what decides how a row becomes an example, by name."""
     hub = spec.hugging_face
     address = [hub.repo, spec.config, spec.split] if hub else [spec.uri]
     inputs = {
@@ -43,9 +43,8 @@ def key_of(spec: DatasetSource, revision: str, tokenizer: Mapping[str, str], max
         "columns": json.dumps(spec.columns, sort_keys=True),
         "roleMap": json.dumps(spec.role_map, sort_keys=True),
         "maxExamples": str(spec.max_examples or "all"),
-        "maxSeqLength": str(max_length),
         "preparer": _PREPARER,
-        **tokenizer,
+        **preparer,
     }
     return Key(inputs=inputs, source=hashlib.sha256(json.dumps(address).encode()).hexdigest()[:32])
 

@@ -4,13 +4,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from finetune_contract import DatasetReport, ExitCode, SplitSpec
 from finetune_trainer.data.batches import BatchRows, Part, shares
-from finetune_trainer.data.examples import Chosen, Digests, Whole
-from finetune_trainer.data.layout import Groups, Rows, lay_out
+from finetune_trainer.data.examples import Chosen, Digests, Examples, Whole
+from finetune_trainer.data.layout import Groups
 from finetune_trainer.data.prepare import Prepared, count
 from finetune_trainer.errors import StageError
 
@@ -38,7 +39,6 @@ class Dataset:
 
     name: str
     pieces: Sequence[Piece]
-    """Empty for pairs of answers, which have none of a single text."""
     rows: BatchRows
     parts: Sequence[Part]
     """Of the rows; one for each piece where they are mixed by weight, else one in all."""
@@ -57,26 +57,32 @@ class Dataset:
         return sum(part.shown for part in self.parts)
 
 
-def assemble(name: str, pieces: Sequence[Piece], *, length: int, packing: bool) -> Dataset:
+class Form(Protocol):
+    """How examples become rows of a batch."""
+
+    def groups(self, lengths: Whole) -> Groups:
+        """Numbers of the examples of each row, from the examples' lengths."""
+
+    def rows(self, tokens: Examples, members: Groups) -> BatchRows: ...
+
+
+def assemble(name: str, pieces: Sequence[Piece], form: Form) -> Dataset:
     """Lays the pieces out: one after the other, or, where they have weights, each by itself and mixed by them."""
     examples = Chosen(parts=[(piece.source.tokens, piece.chosen) for piece in pieces])
     weights = [piece.source.spec.weight for piece in pieces]
     if len(pieces) > 1 and all(weights):
-        groups = [
-            lay_out(piece.source.tokens.lengths()[piece.chosen], length=length, packing=packing)
-            for piece in pieces
-        ]
+        groups = [form.groups(piece.source.tokens.lengths()[piece.chosen]) for piece in pieces]
         members = Groups.joined(groups)
         shown = shares(len(members), [weight for weight in weights if weight])
         parts = [Part(rows=len(group), shown=each) for group, each in zip(groups, shown, strict=True)]
     else:
-        members = lay_out(examples.lengths(), length=length, packing=packing)
+        members = form.groups(examples.lengths())
         parts = [Part(rows=len(members), shown=len(members))]
     own = parts if len(parts) == len(pieces) else [None] * len(pieces)
     return Dataset(
         name=name,
         pieces=pieces,
-        rows=Rows(tokens=examples, members=members, length=length),
+        rows=form.rows(examples, members),
         parts=parts,
         reports=[report_of(piece, part) for piece, part in zip(pieces, own, strict=True)],
         digest=_digest(pieces),

@@ -87,6 +87,20 @@ class Rows:
             start = here.stop
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """How texts are laid out."""
+
+    length: int
+    packing: bool
+
+    def groups(self, lengths: Whole) -> Groups:
+        return lay_out(lengths, length=self.length, packing=self.packing)
+
+    def rows(self, tokens: Examples, members: Groups) -> Rows:
+        return Rows(tokens=tokens, members=members, length=self.length)
+
+
 def lay_out(lengths: Whole, *, length: int, packing: bool) -> Groups:
     """Examples of these lengths, one a row or as many as fit. Of n tokens the last is only predicted, so they take
     n - 1 places."""

@@ -5,30 +5,27 @@ as everywhere. Without a prompt the two are whole conversations that differ in t
 beginning is the prompt.
 """
 
-import hashlib
 import itertools
-import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from finetune_contract import DatasetReport, DatasetSource, ExitCode
-from finetune_trainer.data.batches import Part
-from finetune_trainer.data.dataset import Dataset
-from finetune_trainer.data.examples import TokenFile
-from finetune_trainer.data.layout import Batch
+from finetune_contract import DatasetSource, ExitCode
+from finetune_trainer.data.examples import Examples, Ledger, Whole
+from finetune_trainer.data.layout import Batch, Groups
 from finetune_trainer.data.place import Row
 from finetune_trainer.data.schema import Example, Schema
-from finetune_trainer.data.sources import open_source
+from finetune_trainer.data.sources import OpenSource, open_source
 from finetune_trainer.data.template import Renderer, Tokens
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import Store
 
 _COLUMNS = ("prompt", "chosen", "rejected")
+#: Rows in memory at a time.
+_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +44,31 @@ class Pair:
             rejected=self.rejected[:answer_length],
         )
 
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.chosen) + len(self.rejected)
+    def joined(self) -> Tokens:
+        """One example, as it is kept: the prompt and each answer, of which the answers are trained."""
+        parts = (self.prompt, self.chosen, self.prompt, self.rejected)
+        return Tokens(
+            ids=np.concatenate(parts).astype(np.int32),
+            trained=np.repeat([False, True, False, True], [len(part) for part in parts]),
+        )
+
+    @classmethod
+    def parted(cls, tokens: Tokens) -> Self:
+        """Undoes ``joined``. Neither a prompt nor an answer is empty."""
+        prompt, chosen, _, rejected = np.split(tokens.ids, np.flatnonzero(np.diff(tokens.trained)) + 1)
+        return cls(prompt=prompt, chosen=chosen, rejected=rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRows:
     """Pairs by number, laid out as Tunix has them: prompts at the right end of their columns, answers at the left."""
 
-    tokens: TokenFile
-    """Two examples a pair, prompt with chosen and prompt with rejected answer; the answer is what is trained."""
+    tokens: Examples
     prompt_length: int
     answer_length: int
 
     def __len__(self) -> int:
-        return len(self.tokens) // 2
+        return len(self.tokens)
 
     def batch(self, numbers: Sequence[int], size: int) -> Batch:
         """The pairs with these numbers, filled up with empty ones (weight zero) to ``size``. Ids and masks of
@@ -73,75 +80,65 @@ class PairRows:
             for part in ("ids", "mask")
         }
         for place, number in enumerate(numbers):
-            chosen, rejected = self.tokens.read(2 * number), self.tokens.read(2 * number + 1)
-            parts = {"prompt": chosen.ids[~chosen.trained]}
-            parts |= {"chosen": chosen.ids[chosen.trained], "rejected": rejected.ids[rejected.trained]}
-            for name, ids in parts.items():
+            pair = Pair.parted(self.tokens.read(number))
+            for name, ids in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
                 start = widths[name] - len(ids) if name == "prompt" else 0
                 arrays[f"{name}_ids"][place, start : start + len(ids)] = ids
                 arrays[f"{name}_mask"][place, start : start + len(ids)] = 1
         return arrays
 
 
-def prepare_pairs(
-    name: str,
-    sources: Sequence[DatasetSource],
-    renderer: Renderer,
-    store: Store,
-    scratch: Path,
-    *,
-    prompt_length: int,
-    max_length: int,
-) -> Dataset:
-    """Reads and tokenizes one dataset of pairs. Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change."""
-    if prompt_length >= max_length:
-        raise StageError(
-            ExitCode.BAD_REQUEST, "PromptLengthTooLong", "prompts leave no room for answers",
-            where="method: maxPromptLength", saw=str(prompt_length), expected=f"less than maxSeqLength, {max_length}",
-            fix=f"Use {max_length // 2}, or raise datasets.maxSeqLength.",
-        )  # fmt: skip
-    if len(sources) != 1:
-        raise StageError(
-            ExitCode.BAD_REQUEST, "SeveralDatasets", "preferences are trained from one dataset", where=sources[1].path,
-            saw=f"{len(sources)} datasets", expected="one", fix="Join the files under one glob.",
-        )  # fmt: skip
-    source = open_source(sources[0], store, scratch)
-    tokens = TokenFile(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.pairs")
-    counts: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    digest = hashlib.sha256()
-    reader = PairReader(source.spec)
-    for row in itertools.islice(source.rows(), source.spec.max_examples):
-        whole = tokenized(*reader.examples(row), renderer)
-        pair = whole.cut(prompt_length, max_length - prompt_length)
-        why = _why_dropped(whole, pair)
-        if why:
-            dropped[why] += 1
-            continue
-        counts["truncated"] += len(pair) < len(whole)
-        counts["tokens"] += len(pair)
-        counts["trained"] += len(pair.chosen) + len(pair.rejected)
-        for answer in (pair.chosen, pair.rejected):
-            ids = np.concatenate([pair.prompt, answer]).astype(np.int32)
-            trained = np.arange(len(ids)) >= len(pair.prompt)
-            digest.update(ids.tobytes() + trained.tobytes())
-            tokens.append(Tokens(ids=ids, trained=trained))
-    tokens.finish()
-    rows = PairRows(tokens=tokens, prompt_length=prompt_length, answer_length=max_length - prompt_length)
-    if not len(rows):
-        raise StageError(
-            ExitCode.BAD_DATA, "DatasetHasNothingToTrain", "no row has two different answers to train on",
-            where=source.spec.path, saw=", ".join(f"{n} rows: {why}" for why, n in dropped.items()) or "no rows",
-            expected="rows of chosen and rejected that differ within maxSeqLength",
-            fix="Correct the data, or raise datasets.maxSeqLength.",
-        )  # fmt: skip
-    report = DatasetReport(
-        path=source.spec.path, name=source.spec.name, uri=source.uri, revision=source.revision, format="Preference",
-        rows=len(rows), tokens=counts["tokens"], trained_tokens=counts["trained"], truncated_rows=counts["truncated"],
-        dropped_rows=dropped.total(), drop_reasons=dict(dropped),
-    )  # fmt: skip
-    part = Part(rows=len(rows), shown=len(rows))
-    return Dataset(name=name, pieces=(), rows=rows, parts=[part], reports=[report], digest=digest.hexdigest())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Sources of pairs, in examples of one pair each."""
+
+    renderer: Renderer
+    prompt_length: int
+    """The most tokens that a prompt keeps; the rest of ``max_length`` is for either answer."""
+    max_length: int
+    lacks: ClassVar[str] = "no row has two different answers to train on"
+    wanted: ClassVar[str] = "rows of chosen and rejected that differ within maxSeqLength"
+
+    def __post_init__(self) -> None:
+        if self.prompt_length >= self.max_length:
+            raise StageError(
+                ExitCode.BAD_REQUEST, "PromptLengthTooLong", "prompts leave no room for answers",
+                where="method: maxPromptLength", saw=str(self.prompt_length),
+                expected=f"less than maxSeqLength, {self.max_length}",
+                fix=f"Use {self.max_length // 2}, or raise datasets.maxSeqLength.",
+            )  # fmt: skip
+
+    def identity(self) -> dict[str, str]:
+        return {
+            "maxSeqLength": str(self.max_length),
+            "maxPromptLength": str(self.prompt_length),
+            **self.renderer.identity(),
+        }
+
+    def write(self, source: OpenSource, ledger: Ledger) -> str:
+        reader = PairReader(source.spec)
+        rows = itertools.islice(source.rows(), source.spec.max_examples)
+        for some in itertools.batched(rows, _AT_ONCE):
+            tokens = self.renderer.many([example for row in some for example in reader.examples(row)])
+            for row, chosen, rejected in zip(some, tokens[::2], tokens[1::2], strict=True):
+                whole = divided(chosen, rejected)
+                pair = whole.cut(self.prompt_length, self.max_length - self.prompt_length)
+                length = len(whole.joined())
+                if why := _why_dropped(whole, pair):
+                    ledger.drop(row.place, length, why)
+                else:
+                    ledger.keep(row.place, pair.joined(), length)
+        return "Preference"
+
+    def groups(self, lengths: Whole) -> Groups:
+        return Groups.single(len(lengths))
+
+    def rows(self, tokens: Examples, members: Groups) -> PairRows:  # noqa: ARG002
+        return PairRows(
+            tokens=tokens,
+            prompt_length=self.prompt_length,
+            answer_length=self.max_length - self.prompt_length,
+        )
 
 
 def preview_pairs(source: DatasetSource, store: Store, scratch: Path, *, rows: int) -> list[Example]:
@@ -230,9 +227,9 @@ class PairReader:
         return self._schema.example(as_pair)
 
 
-def tokenized(chosen: Example, rejected: Example, renderer: Renderer) -> Pair:
-    """Answers begin where the first of the two begins to be trained, and end with the token that closes the turn."""
-    first, second = renderer.tokens(chosen), renderer.tokens(rejected)
+def divided(first: Tokens, second: Tokens) -> Pair:
+    """Of a row's two examples. Answers begin where the first of the two begins to be trained, and end with the token
+    that closes the turn."""
     start = min(_first_trained(first), _first_trained(second))
     shared = min(len(first), len(second), start)
     differ = np.flatnonzero(first.ids[:shared] != second.ids[:shared])

@@ -3,10 +3,11 @@
 import itertools
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 from finetune_contract import DataCacheUse, DatasetSource, ExitCode
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
@@ -19,6 +20,23 @@ from finetune_trainer.storage import Store
 
 #: Examples in memory at a time.
 _AT_ONCE = 512
+
+
+class Preparer(Protocol):
+    """How the rows of a source become examples."""
+
+    @property
+    def lacks(self) -> str:
+        """What is said of a source without an example."""
+
+    @property
+    def wanted(self) -> str: ...
+
+    def identity(self) -> dict[str, str]:
+        """What decides how a row becomes an example, by name."""
+
+    def write(self, source: OpenSource, ledger: Ledger) -> str:
+        """Writes all examples down. Returns what the rows' format is called. Raises ``StageError`` 64 or 65."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +60,17 @@ class Prepared:
 
 def prepare(
     spec: DatasetSource,
-    renderer: Renderer,
+    preparer: Preparer,
     store: Store,
     scratch: Path,
     *,
-    max_length: int,
     cache: DataCache | None = None,
 ) -> Prepared:
     """Reads and tokenizes one source. Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change."""
     source = open_source(spec, store, scratch)
     if cache is None:
-        return _made(source, renderer, scratch, max_length)
-    key = key_of(spec, source.revision, renderer.identity(), max_length)
+        return _made(source, preparer, scratch)
+    key = key_of(spec, source.revision, preparer.identity())
     if stored := cache.find(key):
         index = Index.load(stored.index)
         return Prepared(
@@ -68,7 +85,7 @@ def prepare(
         )
     reasons = cache.why_missed(key)
     started = time.monotonic()
-    made = _made(source, renderer, scratch, max_length)
+    made = _made(source, preparer, scratch)
     path = made.tokens.path.with_suffix(".npz")
     made.index.save(path)
     manifest = cache.keep(
@@ -78,18 +95,17 @@ def prepare(
     return replace(made, use=miss_of(spec, key, reasons, manifest))
 
 
-def _made(source: OpenSource, renderer: Renderer, scratch: Path, max_length: int) -> Prepared:
-    found, examples = checked(source)
+def _made(source: OpenSource, preparer: Preparer, scratch: Path) -> Prepared:
     ledger = Ledger(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
-    chat = _tokenize(examples, renderer, ledger, max_length)
+    form = preparer.write(source, ledger)
     tokens, index, digest = ledger.finish()
     if not len(tokens):
-        raise _nothing_to_train(source.spec, index)
+        raise _nothing_to_train(source.spec, preparer, index)
     return Prepared(
         spec=source.spec,
         uri=source.uri,
         revision=source.revision,
-        format=f"{found} of messages" if found is Format.PROMPT_COMPLETION and chat else str(found),
+        format=form,
         tokens=tokens,
         index=index,
         digest=digest,
@@ -97,18 +113,30 @@ def _made(source: OpenSource, renderer: Renderer, scratch: Path, max_length: int
     )
 
 
-def _tokenize(examples: Iterable[Example], renderer: Renderer, ledger: Ledger, max_length: int) -> bool:
-    """Writes all examples down; whether the last one was a conversation."""
-    chat = False
-    for some in itertools.batched(examples, _AT_ONCE):
-        for example, whole in zip(some, renderer.many(some), strict=True):
-            kept = Tokens(ids=whole.ids[:max_length], trained=whole.trained[:max_length])
-            if kept.trained[1:].any():
-                ledger.keep(example.place, kept, len(whole))
-            else:
-                ledger.drop(example.place, len(whole), _why_dropped(whole))
-        chat = isinstance(some[-1], Conversation)
-    return chat
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Sources of conversations, answers or texts, in examples of at most ``max_length`` tokens."""
+
+    renderer: Renderer
+    max_length: int
+    lacks: ClassVar[str] = "no row has a token to train on"
+    wanted: ClassVar[str] = "at least one assistant turn or completion within maxSeqLength"
+
+    def identity(self) -> dict[str, str]:
+        return {"maxSeqLength": str(self.max_length), **self.renderer.identity()}
+
+    def write(self, source: OpenSource, ledger: Ledger) -> str:
+        found, examples = checked(source)
+        chat = False
+        for some in itertools.batched(examples, _AT_ONCE):
+            for example, whole in zip(some, self.renderer.many(some), strict=True):
+                kept = Tokens(ids=whole.ids[: self.max_length], trained=whole.trained[: self.max_length])
+                if kept.trained[1:].any():
+                    ledger.keep(example.place, kept, len(whole))
+                else:
+                    ledger.drop(example.place, len(whole), _why_dropped(whole))
+            chat = isinstance(some[-1], Conversation)
+        return f"{found} of messages" if found is Format.PROMPT_COMPLETION and chat else str(found)
 
 
 def preview(source: DatasetSource, store: Store, scratch: Path, *, rows: int) -> list[Example]:
@@ -128,16 +156,16 @@ def _why_dropped(tokens: Tokens) -> str:
     return "nothing to train within maxSeqLength"
 
 
-def _nothing_to_train(spec: DatasetSource, index: Index) -> StageError:
+def _nothing_to_train(spec: DatasetSource, preparer: Preparer, index: Index) -> StageError:
     seen = [f"{count(index, number)} rows: {why}" for number, why in enumerate(index.reasons)]
     return StageError(
         ExitCode.BAD_DATA,
         "DatasetHasNothingToTrain",
-        "no row has a token to train on",
+        preparer.lacks,
         where=spec.path,
-        saw=", ".join(seen),
-        expected="at least one assistant turn or completion within maxSeqLength",
-        fix="Add assistant turns, or raise datasets.maxSeqLength.",
+        saw=", ".join(seen) or "no rows",
+        expected=preparer.wanted,
+        fix="Correct the data, or raise datasets.maxSeqLength.",
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
-from finetune_trainer.families import gemma2, gemma3, llama, mistral, mixtral, qwen3, qwen3_moe
+from finetune_trainer.families import deepseek2, gemma2, gemma3, llama, mistral, mixtral, qwen3, qwen3_moe
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, Llama3Scaling, ModelPlan
 
@@ -23,6 +23,7 @@ _RESOLVERS: Mapping[str, Callable[[Fields, str], ModelPlan]] = {
     "MixtralForCausalLM": mixtral.plan,
     "Qwen3ForCausalLM": qwen3.plan,
     "Qwen3MoeForCausalLM": qwen3_moe.plan,
+    "DeepseekV2ForCausalLM": deepseek2.plan,
     "Gemma2ForCausalLM": gemma2.plan,
     "Gemma3ForCausalLM": gemma3.plan,
     "Gemma3ForConditionalGeneration": lambda fields, name: gemma3.plan(gemma3.text_config(fields), name),

@@ -138,10 +138,10 @@ def refuse_foreign_parts(config: Fields) -> None:
         )
 
 
-def required_epsilon(config: Fields, expected: float) -> None:
-    """Gemma's decoder layers have this epsilon built in; only the final norm takes it from the settings."""
+def required_epsilon(config: Fields, expected: float, why: str) -> None:
+    """Refuses another epsilon of the norms."""
     if config.number("rms_norm_eps", expected) != expected:
-        config.refuse("rms_norm_eps", f"{expected:g}", "MaxText's Gemma layers have this value built in.")
+        config.refuse("rms_norm_eps", f"{expected:g}", why)
 
 
 def layer_pattern(config: Fields, expected: list[str]) -> None:

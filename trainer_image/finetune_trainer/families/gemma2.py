@@ -26,14 +26,12 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     """MaxText keeps the query scale in the query weights, sqrt(width) in the embeddings and 1 + weight in the norms."""
     common.refuse_foreign_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 2 attends to earlier tokens only.")
-    common.required_epsilon(config, 1e-6)
+    common.required_epsilon(config, 1e-6, "MaxText's Gemma layers have this value built in.")
     size = common.dimensions(config, DEFAULTS)
     if size.layers % 2:
         config.refuse("num_hidden_layers", "an even number", "MaxText builds Gemma 2 of pairs of layers.")
     common.layer_pattern(config, ["sliding_attention", "full_attention"] * (size.layers // 2))
-    rotary = rope.single(config, default_theta=10_000.0)
-    if rotary.llama3 is not None:
-        config.refuse("rope_scaling", "default or linear", "Only Llama models take the llama3 scaling.")
+    rotary = rope.single(config, default_theta=10_000.0, kinds=("default", "linear"))
     if not config.flag("tie_word_embeddings", True):
         config.refuse(
             "tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings."

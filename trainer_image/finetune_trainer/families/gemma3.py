@@ -40,7 +40,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     """MaxText keeps sqrt(width) in the embeddings and 1 + weight in the norms, and scales queries when it runs."""
     common.refuse_foreign_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 3 attends to earlier tokens only.")
-    common.required_epsilon(config, 1e-6)
+    common.required_epsilon(config, 1e-6, "MaxText's Gemma layers have this value built in.")
     size = common.dimensions(config, DEFAULTS)
     if config.integer("sliding_window_pattern", _PATTERN) != _PATTERN:
         config.refuse("sliding_window_pattern", str(_PATTERN), "MaxText has this pattern built in.")
@@ -48,10 +48,6 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
         config, ["sliding_attention" if (i + 1) % _PATTERN else "full_attention" for i in range(size.layers)]
     )
     globally, locally = rope.by_attention(config, default_global=1_000_000.0, default_local=10_000.0)
-    if globally.llama3 is not None or locally.llama3 is not None or locally.linear != 1.0:
-        config.refuse(
-            "rope_parameters", "linear scaling of global attention only", "MaxText's Gemma 3 has no other."
-        )
     if not config.flag("tie_word_embeddings", True):
         config.refuse(
             "tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings."

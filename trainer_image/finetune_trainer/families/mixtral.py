@@ -25,9 +25,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     config.must_be_off("sliding_window", "MaxText's Mixtral attends to the whole context.")
     size = common.dimensions(config, DEFAULTS)
     experts = common.experts(config, "num_local_experts", 8, 2, size.intermediate_size)
-    rotary = rope.single(config, default_theta=1_000_000.0)
-    if rotary.llama3 is not None or rotary.linear != 1.0:
-        config.refuse("rope_scaling", "default", "MaxText has no other for Mixtral.")
+    rotary = rope.single(config, default_theta=1_000_000.0, kinds=("default",))
     tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
     return ModelPlan(
         architecture=architecture,

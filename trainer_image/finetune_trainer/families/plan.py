@@ -9,6 +9,8 @@ from enum import StrEnum
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
 
+_Shapes = dict[str, tuple[int, ...]]
+
 
 class Family(StrEnum):
     """Models that share MaxText's decoder block and tensor names."""
@@ -19,6 +21,7 @@ class Family(StrEnum):
     QWEN3_MOE = "qwen3-moe"
     GEMMA2 = "gemma2"
     GEMMA3 = "gemma3"
+    DEEPSEEK2 = "deepseek2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,30 +36,52 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Of every layer's MLP, instead of a dense one."""
+    """Of a layer's MLP, instead of a dense one."""
 
     number: int
     chosen: int
     """For each token."""
     width: int
+    shared: int = 0
+    """Further experts, as wide, that every token goes through; stored as one MLP."""
+    dense_layers: int = 0
+    """The first layers, which have a dense MLP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention: keys and values of all heads come from one narrow vector a token."""
+
+    rank: int
+    """Of that vector."""
+    plain_dim: int
+    """Of a head's query and key without a rotary embedding."""
+    rotary_dim: int
+    """With one; the key's is shared by all heads."""
+    value_dim: int
 
 
 #: Where a layer keeps its router and experts, and what their projections are called: gate, up, down.
 _EXPERT_NAMES: Mapping[Family, tuple[str, tuple[str, str, str]]] = {
     Family.MIXTRAL: ("block_sparse_moe", ("w1", "w3", "w2")),
     Family.QWEN3_MOE: ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    Family.DEEPSEEK2: ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 #: Hugging Face module -> last part of MaxText's module path, for every family here.
 LORA_MODULES: Mapping[str, str] = {
     "q_proj": "query",
     "k_proj": "key",
     "v_proj": "value",
+    "kv_a_proj_with_mqa": "wkv_a",
+    "kv_b_proj": "wkv_b",
     "o_proj": "out",
     "gate_proj": "wi_0",
     "up_proj": "wi_1",
     "down_proj": "wo",
 }
 _MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
+_LATENT_MODULES = ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,51 +120,63 @@ class ModelPlan:
     linear_scaling: float = 1.0
     """Linear RoPE factor of a Llama model, for which MaxText has no setting."""
     experts: Experts | None = None
+    latent: Latent | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the text model's weights, as a plain ``…ForCausalLM`` checkpoint names them."""
-        hidden, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer: dict[str, tuple[int, ...]] = {
-            "self_attn.q_proj.weight": (queries, hidden),
-            "self_attn.k_proj.weight": (keys, hidden),
-            "self_attn.v_proj.weight": (keys, hidden),
-            "self_attn.o_proj.weight": (hidden, queries),
-            **self._mlp(),
-            "input_layernorm.weight": (hidden,),
-            "post_attention_layernorm.weight": (hidden,),
-        }
-        if self.qk_norm:
-            layer |= {
-                "self_attn.q_norm.weight": (self.head_dim,),
-                "self_attn.k_norm.weight": (self.head_dim,),
-            }
+        hidden = self.hidden_size
+        norms: _Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
         if self.post_norms:
-            layer |= {
+            norms |= {
                 "pre_feedforward_layernorm.weight": (hidden,),
                 "post_feedforward_layernorm.weight": (hidden,),
             }
-        named = {"model.embed_tokens.weight": (self.vocab_size, hidden), "model.norm.weight": (hidden,)}
-        named |= {
-            f"model.layers.{i}.{name}": shape for i in range(self.layers) for name, shape in layer.items()
+        shared = self._attention() | norms
+        dense = shared | _gated("mlp", self.intermediate_size, hidden)
+        dense_layers, mixed = self.layers, shared
+        if self.experts is not None:
+            dense_layers, mixed = self.experts.dense_layers, shared | self._mixture(self.experts)
+        named: _Shapes = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
         }
+        for i in range(self.layers):
+            layer = dense if i < dense_layers else mixed
+            named |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
         if not self.tied_embeddings:
             named["lm_head.weight"] = (self.vocab_size, hidden)
         return named
 
-    def _mlp(self) -> dict[str, tuple[int, ...]]:
-        hidden, experts = self.hidden_size, self.experts
-        if experts is None:
-            inner = self.intermediate_size
-            shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
-            return {f"mlp.{name}.weight": shape for name, shape in zip(_MLP_MODULES, shapes, strict=True)}
+    def _attention(self) -> _Shapes:
+        hidden, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        named: _Shapes = {"q_proj.weight": (queries, hidden)}
+        if self.latent is None:
+            named |= {
+                "k_proj.weight": (keys, hidden),
+                "v_proj.weight": (keys, hidden),
+                "o_proj.weight": (hidden, queries),
+            }
+        else:
+            rank, values = self.latent.rank, self.latent.value_dim
+            named |= {
+                "kv_a_proj_with_mqa.weight": (rank + self.latent.rotary_dim, hidden),
+                "kv_a_layernorm.weight": (rank,),
+                "kv_b_proj.weight": (self.heads * (self.latent.plain_dim + values), rank),
+                "o_proj.weight": (hidden, self.heads * values),
+            }
+        if self.qk_norm:
+            named |= {"q_norm.weight": (self.head_dim,), "k_norm.weight": (self.head_dim,)}
+        return {f"self_attn.{name}": shape for name, shape in named.items()}
+
+    def _mixture(self, experts: Experts) -> _Shapes:
+        hidden = self.hidden_size
         where, names = _EXPERT_NAMES[self.family]
-        shapes = ((experts.width, hidden), (experts.width, hidden), (hidden, experts.width))
-        router: dict[str, tuple[int, ...]] = {f"{where}.gate.weight": (experts.number, hidden)}
-        return router | {
-            f"{where}.experts.{expert}.{name}.weight": shape
-            for expert in range(experts.number)
-            for name, shape in zip(names, shapes, strict=True)
-        }
+        named: _Shapes = {f"{where}.gate.weight": (experts.number, hidden)}
+        for expert in range(experts.number):
+            named |= _gated(f"{where}.experts.{expert}", experts.width, hidden, names)
+        if experts.shared:
+            named |= _gated(f"{where}.shared_experts", experts.shared * experts.width, hidden)
+        return named
 
     @property
     def parameters(self) -> int:
@@ -157,7 +194,8 @@ class ModelPlan:
     @property
     def lora_modules(self) -> tuple[str, ...]:
         """What LoRA can adapt: the linear layers; of a mixture of experts attention's only."""
-        return tuple(name for name in LORA_MODULES if self.experts is None or name not in _MLP_MODULES)
+        attention = _ATTENTION_MODULES if self.latent is None else _LATENT_MODULES
+        return attention + (_MLP_MODULES if self.experts is None else ())
 
     def lora_module_path(self, target_modules: Sequence[str] | None = None) -> str:
         """MaxText's regular expression for the modules to adapt, from Hugging Face names (None: all of them)."""
@@ -189,6 +227,12 @@ def module_path(modules: Iterable[str]) -> str:
     if mlp:
         parts.append(rf"mlp[a-z_]*/({'|'.join(mlp)})")
     return f"decoder/.*({'|'.join(parts)})"
+
+
+def _gated(where: str, inner: int, hidden: int, names: tuple[str, str, str] = _MLP_MODULES) -> _Shapes:
+    """Of an MLP's gate, up and down projection."""
+    shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    return {f"{where}.{name}.weight": shape for name, shape in zip(names, shapes, strict=True)}
 
 
 def _word(value: object) -> str:

@@ -25,9 +25,7 @@ def plan(config: Fields, architecture: str, default: common.Defaults = DEFAULTS)
     config.must_be_off("use_sliding_window", "MaxText's Qwen3 attends to the whole context in every layer.")
     size = common.dimensions(config, default)
     common.layer_pattern(config, ["full_attention"] * size.layers)
-    rotary = rope.single(config, default_theta=10_000.0)
-    if rotary.llama3 is not None:
-        config.refuse("rope_scaling", "default or linear", "Only Llama models take the llama3 scaling.")
+    rotary = rope.single(config, default_theta=10_000.0, kinds=("default", "linear"))
     tied = config.flag("tie_word_embeddings", default.tied_embeddings)
     return ModelPlan(
         architecture=architecture,

@@ -22,8 +22,9 @@ from finetune_contract import (
 from finetune_trainer import families, models
 from finetune_trainer.data.cache import DataCache
 from finetune_trainer.data.dataset import HELD_BACK, Dataset, Piece, assemble, hold_back
-from finetune_trainer.data.preference import prepare_pairs
-from finetune_trainer.data.prepare import Prepared, prepare
+from finetune_trainer.data.layout import Sequences
+from finetune_trainer.data.preference import Pairs
+from finetune_trainer.data.prepare import Prepared, Texts, prepare
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
@@ -86,53 +87,62 @@ class Context:
 
     def training_data(self) -> Dataset:
         """What the training sources come to, less what is held back."""
-        if self.request.method.max_prompt_length is not None:
-            return self.dataset("train", self.request.data.train)
-        return self._assembled("train", self._training_pieces[0])
+        return self._assembled("train", self._training_pieces[0], pairs=self._compares)
 
     def validation_data(self) -> list[Dataset]:
         """The validation sets, each by itself; none where nothing was asked for."""
         _, held_back = self._training_pieces if self.request.data.split_from_train else ([], [])
         if held_back:
-            return [self._assembled(HELD_BACK, held_back)]
+            return [self._assembled(HELD_BACK, held_back, pairs=self._compares)]
         return [self.dataset(source.name, [source]) for source in self.request.data.validation]
 
     def dataset(self, name: str, sources: Sequence[DatasetSource], *, use_cache: bool = True) -> Dataset:
-        """What the sources come to: pairs of answers where the method compares them, else a mixture of texts."""
-        data, prompts = self.request.data, self.request.method.max_prompt_length
-        if prompts is not None:
-            return prepare_pairs(
-                name, sources, self.renderer, self.store, self.scratch,
-                prompt_length=prompts, max_length=data.max_seq_length,
-            )  # fmt: skip
-        return self._texts(name, sources, use_cache=use_cache)
+        """What the sources come to: pairs of answers where the method compares them, else texts."""
+        return self._dataset(name, sources, pairs=self._compares, use_cache=use_cache)
 
     def evaluation_data(self, dataset: EvaluationDataset) -> Dataset:
-        """One of evaluation.datasets: texts, whatever the method compares."""
-        return self._texts(dataset.source.name, [dataset.source])
+        """One of evaluation.datasets: texts, whatever the method compares, unless it says that it holds pairs."""
+        return self._dataset(dataset.source.name, [dataset.source], pairs=dataset.pairs)
 
-    def _texts(self, name: str, sources: Sequence[DatasetSource], *, use_cache: bool = True) -> Dataset:
-        pieces = [Piece.all_of(self.prepared(source, use_cache=use_cache)) for source in sources]
-        return self._assembled(name, pieces)
+    @property
+    def _compares(self) -> bool:
+        return self.request.method.max_prompt_length is not None
+
+    def _dataset(
+        self, name: str, sources: Sequence[DatasetSource], *, pairs: bool, use_cache: bool = True
+    ) -> Dataset:
+        pieces = [
+            Piece.all_of(self._prepared(source, pairs=pairs, use_cache=use_cache)) for source in sources
+        ]
+        return self._assembled(name, pieces, pairs=pairs)
 
     @cached_property
     def _training_pieces(self) -> tuple[list[Piece], list[Piece]]:
-        sources = [self.prepared(source) for source in self.request.data.train]
+        sources = [self._prepared(source, pairs=self._compares) for source in self.request.data.train]
         split = self.request.data.split_from_train
         return hold_back(sources, split) if split else ([Piece.all_of(source) for source in sources], [])
 
-    def _assembled(self, name: str, pieces: list[Piece]) -> Dataset:
+    def _assembled(self, name: str, pieces: list[Piece], *, pairs: bool) -> Dataset:
         data = self.request.data
-        return assemble(name, pieces, length=data.max_seq_length, packing=data.packing)
+        texts = Sequences(length=data.max_seq_length, packing=data.packing)
+        return assemble(name, pieces, self._pairs if pairs else texts)
 
-    def prepared(self, source: DatasetSource, *, use_cache: bool = True) -> Prepared:
+    @property
+    def _pairs(self) -> Pairs:
+        prompts = self.request.method.max_prompt_length
+        assert prompts is not None, "the contract takes pairs with a method that compares them"
+        return Pairs(
+            renderer=self.renderer, prompt_length=prompts, max_length=self.request.data.max_seq_length
+        )
+
+    def _prepared(self, source: DatasetSource, *, pairs: bool, use_cache: bool = True) -> Prepared:
         """The source's examples; from the cache where they lie there."""
+        texts = Texts(renderer=self.renderer, max_length=self.request.data.max_seq_length)
         return prepare(
             source,
-            self.renderer,
+            self._pairs if pairs else texts,
             self.store,
             self.scratch,
-            max_length=self.request.data.max_seq_length,
             cache=self._data_cache() if use_cache else None,
         )
 

@@ -113,8 +113,6 @@ def _report(
 def _details(data: Dataset, checked: Literal["Full", "Sample"]) -> list[DatasetDetails]:
     unknown = {"sequences": None, "epoch_sequences": None} if checked == "Sample" else {}
     told = [each.model_copy(update={"checked": checked, **unknown}) for each in data.reports]
-    if not data.pieces:
-        return [DatasetDetails(report=each) for each in told]
     return [report.details(piece, each) for piece, each in zip(data.pieces, told, strict=True)]
 
 

@@ -51,6 +51,11 @@ class Work:
     """Token ids: the request's prompts, then the questions of the tasks."""
 
     @property
+    def compared(self) -> Sequence[Dataset]:
+        """What the method itself measures: the validation sets, and tasks of pairs."""
+        return [*self.validation, *(each.data for each in self.tasks if each.spec.pairs)]
+
+    @property
     def digest(self) -> str | None:
         """Equal for equal rows, whatever they are called."""
         data = [*self.validation, *(each.data for each in self.tasks)]
@@ -128,8 +133,8 @@ def run(context: Context) -> EvaluateOutcome:
 
 
 def batches_of(context: Context, work: Work) -> dict[str, Iterable[Batch]]:
-    """The validation rows, in pieces of one forward pass, by the set's name."""
-    return {each.name: _batches(context, each) for each in work.validation}
+    """The rows that the method measures, in pieces of one forward pass, by the set's name."""
+    return {each.name: _batches(context, each) for each in work.compared}
 
 
 def referred(base: "LoadedModel", batches: Iterable[Batch]) -> list[Batch]:
@@ -173,7 +178,7 @@ def collect(context: Context, plan: ModelPlan) -> Work:
 def measure(
     context: Context, model: "LoadedModel", work: Work, batches: Mapping[str, Iterable[Batch]]
 ) -> Measured:
-    """Everything that ``work`` asks, of one model. ``batches``: of its validation rows."""
+    """Everything that ``work`` asks, of one model. ``batches``: of the rows that the method measures."""
     from finetune_trainer.evaluation.generate import Generator
     from finetune_trainer.evaluation.loss import LossMeter, combined
     from finetune_trainer.evaluation.sampling import Sampling
@@ -188,9 +193,10 @@ def measure(
         if isinstance(objective, Imitation)
         else LossMeter(model.model, model.config, model.mesh, Imitation(config=model.config))
     )
+    measured = {name: meter.measure(model.model, each) for name, each in batches.items()}
     result = None
     if work.validation:
-        by_set = {name: meter.measure(model.model, each) for name, each in batches.items()}
+        by_set = {each.name: measured[each.name] for each in work.validation}
         loss = combined(by_set.values())
         result = EvaluationResult(
             loss=loss.mean,
@@ -220,7 +226,9 @@ def measure(
     for task in work.tasks:
         own, at = answers[at : at + len(task.questions)], at + len(task.questions)
         found = mean_scores(task.spec.metrics, own, [each.reference for each in task.questions])
-        if "Loss" in task.spec.metrics:
+        if task.spec.pairs:
+            found |= {"loss": measured[task.name].mean, **measured[task.name].metrics}
+        elif "Loss" in task.spec.metrics:
             found["loss"] = texts.measure(model.model, _batches(context, task.data)).mean
         scores.append(found)
     return Measured(result=result, scores=scores, answers=answers)

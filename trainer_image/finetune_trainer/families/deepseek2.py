@@ -1,0 +1,120 @@
+"""DeepseekV2ForCausalLM: DeepSeek-V2-Lite and others with undivided queries and experts in one group.
+
+Sources: transformers' DeepseekV2Config; the modelling code that the models were published with, which scales attention
+by the mscale of yarn (transformers 5.12 leaves that out); MaxText's deepseek block.
+"""
+
+from dataclasses import asdict, replace
+
+from finetune_trainer.families import common, rope
+from finetune_trainer.families.fields import Fields
+from finetune_trainer.families.plan import Family, Latent, ModelPlan
+
+DEFAULTS = common.Defaults(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    layers=32,
+    heads=32,
+    kv_heads=None,
+    head_dim=None,
+    context_length=2048,
+    tied_embeddings=False,
+)
+_EPSILON = 1e-6
+
+
+def plan(config: Fields, architecture: str) -> ModelPlan:
+    """Queries are scaled when MaxText runs; of the chosen experts' weights neither sum nor size is changed but by
+    ``routed_scaling_factor``."""
+    common.refuse_foreign_parts(config)
+    common.required_epsilon(config, _EPSILON, "The norm of the latent vector has this value built in.")
+    _refuse_other_routing(config)
+    if config.has("q_lora_rank"):
+        config.refuse(
+            "q_lora_rank", "null", "Only models with undivided queries are proven, as DeepSeek-V2-Lite."
+        )
+    size = common.dimensions(config, DEFAULTS)
+    if size.kv_heads != size.heads:
+        config.refuse("num_key_value_heads", f"num_attention_heads ({size.heads})", "Correct config.json.")
+    latent = Latent(
+        rank=config.integer("kv_lora_rank", 512),
+        plain_dim=config.integer("qk_nope_head_dim", 128),
+        rotary_dim=config.integer("qk_rope_head_dim", 64),
+        value_dim=config.integer("v_head_dim", 128),
+    )
+    if latent.rotary_dim % 2:
+        config.refuse("qk_rope_head_dim", "an even number", "Rotary embeddings turn pairs of dimensions.")
+    size = replace(size, head_dim=latent.plain_dim + latent.rotary_dim)
+    experts = replace(
+        common.experts(config, "n_routed_experts", 64, 6, config.integer("moe_intermediate_size", 1407)),
+        shared=config.integer("n_shared_experts", 2),
+        dense_layers=config.integer("first_k_dense_replace", 0),
+    )
+    if experts.dense_layers >= size.layers:
+        config.refuse(
+            "first_k_dense_replace", f"less than num_hidden_layers ({size.layers})", "Correct config.json."
+        )
+    tied = config.flag("tie_word_embeddings", DEFAULTS.tied_embeddings)
+    return ModelPlan(
+        architecture=architecture,
+        family=Family.DEEPSEEK2,
+        model_name="deepseek2-16b",
+        overrides={
+            **common.FIXED,
+            **size.overrides(maxtext_layers=size.layers),
+            **common.expert_overrides(experts),
+            "shared_experts": experts.shared,
+            "first_num_dense_layers": experts.dense_layers,
+            "routed_scaling_factor": config.number("routed_scaling_factor", 1.0),
+            "routed_score_func": "softmax",
+            "routed_bias": False,
+            "decoder_block": "deepseek",
+            "mlp_activations": common.activations(config, "hidden_act", "silu"),
+            "normalization_layer_epsilon": _EPSILON,
+            "attention_type": "mla",
+            "q_lora_rank": 0,
+            "kv_lora_rank": latent.rank,
+            "qk_nope_head_dim": latent.plain_dim,
+            "qk_rope_head_dim": latent.rotary_dim,
+            "v_head_dim": latent.value_dim,
+            **_rope(config, size.context_length),
+            "logits_via_embedding": tied,
+        },
+        **asdict(size),
+        tied_embeddings=tied,
+        experts=experts,
+        latent=latent,
+    )
+
+
+def _refuse_other_routing(config: Fields) -> None:
+    """Every token has its experts chosen among all, by their softmaxed scores."""
+    if config.text("topk_method", "greedy") != "greedy":
+        config.refuse("topk_method", "greedy", "MaxText chooses DeepSeek 2's experts from one group.")
+    if config.text("scoring_func", "softmax") != "softmax":
+        config.refuse("scoring_func", "softmax", "DeepSeek 2 scores experts so.")
+    config.must_be_off("norm_topk_prob", "MaxText does not norm the weights of DeepSeek 2's experts.")
+    if config.integer("moe_layer_freq", 1) != 1:
+        config.refuse("moe_layer_freq", "1", "MaxText has experts in every layer after the dense ones.")
+
+
+def _rope(config: Fields, context: int) -> dict[str, object]:
+    """The pairs that turn together lie side by side, which MaxText has for yarn only: a factor of 1 is none."""
+    rotary = rope.single(config, default_theta=10_000.0, kinds=("default", "yarn"))
+    yarn = rotary.yarn or rope.Yarn(
+        factor=1, original_context=context, beta_fast=32, beta_slow=1, mscale=1.0, truncate=True
+    )
+    return {
+        "rope_type": "yarn",
+        "rope_max_timescale": rotary.theta,
+        "rope_factor": yarn.factor,
+        "max_position_embeddings": context,
+        "original_max_position_embeddings": yarn.original_context,
+        "beta_fast": yarn.beta_fast,
+        "beta_slow": yarn.beta_slow,
+        "mscale": yarn.mscale,
+        "rope_truncate": yarn.truncate,
+        "rope_interleave": True,
+        "rope_attention_scaling": False,
+    }
