@@ -24,6 +24,7 @@ from finetune_operator.lifecycle.stage_status import attempts_status, stages_sta
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.summary import summarize
 from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.waited import waited_in_training
 
 type Object = Mapping[str, Any]
 
@@ -52,8 +53,7 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
     if progress is not None:
         status["progress"] = progress
         fresh = progress is not previous.get("progress")
-        goodput = goodput_status(observed.folder.progress) if fresh else previous.get("goodput")
-        if goodput:
+        if goodput := _goodput(observed, look) if fresh else previous.get("goodput"):
             status["goodput"] = goodput
     if look is not None and (
         saved := checkpoints_status(look, observed, kept=progress is previous.get("progress"))
@@ -114,6 +114,11 @@ def _progress(observed: Observed, status: Object, look: Survey | None, previous:
         pace=pace(observed.live_jobs),
         moved=_moving_parts(status) != _moving_parts(previous),
     )
+
+
+def _goodput(observed: Observed, look: Survey | None) -> Object | None:
+    waits = waited_in_training(look.attempts if look else (), observed.now)
+    return goodput_status(observed.folder.progress, waits)
 
 
 def _moving_parts(status: Object) -> Any:
