@@ -59,6 +59,7 @@ def evaluation_status(look: Survey) -> Object | None:
 
 def artifacts_status(look: Survey) -> list[Object]:
     """``status.artifacts``."""
+    step = {"step": look.export.step} if look.export and look.export.step is not None else {}
     told: list[Object] = [
         {
             "name": artifact.name,
@@ -66,6 +67,7 @@ def artifacts_status(look: Survey) -> list[Object]:
             "uri": artifact.uri,
             "digest": artifact.digest,
             "sizeBytes": artifact.size_bytes,
+            **step,
         }
         for artifact in (look.export.artifacts if look.export else ())
     ]

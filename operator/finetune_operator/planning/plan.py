@@ -111,6 +111,8 @@ class Plan:
     pathways: Pathways | None
     """None: the controller is McJAX."""
     model: ModelSource
+    lineage: Object | None
+    """The job that has made the model: name, uid, base, step, digest; None: no job has."""
     data: DataSpec
     method: MethodSpec
     hyperparameters: Hyperparameters
@@ -190,6 +192,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         mesh=mesh,
         pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
         model=resolve.model(spec["model"]),
+        lineage=spec["model"].get("fromJob"),
         data=resolve.data(spec),
         method=training.method(spec),
         hyperparameters=training.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),

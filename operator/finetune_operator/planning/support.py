@@ -30,7 +30,6 @@ JOB: tuple[Later, ...] = (
     Later("profiling"),
     Later("resumeFrom"),
     Later("model.orbax", instead="use uri with a folder in Hugging Face format"),
-    Later("model.fromJob", instead="use uri with that job's exported folder"),
     Later("evaluation.datasets[].format", _FORMATS),
     Later("evaluation.datasets[].columns.chosen"),
     Later("evaluation.datasets[].columns.rejected"),
