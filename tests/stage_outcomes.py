@@ -82,7 +82,7 @@ def details(request: StageRequest, *, fingerprint: str, steps: int, now: datetim
             model = Artifact(
                 name="model", type="HuggingFace", uri=run.model, digest="sha256:3", size_bytes=4_000_000
             )
-            return ExportOutcome(artifacts=[model], manifest=run.export_manifest)
+            return ExportOutcome(artifacts=[model], manifest=run.export_manifest, step=request.train_step)
 
 
 def _gate(gate: Gate) -> GateResult:

@@ -48,6 +48,10 @@ class Failure(Record):
     """The step of training's newest checkpoint."""
     seconds: float | None = None
     """How long its processes ran."""
+    queued: float | None = None
+    """Seconds that it waited for quota."""
+    provisioning: float | None = None
+    """Seconds from then until all its processes ran: nodes, images."""
     at: Timestamp | None = None
     """When a run of the attempt was ended that another run of it may follow."""
 

@@ -272,6 +272,8 @@ class ExportOutcome(Record):
     kind: Literal["Export"] = "Export"
     artifacts: list[Artifact]
     manifest: Uri
+    step: int | None = None
+    """The checkpoint that they were made of."""
 
 
 class StageResult(Record):

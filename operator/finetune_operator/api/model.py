@@ -25,7 +25,7 @@ class OrbaxModel(ApiModel):
 
 
 class JobModel(ApiModel):
-    """The result of another FineTuneJob in the same namespace; this job waits for it."""
+    """The model that another FineTuneJob in the same namespace has exported; this job waits until it has succeeded."""
 
     rules: ClassVar = (
         Rule(
@@ -38,7 +38,7 @@ class JobModel(ApiModel):
     name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=28)]
     """Name of that job."""
     checkpoint: SourceCheckpoint | None = None
-    """Best, Last, or Step together with step. Default: Best."""
+    """Best, Last, or Step together with step; it must be the one that the job has exported. Default: that one."""
     step: NonNegative | None = None
     """The checkpoint's step, with checkpoint: Step."""
 

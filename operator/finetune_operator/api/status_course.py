@@ -201,9 +201,9 @@ class GoodputSeconds(ApiModel):
     """Where the time went."""
 
     queued: Whole | None = None
-    """Waiting for quota. Absent: not measured."""
+    """Waiting for quota, at least: of a JobSet that somebody has deleted nobody tells."""
     provisioning: Whole | None = None
-    """Waiting for nodes and images. Absent: not measured."""
+    """From then until all processes ran, waiting for nodes and images; at least."""
     startup: Whole = 0
     """From the start of the process to the first step: imports, data, restore, compilation."""
     productive: Whole = 0

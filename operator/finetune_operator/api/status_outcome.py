@@ -103,6 +103,8 @@ class ArtifactStatus(ApiModel):
     """sha256 of the manifest that lists every file's sha256."""
     size_bytes: Whole | None = None
     """How large it is."""
+    step: NonNegative | None = None
+    """The checkpoint that it was made of."""
 
 
 class FailureStatus(ApiModel):

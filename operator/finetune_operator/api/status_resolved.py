@@ -43,6 +43,21 @@ class ResolvedProfile(ApiModel):
     """Hash of its spec."""
 
 
+class ModelLineage(ApiModel):
+    """The job that has made the model, as it was at admission."""
+
+    name: DnsLabel
+    """Its name."""
+    uid: ShortText
+    """Its uid: a job of that name may have been created again since."""
+    base: Address | None = None
+    """The model that it, or the first of a chain of jobs, started from."""
+    step: NonNegative | None = None
+    """The checkpoint that the model was made of."""
+    digest: Digest | None = None
+    """Of the model's manifest."""
+
+
 class ResolvedModel(ApiModel):
     """What the model is."""
 
@@ -58,6 +73,8 @@ class ResolvedModel(ApiModel):
     """MaxText's name of it."""
     layout: ShortText | None = None
     """How the converted checkpoint is laid out."""
+    from_job: ModelLineage | None = None
+    """The job that has made it."""
 
 
 class ResolvedDataset(ApiModel):

@@ -28,6 +28,13 @@ _DOES = {
 }
 
 
+#: What a cluster would have told, by the reason why it is missing.
+_OFFLINE: Mapping[str, str] = {
+    Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, put the ConfigMap into the same file.",
+    Reason.SOURCE_JOB_NOT_FOUND: "Without a cluster, put that job's exported folder into model.uri to see the plan.",
+}
+
+
 class _Dumper(yaml.SafeDumper):
     """Also quotes strings like ``2e-5``, which kubectl would read as numbers."""
 
@@ -46,9 +53,9 @@ def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "js
         plan = offline_plan(job, profile, template)
         jobsets = [jobset for _, jobset in plan_offline(job, profile, template)]
     except Refused as error:
-        missing = error.reason == Reason.CHAT_TEMPLATE_NOT_FOUND
-        fix = "Without a cluster, put the ConfigMap into the same file." if missing else ""
-        raise CliError(f"{file}: {error.reason}: {error.message}", fix=fix) from error
+        raise CliError(
+            f"{file}: {error.reason}: {error.message}", fix=_OFFLINE.get(error.reason, "")
+        ) from error
     if output == "yaml":
         text = yaml.dump_all(jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
         return str(text).rstrip("\n")

@@ -25,8 +25,15 @@ from finetune_operator.planning import (
 )
 
 #: What is missing, and may come without any change of the job.
-_MAY_COME = (Reason.PROFILE_NOT_FOUND, Reason.NO_DEFAULT_PROFILE, Reason.CHAT_TEMPLATE_NOT_FOUND)
-#: Seconds; nothing tells the job when a profile, a ConfigMap or a Secret comes back.
+_MAY_COME = (
+    Reason.PROFILE_NOT_FOUND,
+    Reason.NO_DEFAULT_PROFILE,
+    Reason.CHAT_TEMPLATE_NOT_FOUND,
+    Reason.SOURCE_JOB_NOT_FOUND,
+    Reason.SOURCE_JOB_RUNNING,
+    Reason.SOURCE_JOB_UNUSABLE,
+)
+#: Seconds; nothing tells the job when a profile, a ConfigMap, a Secret or the model of another job comes.
 _PROFILE_LOOK = 15.0
 
 
@@ -98,7 +105,7 @@ def _admit(observed: Observed) -> Decision:
     The ConfigMap may have been deleted from a job that has run for days.
     """
     try:
-        admission = admit(observed.job, observed.profiles, observed.template)
+        admission = admit(observed.job, observed.profiles, observed.template, observed.source)
     except Refused as error:
         return _refuse(observed, error)
     status = observed.job.get("status") or {}
@@ -118,6 +125,9 @@ def _refuse(observed: Observed, refused: Refused) -> Decision:
     situation = Situation(course=Course.INVALID, refused=refused)
     if refused.reason in _MAY_COME:
         situation = replace(situation, wait=Wait(reason=WaitingReason.INPUT, message=refused.message))
+    if refused.reason is Reason.SOURCE_JOB_RUNNING:
+        # Nothing is wrong with the job: it has its turn when the other one is done.
+        situation = replace(situation, course=Course.ACTIVE, refused=None)
     decision = conclude(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
     known = {name: value for name, value in (observed.job.get("status") or {}).items() if name != "waiting"}
     return replace(decision, status={**known, **decision.status})

@@ -14,6 +14,7 @@ from finetune_operator.lifecycle.queueing import Standing, being_evicted, queuei
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.status import pace
+from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
 from finetune_operator.planning import Refused
 from finetune_operator.rendering import CpuPoolTooSmall, claim_of, content_of, render_jobset
@@ -32,7 +33,7 @@ def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision
         situation = queued(look.current.stage, queue, refused)
         decision = conclude(observed, situation, look, _next_look(observed, look, attempt))
         evicted = _evicted(attempt)
-        return _noted(decision, attempt, evicted) if evicted else decision
+        return _noted(observed, decision, attempt, evicted) if evicted else decision
     late = deadlines.overdue(
         attempt,
         look.plan.limits,
@@ -67,13 +68,13 @@ def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision
 def suspend(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
     """It saves and ends, and nobody is charged."""
     situation = Situation(course=Course.SUSPENDING, refused=refused, running=attempt.running)
-    return _noted(deleting(observed, look, situation), attempt, suspension())
+    return _noted(observed, deleting(observed, look, situation), attempt, suspension())
 
 
 def end(observed: Observed, look: Survey, attempt: Attempt, why: Failure) -> Decision:
     """It is stopped, and the next one follows."""
     situation = Situation(course=Course.ACTIVE, starting=True, recovering=recovering(look))
-    return _noted(deleting(observed, look, situation), attempt, why)
+    return _noted(observed, deleting(observed, look, situation), attempt, why)
 
 
 def _end_late(observed: Observed, look: Survey, attempt: Attempt, late: Failure) -> Decision:
@@ -138,7 +139,11 @@ def _edited(look: Survey, attempt: Attempt) -> bool:
     return content_of(now) != content_of(jobset)
 
 
-def _noted(decision: Decision, attempt: Attempt, why: Failure) -> Decision:
-    """The note comes before the signal: whatever the trainer says last, the attempt ended of that."""
+def _noted(observed: Observed, decision: Decision, attempt: Attempt, why: Failure) -> Decision:
+    """The note comes before the signal: whatever the trainer says last, the attempt ended of that. It tells what nobody
+    can tell when the JobSet is gone."""
     noted = attempt.files.failure if attempt.files else None
-    return decision if noted == why else replace(decision, records=((attempt.key, why),))
+    if noted and noted.model_copy(update={"queued": why.queued, "provisioning": why.provisioning}) == why:
+        return decision
+    record = why.model_copy(update=to_note(attempt, observed.now))
+    return replace(decision, records=((attempt.key, record),))

@@ -86,6 +86,9 @@ class Observed:
     template: Object | None = None
     """The ConfigMap of the job's chat template, where it names one; None: there is none. Not looked at once
     ``snapshot`` exists."""
+    source: Object | None = None
+    """The FineTuneJob whose model the job starts from, where it names one; None: there is none. Not looked at once
+    ``snapshot`` exists."""
     nodes: Mapping[str, Object] | None = None
     """All nodes of the job's slice, by name, where a pod on it has failed; None: nobody has looked."""
     workloads: tuple[Object, ...] | None = ()

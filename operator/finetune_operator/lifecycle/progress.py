@@ -6,6 +6,7 @@ from typing import Any
 
 from finetune_contract import Progress, TrainOutcome
 from finetune_operator.lifecycle.times import parse, stamp
+from finetune_operator.lifecycle.waited import Waited
 
 type Object = Mapping[str, Any]
 
@@ -84,8 +85,8 @@ def progress_status(
     return status
 
 
-def goodput_status(progress: Progress | None) -> Object | None:
-    """``status.goodput``, over all attempts at training; None before anything is measured."""
+def goodput_status(progress: Progress | None, waits: Waited) -> Object | None:
+    """``status.goodput``, over all attempts at training; None before training has measured anything."""
     told = progress.seconds if progress else {}
     spent = {
         "startup": sum(told.get(kind, 0.0) for kind in ("startup", "data", "restore", "compile")),
@@ -93,9 +94,11 @@ def goodput_status(progress: Progress | None) -> Object | None:
         "evaluation": told.get("evaluate", 0.0),
         "recomputed": told.get("recomputed", 0.0),
     }
-    whole = sum(spent.values())
-    if not math.isfinite(whole) or whole <= 0 or min(spent.values()) < 0:
+    measured = sum(spent.values())
+    if not math.isfinite(measured) or measured <= 0 or min(spent.values()) < 0:
         return None
+    spent = {"queued": waits.queued, "provisioning": waits.provisioning, **spent}
+    whole = sum(spent.values())
     seconds = {kind: round(value) for kind, value in spent.items()}
     return {"percent": f"{100 * spent['productive'] / whole:.1f}", "seconds": seconds}
 

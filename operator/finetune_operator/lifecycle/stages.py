@@ -22,6 +22,7 @@ from finetune_operator.lifecycle.attempts import ORDER, Attempt
 from finetune_operator.lifecycle.classify import Ending, Verdict, classify
 from finetune_operator.lifecycle.deadlines import ran
 from finetune_operator.lifecycle.observed import Observed, Retry
+from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
@@ -181,7 +182,10 @@ def _completed(verdict: Verdict, attempt: Attempt, observed: Observed) -> Verdic
     """A record that is still to be written also tells what nobody can tell later."""
     if verdict.record is None:
         return verdict
-    told: dict[str, object] = {"seconds": ran(attempt, observed.now) or None}
+    told: dict[str, object] = {
+        "seconds": ran(attempt, observed.now) or None,
+        **to_note(attempt, observed.now),
+    }
     progress, key = observed.folder.progress, attempt.key
     if (
         key.stage is Stage.TRAIN

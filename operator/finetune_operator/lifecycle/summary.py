@@ -29,7 +29,7 @@ def summarize(  # noqa: PLR0911  one per case
     if situation.course is Course.INVALID and situation.refused:
         return f"Not started: {situation.refused.message}"
     if look is None:
-        return "Looking at the job."
+        return f"Waiting: {situation.wait.message}" if situation.wait else "Looking at the job."
     match situation.course:
         case Course.SUCCEEDED:
             return _succeeded(look, workers)

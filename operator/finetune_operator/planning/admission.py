@@ -17,6 +17,7 @@ from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.plan import Plan, make_plan
 from finetune_operator.planning.policy import check_policy, check_profile
 from finetune_operator.planning.snapshot import Snapshot, make_snapshot
+from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.support import refuse_later_fields, refuse_later_profile_fields
 
 type Object = Mapping[str, Any]
@@ -30,10 +31,19 @@ class Admission:
     plan: Plan
 
 
-def admit(job: Object, profiles: Sequence[Object], template: Object | None = None) -> Admission:
+def admit(
+    job: Object,
+    profiles: Sequence[Object],
+    template: Object | None = None,
+    source: Object | None = None,
+) -> Admission:
     """Choose the profile, judge the job by it and fix what is to stay. Raises Refused.
 
-    ``template``: the ConfigMap that the job's chat template is in, if it names one that exists.
+    Args:
+        job: the FineTuneJob.
+        profiles: all that there are.
+        template: the ConfigMap that the job's chat template is in, if it names one that exists.
+        source: the FineTuneJob whose model it starts from, if it names one that exists.
     """
     check_job(job)
     profile = choose_profile(job, profiles)
@@ -41,8 +51,12 @@ def admit(job: Object, profiles: Sequence[Object], template: Object | None = Non
     name, spec = profile["metadata"]["name"], profile["spec"]
     base = merge(BUILT_IN, spec.get("defaults", {}))
     merged = merge(base, job["spec"])
-    check_policy(job, name, spec, merged, base)
-    whole = with_chat_template(merged, template)
+    if source_name(merged) == job["metadata"]["name"]:
+        raise Refused(
+            Reason.INVALID_SPEC, "spec.model.fromJob.name is the job's own name. Name the job to start from."
+        )
+    whole = with_source_model(with_chat_template(merged, template), source)
+    check_policy(job, name, spec, whole, base)
     provisional = make_plan(job, make_snapshot(job, profile, whole))
     # Whatever resources are edited to later, a step takes as many rows as the first plan says.
     fixed = merge(
@@ -60,7 +74,9 @@ def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Pla
     """
     check_job(job)
     base = merge(BUILT_IN, snapshot.profile.get("defaults", {}))
-    check_policy(job, snapshot.profile_name, snapshot.profile, merge(base, job["spec"]), base)
+    # Where the model lies was found out at admission, too.
+    merged = {**merge(base, job["spec"]), "model": snapshot.spec["model"]}
+    check_policy(job, snapshot.profile_name, snapshot.profile, merged, base)
     return make_plan(job, snapshot, passed)
 
 

@@ -23,7 +23,7 @@ from finetune_contract import (
     Stage,
     TrainOutcome,
 )
-from finetune_operator.planning import resolve
+from finetune_operator.planning import resolve, training
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.memory import resolve_memory
 from finetune_operator.planning.merge import BUILT_IN, merge
@@ -111,6 +111,8 @@ class Plan:
     pathways: Pathways | None
     """None: the controller is McJAX."""
     model: ModelSource
+    lineage: Object | None
+    """The job that has made the model: name, uid, base, step, digest; None: no job has."""
     data: DataSpec
     method: MethodSpec
     hyperparameters: Hyperparameters
@@ -190,9 +192,10 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         mesh=mesh,
         pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
         model=resolve.model(spec["model"]),
+        lineage=spec["model"].get("fromJob"),
         data=resolve.data(spec),
-        method=resolve.method(spec),
-        hyperparameters=resolve.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
+        method=training.method(spec),
+        hyperparameters=training.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
         checkpointing=checkpointing,
         evaluation=evaluation,
         export=resolve.export(spec),

@@ -117,7 +117,9 @@ def _models(_spec: Object, profile: Object, merged: Object, _base: Object) -> It
     if not allowed:
         return
     model = merged["model"]
-    asked = model["huggingFace"]["repo"] if "huggingFace" in model else model["uri"]
+    # A tuned model is what it was made of.
+    base = model.get("fromJob", {}).get("base")
+    asked = model["huggingFace"]["repo"] if "huggingFace" in model else base or model["uri"]
     if not any(fnmatchcase(asked, pattern) for pattern in allowed):
         yield f"models.allow is {', '.join(allowed)}, which does not cover spec.model {asked}"
 
@@ -180,7 +182,7 @@ def _uris(_spec: Object, profile: Object, merged: Object, _base: Object) -> Iter
 def _read(merged: Object) -> Iterator[tuple[str, str]]:
     model, datasets = merged["model"], merged["datasets"]
     if "uri" in model:
-        yield "spec.model.uri", model["uri"]
+        yield "spec.model.fromJob" if "fromJob" in model else "spec.model.uri", model["uri"]
     if "uri" in model.get("tokenizer", {}):
         yield "spec.model.tokenizer.uri", model["tokenizer"]["uri"]
     for kind in ("train", "validation"):

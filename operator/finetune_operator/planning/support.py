@@ -28,7 +28,6 @@ JOB: tuple[Later, ...] = (
     Later("profiling"),
     Later("resumeFrom"),
     Later("model.orbax", instead="use uri with a folder in Hugging Face format"),
-    Later("model.fromJob", instead="use uri with that job's exported folder"),
 )
 
 PROFILE: tuple[Later, ...] = (

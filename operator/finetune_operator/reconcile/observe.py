@@ -29,6 +29,7 @@ from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolder
 from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
+from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.rendering import attempt_of
 from finetune_operator.rendering.labels import UID_LABEL
@@ -89,11 +90,12 @@ class Observer:
         if snapshot is not None and not owned_by(snapshot, uid):
             # Left by an earlier job of that name; garbage collection is about to take it.
             snapshot = None
-        jobsets, pods, profiles, template = await asyncio.gather(
+        jobsets, pods, profiles, template, source = await asyncio.gather(
             self._cluster.list(JOBSETS, key.namespace, labels={UID_LABEL: uid}),
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
             self._profiles(snapshot),
             self._template(job, snapshot),
+            self._source(job, snapshot),
         )
         workloads, view = await asyncio.gather(self._workloads(key.namespace, jobsets), self._view(snapshot))
         nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)])
@@ -106,6 +108,7 @@ class Observer:
             pods=tuple(pods),
             folder=view,
             template=template,
+            source=source,
             nodes=nodes,
             workloads=workloads,
             # At least this one, which the watch may not have told of yet.
@@ -183,6 +186,13 @@ class Observer:
         if reference is None:
             return None
         return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
+
+    async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
+        """The job whose model this one starts from before admission; afterwards the snapshot holds what it came to."""
+        name = source_name(job["spec"]) if snapshot is None else None
+        if name is None:
+            return None
+        return await self.job(JobKey(job["metadata"]["namespace"], name))
 
 
 def _judged(pod: Object, view: RunFolderView) -> bool:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from finetune_contract import DiscardedCheckpoint, Progress, Stage
 from finetune_operator.lifecycle.progress import goodput_status
-from tests.unit.lifecycle.world import World
+from finetune_operator.lifecycle.waited import Waited
+from tests.unit.lifecycle.world import World, profile
 
 SECONDS = {
     "startup": 10.0,
@@ -29,20 +30,27 @@ def progress(**seconds: float) -> Progress:
 
 
 def test_goodput_is_the_share_of_steps_that_count() -> None:
-    assert goodput_status(progress(**SECONDS)) == {
-        "percent": "60.0",
-        "seconds": {"startup": 20, "productive": 60, "evaluation": 10, "recomputed": 10},
+    assert goodput_status(progress(**SECONDS), Waited(queued=70.0, provisioning=30.0)) == {
+        "percent": "30.0",
+        "seconds": {
+            "queued": 70,
+            "provisioning": 30,
+            "startup": 20,
+            "productive": 60,
+            "evaluation": 10,
+            "recomputed": 10,
+        },
     }
 
 
 @pytest.mark.parametrize("nothing", [None, progress(), progress(productive=0.0)])
 def test_nothing_measured_tells_nothing(nothing: Progress | None) -> None:
-    assert goodput_status(nothing) is None
+    assert goodput_status(nothing, Waited(queued=5.0)) is None
 
 
 @given(st.dictionaries(st.sampled_from(sorted(SECONDS)), st.floats()))
 def test_whatever_was_written_the_share_is_between_none_and_all(seconds: dict[str, float]) -> None:
-    told = goodput_status(progress(**seconds))
+    told = goodput_status(progress(**seconds), Waited())
     assert told is None or 0 <= float(told["percent"]) <= 100
 
 
@@ -60,3 +68,91 @@ def test_a_damaged_checkpoint_is_told_with_the_stage() -> None:
     train = next(each for each in world.status["stages"] if each["name"] == "Train")
     assert train["message"].startswith(f"the checkpoint of step 8 was not what had been saved ({why})")
     assert world.status["goodput"]["percent"] == "60.0"
+
+
+QUEUE = {"localQueue": "team-tpu"}
+
+
+def trained(world: World, name: str, step: int = 5) -> dict[str, int]:
+    """Where the time went, as the status tells it after a report of training."""
+    world.train(name, step)
+    assert world.progress is not None
+    world.progress = world.progress.model_copy(update={"seconds": SECONDS})
+    world.wait(60)
+    world.reconcile()
+    told: dict[str, int] = world.status["goodput"]["seconds"]
+    return told
+
+
+def queued_training() -> tuple[World, str]:
+    """Training has just been put into the queue."""
+    world = World(profiles=[profile(queue=QUEUE)])
+    for _ in range(20):
+        world.reconcile()
+        live = world.live()
+        if live and world.key_of(live[0]).stage is Stage.TRAIN:
+            world.hold(live[0], held=True)
+            return world, live[0]
+        for name in live:
+            world.succeed(name)
+    raise AssertionError(world.status["summary"])
+
+
+def let_run(world: World, name: str, *, queued: float, provisioning: float) -> None:
+    world.wait(queued)
+    world.hold(name, held=False)
+    world.schedule(name)
+    world.reconcile()
+    world.wait(provisioning)
+    world.run(name)
+
+
+def test_waiting_for_quota_and_for_nodes_is_told_apart() -> None:
+    world, name = queued_training()
+    let_run(world, name, queued=300, provisioning=40)
+    told = trained(world, name)
+    assert (told["queued"], told["provisioning"]) == (300, 40)
+
+
+def test_without_a_queue_all_waiting_is_for_nodes() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    for pod in world.pods_of(name):
+        pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = "2026-11-21T12:01:00Z"
+    world.now = datetime(2026, 11, 21, 12, 2, tzinfo=UTC)
+    told = trained(world, name)
+    assert (told["queued"], told["provisioning"]) == (0, 60)
+
+
+def test_what_a_suspended_attempt_waited_counts_when_its_jobset_is_gone() -> None:
+    world, first = queued_training()
+    let_run(world, first, queued=100, provisioning=20)
+    trained(world, first)
+    world.edit(suspend=True)
+    world.reconcile()
+    world.stop(first)
+    world.reconcile()
+    assert first not in world.jobsets
+    world.edit(suspend=False)
+    world.reconcile()
+    (second,) = world.live()
+    world.hold(second, held=True)
+    let_run(world, second, queued=50, provisioning=5)
+    told = trained(world, second, 7)
+    assert (told["queued"], told["provisioning"]) == (150, 25)
+
+
+def test_the_time_of_a_run_that_was_evicted_is_no_waiting() -> None:
+    world, name = queued_training()
+    let_run(world, name, queued=100, provisioning=20)
+    world.wait(1000)
+    world.hold(name, held=True)
+    world.workload(
+        name,
+        ("QuotaReserved", "True", "QuotaReserved", "back"),
+        ("Admitted", "True", "Admitted", "back"),
+        schedulingStats={"evictions": [{"reason": "Preempted", "count": 1}]},
+    )
+    let_run(world, name, queued=70, provisioning=30)
+    told = trained(world, name)
+    assert (told["queued"], told["provisioning"]) == (0, 30)

@@ -127,6 +127,8 @@ class World:
     profiles: list[Object] = field(default_factory=lambda: [profile()])
     now: datetime = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
     config_map: Object | None = None
+    source: Object | None = None
+    """The job whose model this one starts from."""
     jobsets: dict[str, Object] = field(default_factory=dict)
     pods: dict[str, Object] = field(default_factory=dict)
     attempts: dict[AttemptKey, AttemptFiles] = field(default_factory=dict)
@@ -165,6 +167,7 @@ class World:
             jobsets=tuple(copy.deepcopy(list(self.jobsets.values()))),
             pods=tuple(copy.deepcopy(list(self.pods.values()))),
             folder=self._view(),
+            source=copy.deepcopy(self.source),
             nodes=copy.deepcopy(self.nodes),
             workloads=None if self.workloads is None else tuple(copy.deepcopy(list(self.workloads.values()))),
             live_jobs=self.live_jobs,

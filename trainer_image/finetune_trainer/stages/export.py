@@ -60,7 +60,9 @@ def run(context: Context) -> ExportOutcome:
     ]
     for destination in request.export.destinations:
         artifacts += _copies(context, folders, destination)
-    outcome = ExportOutcome(artifacts=artifacts, manifest=context.folder.export_manifest)
+    outcome = ExportOutcome(
+        artifacts=artifacts, manifest=context.folder.export_manifest, step=request.train_step
+    )
     context.store.write(context.folder.export_manifest, outcome.to_json())
     return outcome
 

@@ -1,0 +1,120 @@
+"""What the status tells of a job's results: checkpoints, measurements, artefacts, or the failure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import CheckpointRecord, GateResult
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.progress import decimal
+from finetune_operator.lifecycle.situation import Situation
+from finetune_operator.lifecycle.stages import Survey
+
+type Object = Mapping[str, Any]
+
+_CHECKPOINTS = 10
+
+
+def checkpoints_status(look: Survey, observed: Observed, *, kept: bool) -> list[Object]:
+    """``status.checkpoints``. ``kept``: the progress beside them is the one that the status shows already."""
+    if train := look.findings.train:
+        best = [each for each in train.checkpoints if each.step == train.best_step]
+        newest = [each for each in train.checkpoints if each not in best][len(best) - _CHECKPOINTS :]
+        return [
+            _checkpoint(record, last=record is train.checkpoints[-1], best=record in best)
+            for record in train.checkpoints
+            if record in best or record in newest
+        ]
+    if kept:
+        return list((observed.job.get("status") or {}).get("checkpoints", ()))
+    steps = observed.folder.progress.checkpoints if observed.folder.progress else []
+    return [
+        _checkpoint(
+            CheckpointRecord(step=step, uri=look.plan.run_folder.checkpoint(step)), last=step == steps[-1]
+        )
+        for step in steps[-_CHECKPOINTS:]
+    ]
+
+
+def evaluation_status(look: Survey) -> Object | None:
+    """``status.evaluation``; what training measured last where no stage of its own does."""
+    measured = look.evaluation
+    if measured is None:
+        train = look.findings.train
+        if train is None or train.evaluation_loss is None:
+            return None
+        return {"result": {"loss": decimal(train.evaluation_loss)}}
+    told: dict[str, Any] = {}
+    if measured.dataset_hash:
+        told["datasetHash"] = measured.dataset_hash
+    if baseline := measured.metrics("baseline"):
+        told["baseline"] = _metrics(baseline)
+    if tuned := measured.metrics("tuned"):
+        told["result"] = _metrics(tuned)
+    if measured.gates:
+        told["gates"] = [_gate(gate) for gate in measured.gates]
+    if measured.samples_uri:
+        told["samplesURI"] = measured.samples_uri
+    return told
+
+
+def artifacts_status(look: Survey) -> list[Object]:
+    """``status.artifacts``."""
+    step = {"step": look.export.step} if look.export and look.export.step is not None else {}
+    told: list[Object] = [
+        {
+            "name": artifact.name,
+            "type": artifact.type,
+            "uri": artifact.uri,
+            "digest": artifact.digest,
+            "sizeBytes": artifact.size_bytes,
+            **step,
+        }
+        for artifact in (look.export.artifacts if look.export else ())
+    ]
+    if look.findings.preflight:
+        told.append({"name": "data-report", "type": "Report", "uri": look.findings.preflight.report})
+    return told
+
+
+def failure_status(situation: Situation, look: Survey) -> Object:
+    """``status.failure`` of a job that failed."""
+    failure, view = situation.failure, look.current
+    assert failure is not None, "a job that failed has a failure"
+    told: dict[str, Any] = {
+        "class": str(failure.failure_class),
+        "reason": failure.reason,
+        "stage": str(view.stage),
+        "message": failure.message,
+    }
+    if view.attempts:
+        last = view.attempts[-1]
+        told["attempt"] = last.ordinal
+        told["host"] = str(failure.host)
+        told["logsURI"] = look.plan.run_folder.log_tail(*last.key.place)
+    if failure.fix:
+        told["suggestion"] = failure.fix
+    if failure.evidence:
+        told["evidence"] = failure.evidence
+    return told
+
+
+def _checkpoint(record: CheckpointRecord, *, last: bool, best: bool = False) -> Object:
+    told: dict[str, Any] = {"step": record.step, "uri": record.uri}
+    if record.metrics:
+        told["metrics"] = _metrics(record.metrics)
+    if tags := [name for name, given in (("Best", best), ("Last", last)) if given]:
+        told["tags"] = tags
+    return told
+
+
+def _metrics(values: Mapping[str, float]) -> Object:
+    return {name: decimal(value) for name, value in values.items()}
+
+
+def _gate(gate: GateResult) -> Object:
+    told: dict[str, Any] = {"metric": gate.metric, "op": gate.op, "passed": gate.passed}
+    if gate.value is not None:
+        told["value"] = decimal(gate.value)
+    if gate.threshold is not None:
+        told["threshold"] = decimal(gate.threshold)
+    return told

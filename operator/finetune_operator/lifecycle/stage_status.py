@@ -1,0 +1,166 @@
+"""``status.stages`` and ``status.attempts``: where each stage stands, and how its attempts have ended."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from finetune_contract import Stage, TrainOutcome
+from finetune_operator.api import Reason, StagePhase
+from finetune_operator.lifecycle import children
+from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.classify import Ending, Verdict
+from finetune_operator.lifecycle.evictions import evicted_entries
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.prepared import data_cache
+from finetune_operator.lifecycle.progress import decimal
+from finetune_operator.lifecycle.situation import Course, Situation
+from finetune_operator.lifecycle.stages import StageView, Survey
+from finetune_operator.lifecycle.times import stamp
+from finetune_operator.rendering import jobset_name
+
+type Object = Mapping[str, Any]
+
+_HISTORY = 10
+
+
+def stages_status(observed: Observed, situation: Situation, look: Survey, previous: Object) -> list[Object]:
+    """One of each, in order. ``previous``: the status as it is."""
+    before = {each["name"]: each for each in previous.get("stages", ())}
+    return [_stage(observed, situation, look, stage, before.get(stage, {})) for stage in Stage]
+
+
+def attempts_status(look: Survey, previous: Object) -> Object:
+    """``previous``: the status as it is. What its history tells of nodes is kept: their pods may be gone since."""
+    told_before = previous.get("attempts", {}).get("history", ())
+    nodes = {(each["stage"], each["attempt"]): each["node"] for each in told_before if "node" in each}
+    verdicts = {attempt.key: verdict for attempt, verdict in look.judged}
+    history: list[Object] = []
+    for attempt in look.attempts:
+        # Of a history that is cut, nobody can tell which entry was which.
+        evicted = evicted_entries(attempt, told_before if len(told_before) < _HISTORY else ())
+        history += evicted
+        verdict = verdicts.get(attempt.key)
+        if verdict and not (evicted and verdict.ending is Ending.EVICTED):
+            history.append(_ended(attempt, verdict, look, nodes.get((attempt.key.stage, attempt.ordinal))))
+    told: dict[str, Any] = {
+        "total": len(look.attempts),
+        "preemption": look.counters.preemption,
+        "infrastructure": look.counters.infrastructure,
+        "user": look.counters.user,
+    }
+    if history:
+        told["history"] = history[-_HISTORY:]
+    return told
+
+
+def _stage(
+    observed: Observed, situation: Situation, look: Survey, stage: Stage, before: Object
+) -> dict[str, Any]:
+    view = look[stage]
+    if view.phase is StagePhase.SKIPPED:
+        return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": Reason.NOT_REQUESTED.value}
+    failed_now = situation.course is Course.FAILED and stage is look.current.stage
+    if situation.course.finished and view.phase is StagePhase.PENDING and not failed_now:
+        return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": "NotReached"}
+    phase = StagePhase.FAILED if failed_now else view.phase
+    told: dict[str, Any] = {"name": str(stage), "phase": str(phase)}
+    if view.attempts:
+        newest = view.attempts[-1]
+        told |= _which(newest, look)
+        # at least: the pods tell it, and go before the status does
+        known = before.get("workerRestarts", 0) if before.get("attempt") == newest.ordinal else 0
+        if restarts := max(known, children.worker_restarts(newest.pods)):
+            told["workerRestarts"] = restarts
+        told["startTime"] = before.get("startTime") or stamp(_started(view.attempts) or observed.now)
+    if phase in (StagePhase.SUCCEEDED, StagePhase.FAILED):
+        finished = view.result.finished if view.result else None
+        if finished is None and view.last_verdict:
+            finished = view.last_verdict.finished
+        told["completionTime"] = before.get("completionTime") or stamp(finished or observed.now)
+    failure = view.failure or (situation.failure if failed_now else None)
+    if failure:
+        told["reason"], told["message"] = failure.reason, failure.message
+    elif stage is Stage.TRAIN and (discarded := _discarded(observed)):
+        told["message"] = discarded
+    if stage is Stage.CONVERT and (cache := _cache(view, look)):
+        told["cache"] = cache
+    if stage is Stage.PREFLIGHT and look.findings.preflight and (used := data_cache(look.findings.preflight)):
+        told["cache"] = used
+    if stage is Stage.TRAIN and (step := _resumed_from(view, observed)):
+        told["resumedFromStep"] = step
+    return told
+
+
+def _started(attempts: Sequence[Attempt]) -> datetime | None:
+    times = [each.files.result.started for each in attempts if each.files and each.files.result]
+    created = [
+        datetime.fromisoformat(each.jobset["metadata"]["creationTimestamp"])
+        for each in attempts
+        if each.jobset and "creationTimestamp" in each.jobset["metadata"]
+    ]
+    return min(created + times, default=None)
+
+
+def _cache(view: StageView, look: Survey) -> Object | None:
+    converted = look.findings.converted
+    if converted is None:
+        return None
+    told: dict[str, Any] = {
+        "result": "Miss" if view.attempts else "Hit",
+        "fingerprint": converted.fingerprint,
+        "sourceURI": converted.items,
+        "sizeBytes": converted.size_bytes,
+    }
+    if not view.attempts:
+        told["savedSeconds"] = decimal(round(converted.seconds, 1))
+    elif look.plan.use_cache != "Use":
+        told["missBecause"] = [f"spec.cache is {look.plan.use_cache}"]
+    return told
+
+
+def _discarded(observed: Observed) -> str | None:
+    """What became of checkpoints that were damaged, for people."""
+    found = observed.folder.progress.discarded if observed.folder.progress else ()
+    return "; ".join(
+        f"the checkpoint of step {each.step} was not what had been saved ({each.why}), "
+        "and training went on from the one before"
+        for each in found
+    )
+
+
+def _resumed_from(view: StageView, observed: Observed) -> int | None:
+    details = view.result.details if view.result else None
+    if isinstance(details, TrainOutcome):
+        return details.start_step
+    progress = observed.folder.progress
+    newest = view.attempts[-1].key if view.attempts else None
+    if progress and newest and (progress.attempt, progress.restart) == (newest.number, newest.restart):
+        return progress.start_step
+    return None
+
+
+def _which(attempt: Attempt, look: Survey) -> dict[str, Any]:
+    name = jobset_name(look.plan.job.name, attempt.key.stage, attempt.key.number)
+    told: dict[str, Any] = {"attempt": attempt.ordinal, "jobSet": name}
+    if attempt.key.restart:
+        told["restart"] = attempt.key.restart
+    return told
+
+
+def _ended(attempt: Attempt, verdict: Verdict, look: Survey, node: str | None) -> Object:
+    """``node``: as it was told before; its pods may be gone since."""
+    told: dict[str, Any] = {
+        "stage": str(attempt.key.stage),
+        **_which(attempt, look),
+        "reason": verdict.failure.reason if verdict.failure else verdict.purpose or str(verdict.ending),
+    }
+    if verdict.failure_class is not None:
+        told["class"] = str(verdict.failure_class)
+    host = verdict.failure.host if verdict.failure else 0
+    node = children.node_of(attempt.pods, host, look.plan.mesh.hosts) or node
+    if node:
+        told["node"] = node
+    details = attempt.files.result.details if attempt.files and attempt.files.result else None
+    if isinstance(details, TrainOutcome):
+        told["startStep"], told["endStep"] = details.start_step, details.step
+    return told

@@ -1,0 +1,106 @@
+"""The model that another job has made (``spec.model.fromJob``): read once, at admission, and kept in the job's plan."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_operator.api import Reason
+from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.merge import lookup
+
+type Object = Mapping[str, Any]
+
+_PATH = "spec.model.fromJob"
+
+
+def source_name(spec: Object) -> str | None:
+    """The job whose model a job's spec starts from, if it starts from one."""
+    name = lookup(spec, "model.fromJob.name")
+    return name if isinstance(name, str) else None
+
+
+def with_source_model(spec: Object, source: Object | None) -> Object:
+    """``spec`` with the model as a folder, and beside it where that comes from.
+
+    ``source``: the FineTuneJob that the spec names; None: there is none. Raises Refused where it has no such model,
+    with the reason SourceJobRunning as long as it may come to one by itself.
+    """
+    name = source_name(spec)
+    if name is None:
+        return spec
+    if source is None:
+        raise Refused(
+            Reason.SOURCE_JOB_NOT_FOUND,
+            f'{_PATH}: there is no FineTuneJob "{name}" in the job\'s namespace. '
+            "The job goes on by itself when it has succeeded.",
+        )
+    status = source.get("status") or {}
+    _refuse_unfinished(name, status)
+    model = _exported_model(name, status)
+    _refuse_other_checkpoint(spec["model"]["fromJob"], status, model.get("step"))
+    before = lookup(status, "resolved.model") or {}
+    lineage = {
+        "name": name,
+        "uid": source["metadata"]["uid"],
+        "base": lookup(before, "fromJob.base") or before.get("source"),
+        "step": model.get("step"),
+        "digest": model.get("digest"),
+    }
+    others = {key: value for key, value in spec["model"].items() if key != "fromJob"}
+    kept = {key: value for key, value in lineage.items() if value is not None}
+    return {**spec, "model": {**others, "uri": model["uri"], "fromJob": kept}}
+
+
+def _refuse_unfinished(name: str, status: Object) -> None:
+    ended = {each["type"]: each["status"] for each in status.get("conditions", ())}
+    if ended.get("Finished") != "True":
+        raise Refused(
+            Reason.SOURCE_JOB_RUNNING,
+            f'{_PATH}: FineTuneJob "{name}" has not ended yet ({status.get("phase", "Pending")}). '
+            "The job goes on by itself when that one has succeeded.",
+        )
+    if ended.get("Succeeded") != "True":
+        raise _unusable(
+            f'FineTuneJob "{name}" has ended as {status.get("phase", "Failed")} and has made no model. Mend it and '
+            "raise its spec.retry.generation: the job goes on by itself when it has succeeded. "
+            "Or create the job with another model."
+        )
+
+
+def _exported_model(name: str, status: Object) -> Object:
+    for artifact in status.get("artifacts", ()):
+        if artifact["type"] == "HuggingFace" and not artifact["uri"].startswith("hf:"):
+            return dict(artifact)
+    raise _unusable(
+        f'FineTuneJob "{name}" has exported no whole model, only an adapter. Set spec.export.content of that job to '
+        "Both and retry it from Export: the job goes on by itself when it has succeeded."
+    )
+
+
+def _refuse_other_checkpoint(asked: Object, status: Object, exported: int | None) -> None:
+    """A job exports one of its checkpoints; the others are no models yet."""
+    wanted = asked.get("checkpoint")
+    if wanted is None:
+        return
+    step = asked.get("step") if wanted == "Step" else _tagged(status, wanted)
+    if step is not None and step == exported:
+        return
+    has = (
+        f"the checkpoint of step {exported}" if exported is not None else "a checkpoint that it does not name"
+    )
+    what = (
+        f"that of step {step}" if step is not None else f"its {wanted.lower()} one, of which it knows nothing"
+    )
+    remedy = (
+        f"Set spec.export.checkpoint of that job to {wanted} and retry it from Export, or leave checkpoint out here."
+        if wanted != "Step" and step is not None
+        else "Leave checkpoint out to start from what was exported."
+    )
+    raise _unusable(f'FineTuneJob "{asked["name"]}" has exported {has}, and asked for is {what}. {remedy}')
+
+
+def _tagged(status: Object, tag: str) -> int | None:
+    return next((each["step"] for each in status.get("checkpoints", ()) if tag in each.get("tags", ())), None)
+
+
+def _unusable(what: str) -> Refused:
+    return Refused(Reason.SOURCE_JOB_UNUSABLE, f"{_PATH}: {what}")
