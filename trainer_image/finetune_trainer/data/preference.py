@@ -187,11 +187,15 @@ class PairReader:
 
     def _value(self, row: Row, name: str) -> Any:
         column = self._columns[name]
-        if row.value.get(column) is None:
+        if column not in row.value:
             raise row.place.mismatch(
                 f'there is no column "{column}"',
                 "Name the columns: columns: {chosen: …, rejected: …} and, if there is one, {prompt: …}.",
                 saw=f"columns {', '.join(list(row.value)[:12]) or 'none'}",
+            )
+        if row.value[column] is None:
+            raise row.place.mismatch(
+                f'"{column}" must be an answer', "Write both answers, or remove the row.", saw="null"
             )
         return row.value[column]
 

@@ -51,9 +51,11 @@ class Work:
     """Token ids: the request's prompts, then the questions of the tasks."""
 
     @property
-    def compared(self) -> Sequence[Dataset]:
-        """What the method itself measures: the validation sets, and tasks of pairs."""
-        return [*self.validation, *(each.data for each in self.tasks if each.spec.pairs)]
+    def compared(self) -> dict[str, Dataset]:
+        """What the method itself measures: the validation sets by name, and tasks of pairs by their path in the spec:
+        a name may stand in both."""
+        pairs = {each.spec.source.path: each.data for each in self.tasks if each.spec.pairs}
+        return {each.name: each for each in self.validation} | pairs
 
     @property
     def digest(self) -> str | None:
@@ -133,8 +135,8 @@ def run(context: Context) -> EvaluateOutcome:
 
 
 def batches_of(context: Context, work: Work) -> dict[str, Iterable[Batch]]:
-    """The rows that the method measures, in pieces of one forward pass, by the set's name."""
-    return {each.name: _batches(context, each) for each in work.compared}
+    """The rows that the method measures, in pieces of one forward pass, by ``Work.compared``'s names."""
+    return {name: _batches(context, each) for name, each in work.compared.items()}
 
 
 def referred(base: "LoadedModel", batches: Iterable[Batch]) -> list[Batch]:
@@ -227,7 +229,8 @@ def measure(
         own, at = answers[at : at + len(task.questions)], at + len(task.questions)
         found = mean_scores(task.spec.metrics, own, [each.reference for each in task.questions])
         if task.spec.pairs:
-            found |= {"loss": measured[task.name].mean, **measured[task.name].metrics}
+            own_loss = measured[task.spec.source.path]
+            found |= {"loss": own_loss.mean, **own_loss.metrics}
         elif "Loss" in task.spec.metrics:
             found["loss"] = texts.measure(model.model, _batches(context, task.data)).mean
         scores.append(found)
