@@ -108,6 +108,7 @@ bench: install trainer cluster-programs ## Measure operator, preemptions and qui
 bench-trainer: install trainer ## Measure the trainer against the bare MaxText commands, in pairs
 	@$(PYTHON) -m tests.bench.trainer --large-gb 1.0
 	@"$$(trainer_image/install.sh)"/bin/python -m tests.bench.data 100000 1000000
+	@"$$(trainer_image/install.sh)"/bin/python -m tests.bench.generation
 
 check-real: install reference ## Ask the model that make demo-real exported the same questions under transformers
 	@$(PYTHON) -m tests.bench.transformers_answers smollm2-gsm8k

@@ -1,4 +1,5 @@
-"""Preflight's data check at scale: rows a second and memory, for a growing number of short rows.
+"""Preflight's data check at scale: rows a second and memory, for a growing number of short rows; and what a resumed
+training takes to its first batch, by steps done before.
 
 Run in the trainer's environment: python -m tests.bench.data [ROWS ...]   (default: 100,000 and 1,000,000)
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 from unittest.mock import create_autospec
 
 from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import Context
@@ -61,7 +63,23 @@ def measure(rows: int) -> dict[str, float]:
             "rows_per_second": round(rows / seconds),
             "peak_mb_above_start": round(peak, 1),
             "seconds_from_cache": round(time.perf_counter() - started, 2),
+            **{
+                f"first_batch_after_{steps}_steps": first_batch(context(), steps)
+                for steps in (0, 1_000, 1_000_000)
+            },
         }
+
+
+def first_batch(context: Context, steps: int) -> float:
+    """Milliseconds."""
+    data = context.training_data()
+    h = context.request.hyperparameters
+    batches = TrainBatches(
+        rows=data.rows, parts=data.parts, batch_size=h.global_batch_size, seed=h.seed, shuffle=True
+    )
+    started = time.perf_counter()
+    batches.batch(steps)
+    return round(1000 * (time.perf_counter() - started), 1)
 
 
 def _peak() -> float:
