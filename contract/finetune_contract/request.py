@@ -264,6 +264,8 @@ class MemoryCheck(Record):
 
 class CheckpointPolicy(Record):
     every_steps: int
+    every_seconds: int | None = None
+    """Also where so much time has passed since the last one."""
     keep_last: int
     keep_best: int = 0
     """How many of the best are kept besides; 0 where nothing tells which is better."""

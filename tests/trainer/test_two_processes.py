@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import Failure, HostProgress, Outcome, StageRequest, StageResult
+from finetune_contract import Failure, HostProgress, Outcome, StageRequest, StageResult, TrainOutcome
 from finetune_contract.failure import PEER_LOST
 from tests.trainer.requests import request
 from tests.trainer.stages import Running, Stages, attempt_folder, await_file, result_of
@@ -56,6 +56,19 @@ def test_two_processes_train_and_evaluate_as_one_does(stages: Stages, converted:
     assert two[1].tuned.loss == pytest.approx(one[1].tuned.loss, rel=1e-5)
     assert two[1].baseline.loss == pytest.approx(one[1].baseline.loss, rel=1e-5)
     assert two[1].samples == one[1].samples
+
+
+def test_both_save_when_the_first_ones_clock_says_so(stages: Stages, converted: str) -> None:
+    """The clocks go at different paces; two that saved different steps would wait for each other for ever."""
+    made = asked(
+        stages, converted, "Train", "by-time", **TWO_HOSTS,
+        checkpointing={"every_steps": 100, "every_seconds": 10, "keep_last": 9},
+    )  # fmt: skip
+    running = stages.pair(made, faults=[("seconds_a_look", 5.0), ("seconds_a_look", 0.1)])
+    assert ends(running) == [0, 0], "\n".join(each.log[-2000:] for each in running)
+    found = read(made).details
+    assert isinstance(found, TrainOutcome)
+    assert [checkpoint.step for checkpoint in found.checkpoints] == [2, 4, 6]
 
 
 @pytest.mark.parametrize("culprit", [0, 1])

@@ -122,7 +122,8 @@ class Checkpointing(ApiModel):
     every_steps: Positive | None = None
     """Save after so many steps. Default: 100."""
     every_seconds: Positive | None = None
-    """Save also when so much time has passed. Default: 600."""
+    """Save also when so much time has passed since the last save. Such a checkpoint is not measured, so it is never the
+    best. Default: 600."""
     keep: KeepCheckpoints | None = None
     """Which checkpoints are kept."""
     best_by: BestBy | None = None

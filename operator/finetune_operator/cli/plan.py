@@ -183,8 +183,11 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
             yield _row(label, _dataset(source))
     if split := plan.data.split_from_train:
         yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
-    every, keep = plan.checkpointing.every_steps, plan.checkpointing.keep_last
-    yield _row("Checkpoints", f"every {every} steps, the last {keep} are kept; the last is exported")
+    saved = plan.checkpointing
+    every = f"every {saved.every_steps} steps" + (
+        f" or {saved.every_seconds} s" if saved.every_seconds else ""
+    )
+    yield _row("Checkpoints", f"{every}, the last {saved.keep_last} are kept; the last is exported")
     yield _row("Memory", "not checked beforehand in this version")
     yield _row("Run folder", plan.run_folder.uri.replace("-00000000", "-<uid>"))
     yield _row("Cache", f"{plan.cache.uri} ({plan.use_cache})")

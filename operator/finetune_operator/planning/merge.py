@@ -11,7 +11,7 @@ from typing import Any
 BUILT_IN: Mapping[str, Any] = {
     "cache": "Use",
     "resources": {"controller": "McJAX", "slices": 1},
-    "checkpointing": {"everySteps": 100, "keep": {"last": 2}},
+    "checkpointing": {"everySteps": 100, "everySeconds": 600, "keep": {"last": 2}},
     "recovery": {"maxPreemptions": 100, "maxInfrastructureRetries": 5, "maxUserRetries": 0},
     "preRunningDeadlineSeconds": 7200,
     "hangPolicy": {"startupSeconds": 1800, "noStepSeconds": 900},

@@ -250,6 +250,7 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
         )
     return CheckpointPolicy(
         every_steps=every,
+        every_seconds=section["everySeconds"],
         keep_last=keep["last"],
         keep_best=keep.get("best", 1) if known else 0,
         best_metric=metric,

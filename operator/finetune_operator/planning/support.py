@@ -21,7 +21,6 @@ class Later:
 
 JOB: tuple[Later, ...] = (
     Later("budget"),
-    Later("checkpointing.everySeconds", instead="use everySteps"),
     Later("preflight.smoke"),
     Later("evaluation.benchmarks", ([],)),
     Later("export.serving"),

@@ -21,7 +21,6 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 
 LATER: list[tuple[dict[str, Any], str]] = [
     ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
-    ({"checkpointing": {"everySeconds": 60}}, "spec.checkpointing.everySeconds"),
     ({"export": {"serving": {"enabled": True}}}, "spec.export.serving"),
     ({"resumeFrom": {"runFolder": "gs://artifacts/a/b"}}, "spec.resumeFrom"),
 ]

@@ -190,6 +190,11 @@ def test_the_best_checkpoint_is_kept_and_exported_where_training_measures_it(
     assert told.train_step == (60 if exported == "Best" else 100)
 
 
+def test_checkpoints_are_saved_by_time_too() -> None:
+    assert request(Stage.TRAIN).checkpointing.every_seconds == 600
+    assert request(Stage.TRAIN, checkpointing={"everySeconds": 60}).checkpointing.every_seconds == 60
+
+
 def test_the_checkpoint_that_was_measured_is_the_one_that_is_exported() -> None:
     """Also where the choice was edited in between."""
     findings = Findings(train=TRAINED, evaluated=EvaluateOutcome(step=60))

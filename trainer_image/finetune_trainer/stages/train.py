@@ -24,6 +24,7 @@ def run(context: Context) -> TrainOutcome:
     from finetune_trainer.training import goodput
     from finetune_trainer.training.report import Report
     from finetune_trainer.training.retention import Retention, measured_before
+    from finetune_trainer.training.saving import SaveTimes
     from finetune_trainer.training.seals import discard_damaged
     from finetune_trainer.training.session import open_session, peak_memory
     from finetune_trainer.training.trainer import Control, Stopped
@@ -48,7 +49,12 @@ def run(context: Context) -> TrainOutcome:
         measured=measured_before(context.store.read_or_none(context.folder.metrics)),
         per_token=request.method.type == "SFT",
     )
-    session = open_session(config, steps, request, retention)
+    saving = SaveTimes(
+        every_steps=request.checkpointing.every_steps,
+        every_seconds=request.checkpointing.every_seconds,
+        first_says=context.processes.first_says,
+    )
+    session = open_session(config, steps, request, retention, saving)
     seconds["restore"] = time.perf_counter() - started
     report = None
     if context.processes.first:
@@ -59,7 +65,7 @@ def run(context: Context) -> TrainOutcome:
         )  # fmt: skip
     control = Control(
         total_steps=steps,
-        checkpoint_every=request.checkpointing.every_steps,
+        saving=saving,
         evaluate_every=request.evaluation.every_steps,
         stop_requested=lambda: context.stopper.requested,
         begin_saving=context.stopper.defer,

@@ -23,6 +23,7 @@ from finetune_trainer.lora import with_lora
 from finetune_trainer.objectives import Objective, Reference, objective_of
 from finetune_trainer.spread import ROW_AXES
 from finetune_trainer.training.retention import Retention
+from finetune_trainer.training.saving import SaveTimes
 from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch, stop_agreed
 
 
@@ -70,7 +71,9 @@ class Session:
             trainer.evaluate()
 
 
-def open_session(config: Any, steps: int, request: StageRequest, retention: Retention) -> Session:
+def open_session(
+    config: Any, steps: int, request: StageRequest, retention: Retention, saving: SaveTimes
+) -> Session:
     """Loads the model and the newest whole checkpoint, if there is one.
 
     ``config`` is MaxText's; it names the run folder, the converted model and the mesh.
@@ -87,7 +90,11 @@ def open_session(config: Any, steps: int, request: StageRequest, retention: Rete
             made = Reference.without_adapter if config.lora.enable_lora else Reference.copied
             reference = made(model, mesh, parts=parts)  # before a checkpoint is restored
         trainer, schedule = build_trainer(
-            config, model, _tunix(config, steps, retention, request.evaluation.every_steps), objective, parts
+            config,
+            model,
+            _tunix(config, steps, retention, saving, request.evaluation.every_steps),
+            objective,
+            parts,
         )
         trainer.retention = retention
     return Session(
@@ -125,7 +132,9 @@ def optimizer_of(config: Any, model: Any) -> tuple[optax.GradientTransformation,
     return optimizer, schedule
 
 
-def _tunix(config: Any, steps: int, retention: Retention, evaluate_every: int | None) -> Any:
+def _tunix(
+    config: Any, steps: int, retention: Retention, saving: SaveTimes, evaluate_every: int | None
+) -> Any:
     return peft_trainer.TrainingConfig(
         eval_every_n_steps=evaluate_every or steps + 1,
         # The data ends at the last step. A number would start a progress bar that stacks all metrics at every step.
@@ -133,7 +142,7 @@ def _tunix(config: Any, steps: int, retention: Retention, evaluate_every: int | 
         checkpoint_root_directory=config.checkpoint_dir,
         checkpointing_options=ocp.CheckpointManagerOptions(
             # Stated, because Orbax's default also saves the first step it sees and asks for preemption by itself.
-            save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(retention.policy.every_steps),
+            save_decision_policy=saving,
             preservation_policy=retention,
             # what an attempt left that was ended while it saved
             cleanup_tmp_directories=True,

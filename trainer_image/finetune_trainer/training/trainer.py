@@ -33,6 +33,7 @@ from finetune_trainer.spread import to_devices
 from finetune_trainer.training.accumulation import accumulated_step
 from finetune_trainer.training.report import HostReport, Report
 from finetune_trainer.training.retention import Retention
+from finetune_trainer.training.saving import SaveTimes
 
 _LOG = logging.getLogger(__name__)
 #: Rest between two console lines.
@@ -73,7 +74,7 @@ class Control:
     """What the trainer is told from outside."""
 
     total_steps: int
-    checkpoint_every: int
+    saving: SaveTimes
     evaluate_every: int | None
     stop_requested: Callable[[], bool]
     begin_saving: Callable[[], None]
@@ -112,6 +113,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         self._last = 0.0
         self._clean = False
         self._logged = 0.0
+        self._listed = 0
         self.first_loss: float | None = None
         self.last_loss: float | None = None
         self.tokens = 0
@@ -159,7 +161,9 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         self._control.seconds[kind] = self._control.seconds.get(kind, 0.0) + seconds
         if self._control.report is not None:
             self._control.report.step(train_step, metrics, seconds if self._clean else None)
-            if train_step % self._control.checkpoint_every == 1:
+            saved = self._control.saving.latest
+            if self._listed < saved < train_step:  # by now it is mostly whole
+                self._listed = saved
                 self._control.report.checkpoints(train_ctx.saved_steps())
         self._clean = True
 
@@ -278,7 +282,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         self.control.begin_saving()
         done = self.train_steps + 1
         self._measured[done] = {name: value for name, value in aux.items() if name != "loss"}
-        if done % self.control.checkpoint_every == 0 or done == self.control.total_steps:
+        if self.control.saving.decide(done) or done == self.control.total_steps:
             check_finite(float(aux["loss"]), done)
             check_finite(float(aux["gradient_norm"]), done, what="gradient norm")
 
