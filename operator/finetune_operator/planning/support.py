@@ -29,7 +29,6 @@ JOB: tuple[Later, ...] = (
     Later("export.serving"),
     Later("profiling"),
     Later("resumeFrom"),
-    Later("model.orbax", instead="use uri with a folder in Hugging Face format"),
     Later("evaluation.datasets[].format", _FORMATS),
     Later("evaluation.datasets[].columns.chosen"),
     Later("evaluation.datasets[].columns.rejected"),
