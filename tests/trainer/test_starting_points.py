@@ -1,5 +1,6 @@
 """Where real stages may start from: a MaxText checkpoint, and a model that another job has exported."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,14 @@ def broken(root: Path, given: dict[str, Any], case: str) -> dict[str, Any]:
         if not other.exists():
             made(other, "llama")
         return {**given, "maxtext_model": "llama3.1-8b", "tokenizer": {"uri": f"file://{other}"}}
+    if case == "another size":
+        other = root / "models" / "wider"
+        if not other.exists():
+            made(other, "qwen3")
+            config = json.loads((other / "config.json").read_text())
+            config["intermediate_size"] *= 2
+            (other / "config.json").write_text(json.dumps(config))
+        return {**given, "tokenizer": {"uri": f"file://{other}"}}
     if case == "no config":
         alone = root / "models" / "tokenizer-alone"
         alone.mkdir(exist_ok=True)
@@ -77,22 +86,29 @@ def broken(root: Path, given: dict[str, Any], case: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("case", "code", "reason"),
+    ("case", "code", "reason", "told"),
     [
-        ("nothing there", ExitCode.INPUT_MISSING, "CheckpointMissing"),
-        ("no checkpoint", ExitCode.INPUT_MISSING, "CheckpointUnreadable"),
-        ("no config", ExitCode.INPUT_MISSING, "ConfigMissing"),
-        ("changed", ExitCode.BAD_DATA, "InputChanged"),
-        ("another model", ExitCode.BAD_REQUEST, "CheckpointIncompatible"),
-        ("another family", ExitCode.BAD_REQUEST, "MaxTextModelMismatch"),
-        ("no such model", ExitCode.BAD_REQUEST, "MaxTextModelMismatch"),
+        ("nothing there", ExitCode.INPUT_MISSING, "CheckpointMissing", "nowhere"),
+        ("no checkpoint", ExitCode.INPUT_MISSING, "CheckpointUnreadable", "items folder"),
+        ("no config", ExitCode.INPUT_MISSING, "ConfigMissing", "config.json"),
+        ("changed", ExitCode.BAD_DATA, "InputChanged", "orbax"),
+        ("another model", ExitCode.BAD_REQUEST, "CheckpointIncompatible", "self_attention-key_norm-scale"),
+        (
+            "another size",
+            ExitCode.BAD_REQUEST,
+            "CheckpointIncompatible",
+            "another size than config.json says",
+        ),
+        ("another family", ExitCode.BAD_REQUEST, "MaxTextModelMismatch", "gemma2-2b (gemma2)"),
+        ("no such model", ExitCode.BAD_REQUEST, "MaxTextModelMismatch", "qwen3-8b"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_told_before_anything_is_spent(
-    stages: Stages, given: dict[str, Any], case: str, code: ExitCode, reason: str
+    stages: Stages, given: dict[str, Any], case: str, code: ExitCode, reason: str, told: str
 ) -> None:
     made_of = broken(stages.root, given, case)
     result = stages.run("Preflight", f"broken-{case.replace(' ', '-')}", model=made_of)
     assert result.failure is not None
     assert (result.exit_code, result.failure.reason) == (code, reason)
+    assert told in result.failure.message
     assert result.failure.fix

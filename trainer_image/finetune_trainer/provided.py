@@ -39,8 +39,14 @@ def check(items: str, plan: ModelPlan, layout: CheckpointLayout, *, store: Store
     config = engine.configure(
         plan, weight_dtype="float32", run_name="provided", base_output_directory=str(scratch)
     )
-    shapes = plan.tensors()
-    for parameter in mapping.parameters(plan, config):
+    shapes, parameters = plan.tensors(), mapping.parameters(plan, config)
+    if extra := sorted(set(found) - {parameter.key for parameter in parameters}):
+        raise _incompatible(
+            items, f"the checkpoint has {len(extra)} parameters more than the model", ", ".join(extra[:3]),
+            f"the parameters of {plan.model_name}, layers stacked",
+            "Name a checkpoint of this model, saved with scan_layers=True.",
+        )  # fmt: skip
+    for parameter in parameters:
         expected = sum(math.prod(shapes[name]) for name in parameter.names)
         if parameter.key not in found:
             raise _incompatible(
@@ -94,12 +100,14 @@ def _parameters(items: str) -> dict[str, tuple[int, ...]]:
 
 
 def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """As MaxText's converter names them, from Linen's and NNX's trees alike. The optimizer's state is left out."""
+    """As MaxText's converter names them, from Linen's and NNX's trees alike. The training's own state is left out."""
     if isinstance(tree, Mapping):
         for name, below in tree.items():
-            if not at and name in ("opt_state", "optimizer"):
+            if not at and name in ("opt_state", "optimizer", "step"):
                 continue
-            yield from _leaves(below, at if name in ("params", "base", "value") else (*at, str(name)))
+            # NNX holds each array as the member "value"; attention has a module of that name.
+            wrapped = name in ("params", "base") or (name == "value" and not isinstance(below, Mapping))
+            yield from _leaves(below, at if wrapped else (*at, str(name)))
     elif getattr(tree, "shape", None) is not None:
         yield "-".join(("params", *at)), tuple(tree.shape)
 
