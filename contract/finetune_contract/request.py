@@ -55,12 +55,14 @@ class HubRef(Record):
 
 
 class ModelSource(Record):
-    """Exactly one of a hub repository and a folder in Hugging Face format."""
+    """Exactly one of a hub repository, a folder in Hugging Face format, and a MaxText checkpoint."""
 
     hugging_face: HubRef | None = None
     uri: Uri | None = None
+    orbax: Uri | None = None
+    """The ``items`` folder of a MaxText checkpoint, layers stacked; config.json then lies with the tokenizer."""
     maxtext_model: str | None = None
-    """What the user said it is; inferred from config.json when None."""
+    """What the user said it is, to be compared with config.json."""
     tokenizer: "ModelSource | None" = None
     """Where the tokenizer lies when not with the model."""
     digest: str | None = None
@@ -68,9 +70,16 @@ class ModelSource(Record):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.hugging_face is None) == (self.uri is None):
-            raise ValueError("exactly one of hugging_face and uri")
+        if sum(source is not None for source in (self.hugging_face, self.uri, self.orbax)) != 1:
+            raise ValueError("exactly one of hugging_face, uri and orbax")
+        if self.orbax is not None and self.tokenizer is None:
+            raise ValueError("orbax with tokenizer")
         return self
+
+    @property
+    def address(self) -> str:
+        """As the user wrote it."""
+        return self.hugging_face.repo if self.hugging_face else str(self.uri or self.orbax)
 
 
 class DatasetSource(Record):

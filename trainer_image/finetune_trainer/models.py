@@ -53,7 +53,9 @@ class LocalModel:
 def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bool) -> LocalModel:
     """Fetches config.json, tokenizer and small files, and the weights where ``weights``; a ``file://`` folder is used
     where it lies. The weights must be there in any case. Raises ``StageError`` 65 (changed since
-    preflight), 66, 69 or 77."""
+    preflight), 66, 69 or 77. Beside a MaxText checkpoint there are no weights to fetch."""
+    if source.orbax is not None:
+        return _with_checkpoint(source, source.orbax, scratch, store)
     model = _find(source, scratch / "model", store, "model")
     _require_model(model)
     path = model.fetch(model.small())
@@ -73,6 +75,36 @@ def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bo
         tokenizer_source=tokenizer.source,
         revision=model.revision,
         tokenizer_revision=tokenizer_revision,
+    )
+
+
+def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: Store) -> LocalModel:
+    """The configuration that lies with the tokenizer, of a model whose weights are the checkpoint's."""
+    assert source.tokenizer is not None, "a checkpoint comes with a tokenizer"
+    found = _find(source.tokenizer, scratch / "tokenizer", store, "model.tokenizer")
+    if "config.json" not in found.names:
+        raise _incomplete(
+            found, "ConfigMissing", "config.json", sorted(found.names),
+            "Name a tokenizer that lies with its model: a checkpoint does not tell what model it is of.",
+        )  # fmt: skip
+    entries = list(store.entries(items))
+    if not entries:
+        raise StageError(
+            ExitCode.INPUT_MISSING, "CheckpointMissing", "there is no such folder, or it is empty",
+            where="model.orbax.uri", saw=items, expected="the items folder of a MaxText checkpoint",
+            fix="Correct the address, or put the checkpoint there.",
+        )  # fmt: skip
+    path = found.fetch(found.small())
+    config = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
+    revision = _sum([config, *(f"{_relative(each, items)} {each.size} {each.crc32c}" for each in entries)])
+    require_unchanged(source.digest, revision, where="model.orbax.uri", uri=items)
+    return LocalModel(
+        path=path,
+        tokenizer_path=path,
+        source=items,
+        tokenizer_source=found.source,
+        revision=revision,
+        tokenizer_revision=found.revision if source.tokenizer.hugging_face else None,
     )
 
 
@@ -165,4 +197,8 @@ def _digest(entries: Iterable[Entry], uri: str) -> str:
         if (name := _relative(entry, uri)) == "config.json"
         or name.endswith(("safetensors", "safetensors.index.json"))
     ]
+    return _sum(lines)
+
+
+def _sum(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:32]

@@ -100,6 +100,8 @@ class Reason(StrEnum):
     NOT_CHECKED = "NotChecked"
     PROVEN = "Proven"
     NOT_REQUESTED = "NotRequested"
+    PROVIDED_CHECKPOINT = "ProvidedCheckpoint"
+    """Nothing is converted: the model is given in MaxText's own format."""
     NOT_QUEUED = "NotQueued"
     """No queue is configured, so there is no quota to wait for."""
     QUOTA_RESERVED = "QuotaReserved"

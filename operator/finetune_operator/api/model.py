@@ -18,7 +18,15 @@ class SourceCheckpoint(StrEnum):
 
 
 class OrbaxModel(ApiModel):
-    """A checkpoint that MaxText can read as it is."""
+    """A checkpoint that MaxText can read as it is, layers stacked (scan_layers)."""
+
+    rules: ClassVar = (
+        Rule(
+            cel="self.uri.endsWith('/items')",
+            message="uri names the items folder of a checkpoint: it ends in /items",
+            holds=lambda self: self.uri.endswith("/items"),
+        ),
+    )
 
     uri: Uri
     """The items folder of the checkpoint, for example gs://bucket/run/checkpoints/0/items."""
@@ -62,10 +70,10 @@ class Model(ApiModel):
     uri: Uri | None = None
     """A folder in Hugging Face format (config.json, safetensors, tokenizer); file:// on a local cluster only."""
     orbax: OrbaxModel | None = None
-    """A MaxText checkpoint; needs maxtextModel and tokenizer."""
+    """A MaxText checkpoint; needs maxtextModel, and a tokenizer that lies with the model's config.json."""
     from_job: JobModel | None = None
     """The result of another job; LoRA adapters are merged."""
     maxtext_model: Annotated[str, Field(pattern=r"^[-._a-z0-9]+$", min_length=1, max_length=64)] | None = None
-    """MaxText's name of the model. Default: inferred from config.json."""
+    """MaxText's name of a model of that family, compared with config.json, which decides. Default: any."""
     tokenizer: TokenizerSource | None = None
     """Where the tokenizer lies. Default: with the model."""

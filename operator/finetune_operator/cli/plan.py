@@ -250,7 +250,7 @@ def _method(plan: Plan) -> str:
 def _source(source: ModelSource) -> str:
     if source.hugging_face:
         return f"{source.hugging_face.repo} at {source.hugging_face.revision}"
-    return str(source.uri)
+    return source.address
 
 
 def _dataset(source: DatasetSource) -> str:

@@ -70,8 +70,7 @@ def _model(plan: Plan, findings: Findings) -> Object:
     found = findings.preflight.model if findings.preflight else None
     lineage = {"fromJob": dict(plan.lineage)} if plan.lineage else {}
     if found is None:
-        hub = plan.model.hugging_face
-        return {"source": hub.repo if hub else plan.model.uri, **lineage}
+        return {"source": plan.model.address, **lineage}
     return lineage | {
         "source": found.source,
         "revision": found.revision,

@@ -58,7 +58,9 @@ def _stage(
 ) -> dict[str, Any]:
     view = look[stage]
     if view.phase is StagePhase.SKIPPED:
-        return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": Reason.NOT_REQUESTED.value}
+        given = stage is Stage.CONVERT and look.plan.model.orbax is not None
+        reason = Reason.PROVIDED_CHECKPOINT if given else Reason.NOT_REQUESTED
+        return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": reason.value}
     failed_now = situation.course is Course.FAILED and stage is look.current.stage
     if situation.course.finished and view.phase is StagePhase.PENDING and not failed_now:
         return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": "NotReached"}

@@ -105,7 +105,7 @@ class Plan:
     profile_hash: str
     spec_hash: str
     stages: tuple[Stage, ...]
-    """In order; Evaluate only where it has something to do."""
+    """In order; Convert and Evaluate only where they have something to do."""
     placement: Placement
     mesh: MeshSpec
     pathways: Pathways | None
@@ -174,6 +174,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
     )
     accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
     secret = spec.get("huggingFaceTokenSecretRef")
+    model = resolve.model(spec["model"])
     evaluation, checkpointing = resolve.evaluation(spec), resolve.checkpointing(spec)
     return Plan(
         job=JobIdentity(
@@ -186,12 +187,13 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         stages=tuple(
             stage
             for stage in Stage
-            if stage is not Stage.EVALUATE or evaluation.prompts or evaluation.datasets or evaluation.gates
+            if (stage is not Stage.CONVERT or model.orbax is None)
+            and (stage is not Stage.EVALUATE or evaluation.prompts or evaluation.datasets or evaluation.gates)
         ),
         placement=placement,
         mesh=mesh,
         pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
-        model=resolve.model(spec["model"]),
+        model=model,
         lineage=spec["model"].get("fromJob"),
         data=resolve.data(spec),
         method=training.method(spec),

@@ -119,9 +119,14 @@ def _models(_spec: Object, profile: Object, merged: Object, _base: Object) -> It
     model = merged["model"]
     # A tuned model is what it was made of.
     base = model.get("fromJob", {}).get("base")
-    asked = model["huggingFace"]["repo"] if "huggingFace" in model else base or model["uri"]
+    asked = base or (model["huggingFace"]["repo"] if "huggingFace" in model else _folder_of(model))
     if not any(fnmatchcase(asked, pattern) for pattern in allowed):
         yield f"models.allow is {', '.join(allowed)}, which does not cover spec.model {asked}"
+
+
+def _folder_of(model: Object) -> str:
+    uri: str = model["orbax"]["uri"] if "orbax" in model else model["uri"]
+    return uri
 
 
 def _limits(_spec: Object, profile: Object, merged: Object, _base: Object) -> Iterator[str]:
@@ -183,6 +188,8 @@ def _read(merged: Object) -> Iterator[tuple[str, str]]:
     model, datasets = merged["model"], merged["datasets"]
     if "uri" in model:
         yield "spec.model.fromJob" if "fromJob" in model else "spec.model.uri", model["uri"]
+    if "orbax" in model:
+        yield "spec.model.orbax.uri", model["orbax"]["uri"]
     if "uri" in model.get("tokenizer", {}):
         yield "spec.model.tokenizer.uri", model["tokenizer"]["uri"]
     for kind in ("train", "validation"):

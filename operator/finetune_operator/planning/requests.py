@@ -44,7 +44,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "engine_overrides": dict(plan.engine_overrides),
             "memory": plan.memory if stage is Stage.PREFLIGHT else None,
             "fingerprint": findings.preflight.fingerprint if findings.preflight else None,
-            "converted": findings.converted.items if findings.converted else None,
+            "converted": findings.converted.items if findings.converted else plan.model.orbax,
             "train_step": _train_step(plan, findings),
         }
     )

@@ -50,6 +50,7 @@ def model(section: Object) -> ModelSource:
     return ModelSource(
         hugging_face=_hub(section),
         uri=_folder(section.get("uri")),
+        orbax=section.get("orbax", {}).get("uri"),
         maxtext_model=section.get("maxtextModel"),
         tokenizer=ModelSource(hugging_face=_hub(tokenizer), uri=_folder(tokenizer.get("uri")))
         if tokenizer

@@ -26,7 +26,6 @@ JOB: tuple[Later, ...] = (
     Later("export.serving"),
     Later("profiling"),
     Later("resumeFrom"),
-    Later("model.orbax", instead="use uri with a folder in Hugging Face format"),
 )
 
 PROFILE: tuple[Later, ...] = (

@@ -18,13 +18,14 @@ _ON_SLICE = (Stage.TRAIN, Stage.EVALUATE)
 _STEPS = "hyperparameters.steps (from Preflight)"
 _INPUTS = "commits and digests of the inputs (from Preflight)"
 _CHOSEN = "mesh and tuning (from Preflight, by compiling)"
+_CONVERTED = "converted (from Convert)"
 _LATER = {
     Stage.PREFLIGHT: (),
     Stage.CONVERT: ("fingerprint (from Preflight)", "memory (from the model's size, Preflight)"),
-    Stage.TRAIN: ("converted (from Convert)",),
-    Stage.EVALUATE: ("converted (from Convert)", "train_step (from Train)"),
+    Stage.TRAIN: (_CONVERTED,),
+    Stage.EVALUATE: (_CONVERTED, "train_step (from Train)"),
     Stage.EXPORT: (
-        "converted (from Convert)",
+        _CONVERTED,
         "train_step (from Train)",
         "memory (from the model's size, Preflight)",
     ),
@@ -55,7 +56,7 @@ def offline_plan(job: Object, profile: Object, template: Object | None = None) -
 
 def _render(plan: Plan, stage: Stage) -> dict[str, Any]:
     jobset = render_jobset(plan, stage, 1, Findings())
-    later = list(_LATER[stage])
+    later = [each for each in _LATER[stage] if each != _CONVERTED or Stage.CONVERT in plan.stages]
     if stage is not Stage.PREFLIGHT:
         later.append(_INPUTS)
         if plan.hyperparameters.steps is None:

@@ -111,8 +111,13 @@ MEMBER_CASES: list[tuple[type[ApiModel], dict[str, Any], bool]] = [
     (Model, {"orbax": {"uri": "gs://ab/c"}}, False),
     (
         Model,
-        {"orbax": {"uri": "gs://ab/c"}, "maxtextModel": "gemma2-2b", "tokenizer": {"uri": "gs://ab/t"}},
+        {"orbax": {"uri": "gs://ab/0/items"}, "maxtextModel": "gemma2-2b", "tokenizer": {"uri": "gs://ab/t"}},
         True,
+    ),
+    (
+        Model,
+        {"orbax": {"uri": "gs://ab/0"}, "maxtextModel": "gemma2-2b", "tokenizer": {"uri": "gs://ab/t"}},
+        False,
     ),
     (Model, {"fromJob": {"name": "a", "checkpoint": "Step", "step": 3}}, True),
     (Model, {"fromJob": {"name": "a", "checkpoint": "Step"}}, False),

@@ -28,6 +28,7 @@ from finetune_trainer.data.prepare import Prepared, Texts, prepare
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.families.catalogue import require_family
 from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
 from finetune_trainer.stopping import Stopper
@@ -64,6 +65,8 @@ class Context:
         """What the model's config.json comes to. From here on the request's sequences are no longer than the model's
         own limit. Raises ``StageError`` 64 or 66."""
         plan = families.read(model.path, where=model.source)
+        if self.request.model.maxtext_model is not None:
+            require_family(self.request.model.maxtext_model, plan)
         data = self.request.data
         if data.max_seq_length > plan.context_length:
             _LOG.warning(

@@ -11,7 +11,7 @@ from finetune_contract import (
     MethodSpec,
     PreflightOutcome,
 )
-from finetune_trainer import engine, export
+from finetune_trainer import engine, export, provided
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.hub_upload import Part, push
 from finetune_trainer.export.publish import Kind
@@ -30,18 +30,27 @@ KINDS: Mapping[str, Kind] = {"model": "HuggingFace", "adapter": "Adapter", "orba
 def run(context: Context) -> ExportOutcome:
     """Writes to the run folder and to every destination; the run folder's manifest comes last."""
     parameters = trained_parameters(context)
-    model = context.model(weights=True)
+    orbax = context.request.model.orbax
+    model = context.model(weights=orbax is None)
     plan = context.plan(model)
     request = context.request
     engine.prepare(plan)
     lora = request.method.lora
+    weights = (
+        open_weights(model.path, plan, where=model.source)
+        if orbax is None
+        # Only an adapter is merged into what was there before.
+        else provided.base_weights(
+            orbax, plan, context.scratch / "base", scratch=context.scratch, values=lora is not None
+        )
+    )
     folders = export.build(
         export.ExportInputs(
             source=model.path,
             tokenizer=tokenizer_folder(
                 model.tokenizer_path, request.data.chat_template, context.scratch / "tokenizer"
             ),
-            weights=open_weights(model.path, plan, where=model.source),
+            weights=weights,
             plan=plan,
             params=parameters,
             lora=None if lora is None else export.Lora(rank=lora.rank, alpha=lora.alpha),

@@ -4,7 +4,7 @@ import os
 from importlib.metadata import version
 
 from finetune_contract import DatasetReport, EvaluationDataset, ExitCode, PreflightOutcome
-from finetune_trainer import fingerprint
+from finetune_trainer import fingerprint, provided
 from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.data import page
@@ -26,8 +26,12 @@ def run(context: Context) -> PreflightOutcome:
     check_request(context, plan)
     found = data_check.check(context)
     evaluation = [checked_dataset(context, dataset) for dataset in context.request.evaluation.datasets]
-    memory = check_memory(context.request, plan, model.path, context.store, os.environ)
     layout = layout_for(context.request.mesh)
+    if context.request.model.orbax is not None:
+        provided.check(
+            context.request.model.orbax, plan, layout, store=context.store, scratch=context.scratch
+        )
+    memory = check_memory(context.request, plan, model.path, context.store, os.environ)
     prints = fingerprint.of_model(model, plan, layout)
     outcome = PreflightOutcome(
         model=model.identity(plan, layout),
