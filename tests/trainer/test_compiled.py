@@ -11,8 +11,9 @@ import jax
 import pytest
 from flax import nnx
 
-from finetune_contract import PreflightOutcome, StageRequest
+from finetune_contract import MethodSpec, PreflightOutcome, StageRequest
 from finetune_trainer import engine, families
+from finetune_trainer.arithmetic import forward_flops, step_flops
 from finetune_trainer.compiled.asking import Asking, NoCompiler
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.compiled.question import Candidate, Measured
@@ -21,7 +22,6 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.stages.engine_config import engine_settings
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.trainer import SftTrainer
-from tests.trainer import models
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
 
@@ -36,6 +36,17 @@ V5E_4 = {
 }
 #: What the search would choose, set, so that one candidate is compiled.
 FIXED = {"remat_policy": "full", "num_vocab_tiling": "1"}
+#: Wide enough that most of the arithmetic is matrix products, and that they overlap with the network; no weights.
+WIDE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 8192,
+}
 ROOT = Path(__file__).parents[2]
 
 
@@ -54,6 +65,7 @@ def wanted(root: Path, **changes: Any) -> StageRequest:
         "memory": {"source": "Compile", "slice": V5E_4},
         "engine_overrides": FIXED,
         "hyperparameters": {"compute_precision": "BF16", "global_batch_size": 4},
+        "data": {"max_seq_length": 1024, "packing": True},
     }
     return request(root, "Preflight", **{**base, **changes})
 
@@ -61,7 +73,9 @@ def wanted(root: Path, **changes: Any) -> StageRequest:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compiled")
-    models.qwen3(folder / "models")
+    model = folder / "models/qwen3"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(WIDE))
     return folder
 
 
@@ -87,6 +101,14 @@ def test_a_small_step_fits_and_its_cost_is_told(asking: Asking) -> None:
     assert answer.limit_bytes == pytest.approx(15.75 * 2**30, rel=1e-3)
     assert answer.step_seconds is not None
     assert 0 < answer.step_seconds[0] < answer.step_seconds[1]
+
+
+def test_the_arithmetic_is_what_the_models_sizes_say(asking: Asking) -> None:
+    """Forward, backward, and forward again: remat keeps nothing but the layers' inputs."""
+    answer, plan = asking(candidate(4)), families.resolve(WIDE)
+    assert isinstance(answer, Measured), answer
+    needed = step_flops(plan, MethodSpec(), rows=1, length=1024) + forward_flops(plan, rows=1, length=1024)
+    assert answer.flops == pytest.approx(needed, rel=0.15)
 
 
 def test_an_answer_is_remembered_by_shape(root: Path, asking: Asking, environment: dict[str, str]) -> None:

@@ -152,6 +152,71 @@ def test_a_loops_body_counts_as_often_as_it_runs(layers: int) -> None:
     assert cost_of(program).flops == pytest.approx(layers * 2 * 64**3, rel=0.02)
 
 
+#: As libtpu prints a matrix product that overlaps with the network: 4 shards of 16 an iteration, the counter raised by 2
+#: to a limit of 8, every scalar copied first. Dots stand for its convolutions.
+WINDOWED = """HloModule recorded, is_scheduled=true
+
+%windowed_cond (wide.param.164: (bf16[64,64], bf16[64,32], u32[], /*index=3*/u32[])) -> pred[] {
+  %constant.2585 = u32[]{:T(128)} constant(8)
+  %wide.param.164 = (bf16[64,64]{1,0:T(8,128)(2,1)S(1)}, bf16[64,32]{1,0:T(8,128)(2,1)}, u32[]{:T(128)}, /*index=3*/u32[]{:T(128)}) parameter(0)
+  %get-tuple-element.2467 = u32[]{:T(128)} get-tuple-element(%wide.param.164), index=2
+  ROOT %compare.67 = pred[]{:T(512)} compare(%get-tuple-element.2467, %constant.2585), direction=LT
+}
+
+%windowed_body.sunk (wide.param.9: (bf16[64,64], bf16[64,32], u32[], /*index=3*/u32[])) -> (bf16[64,64], bf16[64,32], u32[], /*index=3*/u32[]) {
+  %constant.2778..sunk.13 = u32[]{:T(128)} constant(2)
+  %wide.param.9 = (bf16[64,64]{1,0:T(8,128)(2,1)S(1)}, bf16[64,32]{1,0:T(8,128)(2,1)}, u32[]{:T(128)}, /*index=3*/u32[]{:T(128)}) parameter(0)
+  %get-tuple-element.3598 = u32[]{:T(128)} get-tuple-element(%wide.param.9), index=2
+  %copy.384 = u32[]{:T(128)S(6)} copy(%get-tuple-element.3598)
+  %add.1598 = u32[]{:T(128)} add(%copy.384, %constant.2778..sunk.13)
+  %get-tuple-element.3604 = bf16[64,64]{1,0:T(8,128)(2,1)S(1)} get-tuple-element(%wide.param.9), index=0
+  %get-tuple-element.3597 = bf16[64,32]{1,0:T(8,128)(2,1)} get-tuple-element(%wide.param.9), index=1
+  %dot.1 = bf16[64,32]{1,0:T(8,128)(2,1)} dot(%get-tuple-element.3604, %get-tuple-element.3597), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %get-tuple-element.3609 = u32[]{:T(128)} get-tuple-element(%wide.param.9), index=3
+  ROOT %tuple.636 = (bf16[64,64]{1,0:T(8,128)(2,1)S(1)}, bf16[64,32]{1,0:T(8,128)(2,1)}, u32[]{:T(128)}, /*index=3*/u32[]{:T(128)}) tuple(%get-tuple-element.3604, %dot.1, %add.1598, /*index=3*/%get-tuple-element.3609)
+}
+
+ENTRY %main (p.0: bf16[64,64], p.1: bf16[64,32]) -> bf16[64,32] {
+  %p.0 = bf16[64,64]{1,0:T(8,128)(2,1)} parameter(0)
+  %p.1 = bf16[64,32]{1,0:T(8,128)(2,1)} parameter(1)
+  %constant.15 = u32[]{:T(128)} constant(0)
+  %copy.678 = u32[]{:T(128)} copy(%constant.15)
+  %copy.380 = u32[]{:T(128)} copy(%copy.678)
+  %tuple.634 = (bf16[64,64]{1,0:T(8,128)(2,1)}, bf16[64,32]{1,0:T(8,128)(2,1)}, u32[]{:T(128)}, /*index=3*/u32[]{:T(128)}) tuple(%p.0, %p.1, %copy.380, /*index=3*/%constant.15)
+  %while.193 = (bf16[64,64]{1,0:T(8,128)(2,1)}, bf16[64,32]{1,0:T(8,128)(2,1)}, u32[]{:T(128)}, /*index=3*/u32[]{:T(128)}) while(%tuple.634), condition=%windowed_cond, body=%windowed_body.sunk, metadata={op_name="jit(step)/while" stack_frame_id=166}
+  ROOT %get-tuple-element.1 = bf16[64,32]{1,0:T(8,128)(2,1)} get-tuple-element(%while.193), index=1
+}
+"""
+
+
+def test_a_loop_that_is_unrolled_counts_by_its_steps() -> None:
+    assert cost_of(WINDOWED).flops == pytest.approx(4 * 2 * 64 * 64 * 32, rel=0.01)
+
+
+def test_a_loop_without_a_counter_counts_once_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    endless = WINDOWED.replace("direction=LT", "direction=NE")
+    assert cost_of(endless).flops == pytest.approx(2 * 64 * 64 * 32, rel=0.01)
+    assert "windowed_body.sunk" in caplog.text
+
+
+#: 4 heads of 128, keys and values of 2 heads, 256 tokens.
+KERNEL = """HloModule recorded
+
+ENTRY %main (p.0: bf16[4,256,128], p.1: bf16[2,256,128], p.2: bf16[2,256,128]) -> bf16[4,256,128] {{
+  %p.0 = bf16[4,256,128]{{2,1,0}} parameter(0)
+  %p.1 = bf16[2,256,128]{{2,1,0}} parameter(1)
+  %p.2 = bf16[2,256,128]{{2,1,0}} parameter(2)
+  ROOT %splash_mha_{kind}_residuals.3 = bf16[4,256,128]{{2,1,0:T(8,128)(2,1)}} custom-call(%p.0, %p.1, /*index=2*/%p.2), custom_call_target="tpu_custom_call", operand_layout_constraints={{bf16[4,256,128]{{2,1,0}}, bf16[2,256,128]{{2,1,0}}, bf16[2,256,128]{{2,1,0}}}}
+}}
+"""
+
+
+@pytest.mark.parametrize(("kind", "products"), [("fwd", 2), ("dq", 3), ("dkv", 4)])
+def test_attention_kernels_count_half_of_their_products(kind: str, products: int) -> None:
+    counted = cost_of(KERNEL.format(kind=kind)).flops
+    assert counted == pytest.approx(products * 4 * 256 * 256 * 128, rel=1e-6)
+
+
 def test_no_step_is_faster_than_its_arithmetic_or_its_state() -> None:
     cost = Cost(flops=918e12, hbm_bytes=1638e9, network_bytes=224e9)
     interval = roofline(cost, state_bytes=1000, chip=CHIPS["v6e"])

@@ -23,7 +23,7 @@ from finetune_trainer.storage import Store
 
 _LOG = logging.getLogger(__name__)
 #: Raised when the same candidate would be compiled to something else, or measured in another way.
-_RELEASE = "1"
+_RELEASE = "2"
 #: A compilation takes minutes; one that takes longer will not end.
 _MOST_SECONDS = 1800.0
 

@@ -1,12 +1,12 @@
 """What one step costs a device, from the compiler's final program.
 
 XLA's own cost analysis counts the body of a loop once, and MaxText's layers are a loop: here each body counts as
-often as it runs.
+often as it runs. It knows nothing of what a kernel computes: attention is counted by the sizes of its operands.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,19 @@ from typing import Any
 import jax
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]  # what JAX's own analysis uses, untyped
 
-_WHILE = re.compile(r" while\(.*?condition=%([\w.\-]+), body=%([\w.\-]+)")
-_CALLS = re.compile(
-    r"(?:calls|to_apply|called_computations|branch_computations)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)"
-)
-_LIMIT = re.compile(r"s32\[\]\S* constant\((\d+)\)")
+from finetune_trainer.compiled.program import Program
+
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+)(?:e\d+m\d+\w*)?\[([\d,]*)\]")
 _COLLECTIVE = re.compile(
     r" = (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
+#: JAX's flash attention: queries ``[heads, length, size]`` come before keys ``[heads, length, size]``.
+_ATTENTION = re.compile(
+    r"%splash_mha_(fwd|dq|dkv)\S* = .*? custom-call\(.*?operand_layout_constraints=\{(.*?\})\}"
+)
+_MATRIX = re.compile(r"(?:bf16|f32)\[(\d+),(\d+),(\d+)\]")
+#: Products of queries by keys, or of their like: forward, backward to the queries, backward to keys and values.
+_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +56,12 @@ class Cost:
 
 def cost_of(program: str) -> Cost:
     """Of an optimized module's text (``Compiled.as_text()``)."""
-    return _Program(program).cost()
+    return _Counter(Program(program)).cost()
 
 
-class _Program:
-    def __init__(self, text: str) -> None:
-        self._parts: dict[str, list[str]] = {}
-        self._entry = ""
-        # without the tables that the numbers point into, each one would be warned of
-        for name, is_entry, lines in _computations(re.sub(r" stack_frame_id=\d+", "", text)):
-            self._parts[name] = lines
-            if is_entry:
-                self._entry = name
+class _Counter:
+    def __init__(self, program: Program) -> None:
+        self._program = program
 
     @cached_property
     def _client(self) -> Any:
@@ -71,76 +69,33 @@ class _Program:
 
     def cost(self, name: str = "") -> Cost:
         """Of one run of a computation, loops inside it as often as they run."""
-        name = name or self._entry
+        name = name or self._program.entry
         total = self._once(name)
-        for condition, body in self._loops(name):
-            total += self.cost(body).times(self._trips(condition))
-            total += self._once(body).times(-1)  # the analysis has counted it
+        for loop in self._program.loops(name):
+            total += self.cost(loop.body).times(loop.trips)
+            total += self._once(loop.body).times(-1)  # the analysis has counted it
         return total
 
     def _once(self, name: str) -> Cost:
         counted: Mapping[str, float] = _jax.hlo_module_cost_analysis(
-            self._client, _hlo.hlo_module_from_text(self._module(name))
+            self._client, _hlo.hlo_module_from_text(self._program.part(name))
         )
+        lines = list(self._program.reached(name))
         return Cost(
-            flops=counted.get("flops", 0.0),
+            flops=counted.get("flops", 0.0) + sum(map(_attention, lines)),
             hbm_bytes=counted.get("bytes accessed", 0.0),
-            network_bytes=float(sum(map(_received, self._reached(name)))),
+            network_bytes=float(sum(map(_received, lines))),
         )
 
-    def _module(self, entry: str) -> str:
-        """The program with another computation as its entry. Printed callees come before their callers."""
-        lines = ["HloModule part"]
-        for name in self._needed(entry):
-            head, *rest = self._parts[name]
-            head = head.removeprefix("ENTRY ")
-            lines += [f"ENTRY {head}" if name == entry else head, *rest]
-        return "\n".join(lines)
 
-    def _needed(self, entry: str) -> list[str]:
-        """``entry`` and all that it calls, in the order of the text."""
-        found, todo = {entry}, [entry]
-        while todo:
-            for line in self._parts[todo.pop()]:
-                for name in _callees(line):
-                    if name not in found:
-                        found.add(name)
-                        todo.append(name)
-        return [name for name in self._parts if name in found]
-
-    def _reached(self, entry: str) -> Iterator[str]:
-        """Every line that one run of ``entry`` comes by, bodies of loops once."""
-        for name in self._needed(entry):
-            yield from self._parts[name]
-
-    def _loops(self, name: str) -> Iterator[tuple[str, str]]:
-        for line in self._parts[name]:
-            if match := _WHILE.search(line):
-                yield match[1], match[2]
-
-    def _trips(self, condition: str) -> int:
-        """MaxText's loops compare a counter that begins at 0 with a constant."""
-        limits = [int(match[1]) for line in self._reached(condition) if (match := _LIMIT.search(line))]
-        return max(limits, default=1)
-
-
-def _computations(text: str) -> Iterator[tuple[str, bool, list[str]]]:
-    lines: list[str] = []
-    for line in text.splitlines():
-        if not lines and not re.match(r"(ENTRY )?%[\w.\-]+ \(", line):
-            continue
-        lines.append(line)
-        if line == "}" or line.startswith("}, execution_thread"):  # an attribute may span lines, too
-            name = lines[0].removeprefix("ENTRY ").split(" ", 1)[0].removeprefix("%")
-            yield name, lines[0].startswith("ENTRY "), lines
-            lines = []
-
-
-def _callees(line: str) -> Iterator[str]:
-    for match in _CALLS.finditer(line):
-        yield from (name.strip().removeprefix("%") for name in match[1].split(","))
-    if loop := _WHILE.search(line):
-        yield from loop.groups()
+def _attention(line: str) -> float:
+    """Operations of an attention kernel, which leaves out what a causal mask hides: half. 0 for any other line."""
+    match = _ATTENTION.search(line)
+    if match is None:
+        return 0.0
+    queries, keys, *_ = _MATRIX.findall(match[2])
+    heads, length, size = map(int, queries)
+    return _PRODUCTS[match[1]] * heads * length * int(keys[1]) * size
 
 
 def _received(line: str) -> int:

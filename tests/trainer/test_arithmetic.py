@@ -1,0 +1,72 @@
+"""Operations of published models, held against sums by hand."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import MethodSpec
+from finetune_trainer import families
+from finetune_trainer.arithmetic import forward_flops, step_flops
+
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+#: By hand: layers x (attention + MLP) + head.
+QWEN3_8B_WEIGHTS = 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288) + 4096 * 151936
+MIXTRAL_WEIGHTS = 32 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336 * 2 + 8 * 4096) + 4096 * 32000
+
+
+@pytest.mark.parametrize(
+    ("config", "weights"),
+    [
+        (QWEN3_8B, QWEN3_8B_WEIGHTS),
+        (QWEN3_8B | {"tie_word_embeddings": True}, QWEN3_8B_WEIGHTS),
+        (MIXTRAL, MIXTRAL_WEIGHTS),
+    ],
+)
+def test_a_pass_takes_two_operations_for_each_weight_that_a_token_meets(
+    config: dict[str, Any], weights: int
+) -> None:
+    one = forward_flops(families.resolve(config), rows=3, length=1)
+    attention = 2 * config["num_hidden_layers"] * 4096
+    assert one == 3 * (2 * weights + attention)
+
+
+def test_attention_grows_with_the_square_of_the_length() -> None:
+    plan = families.resolve(QWEN3_8B)
+    in_one, in_two = (forward_flops(plan, rows=rows, length=8192 // rows) for rows in (1, 2))
+    assert in_one - in_two == 2 * 36 * 4096 * (8192**2 - 2 * 4096**2)
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [
+        ({}, 3.0),
+        # nothing of the frozen weights' gradients; attention has no weights
+        ({"lora": {"rank": 1, "alpha": 1.0, "target_modules": ["q_proj"]}}, 2.0),
+        ({"type": "ORPO", "orpo": {"max_prompt_length": 8}}, 3.0),
+        ({"type": "DPO", "dpo": {"max_prompt_length": 8}}, 4.0),
+        ({"type": "DPO", "dpo": {"max_prompt_length": 8}, "lora": {"rank": 1, "alpha": 1.0}}, 3.0),
+    ],
+)
+def test_a_step_is_so_many_passes(method: dict[str, Any], passes: float) -> None:
+    plan = families.resolve(QWEN3_8B)
+    step = step_flops(plan, MethodSpec.model_validate(method), rows=2, length=16)
+    assert step == pytest.approx(passes * forward_flops(plan, rows=2, length=16), rel=2e-3)
+
+
+def test_a_wide_adapter_counts() -> None:
+    plan = families.resolve(QWEN3_8B)
+    narrow, wide = (
+        step_flops(plan, MethodSpec.model_validate({"lora": {"rank": rank, "alpha": 1.0}}), rows=1, length=1)
+        for rank in (1, 257)
+    )
+    attention, mlp = 2 * (4096 + 4096) + 2 * (4096 + 1024), 3 * (4096 + 12288)
+    assert wide - narrow == 6 * 256 * 36 * (attention + mlp)

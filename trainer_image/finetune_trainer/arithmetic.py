@@ -1,0 +1,50 @@
+"""How many floating-point operations a model's passes need, from its sizes alone.
+
+Two for each weight of a matrix and token, and attention to all earlier tokens of the row, as if no layer had a window.
+"""
+
+import math
+
+from finetune_contract import LoraSpec, MethodSpec
+from finetune_trainer.families import ModelPlan
+
+
+def forward_flops(plan: ModelPlan, *, rows: int, length: int) -> float:
+    """Of one pass over ``rows`` of ``length`` tokens, without LoRA."""
+    return rows * (2.0 * _weights(plan) * length + _attention(plan, length))
+
+
+def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -> float:
+    """Of one training step: a pass forward, gradients of what is trained and of what they come through.
+
+    What remat computes again is left out. ``rows`` are those of the model: a pair of answers is two of them.
+    """
+    tokens, lora = rows * length, method.lora
+    trained = _adapters(plan, lora) if lora is not None else _weights(plan)
+    frozen = _weights(plan) if lora is not None else 0
+    step = tokens * (6.0 * trained + 4.0 * frozen) + 3.0 * rows * _attention(plan, length)
+    relative = method.dpo is not None
+    return step + (forward_flops(plan, rows=rows, length=length) if relative else 0.0)
+
+
+def _weights(plan: ModelPlan) -> int:
+    """Of the matrices that a token is multiplied by. It is only looked up in the embeddings, unless they are tied."""
+    tensors = plan.tensors()
+    if not plan.tied_embeddings:
+        del tensors["model.embed_tokens.weight"]
+    matrices = {name: math.prod(shape) for name, shape in tensors.items() if len(shape) == 2}
+    if plan.experts is None:
+        return sum(matrices.values())
+    routed = sum(size for name, size in matrices.items() if ".experts." in name)
+    return sum(matrices.values()) - routed + routed * plan.experts.chosen // plan.experts.number
+
+
+def _attention(plan: ModelPlan, length: int) -> float:
+    """Of a row: queries by keys and weights by values, half of which a causal mask hides."""
+    return 2.0 * plan.layers * plan.heads * plan.head_dim * length**2
+
+
+def _adapters(plan: ModelPlan, lora: LoraSpec) -> int:
+    """Weights of the pairs of matrices beside each adapted one."""
+    adapted = tuple(f".{name}.weight" for name in lora.target_modules or plan.lora_modules)
+    return sum(lora.rank * sum(shape) for name, shape in plan.tensors().items() if name.endswith(adapted))
