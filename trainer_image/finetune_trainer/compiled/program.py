@@ -123,18 +123,20 @@ class _Computation:
         for scalar in self._scalars.values():
             if scalar.operation == "compare" and scalar.direction == "LT":
                 counter, limit = (self._origin(name) for name in scalar.names)
-                if counter is not None and counter.index is not None and limit is not None:
+                if counter is None or counter.index is None or limit is None:
+                    continue
+                if limit.operation == "constant":
                     return int(counter.index), int(limit.operands)
         return None
 
     def given(self, name: str, index: int) -> int:
         """The constant at a place of a tuple; 0, where counters begin, if it is none."""
-        return self._constant(self._tuples[name][index], default=0)
+        return self._constant(self._tuples[name][index], default=0) if name in self._tuples else 0
 
     def step(self, index: int) -> int:
         """What a loop's body adds to the counter; 1 where it is not plain to see."""
-        *_, result = self._tuples.values()
-        added = self._origin(result[index])
+        result = list(self._tuples.values())[-1:]
+        added = self._origin(result[0][index]) if result else None
         if added is None or added.operation != "add":
             return 1
         return next((step for name in added.names if (step := self._constant(name, default=0))), 1)
