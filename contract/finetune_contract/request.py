@@ -67,6 +67,8 @@ class ModelSource(Record):
     """Where the tokenizer lies when not with the model."""
     digest: str | None = None
     """Of a folder's config.json and weights, as preflight found them: another content is an error. None: any."""
+    tokenizer_digest: str | None = None
+    """Of a folder's tokenizer and chat template, likewise."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

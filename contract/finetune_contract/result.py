@@ -24,7 +24,8 @@ class ModelIdentity(Record):
     revision: str
     """Commit of the hub repository, or a digest over the folder's files (names, sizes, checksums)."""
     tokenizer_revision: str | None = None
-    """Commit of the tokenizer's repository, where it comes from one of its own."""
+    """Commit of the tokenizer's own repository, or a digest over the tokenizer's files in a folder; None where it lies
+    in the model's repository."""
     architecture: str
     parameters: int
     maxtext_model: str

@@ -1,12 +1,14 @@
 """A mixture through the real stages: trained, interrupted and resumed, validated on several sets, exported."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
 from finetune_contract import EvaluateOutcome, ExportOutcome, PreflightOutcome, TrainOutcome
+from tests.trainer.models import qwen3
 from tests.trainer.stages import Stages
 
 STEPS, STOP = 12, 4
@@ -67,6 +69,30 @@ def test_preflight_prepares_what_training_then_finds(stages: Stages, mixed: dict
     assert many.epoch_sequences is not None
     assert few.epoch_sequences == pytest.approx(2 * many.epoch_sequences, abs=2)
     assert (stages.root / "mixed-1/preflight/data.html").read_text().startswith("<!doctype html>")
+
+
+def test_another_tokenizer_in_the_same_folder_is_a_miss_that_names_it(
+    stages: Stages, mixed: dict[str, Any], tmp_path: Path
+) -> None:
+    """And a stage after preflight does not go on with it."""
+    folder = qwen3(tmp_path)
+    asked = {**mixed, "model": {"uri": f"file://{folder}"}}
+    first = stages.run("Preflight", "words-1", **asked).details
+    assert isinstance(first, PreflightOutcome)
+    words = json.loads((folder / "tokenizer.json").read_text())
+    words["model"]["merges"].pop()
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    again = stages.run("Preflight", "words-2", **asked).details
+    assert isinstance(again, PreflightOutcome)
+    assert {use.result for use in again.prepared} == {"Miss"}
+    assert {because.partition(":")[0] for use in again.prepared for because in use.miss_because} == {
+        "tokenizer"
+    }
+    pinned = {**asked["model"], "tokenizer_digest": first.model.tokenizer_revision}
+    failure = stages.run("Train", "words-1", **{**asked, "model": pinned}).failure
+    assert failure is not None
+    assert failure.reason == "InputChanged"
+    assert "the tokenizer in file://" in failure.message
 
 
 def test_an_interrupted_mixture_goes_on_with_the_same_digits(stages: Stages, mixed: dict[str, Any]) -> None:

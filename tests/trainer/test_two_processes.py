@@ -58,6 +58,17 @@ def test_two_processes_train_and_evaluate_as_one_does(stages: Stages, converted:
     assert two[1].samples == one[1].samples
 
 
+@pytest.mark.parametrize("stage", ["Train", "Evaluate"])
+def test_a_slice_with_other_devices_than_asked_for_is_told_as_that(
+    stages: Stages, converted: str, stage: str
+) -> None:
+    mesh = {"hosts": 1, "chips_per_host": 4, "fsdp": 4}
+    result = stages.run(stage, f"few-chips-{stage}", converted=converted, train_step=1, mesh=mesh)
+    assert result.failure is not None
+    assert (result.exit_code, result.failure.reason) == (69, "DeviceCountMismatch")
+    assert "saw 1 cpu devices, expected 4, over all hosts" in result.failure.message
+
+
 def test_both_save_when_the_first_ones_clock_says_so(stages: Stages, converted: str) -> None:
     """The clocks go at different paces; two that saved different steps would wait for each other for ever."""
     made = asked(

@@ -3,7 +3,7 @@
 import fnmatch
 import glob
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,16 @@ from finetune_trainer.weights import INDEX, SINGLE, weight_files
 #: Everything but the weights. Folders below hold other formats of the same model (original/, onnx/).
 _SMALL = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "README.md", "LICENSE*", "NOTICE",
           "USE_POLICY.md")  # fmt: skip
+#: What decides the weights, and what the tokens, in a folder.
+_MODEL = ("config.json", "*safetensors", "*safetensors.index.json")
+_TOKENIZER = (
+    "tokenizer*",
+    "chat_template*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "vocab.*",
+)
 #: Weights in formats that are not read, for the error.
 _OTHER_WEIGHTS = (".bin", ".gguf", ".pth", ".pt", ".msgpack", ".h5", ".safetensors")
 
@@ -35,7 +45,8 @@ class LocalModel:
     revision: str
     """Commit on the hub; of a folder, a digest over names, sizes and checksums of config.json and weights."""
     tokenizer_revision: str | None = None
-    """Commit of the tokenizer's own repository on the hub, where it has one."""
+    """Commit of the tokenizer's own repository on the hub; of one in a folder, a digest over its files; None: it lies
+    in the model's repository."""
 
     def identity(self, plan: ModelPlan, layout: CheckpointLayout = OCDBT) -> ModelIdentity:
         """As preflight reports it; ``layout`` is that of the converted model."""
@@ -63,11 +74,11 @@ def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bo
     _require_weights(model, needed)
     if weights:
         path = model.fetch([*model.small(), *needed])
-    tokenizer, tokenizer_path, tokenizer_revision = model, path, None
+    tokenizer, tokenizer_path, tokenizer_revision = model, path, model.tokenizer_digest
     if source.tokenizer is not None:
         tokenizer = _find(source.tokenizer, scratch / "tokenizer", store, "model.tokenizer")
         tokenizer_path = tokenizer.fetch(tokenizer.small())
-        tokenizer_revision = tokenizer.revision if source.tokenizer.hugging_face else None
+        tokenizer_revision = tokenizer.tokenizer_digest or tokenizer.revision
     return LocalModel(
         path=path,
         tokenizer_path=tokenizer_path,
@@ -104,7 +115,7 @@ def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: Stor
         source=items,
         tokenizer_source=found.source,
         revision=revision,
-        tokenizer_revision=found.revision if source.tokenizer.hugging_face else None,
+        tokenizer_revision=found.tokenizer_digest or found.revision,
     )
 
 
@@ -120,6 +131,8 @@ class _Found:
     names: frozenset[str]
     fetch: Callable[[Sequence[str]], Path]
     """Brings files by name; returns the folder."""
+    tokenizer_digest: str | None = None
+    """None on the hub, where the revision pins the tokenizer, too."""
 
     def small(self) -> list[str]:
         return sorted(name for name in self.names if _is_small(name))
@@ -145,11 +158,12 @@ def _find(source: ModelSource, scratch: Path, store: Store, where: str) -> _Foun
             where=f"{where}.uri", saw=uri, expected="a folder in Hugging Face format",
             fix="Correct the address, or put the model there.",
         )  # fmt: skip
-    revision = _digest(entries, uri)
-    require_unchanged(source.digest, revision, where=f"{where}.uri", uri=uri)
+    checksums = {_relative(entry, uri): f"{entry.size} {entry.crc32c}" for entry in entries}
+    model, tokenizer = _digest(checksums, _MODEL), _digest(checksums, _TOKENIZER)
+    require_unchanged(source.digest, model, where=f"{where}.uri", uri=uri)
+    require_unchanged(source.tokenizer_digest, tokenizer, where=f"{where}.uri", uri=f"the tokenizer in {uri}")
     return _Found(
-        source=uri, where=f"{where}.uri", revision=revision,
-        names=frozenset(_relative(entry, uri) for entry in entries),
+        source=uri, where=f"{where}.uri", revision=model, tokenizer_digest=tokenizer, names=frozenset(checksums),
         fetch=lambda names: store.fetch_folder(uri, scratch, include=[glob.escape(name) for name in names]),
     )  # fmt: skip
 
@@ -189,13 +203,12 @@ def _relative(entry: Entry, folder: str) -> str:
     return entry.uri.removeprefix(folder.rstrip("/") + "/")
 
 
-def _digest(entries: Iterable[Entry], uri: str) -> str:
-    """The same files give the same digest wherever they lie."""
+def _digest(checksums: Mapping[str, str], patterns: Sequence[str]) -> str:
+    """Over the files of these names: the same ones give the same digest wherever they lie."""
     lines = [
-        f"{name} {entry.size} {entry.crc32c}"
-        for entry in entries
-        if (name := _relative(entry, uri)) == "config.json"
-        or name.endswith(("safetensors", "safetensors.index.json"))
+        f"{name} {checksum}"
+        for name, checksum in checksums.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     ]
     return _sum(lines)
 

@@ -74,8 +74,18 @@ def _model(plan: Plan, findings: Findings) -> ModelSource:
     found = findings.preflight.model
     model = _pinned(plan.model, found.revision)
     if model.tokenizer is None:
-        return model
-    return model.model_copy(update={"tokenizer": _pinned(model.tokenizer, found.tokenizer_revision)})
+        return _with_tokenizer(model, found.tokenizer_revision)
+    tokenizer = model.tokenizer
+    if tokenizer.hugging_face is not None:
+        tokenizer = _pinned(tokenizer, found.tokenizer_revision)
+    return model.model_copy(update={"tokenizer": _with_tokenizer(tokenizer, found.tokenizer_revision)})
+
+
+def _with_tokenizer(source: ModelSource, digest: str | None) -> ModelSource:
+    """``source`` with the digest of its tokenizer; on the hub the revision pins it."""
+    if source.hugging_face is not None:
+        return source
+    return source.model_copy(update={"tokenizer_digest": digest})
 
 
 def _data(plan: Plan, findings: Findings) -> DataSpec:

@@ -68,3 +68,11 @@ def test_later_stages_are_told_the_content_of_folders_and_files(stage: Stage) ->
     assert told.model == first.model.model_copy(update={"digest": MODEL})
     assert told.data.train == [first.data.train[0].model_copy(update={"digest": TRAIN})]
     assert told.data.validation == first.data.validation
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["beside the weights", "in a folder of its own"])
+def test_later_stages_are_told_the_tokenizer_that_a_folder_had(own: bool) -> None:
+    spec: dict[str, Any] = {"model": {"uri": "gs://models/tiny"}}
+    told = request(Stage.TRAIN, ELSEWHERE if own else spec).model
+    assert told.tokenizer_digest == (None if own else WORDS)
+    assert (told.tokenizer.tokenizer_digest if told.tokenizer else None) == (WORDS if own else None)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from finetune_contract import StageRequest
+from finetune_contract import ExitCode, StageRequest
 from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
+from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
 from finetune_trainer.training import overrides
@@ -29,6 +30,21 @@ def training_config(
         whole = {"lora_weight_qtype": None, "lora_tile_size": None}
         made["lora"] = {**made["lora"], **whole, "lora_restore_path": adapter}
     return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
+
+
+def require_devices(request: StageRequest) -> None:
+    """Raises ``StageError`` 69 where the slice is not the one that was asked for. ``engine.prepare`` comes first."""
+    import jax
+
+    mesh, found = request.mesh, jax.device_count()
+    if found != mesh.devices:
+        raise StageError(
+            ExitCode.UNAVAILABLE, "DeviceCountMismatch", "JAX finds another number of devices than the slice has",
+            where=f"host {jax.process_index()}", saw=f"{found} {jax.default_backend()} devices",
+            expected=f"{mesh.devices}, over all hosts",
+            fix="The operator tries again. If it stays so: chipsPerHost of the profile's flavor must be that of the "
+            "node pool, and nothing else on the nodes may hold chips.",
+        )  # fmt: skip
 
 
 def engine_settings(

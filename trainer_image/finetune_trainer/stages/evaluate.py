@@ -17,7 +17,7 @@ from finetune_trainer.evaluation.questions import Question, questions
 from finetune_trainer.evaluation.scores import SCORES, mean_scores
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
-from finetune_trainer.stages.engine_config import training_config
+from finetune_trainer.stages.engine_config import require_devices, training_config
 from finetune_trainer.stages.inputs import converted_model, trained_parameters
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def run(context: Context) -> EvaluateOutcome:
     plan = context.plan(context.model(weights=False))
     request = context.request
     engine.prepare(plan)
+    require_devices(request)
     work = collect(context, plan)
     batches = batches_of(context, work)
     base, trained = engine_path(converted_model(context)), engine_path(trained_parameters(context))

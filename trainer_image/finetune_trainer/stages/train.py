@@ -7,7 +7,7 @@ from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
 from finetune_trainer.stages.context import Context
-from finetune_trainer.stages.engine_config import training_config
+from finetune_trainer.stages.engine_config import require_devices, training_config
 from finetune_trainer.stages.inputs import converted_model
 
 
@@ -34,6 +34,7 @@ def run(context: Context) -> TrainOutcome:
     plan = context.plan(context.model(weights=False))
     request = context.request
     engine.prepare(plan)
+    require_devices(request)
     data = context.training_data()
     validation = context.validation_data()
     h = request.hyperparameters
