@@ -63,10 +63,11 @@ class ProfileRef(ApiModel):
 
 
 class ResumeFrom(ApiModel):
-    """Another run to go on from."""
+    """Another run to go on with, from its last checkpoint, in its folder: the job that began it must have ended or be
+    gone. Model, data, method and hyperparameters must be the same, but for steps and epochs."""
 
     run_folder: Uri
-    """Its run folder, as its status.resolved.runFolder says."""
+    """Its run folder, as its status.resolved.runFolder says; of the same namespace."""
 
 
 class Retry(ApiModel):

@@ -92,7 +92,7 @@ def _no_capacity_left(look: Survey) -> Failure | None:
 def _create(observed: Observed, look: Survey) -> Decision:
     """The next attempt of the current stage. Every stage before it is green."""
     stage = look.current.stage
-    number = next_number(look.current.attempts, stage)
+    number = next_number(look.current.attempts, stage, observed.folder.takeovers)
     try:
         jobset = render_jobset(look.plan, stage, number, look.findings)
     except Refused as error:

@@ -131,6 +131,8 @@ class Plan:
     recovery: Recovery
     limits: Limits
     run_folder: RunFolder
+    resumes: bool
+    """It is another job's, in which this one goes on."""
     cache: CacheLayout
     image: str
     service_account_tpu: str
@@ -220,6 +222,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             child_ttl=spec.get("childTTLSecondsAfterFinished"),
         ),
         run_folder=snapshot.run_folder,
+        resumes="resumeFrom" in snapshot.spec,
         cache=snapshot.cache,
         image=profile["images"]["trainer"],
         service_account_tpu=accounts.get("tpu", "default"),

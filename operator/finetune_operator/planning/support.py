@@ -25,7 +25,6 @@ JOB: tuple[Later, ...] = (
     Later("evaluation.benchmarks", ([],)),
     Later("export.serving"),
     Later("profiling"),
-    Later("resumeFrom"),
 )
 
 PROFILE: tuple[Later, ...] = (

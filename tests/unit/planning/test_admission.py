@@ -22,7 +22,7 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 LATER: list[tuple[dict[str, Any], str]] = [
     ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
     ({"export": {"serving": {"enabled": True}}}, "spec.export.serving"),
-    ({"resumeFrom": {"runFolder": "gs://artifacts/a/b"}}, "spec.resumeFrom"),
+    ({"profiling": {"startStep": 20, "steps": 5}}, "spec.profiling"),
 ]
 
 
