@@ -96,6 +96,10 @@ class RunFolder:
         """The operator's note that it has acted on ``spec.retry.generation``."""
         return f"{self.attempts}/retry-{generation}.json"
 
+    def taken_over(self, uid: str) -> str:
+        """The operator's note that the job of that uid goes on in this folder, which another one has begun."""
+        return f"{self.attempts}/taken-over-{uid[:8]}.json"
+
     def attempt(self, stage: str, number: int, restart: int = 0) -> str:
         """Folder of one attempt: ``train-2``, and ``train-2.1`` after the first restart inside that JobSet.
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from devcluster.testing import Cluster
-from finetune_contract import RunFolder, StageRequest
+from finetune_contract import RunFolder, Stage, StageRequest
 from tests.integration import trainer_double
 from tests.integration.jobs import PROFILE, Object, condition_of, job_path, jobsets, phase
+from tests.integration.training import started
 
 
 def request(job: Object, stage: str, number: int = 1) -> StageRequest:
@@ -55,3 +56,28 @@ def test_a_maxtext_checkpoint_is_trained_as_it_is(double: Cluster, namespace: st
     assert jobsets(double, namespace) == [f"given-{stage}-1" for stage in ("eval", "export", "prep", "train")]
     assert request(done, "train").converted == items
     assert condition_of(done, "ExportProven")["reason"] == "NotChecked"
+
+
+def test_a_job_goes_on_in_the_run_folder_of_one_that_was_deleted(
+    double: Cluster, namespace: str, runs: Path
+) -> None:
+    slow = trainer_double.install(runs / "saving", seconds=3600, stages=[Stage.TRAIN], saves=True)
+    double.add_image(trainer_double.IMAGE, slow)
+    begun = started(double, namespace, "begun", tpu="v6e-4")
+    double.apply(trainer_double.job(namespace, "follower", PROFILE, resumeFrom={"runFolder": begun.uri}))
+    waiting = double.wait(
+        job_path(namespace, "follower"),
+        lambda job: condition_of(job, "Valid").get("reason") == "RunFolderInUse",
+        seconds=30,
+    )
+    assert 'FineTuneJob "begun"' in waiting["status"]["summary"]
+    double.delete(job_path(namespace, "begun"))
+    done = double.wait(job_path(namespace, "follower"), phase("Succeeded", "Failed"), seconds=120)
+    assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
+    assert done["status"]["resolved"]["runFolder"] == begun.uri
+    assert jobsets(double, namespace) == [
+        f"follower-{stage}-{number}"
+        for stage, number in (("conv", 2), ("eval", 1), ("export", 1), ("prep", 2), ("train", 2))
+    ]
+    train = next(each for each in done["status"]["stages"] if each["name"] == "Train")
+    assert (train["attempt"], train["resumedFromStep"]) == (1, trainer_double.SAVED_STEP)

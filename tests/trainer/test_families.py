@@ -14,6 +14,7 @@ from finetune_contract import ExitCode
 from finetune_trainer import families
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import Llama3Scaling, ModelPlan
+from finetune_trainer.families.catalogue import require_family
 from finetune_trainer.weights import open_weights
 
 LLAMA3 = {
@@ -316,3 +317,17 @@ def test_of_a_mixture_of_experts_lora_adapts_attention() -> None:
     assert "wo" not in plan.lora_module_path()
     with pytest.raises(StageError, match="mixture of experts"):
         plan.lora_module_path(["q_proj", "down_proj"])
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_what_the_user_says_the_model_is_must_be_of_its_family(family: str) -> None:
+    plan = plan_of(family=family)
+    require_family(plan.model_name, plan)
+    for stated, told in (
+        ("gpt-oss-20b", "of another family"),
+        ("no-such-model", "MaxText knows no such model"),
+    ):
+        with pytest.raises(StageError) as caught:
+            require_family(stated, plan)
+        assert (caught.value.reason, caught.value.code) == ("MaxTextModelMismatch", ExitCode.BAD_REQUEST)
+        assert told in caught.value.what

@@ -1,4 +1,4 @@
-"""Where real stages may start from: a MaxText checkpoint, and a model that another job has exported."""
+"""Where real stages may start from: a MaxText checkpoint, another job's model, another job's run folder."""
 
 import json
 from pathlib import Path
@@ -112,3 +112,53 @@ def test_a_checkpoint_that_does_not_fit_is_told_before_anything_is_spent(
     assert (result.exit_code, result.failure.reason) == (code, reason)
     assert told in result.failure.message
     assert result.failure.fix
+
+
+ANOTHER = {"job": {"uid": "fedcba9876543210", "name": "another"}, "attempt": 2}
+
+
+def test_another_job_goes_on_in_the_run_folder_as_if_nothing_had_happened(
+    stages: Stages, converted: str
+) -> None:
+    long = {"converted": converted, "hyperparameters": {"steps": 60}, "checkpointing": {"every_steps": 30}}
+    stages.run("Train", "whole", **long)
+    stages.run("Preflight", "begun", hyperparameters={"steps": 60})
+    first = details(stages.run("Train", "begun", stop_at=20, **long))
+    details(stages.run("Preflight", "begun", hyperparameters={"steps": 60}, **ANOTHER))
+    second = details(stages.run("Train", "begun", **long, **ANOTHER))
+    assert 0 < first.step == second.start_step
+    assert stages.losses("begun") == stages.losses("whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"hyperparameters": {"learning_rate": 1e-3}}, "hyperparameters.learning_rate (0.01, now 0.001)"),
+        ({"method": LORA}, "method ("),
+        ({"data": {"max_seq_length": 32}}, "datasets.maxSeqLength (64, now 32)"),
+        ({"data": {"shuffle": False}}, "datasets.shuffle (True, now False)"),
+    ],
+)
+def test_another_training_does_not_go_on_there(stages: Stages, changes: dict[str, Any], told: str) -> None:
+    run = "of-another"
+    if not (stages.root / run).exists():
+        details(stages.run("Preflight", run))
+    result = stages.run("Preflight", run, **changes, **ANOTHER)
+    assert result.failure is not None
+    assert (result.exit_code, result.failure.reason) == (ExitCode.BAD_REQUEST, "ResumeMismatch")
+    assert told in result.failure.message
+
+
+def test_a_longer_training_may_go_on_there_and_content_that_changed_may_not(stages: Stages) -> None:
+    rows = stages.root / "data" / "growing.jsonl"
+    rows.write_text((stages.root / "data" / "eval.jsonl").read_text())
+    train = [{"path": "spec.datasets.train[0]", "name": "train-0", "uri": f"file://{rows}"}]
+    details(stages.run("Preflight", "growing", data={"train": train}))
+    details(
+        stages.run("Preflight", "growing", data={"train": train}, hyperparameters={"steps": 40}, **ANOTHER)
+    )
+    rows.write_text(rows.read_text() * 2)
+    third = {"job": {"uid": "00000000aaaaaaaa"}, "attempt": 3}
+    result = stages.run("Preflight", "growing", data={"train": train}, **third)
+    assert result.failure is not None
+    assert "the content of spec.datasets.train[0]" in result.failure.message

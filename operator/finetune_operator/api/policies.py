@@ -63,10 +63,11 @@ class ProfileRef(ApiModel):
 
 
 class ResumeFrom(ApiModel):
-    """Another run to go on from."""
+    """Another run to go on with, from its last checkpoint, in its folder: the job that began it must have ended or be
+    gone. Model, data, method and hyperparameters must be the same, but for steps and epochs."""
 
     run_folder: Uri
-    """Its run folder, as its status.resolved.runFolder says."""
+    """Its run folder, as its status.resolved.runFolder says; of the same namespace."""
 
 
 class Retry(ApiModel):
@@ -87,7 +88,8 @@ class Retry(ApiModel):
 
 
 class Budget(ApiModel):
-    """The most that the job may use, over all attempts."""
+    """The most that the job may use, over all attempts. Where preflight has compiled the train step, a training that
+    may take more is not begun."""
 
     max_chip_hours: PositiveDecimal | None = None
     """TPU chip hours."""

@@ -227,8 +227,8 @@ class Cost(ApiModel):
     """What the job has used so far."""
 
     chip_hours: Decimal
-    """TPU chip hours."""
+    """TPU chip hours, while processes ran."""
     amount: Decimal | None = None
-    """Money, in the profile's currency."""
+    """Money for them, in the profile's currency, at the price of the capacity that the job has now."""
     budget_remaining: Decimal | None = None
-    """What is left of the budget."""
+    """What is left of the budget: money where it is limited, else chip hours."""

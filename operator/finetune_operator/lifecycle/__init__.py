@@ -2,7 +2,14 @@
 
 from finetune_operator.lifecycle.decide import decide, finished
 from finetune_operator.lifecycle.decision import CloserLook, Concerned, Decision, Deletion, EventType, Notice
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, Retry, RunFolderView
+from finetune_operator.lifecycle.observed import (
+    AttemptFiles,
+    AttemptKey,
+    Observed,
+    Retry,
+    RunFolderView,
+    Takeover,
+)
 
 __all__ = [
     "AttemptFiles",
@@ -16,6 +23,7 @@ __all__ = [
     "Observed",
     "Retry",
     "RunFolderView",
+    "Takeover",
     "decide",
     "finished",
 ]

@@ -12,6 +12,7 @@ from finetune_operator.lifecycle.decision import Decision, Deletion
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.queueing import queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
+from finetune_operator.lifecycle.spending import Overspent, overspent
 from finetune_operator.lifecycle.stages import Survey, survey
 from finetune_operator.lifecycle.status import build_status
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
@@ -44,17 +45,9 @@ def _next(  # noqa: PLR0911  one per case
 ) -> Decision:
     left = deadlines.active_left(look.plan.limits, look.attempts, observed.now)
     expired = left is not None and left <= 0
-    if look.live and expired and not look.succeeded and not suspend:
-        return live.end(observed, look, look.live, deadlines.active_exceeded(look.plan.limits))
-    if look.live and (look.failed or look.succeeded):
-        # A leftover: stopped before the job is called finished.
-        return live.stop(observed, look, look.live, refused)
+    over = overspent(look, observed.now)
     if look.live:
-        return (
-            live.suspend(observed, look, look.live, refused)
-            if suspend
-            else live.watch(observed, look, refused)
-        )
+        return _of_live(observed, look, look.live, refused, over, suspend=suspend, expired=expired)
     if look.succeeded:
         return conclude(observed, Situation(course=Course.SUCCEEDED), look)
     if look.failed:
@@ -65,9 +58,12 @@ def _next(  # noqa: PLR0911  one per case
         return conclude(observed, Situation(course=Course.SUSPENDED, refused=refused), look)
     if refused:
         return conclude(observed, Situation(course=Course.INVALID, refused=refused), look)
-    over = deadlines.active_exceeded(look.plan.limits) if expired else _no_capacity_left(look)
+    failure = deadlines.active_exceeded(look.plan.limits) if expired else _no_capacity_left(look)
+    if failure or (over and over.fails):
+        failure = failure or (over.failure if over else None)
+        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
     if over:
-        return conclude(observed, Situation(course=Course.FAILED, failure=over), look)
+        return conclude(observed, Situation(course=Course.SUSPENDED, over=over), look)
     due = look.current.retry_at
     if due is not None and due > observed.now:
         left = (due - observed.now).total_seconds()
@@ -78,6 +74,29 @@ def _next(  # noqa: PLR0911  one per case
             left,
         )
     return _create(observed, look)
+
+
+def _of_live(
+    observed: Observed,
+    look: Survey,
+    attempt: Attempt,
+    refused: Refused | None,
+    over: Overspent | None,
+    *,
+    suspend: bool,
+    expired: bool,
+) -> Decision:
+    """``over``: why it may not spend more. ``expired``: the job has run for as long as it may."""
+    if expired and not look.succeeded and not suspend:
+        return live.end(observed, look, attempt, deadlines.active_exceeded(look.plan.limits))
+    if look.failed or look.succeeded:
+        # A leftover: stopped before the job is called finished.
+        return live.stop(observed, look, attempt, refused)
+    if suspend:
+        return live.suspend(observed, look, attempt, refused)
+    if over and attempt.key.stage in TPU_STAGES:
+        return live.stop_spending(observed, look, attempt, over)
+    return live.watch(observed, look, refused)
 
 
 def _no_capacity_left(look: Survey) -> Failure | None:
@@ -92,7 +111,7 @@ def _no_capacity_left(look: Survey) -> Failure | None:
 def _create(observed: Observed, look: Survey) -> Decision:
     """The next attempt of the current stage. Every stage before it is green."""
     stage = look.current.stage
-    number = next_number(look.current.attempts, stage)
+    number = next_number(look.current.attempts, stage, observed.folder.takeovers)
     try:
         jobset = render_jobset(look.plan, stage, number, look.findings)
     except Refused as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from finetune_contract import Outcome, Stage
 from finetune_operator.lifecycle import children
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, Takeover
 from finetune_operator.lifecycle.queueing import newest
 from finetune_operator.rendering import attempt_of
 
@@ -93,9 +93,10 @@ def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
     return (replace(newest, restart=restart) for restart in range(newest.restart + 1))
 
 
-def next_number(attempts: Sequence[Attempt], stage: Stage) -> int:
-    """The number of the stage's next attempt."""
-    return 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0)
+def next_number(attempts: Sequence[Attempt], stage: Stage, takeovers: Sequence[Takeover] = ()) -> int:
+    """The number of the stage's next attempt; ``takeovers``: those of the run folder."""
+    first = takeovers[-1].first.get(stage, 1) if takeovers else 1
+    return max(first, 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0))
 
 
 def _workloads(observed: Observed) -> dict[str | None, children.Object]:

@@ -65,6 +65,17 @@ def pods_expected(jobset: Object) -> int:
     )
 
 
+def chips(jobset: Object) -> int:
+    """How many TPU chips its pods hold."""
+    return sum(
+        int(each.get("replicas", 1))
+        * int(each["template"]["spec"].get("parallelism", 1))
+        * int(container.get("resources", {}).get("limits", {}).get("google.com/tpu", 0))
+        for each in jobset["spec"]["replicatedJobs"]
+        for container in each["template"]["spec"]["template"]["spec"]["containers"]
+    )
+
+
 def hosts_per_slice(jobset: Object) -> int:
     """How many pods, each on a node of its own, make one slice."""
     return max(

@@ -38,9 +38,10 @@ _SIGKILL = _SIGNALLED + 9
 SUSPENDED = "Suspended"
 REPLACED = "Replaced"
 EVICTED = "Evicted"
+BUDGET_EXHAUSTED = "BudgetExhausted"
 #: Pathways' workers kept ending, and with them the attempt; the head was only told to stop.
 WORKERS_FAILED = "WorkersFailed"
-_ON_PURPOSE = (SUSPENDED, REPLACED, NO_CAPACITY, DEADLINE_EXCEEDED)
+_ON_PURPOSE = (SUSPENDED, REPLACED, NO_CAPACITY, DEADLINE_EXCEEDED, BUDGET_EXHAUSTED)
 #: Reasons of its own judgement, which the trainer's last words do not change.
 _JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT, WORKERS_FAILED)
 
@@ -167,6 +168,11 @@ def eviction(attempt: Attempt, evicted: children.Object) -> Failure:
 def suspension() -> Failure:
     """The record that an attempt is stopped because its job is suspended; written before it is stopped."""
     return Failure(code=ExitCode.STOPPED, reason=SUSPENDED, message="Stopped because the job was suspended.")
+
+
+def unpaid(why: str) -> Failure:
+    """The record that an attempt is stopped because the budget is used up; written before it is stopped."""
+    return Failure(code=ExitCode.STOPPED, reason=BUDGET_EXHAUSTED, message=why)
 
 
 def replacement() -> Failure:

@@ -8,9 +8,10 @@ from finetune_contract import ExitCode, PreflightOutcome, Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
 from finetune_operator.lifecycle import gates
 from finetune_operator.lifecycle.memory import found
-from finetune_operator.lifecycle.progress import mebibytes
+from finetune_operator.lifecycle.progress import decimal, mebibytes
 from finetune_operator.lifecycle.queueing import Standing
 from finetune_operator.lifecycle.situation import Course, Situation
+from finetune_operator.lifecycle.spending import overspent, used_up
 from finetune_operator.lifecycle.stages import Survey, waiting_input
 from finetune_operator.lifecycle.times import stamp
 
@@ -46,7 +47,7 @@ def conditions(
         ConditionType.EXPORT_PROVEN: _export_proven(look),
         ConditionType.QUOTA_RESERVED: _quota_reserved(situation, look),
         ConditionType.RUNNING: _running(situation, look),
-        ConditionType.WITHIN_BUDGET: (TRUE, Reason.NOT_REQUESTED, "The job has no budget."),
+        ConditionType.WITHIN_BUDGET: _within_budget(look, now),
         ConditionType.GATE_PASSED: _gate_passed(look),
         ConditionType.SUSPENDED: _suspended(situation),
         **_outcome(situation.course, *_because(situation, look)),
@@ -197,6 +198,16 @@ def _gate_passed(look: Survey | None) -> Told:
     return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
 
 
+def _within_budget(look: Survey | None, now: datetime) -> Told:
+    ceilings = look.plan.budget.ceilings if look else ()
+    if look is None or not ceilings:
+        return TRUE, Reason.NOT_REQUESTED, "The job has no budget."
+    if over := overspent(look, now) or used_up(look, now):
+        return FALSE, over.reason, over.text
+    limits = " and ".join(f"{decimal(each.most)} ({each.path})" for each in ceilings)
+    return TRUE, Reason.WITHIN_BUDGET, f"The job may use up to {limits}."
+
+
 def _quota_reserved(situation: Situation, look: Survey | None) -> Told:
     queue = situation.queue
     if queue is None:
@@ -222,7 +233,8 @@ def _running(situation: Situation, look: Survey | None) -> Told:  # noqa: PLR091
         case Course.PLANNED:
             return FALSE, Reason.PLANNED, "The job has ended."
         case Course.SUSPENDED | Course.SUSPENDING:
-            return FALSE, Reason.SUSPENDED_BY_USER, "The job is suspended."
+            reason = situation.over.reason if situation.over else Reason.SUSPENDED_BY_USER
+            return FALSE, reason, "The job is suspended."
         case Course.INVALID:
             return FALSE, Reason.NOT_STARTED, "The job is not valid."
         case Course.INADMISSIBLE:
@@ -234,6 +246,8 @@ def _running(situation: Situation, look: Survey | None) -> Told:  # noqa: PLR091
 
 
 def _suspended(situation: Situation) -> Told:
+    if situation.course is Course.SUSPENDED and situation.over:
+        return TRUE, situation.over.reason, situation.over.text
     if situation.course is Course.SUSPENDED:
         return TRUE, Reason.SUSPENDED_BY_USER, "No pod runs. Set spec.suspend to false to go on."
     if situation.course is Course.SUSPENDING:
@@ -258,6 +272,8 @@ def _because(situation: Situation, look: Survey | None) -> tuple[str, str]:  # n
         case Course.SUSPENDING:
             return Reason.SUSPENDING, "The stage saves and stops."
         case Course.SUSPENDED:
+            if situation.over:
+                return situation.over.reason, situation.over.text
             return Reason.SUSPENDED_BY_USER, "Waiting for spec.suspend to be false."
     if situation.failure and situation.course is Course.FAILED:
         return situation.failure.reason, situation.failure.message

@@ -12,6 +12,7 @@ from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import survey
 from finetune_operator.lifecycle.status import build_status
+from finetune_operator.lifecycle.takeover import note_due
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.planning import (
     Plan,
@@ -32,6 +33,8 @@ _MAY_COME = (
     Reason.SOURCE_JOB_NOT_FOUND,
     Reason.SOURCE_JOB_RUNNING,
     Reason.SOURCE_JOB_UNUSABLE,
+    Reason.RUN_NOT_FOUND,
+    Reason.RUN_FOLDER_IN_USE,
 )
 #: Seconds; nothing tells the job when a profile, a ConfigMap, a Secret or the model of another job comes.
 _PROFILE_LOOK = 15.0
@@ -52,6 +55,13 @@ def decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
         plan, refused = _plan(job, read_snapshot(observed.snapshot), deadlines.passed_capacities(attempts))
     except Refused as error:
         return _keep(observed) if ended else _refuse(observed, error)
+    try:
+        takeover = note_due(observed, plan, attempts)
+    except Refused as error:
+        return _kept_from_retry(observed, error) if ended else _refuse(observed, error)
+    if takeover is not None:
+        # The note comes first: from the next look on, what was there before is not this job's.
+        return Decision(status=job.get("status") or {}, takeover=takeover, look_again_after=0.0)
     generation = retry.asked(observed)
     if generation is None:
         return advance(observed, plan, attempts, refused)
@@ -90,6 +100,12 @@ def _keep(observed: Observed) -> Decision:
     )
 
 
+def _kept_from_retry(observed: Observed, refused: Refused) -> Decision:
+    """An ended job that was asked to go on and cannot."""
+    decision = _keep(observed)
+    return replace(decision, status={**decision.status, "summary": f"Not retried: {refused.message}"})
+
+
 def _children_left(observed: Observed) -> float | None:
     """Seconds until JobSets and pods of a finished job are deleted; None: they stay."""
     ttl = observed.job["spec"].get("childTTLSecondsAfterFinished")
@@ -105,7 +121,9 @@ def _admit(observed: Observed) -> Decision:
     The ConfigMap may have been deleted from a job that has run for days.
     """
     try:
-        admission = admit(observed.job, observed.profiles, observed.template, observed.source)
+        admission = admit(
+            observed.job, observed.profiles, observed.template, observed.source, observed.neighbours
+        )
     except Refused as error:
         return _refuse(observed, error)
     status = observed.job.get("status") or {}

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from finetune_contract import Failure
-from finetune_operator.lifecycle.observed import AttemptKey, Retry
+from finetune_operator.lifecycle.observed import AttemptKey, Retry, Takeover
 
 type Object = Mapping[str, Any]
 
@@ -56,7 +56,7 @@ class CloserLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Applied in this order: retry, records, snapshot, deletions, JobSet, notices, status.
+    """Applied in this order: retry, takeover, records, snapshot, deletions, JobSet, notices, status.
 
     Notices follow from the status that was there before: written after the new one, a crash between the two would
     lose them. Before it, they are decided again, and the API server knows them by their names.
@@ -66,6 +66,8 @@ class Decision:
     """The complete new status; written only where it differs."""
     retry: Retry | None = None
     """The note of a retry by hand, which the next observation must see."""
+    takeover: Takeover | None = None
+    """The note of a job that goes on in another one's run folder, likewise."""
     snapshot: Object | None = None
     """The ConfigMap ``<job>-plan``, created once."""
     jobset: Object | None = None

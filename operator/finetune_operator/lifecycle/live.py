@@ -6,18 +6,19 @@ from finetune_contract import Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, hosts
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.classify import EVICTED, eviction, replacement, suspension
+from finetune_operator.lifecycle.classify import EVICTED, eviction, replacement, suspension, unpaid
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deleting
 from finetune_operator.lifecycle.decision import CloserLook, Decision
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.queueing import Standing, being_evicted, queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
+from finetune_operator.lifecycle.spending import Overspent, seconds_left
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.status import pace
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
 from finetune_operator.planning import Refused
-from finetune_operator.rendering import CpuPoolTooSmall, claim_of, content_of, render_jobset
+from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, content_of, render_jobset
 
 
 def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision:
@@ -71,6 +72,12 @@ def suspend(observed: Observed, look: Survey, attempt: Attempt, refused: Refused
     return _noted(observed, deleting(observed, look, situation), attempt, suspension())
 
 
+def stop_spending(observed: Observed, look: Survey, attempt: Attempt, over: Overspent) -> Decision:
+    """It saves and ends, and nobody is charged."""
+    situation = Situation(course=Course.SUSPENDING, running=attempt.running, over=over)
+    return _noted(observed, deleting(observed, look, situation), attempt, unpaid(over.message))
+
+
 def end(observed: Observed, look: Survey, attempt: Attempt, why: Failure) -> Decision:
     """It is stopped, and the next one follows."""
     situation = Situation(course=Course.ACTIVE, starting=True, recovering=recovering(look))
@@ -107,6 +114,7 @@ def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
     due = (
         deadlines.next_due(attempt, look.plan.limits, observed.now),
         deadlines.active_left(look.plan.limits, look.attempts, observed.now),
+        seconds_left(look, observed.now) if attempt.key.stage in TPU_STAGES else None,
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 

@@ -36,12 +36,10 @@ def memory_status(plan: Plan, findings: Findings) -> Object:
 
 def estimate_status(plan: Plan, findings: Findings) -> Object | None:
     """``status.estimate``: training by the roofline of its compiled step; None where nothing was compiled."""
-    outcome = found(plan, findings)
-    if outcome is None or outcome.step_seconds is None or findings.preflight is None:
+    seconds = _estimated_seconds(plan, findings)
+    if seconds is None:
         return None
-    low, high = (each * findings.preflight.steps for each in outcome.step_seconds)
-    if not 0 <= low <= high <= _MOST_SECONDS:
-        return None
+    low, high = seconds
     hours = high * plan.chips / _HOUR
     status: dict[str, Any] = {
         "durationSeconds": {"low": floor(low), "high": ceil(high)},
@@ -50,3 +48,18 @@ def estimate_status(plan: Plan, findings: Findings) -> Object | None:
     if price := plan.placement.chip_hour_price:
         status["cost"] = decimal(hours * float(price))
     return status
+
+
+def estimated_chip_hours(plan: Plan, findings: Findings) -> float | None:
+    """What the whole training may take, at most."""
+    seconds = _estimated_seconds(plan, findings)
+    return None if seconds is None else seconds[1] * plan.chips / _HOUR
+
+
+def _estimated_seconds(plan: Plan, findings: Findings) -> tuple[float, float] | None:
+    """Of all steps: at least, and at most; None where nothing was compiled."""
+    outcome = found(plan, findings)
+    if outcome is None or outcome.step_seconds is None or findings.preflight is None:
+        return None
+    low, high = (each * findings.preflight.steps for each in outcome.step_seconds)
+    return (low, high) if 0 <= low <= high <= _MOST_SECONDS else None

@@ -1,6 +1,6 @@
 """Everything one decision may look at, and nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -46,6 +46,19 @@ class Retry(BaseModel):
     from ``from_stage`` on it does not count as done either."""
 
 
+class Takeover(BaseModel):
+    """That a job goes on in the run folder of another one (``spec.resumeFrom``): the operator's note there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uid: str
+    """Of the job that goes on."""
+    job: str
+    """Its name."""
+    first: dict[Stage, int]
+    """By stage: the number of its first JobSet. What is numbered below is of the jobs before it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolderView:
     """What object storage says.
@@ -54,6 +67,9 @@ class RunFolderView:
     """
 
     attempts: Mapping[AttemptKey, AttemptFiles] = field(default_factory=dict)
+    """Those since the last job has taken the folder over."""
+    takeovers: tuple[Takeover, ...] = ()
+    """The newest last."""
     progress: Progress | None = None
     retry: Retry | None = None
     """The newest."""
@@ -61,6 +77,16 @@ class RunFolderView:
     """Of the fingerprint that preflight found; None also when there was nothing to look up."""
     unreadable: str | None = None
     """Why storage could not be read, as a sentence."""
+
+
+def in_order(notes: Iterable[Takeover]) -> tuple[Takeover, ...]:
+    """Oldest first: each counts on from the one before."""
+    return tuple(sorted(notes, key=lambda note: sum(note.first.values())))
+
+
+def since(takeovers: Sequence[Takeover], key: AttemptKey) -> bool:
+    """Whether the attempt is of the job that has the folder now."""
+    return not takeovers or key.number >= takeovers[-1].first.get(key.stage, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +114,9 @@ class Observed:
     ``snapshot`` exists."""
     source: Object | None = None
     """The FineTuneJob whose model the job starts from, where it names one; None: there is none. Not looked at once
+    ``snapshot`` exists."""
+    neighbours: tuple[Object, ...] = ()
+    """All FineTuneJobs of the namespace, where the job is to go on in another one's run folder. Not looked at once
     ``snapshot`` exists."""
     nodes: Mapping[str, Object] | None = None
     """All nodes of the job's slice, by name, where a pod on it has failed; None: nobody has looked."""

@@ -100,7 +100,7 @@ def goodput_status(progress: Progress | None, waits: Waited) -> Object | None:
     spent = {"queued": waits.queued, "provisioning": waits.provisioning, **spent}
     whole = sum(spent.values())
     seconds = {kind: round(value) for kind, value in spent.items()}
-    return {"percent": f"{100 * spent['productive'] / whole:.1f}", "seconds": seconds}
+    return {"percent": f"{100 * (spent['productive'] / whole):.1f}", "seconds": seconds}
 
 
 def eta_text(low: int, high: int) -> str:

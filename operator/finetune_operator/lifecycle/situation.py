@@ -7,6 +7,7 @@ from enum import StrEnum, auto
 from finetune_contract import Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.queueing import Queueing, Standing
+from finetune_operator.lifecycle.spending import Overspent
 from finetune_operator.planning import Refused
 
 
@@ -55,6 +56,8 @@ class Situation:
     queue: Queueing | None = None
     """Of the live attempt, where a queue holds or held it."""
     failure: Failure | None = None
+    over: Overspent | None = None
+    """The budget: why the job is suspended, or being suspended, where its user has not asked for that."""
     store_error: str | None = None
 
 

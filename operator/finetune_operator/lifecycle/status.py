@@ -20,11 +20,13 @@ from finetune_operator.lifecycle.progress import goodput_status, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
 from finetune_operator.lifecycle.retry import seen
 from finetune_operator.lifecycle.situation import Course, Situation
+from finetune_operator.lifecycle.spending import cost_status, spent
 from finetune_operator.lifecycle.stage_status import attempts_status, stages_status
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.summary import summarize
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.lifecycle.waited import waited_in_training
+from finetune_operator.rendering import TPU_STAGES
 
 type Object = Mapping[str, Any]
 
@@ -59,6 +61,8 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
         saved := checkpoints_status(look, observed, kept=progress is previous.get("progress"))
     ):
         status["checkpoints"] = saved
+    if look is not None and (cost := _cost(observed, status, look, previous)):
+        status["cost"] = cost
     workers = sum(each.get("workerRestarts", 0) for each in status.get("stages", ()))
     status["summary"] = summarize(situation, look, progress, workers)
     if situation.wait:
@@ -114,6 +118,16 @@ def _progress(observed: Observed, status: Object, look: Survey | None, previous:
         pace=pace(observed.live_jobs),
         moved=_moving_parts(status) != _moving_parts(previous),
     )
+
+
+def _cost(observed: Observed, status: Object, look: Survey, previous: Object) -> Object | None:
+    """It moves with the clock, so that it is told anew only where something else is."""
+    moved = _moving_parts(status) != _moving_parts(previous)
+    if not moved and status.get("progress") is previous.get("progress") and "cost" in previous:
+        return dict(previous["cost"])
+    if not any(attempt.key.stage in TPU_STAGES for attempt in look.attempts):
+        return None
+    return cost_status(look.plan, spent(look.plan, look.attempts, observed.now))
 
 
 def _goodput(observed: Observed, look: Survey | None) -> Object | None:

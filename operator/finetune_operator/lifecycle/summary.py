@@ -38,9 +38,12 @@ def summarize(  # noqa: PLR0911  one per case
         case Course.FAILED:
             return _failed(situation, look)
         case Course.SUSPENDED:
+            if situation.over:
+                return f"Suspended{_at_step(progress)}: {situation.over.text}"
             return f"Suspended{_at_step(progress)}. Set spec.suspend to false to go on."
         case Course.SUSPENDING:
-            return f"Suspending: {look.current.stage} saves and stops."
+            why = f" {situation.over.message}" if situation.over else ""
+            return f"Suspending: {look.current.stage} saves and stops.{why}"
     return _active(situation, look, progress, workers)
 
 

@@ -16,6 +16,7 @@ from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.plan import Plan, make_plan
 from finetune_operator.planning.policy import check_policy, check_profile
+from finetune_operator.planning.resumption import refuse_folder_in_use
 from finetune_operator.planning.snapshot import Snapshot, make_snapshot
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.support import refuse_later_fields, refuse_later_profile_fields
@@ -36,6 +37,7 @@ def admit(
     profiles: Sequence[Object],
     template: Object | None = None,
     source: Object | None = None,
+    neighbours: Sequence[Object] = (),
 ) -> Admission:
     """Choose the profile, judge the job by it and fix what is to stay. Raises Refused.
 
@@ -44,6 +46,7 @@ def admit(
         profiles: all that there are.
         template: the ConfigMap that the job's chat template is in, if it names one that exists.
         source: the FineTuneJob whose model it starts from, if it names one that exists.
+        neighbours: the FineTuneJobs of its namespace, where it is to go on in another one's run folder.
     """
     check_job(job)
     profile = choose_profile(job, profiles)
@@ -57,6 +60,7 @@ def admit(
         )
     whole = with_source_model(with_chat_template(merged, template), source)
     check_policy(job, name, spec, whole, base)
+    refuse_folder_in_use(job, neighbours)
     provisional = make_plan(job, make_snapshot(job, profile, whole))
     # Whatever resources are edited to later, a step takes as many rows as the first plan says.
     fixed = merge(

@@ -25,6 +25,7 @@ from finetune_contract import (
 )
 from finetune_operator.planning import resolve, training
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
+from finetune_operator.planning.budget import Budget, resolve_budget
 from finetune_operator.planning.memory import resolve_memory
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
@@ -129,8 +130,11 @@ class Plan:
     use_cache: str
     engine_overrides: Mapping[str, str]
     recovery: Recovery
+    budget: Budget
     limits: Limits
     run_folder: RunFolder
+    resumes: bool
+    """It is another job's, in which this one goes on."""
     cache: CacheLayout
     image: str
     service_account_tpu: str
@@ -212,6 +216,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             infrastructure=spec["recovery"]["maxInfrastructureRetries"],
             user=spec["recovery"]["maxUserRetries"],
         ),
+        budget=resolve_budget(spec, snapshot.profile_name, profile, placement.chip_hour_price),
         limits=Limits(
             active=spec.get("activeDeadlineSeconds"),
             pre_running=spec["preRunningDeadlineSeconds"],
@@ -220,6 +225,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             child_ttl=spec.get("childTTLSecondsAfterFinished"),
         ),
         run_folder=snapshot.run_folder,
+        resumes="resumeFrom" in snapshot.spec,
         cache=snapshot.cache,
         image=profile["images"]["trainer"],
         service_account_tpu=accounts.get("tpu", "default"),

@@ -18,6 +18,7 @@ from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.pathways import pathways_faults
 from finetune_operator.planning.queueing import forbidden_labels
+from finetune_operator.planning.resumption import resumed_folder
 
 type Object = Mapping[str, Any]
 
@@ -102,6 +103,7 @@ def check_policy(job: Object, name: str, profile: Object, merged: Object, base: 
         )
     broken = [problem for rule in _RULES for problem in rule(job["spec"], profile, merged, base)]
     broken += forbidden_labels(job["metadata"], profile)
+    broken += _foreign_run(merged, profile, namespace)
     if broken:
         raise Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(broken)}. {_ask(profile)}')
 
@@ -208,6 +210,18 @@ def _written(merged: Object) -> Iterator[tuple[str, str]]:
         else:
             repo = destination["huggingFaceHub"]["repo"]
             yield f"spec.export.destinations[{index}].huggingFaceHub.repo", f"hf://{repo}"
+
+
+def _foreign_run(merged: Object, profile: Object, namespace: str) -> Iterator[str]:
+    """A run folder is written to, so it is the namespace's own, or one that the profile opens by name."""
+    folder = resumed_folder(merged)
+    own = f"{profile['storage']['artifacts'].rstrip('/')}/{namespace}/"
+    opened = profile.get("constraints", {}).get("uris", {}).get("write", ())
+    if folder and not folder.startswith(own) and not any(fnmatchcase(folder, each) for each in opened):
+        yield (
+            f"spec.resumeFrom.runFolder {folder} is neither below {own} nor covered by constraints.uris.write "
+            f"({', '.join(opened) or 'empty'})"
+        )
 
 
 _RULES: tuple[Callable[[Object, Object, Object, Object], Iterator[str]], ...] = (

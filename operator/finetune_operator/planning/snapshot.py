@@ -58,9 +58,9 @@ def make_snapshot(job: Object, profile: Object, spec: Object) -> Snapshot:
         profile_hash=digest(profile["spec"]),
         profile=_with_images(profile["spec"], spec["resources"]["controller"]),
         spec=spec,
-        run_folder=RunFolder.of(
-            artifacts, metadata.get("namespace", "default"), metadata["name"], metadata["uid"]
-        ),
+        run_folder=RunFolder(resumed.rstrip("/"))
+        if (resumed := spec.get("resumeFrom", {}).get("runFolder"))
+        else RunFolder.of(artifacts, metadata.get("namespace", "default"), metadata["name"], metadata["uid"]),
         cache=CacheLayout(storage.get("cache", f"{artifacts}/cache").rstrip("/")),
     )
 

@@ -20,18 +20,13 @@ class Later:
 
 
 JOB: tuple[Later, ...] = (
-    Later("budget"),
     Later("preflight.smoke"),
     Later("evaluation.benchmarks", ([],)),
     Later("export.serving"),
     Later("profiling"),
-    Later("resumeFrom"),
 )
 
-PROFILE: tuple[Later, ...] = (
-    Later("storage.optimizerStateTTLSeconds"),
-    Later("constraints.maxChipHours"),
-)
+PROFILE: tuple[Later, ...] = (Later("storage.optimizerStateTTLSeconds"),)
 
 
 def refuse_later_fields(spec: Mapping[str, Any]) -> None:

@@ -79,6 +79,10 @@ class Applier:
             await self._store.write(
                 run.retry(decision.retry.generation), decision.retry.model_dump_json().encode()
             )
+        if decision.takeover is not None:
+            run = self._run_folder(observed, decision)
+            note = decision.takeover.model_dump_json().encode()
+            await self._store.write(run.taken_over(decision.takeover.uid), note)
         if decision.records:
             await self._write_records(observed, decision)
         if decision.snapshot is not None:

@@ -28,6 +28,7 @@ from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
 from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.queueing import QUEUE_LABEL
+from finetune_operator.planning.resumption import resumed_folder
 from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
@@ -90,12 +91,13 @@ class Observer:
         if snapshot is not None and not owned_by(snapshot, uid):
             # Left by an earlier job of that name; garbage collection is about to take it.
             snapshot = None
-        jobsets, pods, profiles, template, source = await asyncio.gather(
+        jobsets, pods, profiles, template, source, neighbours = await asyncio.gather(
             self._cluster.list(JOBSETS, key.namespace, labels={UID_LABEL: uid}),
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
             self._profiles(snapshot),
             self._template(job, snapshot),
             self._source(job, snapshot),
+            self._neighbours(job, snapshot),
         )
         workloads, view = await asyncio.gather(self._workloads(key.namespace, jobsets), self._view(snapshot))
         nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)])
@@ -109,6 +111,7 @@ class Observer:
             folder=view,
             template=template,
             source=source,
+            neighbours=tuple(neighbours),
             nodes=nodes,
             workloads=workloads,
             # At least this one, which the watch may not have told of yet.
@@ -186,6 +189,12 @@ class Observer:
         if reference is None:
             return None
         return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
+
+    async def _neighbours(self, job: Object, snapshot: Object | None) -> Sequence[Object]:
+        """The jobs that may use the run folder that this one is to go on in, before admission."""
+        if snapshot is not None or resumed_folder(job["spec"]) is None:
+            return ()
+        return await self._cluster.list(JOBS, job["metadata"]["namespace"])
 
     async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
         """The job whose model this one starts from before admission; afterwards the snapshot holds what it came to."""

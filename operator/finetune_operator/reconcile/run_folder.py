@@ -25,7 +25,15 @@ from finetune_contract import (
 from finetune_operator.artifacts.port import StorageError, Store
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.classify import settled
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Retry, RunFolderView
+from finetune_operator.lifecycle.observed import (
+    AttemptFiles,
+    AttemptKey,
+    Retry,
+    RunFolderView,
+    Takeover,
+    in_order,
+    since,
+)
 from finetune_operator.planning.snapshot import read_snapshot
 
 
@@ -64,11 +72,13 @@ class RunFolderReader:
         """One look. ``unreadable`` is set where the store or a file in it could not be read."""
         try:
             listed = await self._store.list(folders.run.attempts)
-            attempts = await self._attempts(folders.run, listed)
+            takeovers = await self._takeovers(folders.run, listed)
+            attempts = await self._attempts(folders.run, listed, takeovers)
             return RunFolderView(
                 attempts=attempts,
+                takeovers=takeovers,
                 retry=await self._retry(folders.run, listed),
-                progress=await self._progress(folders.run, attempts),
+                progress=await self._progress(folders.run, attempts, last=not takeovers),
                 convert_manifest=await self._convert_manifest(folders.cache, attempts),
             )
         except (StorageError, _NotUnderstoodError) as error:
@@ -86,12 +96,19 @@ class RunFolderReader:
                 told[word.host] = word
         return told
 
-    async def _attempts(self, run: RunFolder, listed: Sequence[str]) -> dict[AttemptKey, AttemptFiles]:
+    async def _takeovers(self, run: RunFolder, listed: Sequence[str]) -> tuple[Takeover, ...]:
+        uids = [match[1] for name in listed if (match := _TAKEOVER.fullmatch(name))]
+        notes = await asyncio.gather(*(self._immutable(run.taken_over(uid), Takeover) for uid in uids))
+        return in_order(note for note in notes if note is not None)
+
+    async def _attempts(
+        self, run: RunFolder, listed: Sequence[str], takeovers: Sequence[Takeover]
+    ) -> dict[AttemptKey, AttemptFiles]:
         files: dict[AttemptKey, set[str]] = {}
         for path in listed:
             folder, _, name = path.partition("/")
             key = attempt_of(folder)
-            if key is not None:
+            if key is not None and since(takeovers, key):
                 files.setdefault(key, set()).add(name)
         keys = sorted(files)
         newest = {key.stage: key for key in keys}
@@ -123,12 +140,15 @@ class RunFolderReader:
         generations = [int(match[1]) for name in listed if (match := _RETRY.fullmatch(name))]
         return await self._immutable(run.retry(max(generations)), Retry) if generations else None
 
-    async def _progress(self, run: RunFolder, attempts: dict[AttemptKey, AttemptFiles]) -> Progress | None:
+    async def _progress(
+        self, run: RunFolder, attempts: dict[AttemptKey, AttemptFiles], *, last: bool
+    ) -> Progress | None:
+        """``last``: no other job has trained in the folder before, whose end may be remembered."""
         trained = [files for key, files in attempts.items() if key.stage is Stage.TRAIN]
         if not trained:
             return None
         # The trainer writes its last progress before its result: after a success, the file stands still.
-        if any(files.result and files.result.outcome is Outcome.SUCCEEDED for files in trained):
+        if last and any(files.result and files.result.outcome is Outcome.SUCCEEDED for files in trained):
             return await self._immutable(run.progress, Progress)
         return await self._fresh(run.progress, Progress)
 
@@ -172,6 +192,7 @@ def attempt_of(folder: str) -> AttemptKey | None:
 
 
 _RETRY = re.compile(r"retry-([1-9][0-9]{0,9})\.json")
+_TAKEOVER = re.compile(r"taken-over-([^/]{1,8})\.json")
 _HOST = re.compile(r"[0-9]{1,5}\.json")
 _STAGES = {stage.short: stage for stage in Stage}
 #: 999 JobSets at most: what fits the names of pods.

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from finetune_contract import DiscardedCheckpoint, Progress, Stage
@@ -49,6 +49,7 @@ def test_nothing_measured_tells_nothing(nothing: Progress | None) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(sorted(SECONDS)), st.floats()))
+@example({"productive": 1.797693134862316e306})
 def test_whatever_was_written_the_share_is_between_none_and_all(seconds: dict[str, float]) -> None:
     told = goodput_status(progress(**seconds), Waited())
     assert told is None or 0 <= float(told["percent"]) <= 100

@@ -37,10 +37,12 @@ from finetune_operator.lifecycle import (
     Observed,
     Retry,
     RunFolderView,
+    Takeover,
     children,
     decide,
 )
 from finetune_operator.lifecycle.notices import transitions
+from finetune_operator.lifecycle.observed import in_order, since
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests import stage_outcomes
@@ -127,6 +129,8 @@ class World:
     profiles: list[Object] = field(default_factory=lambda: [profile()])
     now: datetime = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
     config_map: Object | None = None
+    takeovers: list[Takeover] = field(default_factory=list)
+    neighbours: list[Object] = field(default_factory=list)
     source: Object | None = None
     """The job whose model this one starts from."""
     jobsets: dict[str, Object] = field(default_factory=dict)
@@ -168,6 +172,7 @@ class World:
             pods=tuple(copy.deepcopy(list(self.pods.values()))),
             folder=self._view(),
             source=copy.deepcopy(self.source),
+            neighbours=tuple(copy.deepcopy(self.neighbours)),
             nodes=copy.deepcopy(self.nodes),
             workloads=None if self.workloads is None else tuple(copy.deepcopy(list(self.workloads.values()))),
             live_jobs=self.live_jobs,
@@ -182,8 +187,10 @@ class World:
             files.result and isinstance(files.result.details, PreflightOutcome)
             for files in self.attempts.values()
         )
+        takeovers = in_order(self.takeovers)
         return RunFolderView(
-            attempts=dict(self.attempts),
+            attempts={key: files for key, files in self.attempts.items() if since(takeovers, key)},
+            takeovers=takeovers,
             retry=self.retry,
             progress=self.progress,
             convert_manifest=self.cache.get(self.fingerprint) if found else None,
@@ -217,6 +224,8 @@ class World:
         writes: list[Callable[[], None]] = []
         if decision.retry is not None:
             writes.append(lambda: setattr(self, "retry", decision.retry))
+        if decision.takeover is not None:
+            writes.append(lambda: self.takeovers.append(decision.takeover))
         writes += [lambda k=key, f=failure: self._record(k, f) for key, failure in decision.records]  # type: ignore[misc]
         if decision.snapshot is not None:
             writes.append(lambda: self._create_snapshot(decision.snapshot))

@@ -20,9 +20,8 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 
 
 LATER: list[tuple[dict[str, Any], str]] = [
-    ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
     ({"export": {"serving": {"enabled": True}}}, "spec.export.serving"),
-    ({"resumeFrom": {"runFolder": "gs://artifacts/a/b"}}, "spec.resumeFrom"),
+    ({"profiling": {"startStep": 20, "steps": 5}}, "spec.profiling"),
 ]
 
 
@@ -50,7 +49,13 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ({}, [profile("a"), profile("b")], Reason.AMBIGUOUS_DEFAULT_PROFILE),
     ({}, [profile(namespaces=["team-b"])], Reason.PROFILE_NOT_ALLOWED),
     ({}, [profile(constraints={"locked": ["resources.contoller"]})], Reason.PROFILE_INVALID),
-    ({}, [profile(constraints={"maxChipHours": "1"})], Reason.NOT_YET_SUPPORTED),
+    (
+        {},
+        [profile(storage={"artifacts": "gs://a/b", "optimizerStateTTLSeconds": 1})],
+        Reason.NOT_YET_SUPPORTED,
+    ),
+    ({"budget": {"onExhausted": "Fail"}}, [profile()], Reason.INVALID_SPEC),
+    ({"budget": {"maxCost": "1"}}, [profile()], Reason.INVALID_SPEC),
     ({}, [profile(models={"allow": ["gs://approved/*"]})], Reason.POLICY_VIOLATION),
     ({}, [profile(constraints={"uris": {"read": ["gs://approved/*"]}})], Reason.POLICY_VIOLATION),
     (

@@ -2,7 +2,7 @@ import pytest
 
 from finetune_contract import Failure, Outcome, Stage
 from finetune_operator.artifacts.port import StorageUnavailable
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView, Takeover
 from finetune_operator.reconcile.run_folder import RunFolderReader, attempt_of
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore
 from tests.unit.reconcile.records import FINGERPRINT, manifest, progress, result
@@ -159,3 +159,26 @@ async def test_a_record_of_another_version_is_named_and_not_half_understood(stor
     assert unreadable is not None
     assert unreadable.startswith(f"{RUN.result('prep', 1)} is not a StageResult")
     assert "trainer image of another version" in unreadable
+
+
+async def test_what_was_there_before_a_job_took_the_folder_over_is_not_its_own(store: FakeStore) -> None:
+    """Also where this operator remembers the end of the job before."""
+    put(store, RUN.result("train", 1), result(Stage.TRAIN))
+    put(store, RUN.progress, progress(10))
+    reader = RunFolderReader(store)
+    assert (await reader.view(FOLDERS)).progress == progress(10)
+    first = dict.fromkeys(Stage, 1) | {Stage.TRAIN: 2}
+    notes = [
+        Takeover(uid=f"{name}-0000", job=name, first=first | {Stage.PREFLIGHT: number})
+        for number, name in ((3, "aaaaaaaa"), (2, "bbbbbbbb"))
+    ]
+    for note in notes:
+        store.files[RUN.taken_over(note.uid)] = note.model_dump_json().encode()
+    view = await reader.view(FOLDERS)
+    assert [note.job for note in view.takeovers] == ["bbbbbbbb", "aaaaaaaa"]
+    assert (view.attempts, view.progress) == ({}, None)
+    put(store, RUN.result("train", 2), result(Stage.TRAIN, 2))
+    put(store, RUN.progress, progress(20))
+    view = await reader.view(FOLDERS)
+    assert list(view.attempts) == [AttemptKey(Stage.TRAIN, 2)]
+    assert view.progress == progress(20)

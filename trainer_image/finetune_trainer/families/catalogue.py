@@ -2,26 +2,18 @@
 
 import difflib
 import re
-from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
-from finetune_trainer.families.plan import Family, ModelPlan
+from finetune_trainer.families.plan import ModelPlan
 
 _WHERE = "model.maxtextModel"
 _DECODER = re.compile(r"^decoder_block: *[\"']?(\w+)", re.MULTILINE)
-#: What the catalogue calls the decoder of each family. A Mistral is computed as a Llama.
-_DECODERS: Mapping[Family, tuple[str, ...]] = {
-    Family.LLAMA: ("llama2", "mistral"),
-    Family.MIXTRAL: ("mixtral",),
-    Family.QWEN3: ("qwen3",),
-    Family.QWEN3_MOE: ("qwen3_moe",),
-    Family.GEMMA2: ("gemma2",),
-    Family.GEMMA3: ("gemma3",),
-}
+#: A Mistral is computed as a Llama.
+_ALIKE = frozenset({"llama2", "mistral"})
 
 
 def require_family(stated: str, plan: ModelPlan) -> None:
@@ -33,12 +25,18 @@ def require_family(stated: str, plan: ModelPlan) -> None:
         raise _wrong(
             "MaxText knows no such model", stated, f"such as {', '.join(close or [plan.model_name])}"
         )
-    found = _DECODER.search((_folder() / f"{stated}.yml").read_text(encoding="utf-8"))
-    decoder = found[1] if found else "of no decoder"
-    if decoder not in _DECODERS[plan.family]:
+    asked, ours = _decoder(stated), _decoder(plan.model_name)
+    if asked != ours and not {asked, ours} <= _ALIKE:
         raise _wrong(
-            "config.json is of another family", f"{stated} ({decoder})", f"a model like {plan.model_name}"
+            "config.json is of another family",
+            f"{stated} ({asked})",
+            f"a model like {plan.model_name} ({ours})",
         )
+
+
+def _decoder(name: str) -> str:
+    found = _DECODER.search((_folder() / f"{name}.yml").read_text(encoding="utf-8"))
+    return found[1] if found else ""
 
 
 @cache

@@ -11,7 +11,7 @@ from finetune_trainer.data import page
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.questions import questions
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.stages import data_check
+from finetune_trainer.stages import data_check, resumption
 from finetune_trainer.stages.context import Context
 from finetune_trainer.training import overrides, settings
 
@@ -47,6 +47,7 @@ def run(context: Context) -> PreflightOutcome:
         report=context.folder.data_page,
         memory=memory,
     )
+    resumption.check(context, outcome)
     context.store.write(context.folder.preflight_samples, page.samples_jsonl(found))
     context.store.write(context.folder.data_report, found.to_json())
     context.store.write(context.folder.data_page, page.render(found), content_type="text/html; charset=utf-8")

@@ -1,0 +1,64 @@
+"""What a job may spend: its own budget, and the profile's limit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_operator.api import Reason
+from finetune_operator.planning.errors import Refused
+
+type Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """One limit."""
+
+    most: float
+    path: str
+    """Where it stands, for messages."""
+    fails: bool
+    """Beyond it the job fails; else it is suspended until the limit is raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """None: no limit of that kind."""
+
+    chip_hours: Ceiling | None = None
+    cost: Ceiling | None = None
+    """In the profile's currency."""
+
+    @property
+    def ceilings(self) -> tuple[Ceiling, ...]:
+        return tuple(each for each in (self.chip_hours, self.cost) if each is not None)
+
+
+def resolve_budget(spec: Object, profile_name: str, profile: Object, price: str | None) -> Budget:
+    """``spec.budget`` and the profile's ``constraints.maxChipHours``, of which the lower one counts.
+
+    ``price``: of a chip hour of the flavor. Raises Refused where money cannot be counted.
+    """
+    asked, hours = spec.get("budget", {}), []
+    fails = asked.get("onExhausted", "Suspend") == "Fail"
+    if asked and not asked.keys() & {"maxChipHours", "maxCost"}:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            "spec.budget limits nothing: set maxChipHours or maxCost, or leave budget out.",
+        )
+    if "maxChipHours" in asked:
+        hours.append(Ceiling(most=float(asked["maxChipHours"]), path="spec.budget.maxChipHours", fails=fails))
+    if limit := profile.get("constraints", {}).get("maxChipHours"):
+        # Nobody can raise it for a job that was admitted.
+        path = f'constraints.maxChipHours of profile "{profile_name}"'
+        hours.append(Ceiling(most=float(limit), path=path, fails=True))
+    cost = None
+    if "maxCost" in asked:
+        if price is None:
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f'spec.budget.maxCost: profile "{profile_name}" has no chipHourPrice for this slice, so nobody can '
+                "count money: use maxChipHours.",
+            )
+        cost = Ceiling(most=float(asked["maxCost"]), path="spec.budget.maxCost", fails=fails)
+    return Budget(chip_hours=min(hours, key=lambda each: each.most, default=None), cost=cost)

@@ -1,0 +1,154 @@
+"""What a job may spend: estimated before a slice is claimed, counted while it is held."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import Stage
+from finetune_operator.api import FineTuneJobStatus
+from tests.unit.lifecycle.test_memory import PROVED, Proving
+from tests.unit.lifecycle.world import World, job, profile
+
+#: Seconds on the four chips of the job's slice.
+ONE_CHIP_HOUR = 900
+FLAVOR = {**profile()["spec"]["flavors"][0], "chipHourPrice": "2.00"}
+PRICED = profile(flavors=[FLAVOR], currency="USD")
+
+
+def training(budget: dict[str, str], *profiles: Any) -> tuple[World, str]:
+    world = World(job=job(budget=budget), profiles=list(profiles) or [profile()])
+    name = world.until(Stage.TRAIN)
+    world.train(name, 10)
+    return world, name
+
+
+def held(world: World, name: str, seconds: float) -> None:
+    """Training goes on for so long."""
+    world.wait(seconds)
+    world.train(name, 20)
+    world.reconcile()
+
+
+@pytest.mark.parametrize(
+    ("budget", "profiles"),
+    [({"maxChipHours": "1"}, ()), ({"maxCost": "2"}, (PRICED,))],
+    ids=["hours", "money"],
+)
+def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
+    budget: dict[str, str], profiles: Any
+) -> None:
+    world, name = training(budget, *profiles)
+    held(world, name, ONE_CHIP_HOUR - 5)
+    assert world.live() == [name]
+    assert world.look_again_after is not None
+    assert world.look_again_after <= 5
+    assert world.condition("WithinBudget")["reason"] == "WithinBudget"
+    held(world, name, 5)
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+    world.stop(name)
+    world.reconcile()
+    assert world.status["phase"] == "Suspended"
+    assert world.condition("Suspended")["reason"] == "BudgetExhausted"
+    assert world.condition("WithinBudget")["status"] == "False"
+    assert f"Raise spec.budget.{next(iter(budget))}:" in world.status["summary"]
+    assert world.status["attempts"]["preemption"] == world.status["attempts"]["user"] == 0
+    FineTuneJobStatus.model_validate(world.status)
+    # What the JobSet's end has left in the run folder still counts when it is gone.
+    world.reconcile()
+    assert world.live() == []
+    assert world.status["cost"]["chipHours"] == "1"
+    assert world.status["cost"]["budgetRemaining"] == "0"
+    assert world.status["cost"].get("amount") == ("2" if profiles else None)
+
+    world.edit(budget=dict.fromkeys(budget, "8"))
+    world.to_the_end()
+    assert "support-bot-train-2" in world.created
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_budget_may_end_the_job_instead() -> None:
+    world, name = training({"maxChipHours": "1", "onExhausted": "Fail"})
+    held(world, name, ONE_CHIP_HOUR)
+    world.stop(name)
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert (world.status["failure"]["class"], world.status["failure"]["reason"]) == (
+        "User",
+        "BudgetExhausted",
+    )
+    world.edit(budget={"maxChipHours": "3"}, retry={"generation": 1})
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_what_was_used_by_other_slices_counts_by_their_own_chips() -> None:
+    world, name = training({"maxChipHours": "3"})
+    held(world, name, ONE_CHIP_HOUR)
+    world.edit(resources={"tpu": "v6e-8"})
+    world.kill(name, 1)
+    world.reconcile()
+    world.wait(world.look_again_after or 0)
+    world.reconcile()
+    (second,) = world.live()
+    world.run(second)
+    held(world, second, ONE_CHIP_HOUR)
+    assert float(world.status["cost"]["chipHours"]) == pytest.approx(3.0)
+    assert "deletionTimestamp" in world.jobsets[second]["metadata"]
+
+
+#: PROVED: 100 steps of at most 2 s on four chips.
+ESTIMATED = 100 * 2.0 * 4 / 3600
+
+
+def test_a_training_that_may_take_more_is_not_begun() -> None:
+    world = Proving(job=job(budget={"maxChipHours": f"{ESTIMATED * 0.9:.4f}"}), found=PROVED)
+    for _ in range(5):
+        world.reconcile()
+        for name in world.live():
+            world.succeed(name)
+    assert world.created == ["support-bot-prep-1"]
+    assert world.status["phase"] == "Suspended"
+    assert world.condition("WithinBudget")["reason"] == "BudgetTooSmall"
+    assert "Training may take up to 0.22" in world.status["summary"]
+    world.edit(budget={"maxChipHours": f"{ESTIMATED * 1.1:.4f}"})
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_plan_tells_that_the_budget_is_too_small() -> None:
+    world = Proving(job=job(budget={"maxChipHours": "0.1"}, planOnly=True), found=PROVED)
+    world.to_the_end()
+    assert world.status["phase"] == "Planned"
+    assert world.condition("WithinBudget")["reason"] == "BudgetTooSmall"
+
+
+def test_the_profiles_limit_ends_the_job_since_nobody_can_raise_it_afterwards() -> None:
+    limited = profile(constraints={"maxChipHours": "0.1"})
+    world = Proving(job=job(budget={"maxChipHours": "8"}), profiles=[limited], found=PROVED)
+    world.to_the_end()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "BudgetTooSmall"
+    assert 'constraints.maxChipHours of profile "local" is 0.1' in world.status["failure"]["message"]
+    assert "ask its owner to raise it" in world.status["failure"]["suggestion"]
+
+
+def test_stages_on_cpu_go_on_when_nothing_is_left() -> None:
+    world = World(job=job(budget={"maxChipHours": "1"}, evaluation={}))
+    name = world.until(Stage.TRAIN)
+    world.train(name, 10)
+    world.wait(ONE_CHIP_HOUR + 1)
+    world.write_success(name)
+    world.end_pods(name, 0)
+    world.end_jobset(name, "Completed")
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert world.condition("WithinBudget")["status"] == "False"
+
+
+def test_a_job_without_a_budget_tells_what_it_costs() -> None:
+    world = World(profiles=[PRICED])
+    name = world.until(Stage.TRAIN)
+    world.train(name, 10)
+    held(world, name, ONE_CHIP_HOUR)
+    assert world.status["cost"] == {"chipHours": "1", "amount": "2"}
+    assert world.condition("WithinBudget")["reason"] == "NotRequested"

@@ -1,0 +1,150 @@
+"""A job that goes on in the run folder of another one: once, from where that was, and never two in one folder."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import Stage
+from finetune_operator.api import Reason
+from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.planning import Refused, admit
+from tests.unit.lifecycle.world import World, job, profile
+
+FOLDER = "gs://artifacts/team-a/support-bot-0b5e3a52"
+UID = "9d0c1111-0000-4000-8000-000000000000"
+
+
+def second(name: str = "second", uid: str = UID, folder: str = FOLDER, **spec: Any) -> Any:
+    wanted = job(resumeFrom={"runFolder": folder}, **spec)
+    wanted["metadata"] |= {"name": name, "uid": uid, "creationTimestamp": "2026-11-21T12:30:00Z"}
+    return wanted
+
+
+def interrupted(step: int = 30) -> World:
+    """A job that was deleted while it trained; what is left is its run folder."""
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, step)
+    world.jobsets.clear()
+    world.pods.clear()
+    return world
+
+
+def resumed(before: World, wanted: Any) -> World:
+    """Another job, on the same storage."""
+    return World(
+        job=wanted,
+        attempts=before.attempts,
+        progress=before.progress,
+        cache=before.cache,
+        takeovers=before.takeovers,
+        retry=before.retry,
+        checkpoint=before.checkpoint,
+        now=before.now,
+    )
+
+
+def test_every_stage_runs_anew_under_the_next_numbers_and_training_goes_on() -> None:
+    world = resumed(interrupted(), second())
+    world.reconcile()
+    world.reconcile()
+    assert [note.job for note in world.takeovers] == ["second"]
+    assert world.created == []
+    name = world.until(Stage.TRAIN)
+    # The conversion was in the cache.
+    assert world.created == ["second-prep-2", "second-train-2"]
+    world.train(name, 40)
+    assert world.progress is not None
+    assert world.progress.start_step == 30
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["resolved"]["runFolder"] == FOLDER
+    assert world.request("second-train-2").run_folder == FOLDER
+    # What the job before has used up or done is not this one's.
+    assert world.status["attempts"]["total"] == len(world.created)
+    assert next(each for each in world.status["stages"] if each["name"] == "Train")["attempt"] == 1
+
+
+def test_an_operator_that_dies_after_the_note_goes_on_from_it() -> None:
+    world = resumed(interrupted(), second())
+    world.reconcile()
+    world.reconcile()
+    world.config_map = None  # deleted by hand: the job is admitted again
+    world.to_the_end()
+    assert len(world.takeovers) == 1
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_chain_of_jobs_counts_on() -> None:
+    first = resumed(interrupted(), second())
+    first.to_the_end()
+    third = resumed(first, second("third", "c0ffee00-0000-4000-8000-000000000000"))
+    third.to_the_end()
+    assert [note.job for note in third.takeovers] == ["second", "third"]
+    assert third.created[0] == "third-prep-3"
+    assert AttemptKey(Stage.TRAIN, 3) in third.attempts
+
+
+def test_a_folder_that_another_job_has_taken_is_left_to_it() -> None:
+    first = World()
+    first.to_the_end()
+    taken = resumed(first, second())
+    taken.reconcile()
+    taken.reconcile()
+    assert taken.takeovers
+    ended = dict(first.status)
+    first.takeovers = taken.takeovers
+    first.edit(retry={"generation": 1, "fromStage": "Train"})
+    first.reconcile()
+    first.reconcile()
+    assert first.status["phase"] == ended["phase"] == "Succeeded"
+    assert first.status["summary"].startswith('Not retried: FineTuneJob "second" goes on in this job')
+    assert first.retry is None
+
+
+def test_a_folder_in_which_nothing_ran_is_waited_for() -> None:
+    world = World(job=second(folder="gs://artifacts/team-a/mistyped"))
+    world.reconcile()
+    world.reconcile()
+    assert world.condition("Valid")["reason"] == "RunNotFound"
+    assert world.created == []
+    assert world.status["waiting"]["reason"] == "WaitingForInput"
+
+
+NEIGHBOURS: list[tuple[Any, bool]] = [
+    ({**job(), "status": {"resolved": {"runFolder": FOLDER}}}, False),
+    (
+        {
+            **job(),
+            "status": {
+                "resolved": {"runFolder": FOLDER},
+                "conditions": [{"type": "Finished", "status": "True"}],
+            },
+        },
+        True,
+    ),
+    ({**job(), "status": {"resolved": {"runFolder": "gs://artifacts/team-a/another"}}}, True),
+    (second("older", "00000000-0000-4000-8000-000000000000"), False),
+    (second("younger", "ffffffff-0000-4000-8000-000000000000"), True),
+    (second(), True),
+]
+
+
+@pytest.mark.parametrize(("other", "free"), NEIGHBOURS)
+def test_no_two_jobs_write_into_one_folder(other: Any, free: bool) -> None:
+    if free:
+        assert admit(second(), [profile()], neighbours=[other]).plan.resumes
+        return
+    with pytest.raises(Refused) as caught:
+        admit(second(), [profile()], neighbours=[other])
+    assert caught.value.reason == Reason.RUN_FOLDER_IN_USE
+    assert other["metadata"]["name"] in caught.value.message
+
+
+def test_a_folder_of_another_namespace_is_refused_but_where_the_profile_opens_it() -> None:
+    elsewhere = "gs://artifacts/team-b/support-bot-0b5e3a52"
+    with pytest.raises(Refused) as caught:
+        admit(second(folder=elsewhere), [profile()])
+    assert caught.value.reason == Reason.POLICY_VIOLATION
+    opened = profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}})
+    assert admit(second(folder=elsewhere), [opened]).plan.run_folder.uri == elsewhere
