@@ -126,7 +126,7 @@ class Reason(StrEnum):
     WITHIN_BUDGET = "WithinBudget"
     BUDGET_EXHAUSTED = "BudgetExhausted"
     BUDGET_TOO_SMALL = "BudgetTooSmall"
-    """Training is estimated to take more than the job may use; no slice was claimed."""
+    """Training is sure to take more than the job may use; no slice was claimed."""
     GATE_PASSED = "GatePassed"
     GATE_NOT_MET = "GateNotMet"
     RETRIES_EXHAUSTED = "RetriesExhausted"

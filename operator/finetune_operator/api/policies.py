@@ -89,7 +89,7 @@ class Retry(ApiModel):
 
 class Budget(ApiModel):
     """The most that the job may use, over all attempts. Where preflight has compiled the train step, a training that
-    may take more is not begun."""
+    is sure to take more is not begun."""
 
     max_chip_hours: PositiveDecimal | None = None
     """TPU chip hours."""

@@ -50,10 +50,10 @@ def estimate_status(plan: Plan, findings: Findings) -> Object | None:
     return status
 
 
-def estimated_chip_hours(plan: Plan, findings: Findings) -> float | None:
-    """What the whole training may take, at most."""
+def least_chip_hours(plan: Plan, findings: Findings) -> float | None:
+    """What the whole training takes at least: no step is faster than the low end of its roofline."""
     seconds = _estimated_seconds(plan, findings)
-    return None if seconds is None else seconds[1] * plan.chips / _HOUR
+    return None if seconds is None else seconds[0] * plan.chips / _HOUR
 
 
 def _estimated_seconds(plan: Plan, findings: Findings) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ from finetune_operator.api import Reason
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.deadlines import ran
-from finetune_operator.lifecycle.memory import estimated_chip_hours
+from finetune_operator.lifecycle.memory import least_chip_hours
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.planning import Plan
@@ -102,15 +102,16 @@ def seconds_left(look: Survey, now: datetime) -> float | None:
 
 
 def _unaffordable(look: Survey) -> Overspent | None:
-    """Before the first slice is claimed: the whole training would cost more than there is."""
-    hours = estimated_chip_hours(look.plan, look.findings)
+    """Before the first slice is claimed: the whole training is sure to cost more than there is. By the low end of the
+    estimate, since the high one was never measured on a TPU."""
+    hours = least_chip_hours(look.plan, look.findings)
     if hours is None or look[Stage.TRAIN].attempts or look.succeeded:
         return None
     for ceiling, amount in _against(look.plan, Spent(chip_hours=hours, cost=_priced(look.plan, hours))):
         if amount > ceiling.most:
             return Overspent(
                 reason=Reason.BUDGET_TOO_SMALL,
-                message=f"Training may take up to {decimal(round(amount, 2))}, and {ceiling.path} is "
+                message=f"Training takes at least {decimal(round(amount, 2))}, and {ceiling.path} is "
                 f"{decimal(ceiling.most)}. No TPU time was used.",
                 fix=f"Train fewer steps in a new job, or {_raise(ceiling)[0].lower()}{_raise(ceiling)[1:]}",
                 fails=ceiling.fails,

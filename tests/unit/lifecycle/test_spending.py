@@ -96,12 +96,12 @@ def test_what_was_used_by_other_slices_counts_by_their_own_chips() -> None:
     assert "deletionTimestamp" in world.jobsets[second]["metadata"]
 
 
-#: PROVED: 100 steps of at most 2 s on four chips.
-ESTIMATED = 100 * 2.0 * 4 / 3600
+#: PROVED: 100 steps of at least 0.5 s on four chips.
+LEAST = 100 * 0.5 * 4 / 3600
 
 
-def test_a_training_that_may_take_more_is_not_begun() -> None:
-    world = Proving(job=job(budget={"maxChipHours": f"{ESTIMATED * 0.9:.4f}"}), found=PROVED)
+def test_a_training_that_is_sure_to_take_more_is_not_begun() -> None:
+    world = Proving(job=job(budget={"maxChipHours": f"{LEAST * 0.9:.4f}"}), found=PROVED)
     for _ in range(5):
         world.reconcile()
         for name in world.live():
@@ -109,26 +109,26 @@ def test_a_training_that_may_take_more_is_not_begun() -> None:
     assert world.created == ["support-bot-prep-1"]
     assert world.status["phase"] == "Suspended"
     assert world.condition("WithinBudget")["reason"] == "BudgetTooSmall"
-    assert "Training may take up to 0.22" in world.status["summary"]
-    world.edit(budget={"maxChipHours": f"{ESTIMATED * 1.1:.4f}"})
+    assert "Training takes at least 0.06" in world.status["summary"]
+    world.edit(budget={"maxChipHours": f"{LEAST * 1.1:.4f}"})
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
 def test_a_plan_tells_that_the_budget_is_too_small() -> None:
-    world = Proving(job=job(budget={"maxChipHours": "0.1"}, planOnly=True), found=PROVED)
+    world = Proving(job=job(budget={"maxChipHours": "0.01"}, planOnly=True), found=PROVED)
     world.to_the_end()
     assert world.status["phase"] == "Planned"
     assert world.condition("WithinBudget")["reason"] == "BudgetTooSmall"
 
 
 def test_the_profiles_limit_ends_the_job_since_nobody_can_raise_it_afterwards() -> None:
-    limited = profile(constraints={"maxChipHours": "0.1"})
+    limited = profile(constraints={"maxChipHours": "0.01"})
     world = Proving(job=job(budget={"maxChipHours": "8"}), profiles=[limited], found=PROVED)
     world.to_the_end()
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["reason"] == "BudgetTooSmall"
-    assert 'constraints.maxChipHours of profile "local" is 0.1' in world.status["failure"]["message"]
+    assert 'constraints.maxChipHours of profile "local" is 0.01' in world.status["failure"]["message"]
     assert "ask its owner to raise it" in world.status["failure"]["suggestion"]
 
 
