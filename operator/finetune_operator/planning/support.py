@@ -22,8 +22,6 @@ class Later:
 JOB: tuple[Later, ...] = (
     Later("budget"),
     Later("preflight.smoke"),
-    Later("evaluation.benchmarks", ([],)),
-    Later("export.serving"),
     Later("profiling"),
     Later("resumeFrom"),
 )

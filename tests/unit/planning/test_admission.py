@@ -21,7 +21,6 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 
 LATER: list[tuple[dict[str, Any], str]] = [
     ({"budget": {"maxChipHours": "1"}}, "spec.budget"),
-    ({"export": {"serving": {"enabled": True}}}, "spec.export.serving"),
     ({"resumeFrom": {"runFolder": "gs://artifacts/a/b"}}, "spec.resumeFrom"),
 ]
 
@@ -53,6 +52,11 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ({}, [profile(constraints={"maxChipHours": "1"})], Reason.NOT_YET_SUPPORTED),
     ({}, [profile(models={"allow": ["gs://approved/*"]})], Reason.POLICY_VIOLATION),
     ({}, [profile(constraints={"uris": {"read": ["gs://approved/*"]}})], Reason.POLICY_VIOLATION),
+    (
+        {"evaluation": {"benchmarks": [{"name": "mine", "uri": "gs://elsewhere/tasks"}]}},
+        [profile(constraints={"uris": {"read": ["gs://data/*", "gs://models/*"]}})],
+        Reason.POLICY_VIOLATION,
+    ),
     (
         {"hyperparameters": {"epochs": 9}},
         [profile(constraints={"limits": [{"path": "hyperparameters.epochs", "max": "5"}]})],
