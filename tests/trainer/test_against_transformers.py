@@ -209,12 +209,7 @@ def test_a_fully_tuned_model_is_exported_as_it_was_trained(case: Case, tmp_path:
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.iterdir())
 
 
-@pytest.mark.parametrize(
-    "case",
-    [name for name in LORA_CASES if name not in ("mixtral", "qwen3 moe", "deepseek2")],
-    indirect=True,
-    ids=str,
-)
+@pytest.mark.parametrize("case", LORA_CASES, indirect=True, ids=str)
 def test_the_export_for_maxtext_is_transformers_model(
     case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path
 ) -> None:

@@ -99,11 +99,6 @@ def check_request(context: Context, plan: ModelPlan) -> None:
             where="evaluation.generation.maxNewTokens", saw=str(request.evaluation.max_new_tokens),
             expected=f"fewer than the model's {plan.context_length} tokens", fix="Lower maxNewTokens.",
         )  # fmt: skip
-    if request.export.orbax and plan.experts is not None:
-        raise StageError(
-            ExitCode.BAD_REQUEST, "OrbaxParamsUnsupported", "a mixture of experts is not exported for MaxText yet",
-            where="export.formats", saw="OrbaxParams", expected="HuggingFace alone", fix="Leave OrbaxParams out.",
-        )  # fmt: skip
     settings.settings(request, plan, steps=1, platform="tpu", output="")
     overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
     largest = len(context.tokenizer)
