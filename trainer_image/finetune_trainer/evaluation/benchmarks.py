@@ -5,12 +5,14 @@ No code of a folder or a dataset is run: plain YAML, plain data, the harness's o
 """
 
 import hashlib
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 from jinja2 import BaseLoader, StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,17 +23,24 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
+from tqdm import tqdm
 
-from finetune_contract import BenchmarkSpec, ExitCode, HubRef
-from finetune_trainer import hub
+from finetune_contract import BenchmarkSpec, DatasetSource, ExitCode, HubRef
+from finetune_trainer.data.hub import find_split
 from finetune_trainer.errors import StageError, require_unchanged
 from finetune_trainer.storage import Store, join
 
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.harness import HarnessModel
 
+# The harness shows bars, and a log is no terminal.
+tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
+
 #: What ``datasets`` reads plain files with.
 _READERS = ("json", "csv", "parquet", "text")
+#: Which of them reads a file of the hub.
+_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+_SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 #: Of the harness's keys, those that would run a program, or reach beyond the folder.
 _REFUSED = ("class", "custom_dataset", "include", "unsafe_code", "use_prompt")
 #: Of the choice of few-shot examples, the same for every model: the harness's own.
@@ -80,14 +89,20 @@ def load(spec: BenchmarkSpec, store: Store, scratch: Path) -> Benchmark:
     utils.env = _sandbox()
     kept = {"cache_dir": str(scratch / "benchmarks" / "cache")}
     if spec.uri is None:
-        config, uri, revision = _known(spec)
+        config, uri, revision = _known(spec, scratch)
     else:
         config, uri, revision = _described(spec, spec.uri, store, scratch / "benchmarks" / spec.name)
     config |= {"task": spec.name, "dataset_kwargs": {**config.get("dataset_kwargs", {}), **kept}}
+    _seed()
     try:
         task = ConfigurableTask(config=config)
     except Exception as error:  # whatever its configuration and its rows make the harness stumble over
         raise _invalid(spec, "the harness cannot make this task", saw=str(error)) from error
+    if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
+        raise _invalid(
+            spec, "its answers would be run as programs, or it asks about images", saw="unsafe_code or doc_to_image",
+            expected="a task of texts", fix="Leave it out.",
+        )  # fmt: skip
     return Benchmark(spec=spec, task=task, uri=uri, revision=revision)
 
 
@@ -95,6 +110,7 @@ def scores(benchmark: Benchmark, model: "HarnessModel", *, chat: bool) -> dict[s
     """By short name. ``chat``: ask in the model's chat template. On several hosts every process calls this.
 
     Raises ``StageError`` 65 where a score is beyond all numbers, as the perplexity of a hopeless model may be."""
+    _seed()
     benchmark.task.set_fewshot_seed(_SEED)
     try:
         found = evaluate(
@@ -111,10 +127,20 @@ def scores(benchmark: Benchmark, model: "HarnessModel", *, chat: bool) -> dict[s
             fix="Use a metric that stays finite, acc or bits_per_byte, or leave the benchmark out.",
         ) from error  # fmt: skip
     values = found["results"][benchmark.spec.name]
-    return {name: float(values[key]) for name, key in benchmark.metrics.items()}
+    return {
+        name: float(values[key])
+        for name, key in benchmark.metrics.items()
+        if isinstance(values.get(key), int | float)
+    }
 
 
-def _known(spec: BenchmarkSpec) -> tuple[dict[str, Any], str, str]:
+def _seed() -> None:
+    """Some tasks shuffle their choices whenever they are read: alike for every model and on every host."""
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+
+
+def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str]:
     """A task that the harness brings: its configuration on the dataset's commit."""
     index = _index()
     entry = index.get(spec.name)
@@ -129,14 +155,26 @@ def _known(spec: BenchmarkSpec) -> tuple[dict[str, Any], str, str]:
             fix=f"Name its tasks one by one: {', '.join(members[:_SHOWN])} …",
         )
     config = dict(load_yaml(entry.yaml_path, resolve_func=True))
-    repo, options = config.get("dataset_path"), dict(config.get("dataset_kwargs") or {})
-    if repo is None or repo in _READERS:
+    repo = config.get("dataset_path")
+    splits = sorted({config[kind] for kind in _SPLITS if config.get(kind)})
+    if repo is None or repo in _READERS or not splits:
         raise _invalid(spec, "its rows do not come from a dataset of the hub", saw=str(repo))
-    wanted = spec.revision or options.pop("revision", "main")
-    repository = hub.find(HubRef(repo=repo, revision=wanted), "dataset", spec.path)
-    folder = hub.fetch(repository, repository.files)
-    config |= {"dataset_path": str(folder), "dataset_kwargs": options}
-    return config, f"hf://datasets/{repository.name}@{repository.commit}", repository.commit
+    name = config.pop("dataset_name", None)
+    commit = spec.revision or (config.get("dataset_kwargs") or {}).get("revision", "main")
+    files: dict[str, list[str]] = {}
+    for split in splits:
+        source = DatasetSource(
+            path=spec.path, name=spec.name, config=name, split=split,
+            hugging_face=HubRef(repo=repo, revision=commit),
+        )  # fmt: skip
+        found = find_split(source, scratch, tuple(_KINDS))
+        commit = found.commit
+        files[split] = [str(file.path) for file in found.fetch()]
+    kinds = {_KINDS[Path(file).suffix] for some in files.values() for file in some}
+    if len(kinds) != 1:
+        raise _invalid(spec, "its files are of several kinds", saw=", ".join(sorted(kinds)))
+    config |= {"dataset_path": kinds.pop(), "dataset_kwargs": {"data_files": files}}
+    return config, f"hf://datasets/{repo}@{commit}", commit
 
 
 @cache
