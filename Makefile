@@ -29,7 +29,7 @@ down: ## Stop the local cluster
 	@if [ -x $(PYTHON) ]; then $(PYTHON) -m devcluster down; fi
 
 ##@ Set-up (the targets above do it themselves)
-.PHONY: install tools trainer reference tpu-compiler cluster-programs test-programs
+.PHONY: install tools trainer reference serving tpu-compiler cluster-programs test-programs
 tools: $(UV)
 $(UV):
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 12))' \
@@ -51,6 +51,9 @@ trainer: $(UV) ## Make the trainer's environment in the cache
 reference: $(UV) ## Make the environment with transformers and torch that judges our numbers
 	@trainer_image/reference/install.sh
 
+serving: $(UV) ## Make the environment with vLLM on CPU, which serves our exports (6 GB)
+	@trainer_image/serving/install.sh
+
 tpu-compiler: $(UV) ## Install libtpu, which compiles for TPUs on any machine (677 MB)
 	@trainer_image/install.sh tpu
 
@@ -61,7 +64,7 @@ test-programs: install ## The same with Kueue and kwok, which tests start
 	@$(PYTHON) -m devcluster build --with kueue,kwok
 
 ##@ Checks
-.PHONY: test test-unit test-integration test-e2e test-trainer test-thorough lint
+.PHONY: test test-unit test-integration test-e2e test-trainer test-thorough test-serving lint
 test: lint install trainer reference tpu-compiler test-programs ## Everything: lint, unit, trainer, integration, end to end
 	@tests/run
 
@@ -73,6 +76,9 @@ test-trainer: install trainer reference tpu-compiler ## The trainer's own tests,
 
 test-thorough: install trainer reference ## What `make test` leaves out: more families and methods, and parity with bare MaxText
 	@"$$(trainer_image/install.sh)"/bin/python -m pytest -c trainer_image/pytest.ini --rootdir . -q -m "thorough or reference" --ignore tests/trainer/test_against_transformers.py tests/trainer
+
+test-serving: install trainer serving ## Exports under real vLLM on CPU, over HTTP (not in `make test`: 6 GB, 3 minutes)
+	@"$$(trainer_image/install.sh)"/bin/python -m pytest -c trainer_image/pytest.ini --rootdir . -q tests/serving
 
 test-integration: install test-programs ## On the real control plane, without training
 	@tests/run integration

@@ -25,6 +25,7 @@ from finetune_contract.progress import (
     Progress,
 )
 from finetune_contract.request import (
+    BenchmarkSpec,
     CheckpointPolicy,
     DatasetSource,
     DataSpec,
@@ -51,6 +52,7 @@ from finetune_contract.request import (
 )
 from finetune_contract.result import (
     Artifact,
+    BenchmarkReport,
     CheckpointRecord,
     ConvertManifest,
     ConvertOutcome,
@@ -73,6 +75,8 @@ from finetune_contract.result import (
 
 __all__ = [
     "Artifact",
+    "BenchmarkReport",
+    "BenchmarkSpec",
     "Bucket",
     "CacheLayout",
     "CheckpointPolicy",

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from finetune_contract.base import Record, Version
-from finetune_contract.result import DataCacheUse, DatasetReport
+from finetune_contract.result import BenchmarkReport, DataCacheUse, DatasetReport
 
 
 class Bucket(Record):
@@ -77,6 +77,9 @@ class DataReport(Record):
     remarks: list[Remark] = []
     train: list[DatasetDetails] = []
     validation: list[DatasetDetails] = []
+    evaluation: list[DatasetDetails] = []
+    """Of evaluation.datasets."""
+    benchmarks: list[BenchmarkReport] = []
     leaks: list[Leak] = []
     samples: list[SampleRow] = []
     prepared: list[DataCacheUse] = []

@@ -301,11 +301,26 @@ class EvaluationDataset(Record):
         return self.source.format == "Preference"
 
 
+class BenchmarkSpec(Record):
+    """A task of lm-evaluation-harness for the Evaluate stage; metrics are named ``<name>/<metric>``, in the harness's
+    words. ``path`` is its place in the user's spec."""
+
+    path: str
+    name: str
+    uri: Uri | None = None
+    """A folder with ``<name>.yaml`` and the files that it reads; None: a task that the harness brings, on the hub's
+    data."""
+    revision: str | None = None
+    """Commit of the hub's dataset, or digest of the folder's files, as preflight found them. None: as they are now."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Only the first examples."""
+
+
 class Gate(Record):
     """What the tuned model must reach; exactly one of ``value`` and ``delta_from_baseline``."""
 
     metric: str
-    """``loss``, ``perplexity`` or ``<dataset>/<metric>``."""
+    """``loss``, ``perplexity`` or ``<dataset or benchmark>/<metric>``."""
     op: Literal["GreaterOrEqual", "LessOrEqual"]
     value: float | None = None
     delta_from_baseline: float | None = None
@@ -322,6 +337,7 @@ class EvaluationSpec(Record):
 
     every_steps: int | None = None
     datasets: list[EvaluationDataset] = []
+    benchmarks: list[BenchmarkSpec] = []
     prompts: list[str] = []
     baseline: bool = True
     max_new_tokens: int = 128
@@ -362,6 +378,8 @@ class ExportSpec(Record):
     """Also the unscanned parameters for inference in MaxText."""
     destinations: list[Destination] = []
     """Copies beside the run folder's own."""
+    serving_account: str | None = None
+    """Kubernetes ServiceAccount of the manifests that serve the model; None: no manifests."""
 
 
 class StageRequest(Record):

@@ -59,6 +59,18 @@ class DatasetReport(Record):
     """Of them in one epoch of a mixture with weights: more are repeated, fewer come in later epochs."""
 
 
+class BenchmarkReport(Record):
+    """One of evaluation.benchmarks, as preflight found it."""
+
+    path: str
+    name: str
+    uri: str
+    """Of its rows: the folder, or the hub's dataset."""
+    revision: str
+    rows: int
+    """Examples that are asked."""
+
+
 class DataManifest(Record):
     """``<cache>/data/<fingerprint>/manifest.json``: one source, read and tokenized."""
 
@@ -125,6 +137,8 @@ class PreflightOutcome(Record):
     validation: list[DatasetReport] = []
     evaluation: list[DatasetReport] = []
     """Of evaluation.datasets, in their order."""
+    benchmarks: list[BenchmarkReport] = []
+    """Of evaluation.benchmarks, in their order."""
     steps: int
     """Optimizer steps of the whole training."""
     max_seq_length: int | None = None
@@ -211,7 +225,7 @@ class EvaluationResult(Record):
 
 
 class DatasetScores(Record):
-    """One of evaluation.datasets, measured; metrics by their short names (``exact_match``)."""
+    """One of evaluation.datasets or evaluation.benchmarks, measured; metrics by their short names (``exact_match``)."""
 
     name: str
     rows: int

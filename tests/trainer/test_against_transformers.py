@@ -19,7 +19,9 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 
 from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_contract import ExitCode
 from finetune_trainer import conversion, engine, export, families, judge, mapping, proof
+from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.models import LoadedModel, load, with_adapter
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.forward import Forward
@@ -209,12 +211,7 @@ def test_a_fully_tuned_model_is_exported_as_it_was_trained(case: Case, tmp_path:
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.iterdir())
 
 
-@pytest.mark.parametrize(
-    "case",
-    [name for name in LORA_CASES if name not in ("mixtral", "qwen3 moe", "deepseek2")],
-    indirect=True,
-    ids=str,
-)
+@pytest.mark.parametrize("case", LORA_CASES, indirect=True, ids=str)
 def test_the_export_for_maxtext_is_transformers_model(
     case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path
 ) -> None:
@@ -230,6 +227,13 @@ def test_the_export_for_maxtext_is_transformers_model(
     files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     assert listed == {name: path.stat().st_size for name, path in files.items() if name != "manifest.json"}
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in files.values())
+
+
+@pytest.mark.parametrize("case", ["mistral"], indirect=True, ids=str)
+def test_a_converted_model_that_is_not_there_is_told_as_that(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(StageError) as error:
+        Forward(f"file://{tmp_path}/gone", case.plan, rows=1, length=8, scratch=tmp_path)
+    assert (error.value.code, error.value.reason) == (ExitCode.INPUT_MISSING, "ConvertedModelUnreadable")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import EvaluateOutcome, TrainOutcome
+from devcluster.fixtures.chat_data import CAPITALS
+from finetune_contract import EvaluateOutcome, PreflightOutcome, TrainOutcome
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
 
@@ -16,6 +17,31 @@ STEPS = {
     "checkpointing": {"every_steps": 5, "keep_last": 2, "keep_best": 1},
 }
 TWO_HOSTS = {"mesh": {"hosts": 2, "chips_per_host": 1, "fsdp": 2}}
+
+
+BENCHMARK = {"path": "spec.evaluation.benchmarks[0]", "name": "capitals", "limit": 6}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _task(stages: Stages) -> None:
+    """A benchmark of our own: is what was learned likelier than to shrug."""
+    folder = stages.root / "tasks"
+    folder.mkdir()
+    rows = [
+        {"country": country, "said": ["I do not know.", f"The capital of {country} is {city}."], "right": 1}
+        for country, city in CAPITALS.items()
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    task = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "What is the capital of {{country}}?",
+        "doc_to_choice": "said",
+        "doc_to_target": "right",
+    }
+    (folder / "capitals.yaml").write_text(json.dumps(task))
 
 
 def evaluation(stages: Stages, **changes: Any) -> dict[str, Any]:
@@ -31,9 +57,11 @@ def evaluation(stages: Stages, **changes: Any) -> dict[str, Any]:
         "datasets": [
             {"source": {**source, "max_examples": 10}, "metrics": ["Loss", "ExactMatch", "TokenF1", "RougeL"]}
         ],
+        "benchmarks": [{**BENCHMARK, "uri": f"file://{stages.root}/tasks"}],
         "gates": [
             {"metric": "loss", "op": "LessOrEqual", "delta_from_baseline": -0.1},
             {"metric": "faq/exact_match", "op": "GreaterOrEqual", "value": 1.01},
+            {"metric": "capitals/acc", "op": "GreaterOrEqual", "value": 0.5},
         ],
         **changes,
     }
@@ -97,10 +125,13 @@ def test_every_metric_is_measured_before_and_after(evaluated: EvaluateOutcome) -
     baseline, tuned = evaluated.metrics("baseline"), evaluated.metrics("tuned")
     assert list(tuned) == list(baseline)
     assert set(tuned) == {
-        "loss", "perplexity", "faq/loss", "faq/exact_match", "faq/token_f1", "faq/rouge_l"
+        "loss", "perplexity", "faq/loss", "faq/exact_match", "faq/token_f1", "faq/rouge_l", "capitals/acc",
+        "capitals/acc_norm",
     }  # fmt: skip
     assert tuned["loss"] < baseline["loss"]
     assert tuned["faq/token_f1"] > baseline["faq/token_f1"]
+    assert tuned["capitals/acc"] > baseline["capitals/acc"]
+    assert [(each.name, each.rows) for each in evaluated.datasets] == [("faq", 10), ("capitals", 6)]
     assert evaluated.step == 30
 
 
@@ -112,7 +143,28 @@ def test_samples_stand_side_by_side_with_their_reference(stages: Stages, evaluat
 
 
 def test_gates_are_judged(evaluated: EvaluateOutcome) -> None:
-    assert [gate.passed for gate in evaluated.gates] == [True, False]
+    assert [gate.passed for gate in evaluated.gates] == [True, False, True]
+
+
+def test_preflight_finds_what_a_benchmark_measures_and_pins_its_rows(stages: Stages) -> None:
+    found = stages.run("Preflight", "checked", evaluation=evaluation(stages)).details
+    assert isinstance(found, PreflightOutcome)
+    assert [(each.name, each.rows) for each in found.evaluation] == [("faq", 10)]
+    assert [(each.name, each.rows) for each in found.benchmarks] == [("capitals", 6)]
+    page = (stages.root / "checked/preflight/data.html").read_text()
+    assert "<h2>Evaluation</h2>" in page
+    assert "<h2>Benchmarks</h2>" in page
+    assert f"at {found.benchmarks[0].revision[:12]}" in page
+    unknown = evaluation(stages, gates=[{"metric": "capitals/f1", "op": "GreaterOrEqual", "value": 1.0}])
+    refused = stages.run("Preflight", "refused", evaluation=unknown).failure
+    assert refused is not None
+    assert refused.reason == "GateNotMeasured"
+    assert refused.expected == "one of capitals/acc, capitals/acc_norm"
+    changed = evaluation(stages)
+    changed["benchmarks"][0]["revision"] = "0" * 40
+    refused = stages.run("Preflight", "changed", evaluation=changed).failure
+    assert refused is not None
+    assert refused.reason == "InputChanged"
 
 
 def test_two_processes_measure_what_one_does(stages: Stages, converted: str, trained: TrainOutcome) -> None:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
-from maxtext.utils import model_creation_utils
 
 from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.loading import pretrained
 
 
 class Forward:
@@ -24,7 +24,7 @@ class Forward:
         self, items: str, plan: ModelPlan, *, rows: int, length: int, scratch: Path, scanned: bool = True
     ) -> None:
         """``items``: a params checkpoint, converted or trained; ``scanned``: whether its layers are stacked. All calls
-        pad to ``rows`` x ``length`` tokens."""
+        pad to ``rows`` x ``length`` tokens. Raises as ``loading.pretrained`` does."""
         devices = len(jax.devices())
         self._shape = (math.ceil(rows / devices) * devices, length)
         self._config = engine.configure(
@@ -41,7 +41,7 @@ class Forward:
             max_prefill_predict_length=length,
             scan_layers=scanned,
         )
-        model, self._mesh = model_creation_utils.from_pretrained(self._config)
+        model, self._mesh = pretrained(self._config)
         graph, self._state = nnx.split(model)
 
         @jax.jit

@@ -30,29 +30,36 @@ class Parameter:
     names: tuple[str, ...]
     """Plain Hugging Face names, in the order of the stacked layers; of experts all layers of the first, and so on."""
     stacked: bool
-    experts: int | None
-    """Stacked on the first axis, in front of the layers; None: no experts."""
+    """Whether it holds several layers."""
+    experts: bool
+    """Whether it holds experts: on the first axis, in front of the layers."""
     to_maxtext: tuple[Hook, ...]
     to_hugging_face: tuple[Hook, ...]
 
     def encode(self, tensors: Sequence[np.ndarray], shape: tuple[int, ...], axis: int) -> np.ndarray:
         """MaxText's array (float32, of ``shape``) from the Hugging Face tensors of all its layers."""
+        if self.experts:
+            one = shape[self._leading :]
+            return np.stack([_apply(self.to_maxtext, tensor, one) for tensor in tensors]).reshape(shape)
         if not self.stacked:
             return _apply(self.to_maxtext, tensors[0], shape)
-        if self.experts is not None:
-            return np.stack([_apply(self.to_maxtext, tensor, shape[2:]) for tensor in tensors]).reshape(shape)
         axis = stack_axis(len(shape), axis)
         layer = shape[:axis] + shape[axis + 1 :]
         return np.stack([_apply(self.to_maxtext, tensor, layer) for tensor in tensors], axis=axis)
 
     def decode(self, array: np.ndarray, shape: tuple[int, ...], axis: int) -> list[np.ndarray]:
         """The Hugging Face tensors (float32, each of ``shape``) of all layers; undoes ``encode``."""
-        if self.experts is not None:
-            layers = array.reshape(-1, *array.shape[2:])
+        if self.experts:
+            layers = array.reshape(-1, *array.shape[self._leading :])
             return [_apply(self.to_hugging_face, layer, shape) for layer in layers]
         axis = stack_axis(array.ndim, axis)
         layers = np.moveaxis(array, axis, 0) if self.stacked else array[None]
         return [_apply(self.to_hugging_face, layer, shape) for layer in layers]
+
+    @property
+    def _leading(self) -> int:
+        """Axes in front of one expert's."""
+        return 2 if self.stacked else 1
 
     def decode_pair(
         self, low: np.ndarray, high: np.ndarray, shape: tuple[int, ...], head_dim: int, axis: int
@@ -102,16 +109,19 @@ def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
     wanted = plan.tensors()
     found = []
     for key, value in names.items():
-        by_expert = isinstance(value, list) and bool(value) and isinstance(value[0], list)
-        listed = [name for layers in value for name in layers] if by_expert else value
-        plain = [_plain(name) for name in (listed if isinstance(listed, list) else [listed])]
+        several = value if isinstance(value, list) else [value]
+        # scanned, an expert has the list of its layers; else each layer has the list of its experts
+        nested = any(isinstance(each, list) for each in several)
+        experts = nested or (isinstance(value, list) and not config.scan_layers)
+        listed = [name for layers in several for name in layers] if nested else several
+        plain = [_plain(name) for name in listed]
         if plain and plain[0] in wanted:
             found.append(
                 Parameter(
                     key=key,
                     names=tuple(plain),
-                    stacked=isinstance(value, list),
-                    experts=len(value) if by_expert else None,
+                    stacked=isinstance(value, list) and config.scan_layers,
+                    experts=experts,
                     to_maxtext=_hooks(inward.get(key)),
                     to_hugging_face=_hooks(outward.get(key)),
                 )

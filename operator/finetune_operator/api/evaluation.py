@@ -14,6 +14,7 @@ from finetune_operator.api.common import (
     NonNegativeDecimal,
     Positive,
     ShortText,
+    Uri,
     distinct,
     list_map,
 )
@@ -48,11 +49,17 @@ class EvaluationDataset(DatasetSource):
     """What to measure. Where references end in GSM8K's "#### 42", ExactMatch compares that alone. Default: Loss."""
 
 
-class Benchmark(ApiModel):
-    """A public benchmark."""
+BenchmarkName = Annotated[str, Field(pattern=r"^[a-z0-9][-_a-z0-9]*$", min_length=1, max_length=63)]
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][-_a-z0-9]*$", min_length=1, max_length=63)]
-    """Its name, for example gsm8k."""
+
+class Benchmark(ApiModel):
+    """A task of lm-evaluation-harness; metrics are called <name>/<metric>: gsm8k/exact_match,strict-match."""
+
+    name: BenchmarkName
+    """Its name: one that the harness knows, for example gsm8k, or that of a YAML file in uri."""
+    uri: Uri | None = None
+    """A folder with <name>.yaml, a task as the harness describes them, and the files that it reads. Default: a task of
+    the harness, whose dataset is on the Hugging Face Hub."""
     limit: Positive | None = None
     """Only the first examples. Default: all."""
 
@@ -74,7 +81,7 @@ class Gate(ApiModel):
     rules: ClassVar = (exactly_one("value", "deltaFromBaseline"),)
 
     metric: ShortText
-    """loss or perplexity (on the validation rows), or <dataset>/<metric>, for example faq/exact_match."""
+    """loss or perplexity (on the validation rows), or <dataset or benchmark>/<metric>, for example faq/exact_match."""
     op: GateOperator
     """How the metric is compared."""
     value: Decimal | None = None
@@ -112,7 +119,7 @@ class Evaluation(ApiModel):
     benchmarks: (
         Annotated[tuple[Benchmark, ...], Field(min_length=1, max_length=16), *list_map("name")] | None
     ) = None
-    """Public benchmarks."""
+    """Benchmarks."""
     prompts: (
         Annotated[
             tuple[Annotated[str, Field(min_length=1, max_length=2048)], ...],

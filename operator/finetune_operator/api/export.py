@@ -62,7 +62,8 @@ class Destination(ApiModel):
 
 
 class Serving(ApiModel):
-    """Manifests that serve the exported model with vLLM, written beside it."""
+    """Manifests that serve the exported model with vLLM on GKE, for TPU and for GPU, written into its folder. They read
+    it from the first destination with a uri, or from the run folder."""
 
     enabled: Flag | None = None
     """Write them. Default: false."""

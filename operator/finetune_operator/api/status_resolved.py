@@ -21,6 +21,7 @@ from finetune_operator.api.common import (
     Whole,
 )
 from finetune_operator.api.data import DatasetFormat
+from finetune_operator.api.evaluation import BenchmarkName
 from finetune_operator.api.placement import Capacity, Controller
 from finetune_operator.api.policies import MemoryCheck
 
@@ -102,6 +103,17 @@ class ResolvedDataset(ApiModel):
     """The whole report."""
 
 
+class ResolvedBenchmark(ApiModel):
+    """What a benchmark is."""
+
+    name: BenchmarkName
+    """Its name."""
+    revision: Digest | None = None
+    """Commit of the hub's dataset, or digest over the folder's files."""
+    rows: Whole | None = None
+    """Examples that are asked."""
+
+
 class ResolvedHyperparameters(ApiModel):
     """Numbers instead of Auto."""
 
@@ -173,6 +185,8 @@ class Resolved(ApiModel):
     """What the model is."""
     datasets: Annotated[tuple[ResolvedDataset, ...], Field(max_length=48)] | None = None
     """What the datasets are."""
+    benchmarks: Annotated[tuple[ResolvedBenchmark, ...], Field(max_length=16)] | None = None
+    """What the benchmarks are."""
     hyperparameters: ResolvedHyperparameters | None = None
     """Numbers instead of Auto."""
     resources: ResolvedResources | None = None

@@ -53,6 +53,11 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
                 *findings.preflight.evaluation,
             )
         ]
+        if findings.preflight.benchmarks:
+            resolved["benchmarks"] = [
+                {"name": each.name, "revision": each.revision, "rows": each.rows}
+                for each in findings.preflight.benchmarks
+            ]
     return resolved
 
 

@@ -158,7 +158,9 @@ class Plan:
         """Whether any stage's model or data comes from the hub."""
         evaluated = (dataset.source for dataset in self.evaluation.datasets)
         sources = (self.model, self.model.tokenizer, *self.data.train, *self.data.validation, *evaluated)
-        return any(source is not None and source.hugging_face is not None for source in sources)
+        return any(source is not None and source.hugging_face is not None for source in sources) or any(
+            benchmark.uri is None for benchmark in self.evaluation.benchmarks
+        )
 
 
 def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Plan:
@@ -192,7 +194,13 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             stage
             for stage in Stage
             if (stage is not Stage.CONVERT or model.orbax is None)
-            and (stage is not Stage.EVALUATE or evaluation.prompts or evaluation.datasets or evaluation.gates)
+            and (
+                stage is not Stage.EVALUATE
+                or evaluation.prompts
+                or evaluation.datasets
+                or evaluation.benchmarks
+                or evaluation.gates
+            )
         ),
         placement=placement,
         mesh=mesh,
@@ -204,7 +212,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         hyperparameters=training.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
         checkpointing=checkpointing,
         evaluation=evaluation,
-        export=resolve.export(spec),
+        export=resolve.export(spec, accounts.get("cpu", "default")),
         exported_checkpoint=spec["export"].get("checkpoint", "Best" if checkpointing.keep_best else "Last"),
         on_gate_failure=spec["export"].get("onGateFailure", "Skip"),
         export_proof=spec["preflight"]["exportProof"],

@@ -198,9 +198,10 @@ def _read(merged: Object) -> Iterator[tuple[str, str]]:
         for index, source in enumerate(datasets.get(kind, ())):
             if "uri" in source:
                 yield f"spec.datasets.{kind}[{index}].uri", source["uri"]
-    for index, source in enumerate(merged["evaluation"].get("datasets", ())):
-        if "uri" in source:
-            yield f"spec.evaluation.datasets[{index}].uri", source["uri"]
+    for kind in ("datasets", "benchmarks"):
+        for index, source in enumerate(merged["evaluation"].get(kind, ())):
+            if "uri" in source:
+                yield f"spec.evaluation.{kind}[{index}].uri", source["uri"]
 
 
 def _written(merged: Object) -> Iterator[tuple[str, str]]:

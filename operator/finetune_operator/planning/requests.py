@@ -3,6 +3,8 @@
 from typing import Any
 
 from finetune_contract import (
+    BenchmarkReport,
+    BenchmarkSpec,
     DatasetSource,
     DataSpec,
     EvaluationSpec,
@@ -106,12 +108,22 @@ def _evaluation(plan: Plan, findings: Findings) -> EvaluationSpec:
     """As preflight found its datasets; those that the spec names since then, as they are."""
     reports = findings.preflight.evaluation if findings.preflight else ()
     found = {(report.path, report.name): report for report in reports}
+    tasks = {each.path: each for each in findings.preflight.benchmarks} if findings.preflight else {}
     datasets = []
     for dataset in plan.evaluation.datasets:
         report = found.get((dataset.source.path, dataset.source.name))
         revision = report.revision if report and _names(dataset.source, report.uri) else None
         datasets.append(dataset.model_copy(update={"source": _pinned(dataset.source, revision)}))
-    return plan.evaluation.model_copy(update={"datasets": datasets})
+    benchmarks = [_pinned_benchmark(each, tasks.get(each.path)) for each in plan.evaluation.benchmarks]
+    return plan.evaluation.model_copy(update={"datasets": datasets, "benchmarks": benchmarks})
+
+
+def _pinned_benchmark(benchmark: BenchmarkSpec, found: BenchmarkReport | None) -> BenchmarkSpec:
+    """With the revision that preflight found, where it looked at this benchmark."""
+    if found is None or found.name != benchmark.name:
+        return benchmark
+    same = found.uri == benchmark.uri if benchmark.uri else found.uri.startswith("hf://")
+    return benchmark.model_copy(update={"revision": found.revision}) if same else benchmark
 
 
 def _names(source: DatasetSource, uri: str) -> bool:

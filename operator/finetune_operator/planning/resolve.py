@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_contract import (
+    BenchmarkSpec,
     CheckpointPolicy,
     DatasetSource,
     DataSpec,
@@ -135,6 +136,15 @@ def evaluation(spec: Object) -> EvaluationSpec:
     ]
     for dataset in datasets:
         _refuse_pairs_that_nothing_compares(dataset, spec["method"]["type"])
+    benchmarks = [
+        BenchmarkSpec(
+            path=f"spec.evaluation.benchmarks[{index}]",
+            name=benchmark["name"],
+            uri=_folder(benchmark.get("uri")),
+            limit=benchmark.get("limit"),
+        )
+        for index, benchmark in enumerate(section.get("benchmarks", ()))
+    ]
     measured = _on_validation(spec)
     for dataset in datasets:
         measured += [f"{dataset.source.name}/{name}" for name in _measured_on(dataset, spec)]
@@ -144,15 +154,22 @@ def evaluation(spec: Object) -> EvaluationSpec:
             f"two metrics would be called {twice[0]}: give all of spec.datasets.validation and "
             "spec.evaluation.datasets names of their own.",
         )
+    named = {each.rpartition("/")[0] for each in measured}
+    if taken := [each for each in benchmarks if each.name in named]:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"{taken[0].path} is called {taken[0].name}, as a dataset is: give the dataset another name.",
+        )
     return EvaluationSpec(
         every_steps=section.get("everySteps"),
         datasets=datasets,
+        benchmarks=benchmarks,
         prompts=list(section.get("prompts", ())),
         baseline=section["baseline"],
         max_new_tokens=section["generation"]["maxNewTokens"],
         temperature=float(section["generation"].get("temperature", 0)),
         top_k=section["generation"].get("topK", 0),
-        gates=_gates(section, measured),
+        gates=_gates(section, measured, [each.name for each in benchmarks]),
     )
 
 
@@ -197,10 +214,11 @@ def _on_validation(spec: Object) -> list[str]:
     ]
 
 
-def _gates(section: Object, measured: Sequence[str]) -> list[Gate]:
+def _gates(section: Object, measured: Sequence[str], benchmarks: Sequence[str]) -> list[Gate]:
+    """What a benchmark measures, preflight finds out."""
     gates = section.get("gates", ())
     for index, gate in enumerate(gates):
-        if gate["metric"] not in measured:
+        if gate["metric"] not in measured and gate["metric"].partition("/")[0] not in benchmarks:
             raise Refused(
                 Reason.INVALID_SPEC,
                 f"spec.evaluation.gates[{index}].metric is {gate['metric']}, which this job does not measure. "
@@ -259,8 +277,8 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
     )
 
 
-def export(spec: Object) -> ExportSpec:
-    """``spec.export``."""
+def export(spec: Object, service_account: str) -> ExportSpec:
+    """``spec.export``. ``service_account``: what the manifests for serving run as."""
     section = spec["export"]
     if "HuggingFace" not in section["formats"]:
         raise Refused(
@@ -280,6 +298,13 @@ def export(spec: Object) -> ExportSpec:
             "spec.export.content is Adapter, but the format OrbaxParams holds the merged model: "
             "use Both, or leave OrbaxParams out.",
         )
+    serves = section.get("serving", {}).get("enabled", False)
+    if content == "Adapter" and serves:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            "spec.export.content is Adapter, but the manifests of spec.export.serving serve the merged model: "
+            "use Both, or leave serving out.",
+        )
     return ExportSpec(
         content=content,
         dtype=section["dtype"],
@@ -288,6 +313,7 @@ def export(spec: Object) -> ExportSpec:
             _destination(index, destination)
             for index, destination in enumerate(section.get("destinations", ()))
         ],
+        serving_account=service_account if serves else None,
     )
 
 

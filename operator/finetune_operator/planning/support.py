@@ -21,8 +21,6 @@ class Later:
 
 JOB: tuple[Later, ...] = (
     Later("preflight.smoke"),
-    Later("evaluation.benchmarks", ([],)),
-    Later("export.serving"),
     Later("profiling"),
 )
 

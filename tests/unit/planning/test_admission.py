@@ -20,7 +20,6 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 
 
 LATER: list[tuple[dict[str, Any], str]] = [
-    ({"export": {"serving": {"enabled": True}}}, "spec.export.serving"),
     ({"profiling": {"startStep": 20, "steps": 5}}, "spec.profiling"),
 ]
 
@@ -58,6 +57,11 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ({"budget": {"maxCost": "1"}}, [profile()], Reason.INVALID_SPEC),
     ({}, [profile(models={"allow": ["gs://approved/*"]})], Reason.POLICY_VIOLATION),
     ({}, [profile(constraints={"uris": {"read": ["gs://approved/*"]}})], Reason.POLICY_VIOLATION),
+    (
+        {"evaluation": {"benchmarks": [{"name": "mine", "uri": "gs://elsewhere/tasks"}]}},
+        [profile(constraints={"uris": {"read": ["gs://data/*", "gs://models/*"]}})],
+        Reason.POLICY_VIOLATION,
+    ),
     (
         {"hyperparameters": {"epochs": 9}},
         [profile(constraints={"limits": [{"path": "hyperparameters.epochs", "max": "5"}]})],

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import EvaluateOutcome, Stage, StageRequest, TrainOutcome
+from finetune_contract import BenchmarkReport, EvaluateOutcome, Stage, StageRequest, TrainOutcome
 from finetune_operator.api import Reason
 from finetune_operator.planning import Findings, Refused, admit, stage_request
 from finetune_operator.planning.plan import Plan
 from tests.unit.lifecycle.world import job, profile
+from tests.unit.planning.test_requests import FOUND
 
 FAQ = {"name": "faq", "uri": "gs://data/faq.jsonl", "metrics": ["Loss", "ExactMatch"]}
 MEASURED = {"evaluation": {"everySteps": 50}, "checkpointing": {"everySteps": 100}}
@@ -136,11 +137,50 @@ def test_rows_are_held_back_from_a_mixture_of_pairs() -> None:
         ({"everySteps": 10}, False),
         ({"prompts": ["Hello"]}, True),
         ({"datasets": [FAQ]}, True),
+        ({"benchmarks": [{"name": "gsm8k"}]}, True),
         ({"gates": [{"metric": "loss", "op": "LessOrEqual", "value": "1.0"}]}, True),
     ],
 )
 def test_evaluate_runs_where_it_has_something_to_do(evaluation: dict[str, Any], runs: bool) -> None:
     assert (Stage.EVALUATE in plan(evaluation=evaluation).stages) is runs
+
+
+BENCHMARKS = [
+    {"name": "gsm8k", "limit": 200},
+    {"name": "house-style", "uri": "gs://data/tasks/"},
+]
+
+
+def test_benchmarks_reach_the_trainer_at_the_content_that_preflight_found() -> None:
+    gate = {"metric": "gsm8k/exact_match,strict-match", "op": "GreaterOrEqual", "value": "0.4"}
+    asked = {"benchmarks": BENCHMARKS, "gates": [gate]}
+    gsm8k, own = request(Stage.PREFLIGHT, evaluation=asked).evaluation.benchmarks
+    assert (gsm8k.name, gsm8k.uri, gsm8k.limit, gsm8k.revision) == ("gsm8k", None, 200, None)
+    assert (own.path, own.uri, own.limit) == ("spec.evaluation.benchmarks[1]", "gs://data/tasks", None)
+    places = {"abc": (gsm8k, "hf://datasets/openai/gsm8k@abc"), "def": (own, "gs://data/tasks")}
+    reports = [
+        BenchmarkReport(path=benchmark.path, name=benchmark.name, uri=uri, revision=revision, rows=8)
+        for revision, (benchmark, uri) in places.items()
+    ]
+    found = Findings(preflight=FOUND.model_copy(update={"benchmarks": reports}))
+    pinned = request(Stage.EVALUATE, found, evaluation=asked).evaluation
+    assert [each.revision for each in pinned.benchmarks] == ["abc", "def"]
+    assert pinned.gates[0].metric == gate["metric"]
+    elsewhere = [BENCHMARKS[0], {**BENCHMARKS[1], "uri": "gs://data/other"}]
+    edited = request(Stage.EVALUATE, found, evaluation={"benchmarks": elsewhere}).evaluation
+    assert [each.revision for each in edited.benchmarks] == ["abc", None]
+
+
+@pytest.mark.parametrize(("benchmark", "reads"), list(zip(BENCHMARKS, (True, False), strict=True)))
+def test_only_the_harness_own_benchmarks_are_read_from_the_hub(
+    benchmark: dict[str, Any], reads: bool
+) -> None:
+    assert plan(evaluation={"benchmarks": [benchmark]}).reads_hub is reads
+
+
+def test_a_benchmark_and_a_dataset_cannot_share_a_name() -> None:
+    message = refusal(evaluation={"benchmarks": [{"name": "faq"}], "datasets": [FAQ]})
+    assert "spec.evaluation.benchmarks[0] is called faq, as a dataset is" in message
 
 
 @pytest.mark.parametrize(

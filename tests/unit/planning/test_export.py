@@ -62,6 +62,16 @@ def test_a_profile_that_says_where_exports_go_is_asked_about_repositories_too() 
     admit(wanted, [profile(constraints={"uris": {"write": ["hf://acme/*"]}})])
 
 
+def test_serving_manifests_run_as_the_account_that_reads_the_bucket() -> None:
+    asked = {"serving": {"enabled": True}}
+    accounts = profile(serviceAccounts={"tpu": "ft-train", "cpu": "ft-cpu"})
+    assert admit(job(export=asked), [accounts]).plan.export.serving_account == "ft-cpu"
+    assert admit(job(export={"serving": {"enabled": False}}), [accounts]).plan.export.serving_account is None
+    lora = {"type": "SFT", "lora": {"rank": 4}}
+    refused = refusal(job(method=lora, export={**asked, "content": "Adapter"}))
+    assert "serve the merged model: use Both" in refused.message
+
+
 def test_the_other_format_is_made_beside_hugging_faces() -> None:
     both = ["HuggingFace", "OrbaxParams"]
     assert admit(job(export={"formats": both}), [profile()]).plan.export.orbax

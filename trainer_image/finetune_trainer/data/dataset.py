@@ -154,11 +154,11 @@ def _mixed(content: Digests, seed: int) -> Digests:
     return mixed
 
 
-def digest_of(several: Sequence[Dataset]) -> str:
-    """Of one, its own; of several, of all in their order."""
-    if len(several) == 1:
-        return several[0].digest
-    return hashlib.sha256("".join(each.digest for each in several).encode()).hexdigest()
+def digest_of(several: Sequence[str]) -> str | None:
+    """Of digests: of one, itself; of several, of all in their order; None without any."""
+    if len(several) <= 1:
+        return several[0] if several else None
+    return hashlib.sha256("".join(several).encode()).hexdigest()
 
 
 def _digest(pieces: Sequence[Piece]) -> str:

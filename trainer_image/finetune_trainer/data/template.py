@@ -161,17 +161,16 @@ class Renderer:
         """Token ids that ask the model to answer ``text``: as a user's message of a chat, or, without a chat
         template, as it stands. A prompt with its completion is trained the same way."""
         if not self._tokenizer.chat_template:
-            bos = self._tokenizer.bos_token_id
-            return [*([bos] if self._adds_bos and bos is not None else []), *self._ids(text)]
+            return self.opened(text)
         rendered = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
         )
-        return self._ids(rendered)
+        return self.ids(rendered)
 
     def asking(self, messages: Sequence[Mapping[str, Any]], place: Place) -> list[int]:
         """Token ids of the conversation so far, up to where the assistant's next turn begins. Raises ``StageError`` 65
         where the template refuses it."""
-        return self._ids(self._render(messages, place, asking=True))
+        return self.ids(self._render(messages, place, asking=True))
 
     def end_ids(self) -> frozenset[int]:
         """Tokens that end an answer: the end of sequence, and what the template closes an assistant's turn with."""
@@ -224,7 +223,16 @@ class Renderer:
             ) from error
         return text
 
-    def _ids(self, text: str) -> list[int]:
+    def opened(self, text: str) -> list[int]:
+        """Token ids of a text, the token that begins one included: a chat template has written it, else the tokenizer
+        may put one."""
+        bos = self._tokenizer.bos_token_id
+        if bos is None or not self._adds_bos or self._tokenizer.chat_template:
+            return self.ids(text)
+        return [bos, *self.ids(text)]
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of the text as it stands."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from finetune_trainer import conversion, engine
-from finetune_trainer.export import card, folder, tensors
+from finetune_trainer.export import card, folder, serving, tensors
 from finetune_trainer.export.card import CardFacts
 from finetune_trainer.export.publish import MANIFEST, Published, publish, write_manifest
 from finetune_trainer.families import ModelPlan
@@ -45,6 +45,8 @@ class ExportInputs:
     facts: CardFacts
     orbax: bool = False
     """Also MaxText's own format, of the model; not with ``content`` Adapter."""
+    served: serving.Served | None = None
+    """Also manifests that serve the model, in its folder; not with ``content`` Adapter."""
 
 
 def build(inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> dict[str, Path]:
@@ -77,6 +79,8 @@ def build(inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> dict[
             folder.write_weights(path, found, inputs.weights, inputs.plan, inputs.dtype)
             folder.write_config(path, inputs.source, inputs.dtype)
             folder.copy_files(path, inputs.source, inputs.tokenizer)
+            if inputs.served is not None:
+                serving.write(path, inputs.served)
         else:
             assert lora is not None
             folder.write_adapter(path, lora, inputs.facts.base_model, inputs.weights, inputs.dtype)

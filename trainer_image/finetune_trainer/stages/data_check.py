@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from finetune_contract import DataReport, DatasetDetails, DatasetReport, DatasetSource
+from finetune_contract import DataReport, DatasetDetails, DatasetReport, DatasetSource, EvaluationDataset
 from finetune_trainer.data import remarks, report
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.dataset import Dataset
 from finetune_trainer.data.sources import open_source
+from finetune_trainer.evaluation.questions import questions
 from finetune_trainer.stages.context import Context
 
 #: Of each source, where a sample is asked for.
@@ -64,6 +65,17 @@ def _located(context: Context) -> DataReport:
             "remarks": list(remarks.of_tokenizer(context.tokenizer, context.renderer)),
         }
     )
+
+
+def checked(context: Context, dataset: EvaluationDataset) -> DatasetDetails:
+    """One of evaluation.datasets, once it is sure that the Evaluate stage can use it: after hours of training is late
+    to learn. With ``preflight.dataset`` Off it is only found."""
+    if context.request.data.check == "Off":
+        return DatasetDetails(report=located(context, dataset.source))
+    (found,) = _details(context.evaluation_data(dataset), "Full")
+    if set(dataset.metrics) - {"Loss"}:
+        questions(dataset.source, context.renderer, context.store, context.scratch)
+    return found
 
 
 def located(context: Context, source: DatasetSource) -> DatasetReport:

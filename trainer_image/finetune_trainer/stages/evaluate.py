@@ -1,5 +1,5 @@
 """Evaluate: the tuned model and the base model measured alike: loss on the validation rows, loss and answers on the
-evaluation datasets, answers to the prompts; then the gates."""
+evaluation datasets, benchmarks, answers to the prompts; then the gates."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +21,7 @@ from finetune_trainer.stages.engine_config import require_devices, training_conf
 from finetune_trainer.stages.inputs import converted_model, trained_parameters
 
 if TYPE_CHECKING:
+    from finetune_trainer.evaluation.benchmarks import Benchmark
     from finetune_trainer.evaluation.models import LoadedModel
 
 _LOG = logging.getLogger(__name__)
@@ -49,6 +50,15 @@ class Work:
     tasks: Sequence[Task]
     prompts: Sequence[Sequence[int]]
     """Token ids: the request's prompts, then the questions of the tasks."""
+    benchmarks: Sequence["Benchmark"]
+    context_length: int
+    """Of the model, in tokens."""
+
+    @property
+    def scored(self) -> list[tuple[str, int]]:
+        """Names and rows of the tasks, then of the benchmarks."""
+        tasks = [(each.name, each.data.examples) for each in self.tasks]
+        return tasks + [(each.spec.name, each.rows) for each in self.benchmarks]
 
     @property
     def compared(self) -> dict[str, Dataset]:
@@ -61,7 +71,7 @@ class Work:
     def digest(self) -> str | None:
         """Equal for equal rows, whatever they are called."""
         data = [*self.validation, *(each.data for each in self.tasks)]
-        return digest_of(data) if data else None
+        return digest_of([*(each.digest for each in data), *(each.digest for each in self.benchmarks)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +80,7 @@ class Measured:
 
     result: EvaluationResult | None
     scores: Sequence[dict[str, float]]
-    """Of each task, by short name."""
+    """Of each task, then of each benchmark, by short name."""
     answers: Sequence[str]
     """To ``Work.prompts``."""
 
@@ -116,12 +126,12 @@ def run(context: Context) -> EvaluateOutcome:
         tuned=tuned.result,
         datasets=[
             DatasetScores(
-                name=task.name,
-                rows=task.data.examples,
+                name=name,
+                rows=rows,
                 baseline=baseline.scores[i] if baseline else {},
                 tuned=tuned.scores[i],
             )
-            for i, task in enumerate(work.tasks)
+            for i, (name, rows) in enumerate(work.scored)
         ],
         samples=samples[:_SHOWN_SAMPLES],
         samples_uri=context.folder.evaluation_samples,
@@ -174,8 +184,22 @@ def collect(context: Context, plan: ModelPlan) -> Work:
             "%d of %d prompts are longer than %d tokens and lose their beginning", cut, len(prompts), room
         )
     return Work(
-        validation=context.validation_data(), tasks=tasks, prompts=[prompt[-room:] for prompt in prompts]
+        validation=context.validation_data(),
+        tasks=tasks,
+        prompts=[prompt[-room:] for prompt in prompts],
+        benchmarks=benchmarks_of(context),
+        context_length=plan.context_length,
     )
+
+
+def benchmarks_of(context: Context) -> list["Benchmark"]:
+    """Of the request, each with its rows. Raises ``StageError`` as ``benchmarks.load`` does."""
+    asked = context.request.evaluation.benchmarks
+    if not asked:
+        return []  # the harness takes seconds to import
+    from finetune_trainer.evaluation.benchmarks import load
+
+    return [load(each, context.store, context.scratch) for each in asked]
 
 
 def measure(
@@ -235,7 +259,28 @@ def measure(
         elif "Loss" in task.spec.metrics:
             found["loss"] = texts.measure(model.model, _batches(context, task.data)).mean
         scores.append(found)
+    scores += _benchmark_scores(context, model, work)
     return Measured(result=result, scores=scores, answers=answers)
+
+
+def _benchmark_scores(context: Context, model: "LoadedModel", work: Work) -> list[dict[str, float]]:
+    if not work.benchmarks:
+        return []
+    from finetune_trainer.evaluation.benchmarks import scores
+    from finetune_trainer.evaluation.harness import HarnessModel
+
+    h = context.request.hyperparameters
+    asked = HarnessModel(
+        model,
+        context.tokenizer,
+        context.renderer,
+        context=work.context_length,
+        rows=h.global_batch_size,
+        tokens=h.microbatch_size * context.request.data.max_seq_length,
+        seed=h.seed,
+    )
+    chat = bool(context.tokenizer.chat_template)
+    return [scores(each, asked, chat=chat) for each in work.benchmarks]
 
 
 def _batches(context: Context, data: Dataset) -> EvaluationBatches:

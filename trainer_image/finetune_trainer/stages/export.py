@@ -15,7 +15,9 @@ from finetune_trainer import engine, export, provided
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.hub_upload import Part, push
 from finetune_trainer.export.publish import Kind
+from finetune_trainer.export.serving import Served
 from finetune_trainer.export.tokenizer import tokenizer_folder
+from finetune_trainer.families import ModelPlan
 from finetune_trainer.models import LocalModel
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.inputs import trained_parameters
@@ -58,6 +60,7 @@ def run(context: Context) -> ExportOutcome:
             dtype=request.export.dtype,
             facts=card_facts(context, model),
             orbax=request.export.orbax,
+            served=_served(context, plan),
         ),
         context.scratch / "export",
         context.scratch,
@@ -74,6 +77,22 @@ def run(context: Context) -> ExportOutcome:
     )
     context.store.write(context.folder.export_manifest, outcome.to_json())
     return outcome
+
+
+def _served(context: Context, plan: ModelPlan) -> Served | None:
+    """From the first destination that is a folder; without one, from the run folder."""
+    request = context.request
+    if request.export.serving_account is None:
+        return None
+    places = (destination.uri for destination in request.export.destinations)
+    return Served(
+        name=request.job.name,
+        namespace=request.job.namespace,
+        uri=next((uri for uri in places if uri is not None), context.folder.exported("model")),
+        service_account=request.export.serving_account,
+        dtype=request.export.dtype,
+        plan=plan,
+    )
 
 
 def _copies(context: Context, folders: Mapping[str, Path], destination: Destination) -> list[Artifact]:

@@ -3,16 +3,16 @@
 import os
 from importlib.metadata import version
 
-from finetune_contract import DatasetReport, EvaluationDataset, ExitCode, PreflightOutcome
+from finetune_contract import BenchmarkReport, ExitCode, PreflightOutcome
 from finetune_trainer import fingerprint, provided
 from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.data import page
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation.questions import questions
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages import data_check, resumption
 from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.evaluate import benchmarks_of
 from finetune_trainer.training import overrides, settings
 
 #: What the operator is told; the report has all.
@@ -25,7 +25,9 @@ def run(context: Context) -> PreflightOutcome:
     plan = context.plan(model)
     check_request(context, plan)
     found = data_check.check(context)
-    evaluation = [checked_dataset(context, dataset) for dataset in context.request.evaluation.datasets]
+    evaluation = [data_check.checked(context, dataset) for dataset in context.request.evaluation.datasets]
+    benchmarks = checked_benchmarks(context)
+    found = found.model_copy(update={"evaluation": evaluation, "benchmarks": benchmarks})
     layout = layout_for(context.request.mesh)
     if context.request.model.orbax is not None:
         provided.check(
@@ -37,7 +39,8 @@ def run(context: Context) -> PreflightOutcome:
         model=model.identity(plan, layout),
         train=[each.report for each in found.train],
         validation=[each.report for each in found.validation],
-        evaluation=evaluation,
+        evaluation=[each.report for each in evaluation],
+        benchmarks=benchmarks,
         steps=found.steps,
         max_seq_length=context.request.data.max_seq_length,
         fingerprint=prints.value,
@@ -55,15 +58,28 @@ def run(context: Context) -> PreflightOutcome:
     return outcome
 
 
-def checked_dataset(context: Context, dataset: EvaluationDataset) -> DatasetReport:
-    """Its report, once it is sure that the Evaluate stage can use it: after hours of training is late to learn.
-    With ``preflight.dataset`` Off it is only found."""
-    if context.request.data.check == "Off":
-        return data_check.located(context, dataset.source)
-    (report,) = context.evaluation_data(dataset).reports
-    if set(dataset.metrics) - {"Loss"}:
-        questions(dataset.source, context.renderer, context.store, context.scratch)
-    return report
+def checked_benchmarks(context: Context) -> list[BenchmarkReport]:
+    """Their reports, once it is sure that the harness can make them and that the gates name what they measure."""
+    found = benchmarks_of(context)
+    measured = {f"{each.spec.name}/{name}" for each in found for name in each.metrics}
+    names = tuple(f"{each.spec.name}/" for each in found)
+    for gate in context.request.evaluation.gates:
+        if gate.metric.startswith(names) and gate.metric not in measured:
+            raise StageError(
+                ExitCode.BAD_REQUEST, "GateNotMeasured", "the benchmark does not measure what a gate asks for",
+                where="spec.evaluation.gates", saw=gate.metric, expected=f"one of {', '.join(sorted(measured))}",
+                fix="Name one of these metrics.",
+            )  # fmt: skip
+    return [
+        BenchmarkReport(
+            path=each.spec.path,
+            name=each.spec.name,
+            uri=each.uri,
+            revision=each.revision,
+            rows=each.rows,
+        )
+        for each in found
+    ]
 
 
 def check_request(context: Context, plan: ModelPlan) -> None:
@@ -83,11 +99,6 @@ def check_request(context: Context, plan: ModelPlan) -> None:
             ExitCode.BAD_REQUEST, "AnswerTooLong", "an answer leaves no room for its prompt",
             where="evaluation.generation.maxNewTokens", saw=str(request.evaluation.max_new_tokens),
             expected=f"fewer than the model's {plan.context_length} tokens", fix="Lower maxNewTokens.",
-        )  # fmt: skip
-    if request.export.orbax and plan.experts is not None:
-        raise StageError(
-            ExitCode.BAD_REQUEST, "OrbaxParamsUnsupported", "a mixture of experts is not exported for MaxText yet",
-            where="export.formats", saw="OrbaxParams", expected="HuggingFace alone", fix="Leave OrbaxParams out.",
         )  # fmt: skip
     settings.settings(request, plan, steps=1, platform="tpu", output="")
     overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)

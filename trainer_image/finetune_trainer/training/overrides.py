@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, TypeAdapter, ValidationError

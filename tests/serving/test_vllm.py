@@ -1,0 +1,91 @@
+"""What we export answers under vLLM, over its OpenAI-compatible API, as our own evaluation said it does."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster.fixtures.chat_data import CAPITALS, row
+from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_contract import ConvertOutcome, EvaluateOutcome, ExportOutcome, Sample
+from tests.serving.server import serve
+from tests.trainer.stages import Stages
+
+NEW_TOKENS = 24
+QUESTIONS = [f"What is the capital of {country}?" for country in CAPITALS]
+#: vLLM's attention on CPU has kernels for heads of 64 and more.
+MODEL = Spec(hidden=128, heads=2, kv_heads=1, head_dim=64)
+#: Steps until the answers are sure, and what else the request says.
+METHODS: dict[str, tuple[int, dict[str, Any]]] = {
+    "full": (100, {"export": {"serving_account": "default"}}),
+    "lora": (400, {"method": {"lora": {"rank": 16, "alpha": 32.0}}, "export": {"content": "Both"}}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    folders: dict[str, Path]
+    """By name: model, adapter."""
+    samples: list[Sample]
+    """Of the Evaluate stage: question, answer of the base model, answer of the tuned one."""
+
+
+@pytest.fixture(scope="module")
+def base(stages: Stages) -> dict[str, Any]:
+    """The part of a request that names the model, converted."""
+    folder = write_model(stages.root / "models/served", MODEL)
+    model = {"model": {"uri": f"file://{folder}"}}
+    converted = stages.run("Convert", "served", **model).details
+    assert isinstance(converted, ConvertOutcome)
+    return {**model, "converted": converted.manifest.items}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def exported(request: pytest.FixtureRequest, stages: Stages, base: dict[str, Any]) -> Exported:
+    run = f"served-{request.param}"
+    steps, method = METHODS[request.param]
+    asked = {**base, **method, "train_step": steps, "hyperparameters": {"steps": steps}}
+    asked["evaluation"] = {"prompts": QUESTIONS, "max_new_tokens": NEW_TOKENS}
+    stages.run("Train", run, **asked)
+    evaluated = stages.run("Evaluate", run, **asked).details
+    assert isinstance(evaluated, EvaluateOutcome)
+    done = stages.run("Export", run, **asked).details
+    assert isinstance(done, ExportOutcome)
+    folders = {each.name: Path(each.uri.removeprefix("file://")) for each in done.artifacts}
+    return Exported(folders=folders, samples=evaluated.samples)
+
+
+def test_vllm_answers_as_the_evaluation_did(exported: Exported, stages: Stages) -> None:
+    wanted = {sample.prompt: sample.tuned for sample in exported.samples}
+    # what was learned, so that no answer hangs on the last bit of a logit
+    assert wanted == {asked["content"]: told["content"] for asked, told in map(turns, CAPITALS)}
+    model, adapter = exported.folders["model"], exported.folders.get("adapter")
+    if adapter is None:
+        arguments, name = of_manifest(model), "tiny"
+    else:  # the adapter on the base model, beside the merged one
+        name = "tuned"
+        arguments = [
+            f"--model={stages.root}/models/served", "--max-model-len=256", "--enable-lora", "--max-lora-rank=16",
+            "--lora-modules", f"{name}={adapter}",
+        ]  # fmt: skip
+    with serve(arguments, model.parent / "vllm.log") as server:
+        assert name in server.models()
+        answers = {question: server.answer(name, question, max_tokens=NEW_TOKENS) for question in wanted}
+    assert answers == wanted
+
+
+def of_manifest(model: Path) -> list[str]:
+    """What the manifest that was exported with the model tells vLLM, but for the place of its mount and its port."""
+    deployment, _ = yaml.safe_load_all((model / "serving/gpu.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["hostPath"]["path"] == str(model)
+    told: list[str] = [each for each in pod["containers"][0]["args"] if not each.startswith("--port")]
+    return [f"--model={model}" if each == "--model=/model" else each for each in told]
+
+
+def turns(country: str) -> list[dict[str, str]]:
+    """The question about a country, and its answer."""
+    conversation: Any = row(country)
+    return list(conversation["messages"])

@@ -1,0 +1,305 @@
+"""Benchmarks: tasks of lm-evaluation-harness on our model, their numbers computed again from plain logits."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from devcluster.fixtures.hub import Hub
+from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_contract import BenchmarkSpec, ExitCode
+from finetune_trainer import conversion, engine, families
+from finetune_trainer.data.template import Renderer
+from finetune_trainer.errors import StageError
+from finetune_trainer.evaluation import benchmarks
+from finetune_trainer.evaluation.generate import Generator
+from finetune_trainer.evaluation.harness import HarnessModel
+from finetune_trainer.evaluation.likelihood import Likelihood
+from finetune_trainer.evaluation.models import LoadedModel, load
+from finetune_trainer.evaluation.sampling import Sampling
+from finetune_trainer.forward import Forward
+from finetune_trainer.storage import open_store
+from finetune_trainer.weights import open_weights
+
+ROWS, NEW, CONTEXT = 4, 12, 96
+COUNTRIES = ("France", "Japan", "Italy", "Spain", "Peru", "Chad")
+CHOICES = ["Paris is the capital", "Tokyo", "It is Rome, of course"]
+SAID = [
+    f"The capital of {country} is not far from here.\nIt is known for more than one thing."
+    for country in COUNTRIES
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    loaded: LoadedModel
+    tokenizer: Any
+    forward: Forward
+
+    @property
+    def renderer(self) -> Renderer:
+        return Renderer(self.tokenizer, train_on_prompt=False)
+
+    def harness(self, **changes: Any) -> HarnessModel:
+        sizes = {"context": CONTEXT, "rows": ROWS, "tokens": 4 * 128, "seed": 0, **changes}
+        return HarnessModel(self.loaded, self.tokenizer, self.renderer, **sizes)
+
+    def prompt(self, country: str) -> str:
+        asked = [{"role": "user", "content": f"What is the capital of {country}?"}]
+        text: str = self.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        return text
+
+    def nats(self, context: Sequence[int], rest: Sequence[int]) -> float:
+        """The log-probability of ``rest``, from the logits of an ordinary forward pass."""
+        whole = [*context, *rest]
+        (logits,) = self.forward.logits([whole])
+        wide = logits[len(context) - 1 : -1].astype(np.float64)
+        normal = np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1)) + wide.max(-1)
+        return float((wide[np.arange(len(rest)), list(rest)] - normal).sum())
+
+    def said(self, before: str, after: str) -> float:
+        """The same of texts, split where the harness splits them: spaces belong to what follows."""
+        ids = self.renderer.ids(before + after)
+        known = len(self.renderer.ids(before.rstrip()))
+        return self.nats(ids[:known], ids[known:])
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    from transformers import AutoTokenizer
+
+    root = tmp_path_factory.mktemp("model")
+    folder = write_model(root / "hf", Spec(std=0.125))
+    plan = families.read(folder)
+    engine.prepare(plan)
+    items = conversion.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
+    config = engine.configure(
+        plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
+        load_parameters_path=conversion.engine_path(items), dtype="float32", weight_dtype="float32",
+        attention="dot_product", per_device_batch_size=ROWS, max_target_length=64, matmul_precision="highest",
+    )  # fmt: skip
+    return Case(
+        loaded=load(config),
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+        forward=Forward(items, plan, rows=1, length=128, scratch=root),
+    )
+
+
+def described(folder: Path, rows: Sequence[dict[str, Any]], **config: Any) -> Path:
+    """A folder with the task ``mine`` on these rows."""
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},
+        "test_split": "test",
+        "doc_to_text": "What is the capital of {{country}}?",
+        **config,
+    }
+    (folder / "mine.yaml").write_text(yaml.safe_dump(told))
+    return folder
+
+
+def spec(folder: Path, **changes: Any) -> BenchmarkSpec:
+    return BenchmarkSpec(path="spec.evaluation.benchmarks[0]", name="mine", uri=f"file://{folder}", **changes)
+
+
+def measured(case: Case, folder: Path, tmp_path: Path, **changes: Any) -> dict[str, float]:
+    benchmark = benchmarks.load(spec(folder, **changes), open_store(), tmp_path / "scratch")
+    return benchmarks.scores(benchmark, case.harness(), chat=True)
+
+
+def test_of_several_choices_the_likeliest_is_the_models(case: Case, tmp_path: Path) -> None:
+    rows = [{"country": country, "gold": i % len(CHOICES)} for i, country in enumerate(COUNTRIES)]
+    folder = described(
+        tmp_path / "task", rows, output_type="multiple_choice", doc_to_choice=CHOICES, doc_to_target="gold"
+    )
+    nats = np.array([[case.said(case.prompt(row["country"]), each) for each in CHOICES] for row in rows])
+    gold = [row["gold"] for row in rows]
+    lengths = np.array([len(each) for each in CHOICES])
+    assert measured(case, folder, tmp_path) == {
+        "acc": float((nats.argmax(1) == gold).mean()),
+        "acc_norm": float(((nats / lengths).argmax(1) == gold).mean()),
+    }
+
+
+def test_a_continuation_has_the_probability_of_its_tokens(case: Case, tmp_path: Path) -> None:
+    rows = [{"country": country, "said": said} for country, said in zip(COUNTRIES, SAID, strict=True)]
+    folder = described(tmp_path / "task", rows, output_type="loglikelihood", doc_to_target="{{said}}")
+    nats = [case.said(case.prompt(row["country"]), row["said"]) for row in rows]
+    found = measured(case, folder, tmp_path)
+    assert math.log(found["perplexity"]) == pytest.approx(-np.mean(nats), rel=1e-6)
+    assert found["acc"] == 0.0
+    some = measured(case, folder, tmp_path, limit=2)
+    assert math.log(some["perplexity"]) == pytest.approx(-np.mean(nats[:2]), rel=1e-6)
+
+
+def test_a_text_is_measured_whole_with_nothing_before_it(case: Case, tmp_path: Path) -> None:
+    rows = [{"said": said} for said in SAID]
+    folder = described(
+        tmp_path / "task", rows, output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{said}}",
+        metric_list=[{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}],
+    )  # fmt: skip
+    nats = sum(case.nats([case.tokenizer.bos_token_id], case.renderer.ids(said)) for said in SAID)
+    found = measured(case, folder, tmp_path)
+    words, size = sum(len(said.split()) for said in SAID), sum(len(said.encode()) for said in SAID)
+    assert math.log(found["word_perplexity"]) == pytest.approx(-nats / words, rel=1e-6)
+    assert math.log(found["byte_perplexity"]) == pytest.approx(-nats / size, rel=1e-6)
+
+
+def test_answers_are_generated_and_cut_at_the_tasks_own_stops(case: Case, tmp_path: Path) -> None:
+    prompts = [case.renderer.ids(case.prompt(country)) for country in COUNTRIES]
+    answers = Generator(
+        case.loaded, Sampling(max_new_tokens=NEW), end_ids=case.renderer.end_ids(), rows=ROWS, cached=False
+    ).answers(prompts)
+    texts = [case.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+    stop = texts[0][3]
+    wanted = [text.partition(stop)[0] for text in texts]
+    assert any(len(cut) < len(text) for cut, text in zip(wanted, texts, strict=True))
+    rows = [
+        {"country": country, "answer": answer if i % 2 else f"not {answer}"}
+        for i, (country, answer) in enumerate(zip(COUNTRIES, wanted, strict=True))
+    ]
+    folder = described(
+        tmp_path / "task", rows, output_type="generate_until", doc_to_target="{{answer}}",
+        generation_kwargs={"until": [stop], "max_gen_toks": NEW}, metric_list=[{"metric": "exact_match"}],
+    )  # fmt: skip
+    assert measured(case, folder, tmp_path) == {"exact_match": 0.5}
+
+
+def test_few_shots_are_the_same_for_every_model(case: Case, tmp_path: Path) -> None:
+    rows = [{"country": country, "said": said} for country, said in zip(COUNTRIES, SAID, strict=True)]
+    shots = {"num_fewshot": 1, "fewshot_split": "test"}
+    folder = described(
+        tmp_path / "task", rows, output_type="loglikelihood", doc_to_target="{{said}}", **shots
+    )
+    benchmark = benchmarks.load(spec(folder), open_store(), tmp_path / "scratch")
+    harness = case.harness(context=1024)
+    first = benchmarks.scores(benchmark, harness, chat=True)
+    assert first == benchmarks.scores(benchmark, harness, chat=True)
+
+
+def test_a_pair_longer_than_the_context_loses_its_beginning(case: Case) -> None:
+    ids = np.random.default_rng(0).integers(30, 500, 60).tolist()
+    likelihood = Likelihood(case.loaded, tokens=128, longest=40)
+    ((nats, likeliest),) = likelihood.of([(ids[:50], ids[50:])])
+    assert nats == pytest.approx(case.nats(ids[19:50], ids[50:]), rel=1e-5)
+    assert not likeliest
+
+
+def test_a_text_longer_than_the_context_is_measured_in_pieces(case: Case) -> None:
+    text = SAID[0]
+    ids = case.renderer.ids(text)
+    (nats,) = case.harness(context=16).loglikelihood_rolling([Asked(args=(text,))])
+    pieces = [case.nats([case.tokenizer.bos_token_id], ids[:16])]
+    for start in range(16, len(ids), 16):
+        piece = ids[start : start + 16]
+        end = start + len(piece)
+        before = ids[end - 17 : start]
+        pieces.append(case.nats(before, piece))
+    assert nats == pytest.approx(sum(pieces), rel=1e-5)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of the harness."""
+
+    args: tuple[str, ...]
+
+
+def test_what_the_likeliest_tokens_say_is_told_as_such(case: Case) -> None:
+    prompt = case.renderer.ids(case.prompt("Peru"))
+    (answer,) = Generator(
+        case.loaded, Sampling(max_new_tokens=NEW), end_ids=frozenset(), rows=1, cached=False
+    ).answers([prompt])
+    likelihood = Likelihood(case.loaded, tokens=128, longest=CONTEXT)
+    other = [*answer[:-1], (answer[-1] + 1) % 500]
+    assert [greedy for _, greedy in likelihood.of([(prompt, answer), (prompt, other)])] == [True, False]
+    jax.clear_caches()
+
+
+CHOICE = {"output_type": "multiple_choice", "doc_to_choice": CHOICES, "doc_to_target": "gold"}
+#: Changes of the task -> reason, and what is said.
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "no such column": ({"doc_to_text": "{{town}}"}, "'town' is undefined"),
+    "a template that breaks out": ({"doc_to_text": "{{ ''.__class__.__mro__ }}"}, "unsafe"),
+    "a file elsewhere": ({"dataset_kwargs": {"data_files": {"test": "../rows.jsonl"}}}, "in the folder"),
+    "a file on the network": ({"dataset_kwargs": {"data_files": {"test": "https://x/y"}}}, "in the folder"),
+    "no files": ({"dataset_kwargs": {}}, "in the folder"),
+    "a dataset of the hub": ({"dataset_path": "openai/gsm8k"}, "must lie in the folder"),
+    "another file's settings": ({"include": "base.yaml"}, "nothing outside"),
+    "a metric of the hub": ({"metric_list": [{"metric": "somebody/metric"}]}, "no such metric"),
+    "no such split": ({"test_split": "train"}, "cannot make this task"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "said"), BROKEN.values(), ids=BROKEN)
+def test_a_task_that_cannot_be_used_says_why(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    folder = described(tmp_path / "task", [{"country": "Peru", "gold": 0}], **{**CHOICE, **changes})
+    with pytest.raises(StageError) as error:
+        benchmarks.load(spec(folder), open_store(), tmp_path / "scratch")
+    assert (error.value.code, error.value.reason) == (ExitCode.BAD_DATA, "BenchmarkInvalid")
+    assert said in str(error.value)
+
+
+def test_code_in_a_task_is_never_run(tmp_path: Path) -> None:
+    folder = described(tmp_path / "task", [{"country": "Peru", "gold": 0}], **CHOICE)
+    with (folder / "mine.yaml").open("a") as file:
+        file.write("process_docs: !function helper.run\n")
+    (folder / "helper.py").write_text("raise SystemExit('was run')\n")
+    with pytest.raises(StageError, match="!function") as error:
+        benchmarks.load(spec(folder), open_store(), tmp_path / "scratch")
+    assert error.value.reason == "BenchmarkInvalid"
+
+
+@pytest.mark.parametrize("gone", ["mine.yaml", "rows.jsonl"])
+def test_a_folder_that_lacks_a_file_says_which(tmp_path: Path, gone: str) -> None:
+    folder = described(tmp_path / "task", [{"country": "Peru", "gold": 0}], **CHOICE)
+    (folder / gone).unlink()
+    with pytest.raises(StageError, match=gone) as error:
+        benchmarks.load(spec(folder), open_store(), tmp_path / "scratch")
+    assert (error.value.code, error.value.reason) == (ExitCode.INPUT_MISSING, "BenchmarkMissing")
+
+
+def test_rows_that_have_changed_since_preflight_are_refused(tmp_path: Path) -> None:
+    folder = described(tmp_path / "task", [{"country": "Peru", "gold": 0}], **CHOICE)
+    found = benchmarks.load(spec(folder), open_store(), tmp_path / "scratch")
+    assert benchmarks.load(spec(folder, revision=found.revision), open_store(), tmp_path / "again").rows == 1
+    (folder / "rows.jsonl").write_text('{"country": "Chad", "gold": 0}\n')
+    with pytest.raises(StageError) as error:
+        benchmarks.load(spec(folder, revision=found.revision), open_store(), tmp_path / "third")
+    assert error.value.reason == "InputChanged"
+
+
+def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: Hub, tmp_path: Path) -> None:
+    line = json.dumps({"question": "What is 6 times 7?", "answer": "6 times 7 is 42.\n#### 42"}) + "\n"
+    readme = (
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train.jsonl\n"
+        "  - split: test\n    path: main/test.jsonl\n---\n"
+    )
+    files = {"README.md": readme, "main/train.jsonl": line * 8, "main/test.jsonl": line * 3}
+    first = hub.push("openai/gsm8k", {name: text.encode() for name, text in files.items()}, kind="dataset")
+    hub.push("openai/gsm8k", {"main/test.jsonl": line.encode()}, kind="dataset")
+    asked = BenchmarkSpec(path="spec.evaluation.benchmarks[0]", name="gsm8k", revision=first)
+    found = benchmarks.load(asked, open_store(), tmp_path)
+    assert (found.rows, found.revision) == (3, first)
+    assert list(found.metrics) == ["exact_match,strict-match", "exact_match,flexible-extract"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "said"),
+    [("no-such-task", "BenchmarkMissing", "no such benchmark"), ("mmlu", "BenchmarkInvalid", "mmlu_")],
+)
+def test_only_single_tasks_of_the_harness_have_a_name(
+    tmp_path: Path, name: str, reason: str, said: str
+) -> None:
+    with pytest.raises(StageError, match=said) as error:
+        benchmarks.load(BenchmarkSpec(path="x", name=name), open_store(), tmp_path)
+    assert error.value.reason == reason

@@ -1,0 +1,281 @@
+"""Benchmarks: tasks of lm-evaluation-harness, with their rows. Its own ones read a dataset of the Hugging Face Hub, at
+one commit; others lie in a folder, as the harness's YAML beside the files that it reads.
+
+No code of a folder or a dataset is run: plain YAML, plain data, the harness's own metrics, templates in a sandbox.
+"""
+
+import hashlib
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, partialmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+from jinja2 import BaseLoader, StrictUndefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from lm_eval import utils
+from lm_eval.api.registry import METRIC_REGISTRY
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._index import Kind
+from lm_eval.tasks._yaml_loader import load_yaml
+from tqdm import tqdm
+
+from finetune_contract import BenchmarkSpec, DatasetSource, ExitCode, HubRef
+from finetune_trainer.data.hub import find_split
+from finetune_trainer.errors import StageError, require_unchanged
+from finetune_trainer.storage import Store, join
+
+if TYPE_CHECKING:
+    from finetune_trainer.evaluation.harness import HarnessModel
+
+# The harness shows bars, and a log is no terminal.
+tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
+
+#: What ``datasets`` reads plain files with.
+_READERS = ("json", "csv", "parquet", "text")
+#: Which of them reads a file of the hub.
+_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+_SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+#: Of the harness's keys, those that would run a program, or reach beyond the folder.
+_REFUSED = ("class", "custom_dataset", "include", "unsafe_code", "use_prompt")
+#: Of the choice of few-shot examples, the same for every model: the harness's own.
+_SEED = 1234
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """One of evaluation.benchmarks, its rows on this machine."""
+
+    spec: BenchmarkSpec
+    task: Any
+    """The harness's."""
+    uri: str
+    revision: str
+    """Of its data: the commit of the hub's dataset, or a digest of the folder's files."""
+
+    @property
+    def rows(self) -> int:
+        every = len(self.task.eval_docs)
+        return every if self.spec.limit is None else min(every, self.spec.limit)
+
+    @property
+    def digest(self) -> str:
+        """Of the rows, and of how many of them."""
+        return hashlib.sha256(f"{self.revision} {self.rows}".encode()).hexdigest()
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """What it measures: short name -> the harness's key, which says the filter too."""
+        keys = [
+            (metric, each.name)
+            for each in self.task._filters  # noqa: SLF001
+            for metric in self.task.aggregation()
+        ]
+        return {
+            metric if filtered == "none" else f"{metric},{filtered}": f"{metric},{filtered}"
+            for metric, filtered in keys
+        }
+
+
+def load(spec: BenchmarkSpec, store: Store, scratch: Path) -> Benchmark:
+    """Raises ``StageError`` 64 or 65 for a task that cannot be used, 66 where there is none, 69 and 77 as ``hub``
+    does."""
+    utils.env = _sandbox()
+    kept = {"cache_dir": str(scratch / "benchmarks" / "cache")}
+    if spec.uri is None:
+        config, uri, revision = _known(spec, scratch)
+    else:
+        config, uri, revision = _described(spec, spec.uri, store, scratch / "benchmarks" / spec.name)
+    config |= {"task": spec.name, "dataset_kwargs": {**config.get("dataset_kwargs", {}), **kept}}
+    _seed()
+    try:
+        task = ConfigurableTask(config=config)
+    except Exception as error:  # whatever its configuration and its rows make the harness stumble over
+        raise _invalid(spec, "the harness cannot make this task", saw=str(error)) from error
+    if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
+        raise _invalid(
+            spec, "its answers would be run as programs, or it asks about images", saw="unsafe_code or doc_to_image",
+            expected="a task of texts", fix="Leave it out.",
+        )  # fmt: skip
+    return Benchmark(spec=spec, task=task, uri=uri, revision=revision)
+
+
+def scores(benchmark: Benchmark, model: "HarnessModel", *, chat: bool) -> dict[str, float]:
+    """By short name. ``chat``: ask in the model's chat template. On several hosts every process calls this.
+
+    Raises ``StageError`` 65 where a score is beyond all numbers, as the perplexity of a hopeless model may be."""
+    _seed()
+    benchmark.task.set_fewshot_seed(_SEED)
+    try:
+        found = evaluate(
+            lm=model,
+            task_dict={"tasks": {benchmark.spec.name: benchmark.task}},
+            limit=benchmark.spec.limit,
+            bootstrap_iters=0,
+            log_samples=False,
+            apply_chat_template=chat,
+        )
+    except ArithmeticError as error:
+        raise _invalid(
+            benchmark.spec, "a score cannot be computed", saw=f"{type(error).__name__}: {error}",
+            fix="Use a metric that stays finite, acc or bits_per_byte, or leave the benchmark out.",
+        ) from error  # fmt: skip
+    values = found["results"][benchmark.spec.name]
+    return {
+        name: float(values[key])
+        for name, key in benchmark.metrics.items()
+        if isinstance(values.get(key), int | float)
+    }
+
+
+def _seed() -> None:
+    """Some tasks shuffle their choices whenever they are read: alike for every model and on every host."""
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+
+
+def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str]:
+    """A task that the harness brings: its configuration on the dataset's commit."""
+    index = _index()
+    entry = index.get(spec.name)
+    if entry is None:
+        raise _missing(spec, saw=spec.name, expected="a name that lm-evaluation-harness knows")
+    if entry.kind is not Kind.TASK:
+        members = sorted(entry.tags) or [name for name in index if name.startswith(f"{spec.name}_")]
+        raise _invalid(
+            spec,
+            "this is not one task",
+            saw=f"a {entry.kind.name.lower()} of lm-evaluation-harness",
+            fix=f"Name its tasks one by one: {', '.join(members[:_SHOWN])} …",
+        )
+    config = dict(load_yaml(entry.yaml_path, resolve_func=True))
+    repo = config.get("dataset_path")
+    splits = sorted({config[kind] for kind in _SPLITS if config.get(kind)})
+    if repo is None or repo in _READERS or not splits:
+        raise _invalid(spec, "its rows do not come from a dataset of the hub", saw=str(repo))
+    name = config.pop("dataset_name", None)
+    commit = spec.revision or (config.get("dataset_kwargs") or {}).get("revision", "main")
+    files: dict[str, list[str]] = {}
+    for split in splits:
+        source = DatasetSource(
+            path=spec.path, name=spec.name, config=name, split=split,
+            hugging_face=HubRef(repo=repo, revision=commit),
+        )  # fmt: skip
+        found = find_split(source, scratch, tuple(_KINDS))
+        commit = found.commit
+        files[split] = [str(file.path) for file in found.fetch()]
+    kinds = {_KINDS[Path(file).suffix] for some in files.values() for file in some}
+    if len(kinds) != 1:
+        raise _invalid(spec, "its files are of several kinds", saw=", ".join(sorted(kinds)))
+    config |= {"dataset_path": kinds.pop(), "dataset_kwargs": {"data_files": files}}
+    return config, f"hf://datasets/{repo}@{commit}", commit
+
+
+@cache
+def _index() -> Mapping[str, Any]:
+    """Every task of the harness by name; to read their YAML takes some 10 s."""
+    found: Mapping[str, Any] = TaskManager().task_index
+    return found
+
+
+def _described(spec: BenchmarkSpec, uri: str, store: Store, scratch: Path) -> tuple[dict[str, Any], str, str]:
+    """A task that ``<uri>/<name>.yaml`` describes: its configuration on the files of the folder."""
+    name = f"{spec.name}.yaml"
+    text = store.read_or_none(join(uri, name))
+    if text is None:
+        raise _missing(spec, saw=f"no {name} in {uri}", expected=f"the harness's YAML in {join(uri, name)}")
+    config = _read(spec, text)
+    files = _data_files(spec, config)
+    names = [name, *(file for split in files.values() for file in split)]
+    digest = hashlib.sha256()
+    paths: dict[str, str] = {}
+    for each in names:
+        entry = store.stat(join(uri, each))
+        if entry is None:
+            raise _missing(spec, saw=f"no {each} in {uri}", expected=f"the file that {name} names")
+        digest.update(f"{each}\0{entry.size}\0{entry.crc32c}\n".encode())
+        (scratch / each).parent.mkdir(parents=True, exist_ok=True)
+        paths[each] = str(store.fetch_file(join(uri, each), scratch / each))
+    revision = digest.hexdigest()[:40]
+    require_unchanged(spec.revision, revision, where=spec.path, uri=uri)
+    options = dict(config["dataset_kwargs"])
+    options["data_files"] = {split: [paths[file] for file in some] for split, some in files.items()}
+    return config | {"dataset_kwargs": options}, uri, revision
+
+
+def _read(spec: BenchmarkSpec, text: bytes) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _invalid(
+            spec, "this is no plain YAML", saw=str(error), fix="Leave !function out: no code is run."
+        ) from error
+    if not isinstance(config, Mapping):
+        raise _invalid(spec, "this is no task", saw=type(config).__name__)
+    if refused := [key for key in _REFUSED if config.get(key)]:
+        raise _invalid(spec, "no code is run, and nothing outside of the folder is read", saw=", ".join(refused),
+                       fix="Write the task out in one file, without these keys.")  # fmt: skip
+    if config.get("dataset_path") not in _READERS:
+        raise _invalid(
+            spec, "its rows must lie in the folder", saw=f"dataset_path: {config.get('dataset_path')}",
+            expected=f"one of {', '.join(_READERS)}, with dataset_kwargs: {{data_files: {{test: rows.jsonl}}}}",
+        )  # fmt: skip
+    asked = [str(each.get("metric")) for each in config.get("metric_list") or ()]
+    if unknown := [metric for metric in asked if metric not in METRIC_REGISTRY]:
+        raise _invalid(
+            spec, "the harness has no such metric", saw=", ".join(unknown),
+            expected=f"some of {', '.join(sorted(METRIC_REGISTRY))}",
+        )  # fmt: skip
+    return dict(config)
+
+
+def _data_files(spec: BenchmarkSpec, config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By split, the names of files in the folder."""
+    found = (config.get("dataset_kwargs") or {}).get("data_files")
+    if isinstance(found, Mapping) and found:
+        files = {
+            str(split): [str(name) for name in ([some] if isinstance(some, str) else some or [])]
+            for split, some in found.items()
+        }
+        if all(files.values()) and not any(_outside(name) for some in files.values() for name in some):
+            return files
+    raise _invalid(
+        spec, "it must name its files by split, in the folder", saw=f"data_files: {found}",
+        expected="dataset_kwargs: {data_files: {test: rows.jsonl}}",
+    )  # fmt: skip
+
+
+def _outside(name: str) -> bool:
+    path = Path(name)
+    return path.is_absolute() or ".." in path.parts or "://" in name
+
+
+def _sandbox() -> ImmutableSandboxedEnvironment:
+    """The harness's environment for templates, but one in which they can do no harm."""
+    environment = ImmutableSandboxedEnvironment(
+        loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    environment.filters["regex_replace"] = utils.regex_replace
+    return environment
+
+
+def _missing(spec: BenchmarkSpec, *, saw: str, expected: str) -> StageError:
+    return StageError(
+        ExitCode.INPUT_MISSING, "BenchmarkMissing", "there is no such benchmark", where=spec.path, saw=saw,
+        expected=expected, fix="Correct the name, or put the task's YAML and its rows into the folder.",
+    )  # fmt: skip
+
+
+def _invalid(
+    spec: BenchmarkSpec, what: str, *, saw: str, expected: str = "", fix: str = "Correct the task."
+) -> StageError:
+    return StageError(
+        ExitCode.BAD_DATA, "BenchmarkInvalid", what, where=spec.path, saw=" ".join(saw.split())[:300],
+        expected=expected, fix=fix,
+    )  # fmt: skip

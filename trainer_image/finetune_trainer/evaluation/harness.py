@@ -1,0 +1,138 @@
+"""A MaxText model as lm-evaluation-harness asks models: our generation, our log-probabilities, its conventions.
+
+The harness's control flow is deterministic (fixed seeds, requests in order), so on several hosts every process runs it
+whole: each makes the same calls, which are collective, and has the same results.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.defaults import DEFAULT_MAX_GEN_TOKS
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from finetune_trainer.data.template import Renderer
+from finetune_trainer.evaluation.generate import Generator
+from finetune_trainer.evaluation.likelihood import Likelihood
+from finetune_trainer.evaluation.models import LoadedModel
+from finetune_trainer.evaluation.sampling import Sampling
+
+
+class HarnessModel(TemplateLM):  # type: ignore[misc]
+    """How prompts are put (the chat template, few shots) is the task's and the harness's affair."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tokenizer: Any,
+        renderer: Renderer,
+        *,
+        context: int,
+        rows: int,
+        tokens: int,
+        seed: int,
+    ) -> None:
+        """``context``: tokens that the model can look at. ``rows``: prompts at a time; ``tokens``: of a forward pass;
+        both over all devices."""
+        super().__init__()
+        self._loaded, self._renderer = loaded, renderer
+        self._context, self._rows, self._seed = context, rows, seed
+        self.tokenizer = tokenizer
+        self._likelihood = Likelihood(loaded, tokens=tokens, longest=context)
+        self._generators: dict[Sampling, Generator] = {}
+
+    @property
+    def eot_token_id(self) -> int | None:
+        end: int | None = self.tokenizer.eos_token_id
+        return end
+
+    @property
+    def prefix_token_id(self) -> int | None:
+        """What stands before a text that has nothing before it."""
+        begin: int | None = self.tokenizer.bos_token_id
+        return self.eot_token_id if begin is None else begin
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path)
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+        return text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
+        """With the token that begins a text, where the tokenizer puts one and no chat template has."""
+        if add_special_tokens is False:
+            return self._renderer.ids(string)
+        return self._renderer.opened(string)
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        **_options: Any,
+    ) -> list[tuple[float, bool]]:
+        return self._likelihood.of([(context, rest) for _, context, rest in requests])
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
+        """Of whole texts; one longer than the context in pieces that see as much before them as fits."""
+        windows = [
+            [
+                make_disjoint_window(window)
+                for window in get_rolling_token_windows(
+                    self.tok_encode(request.args[0], add_special_tokens=False),
+                    self.prefix_token_id,
+                    self._context,
+                    1,
+                )
+            ]
+            for request in requests
+        ]
+        measured = iter(self._likelihood.of([window for text in windows for window in text]))
+        return [sum(next(measured)[0] for _ in text) for text in windows]
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
+        """An answer is generated up to the token that ends it, and cut before the first of the task's own stops."""
+        by_sampling: dict[Sampling, list[int]] = {}
+        for number, request in enumerate(requests):
+            by_sampling.setdefault(self._sampling(request.args[1]), []).append(number)
+        answers = [""] * len(requests)
+        for sampling, numbers in by_sampling.items():
+            room = self._context - sampling.max_new_tokens
+            prompts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]
+            found = self._generator(sampling).answers(prompts)
+            for number, answer in zip(numbers, found, strict=True):
+                text = self.tokenizer.decode(answer, skip_special_tokens=True)
+                answers[number] = _cut(text, requests[number].args[1].get("until") or [])
+        return answers
+
+    def _sampling(self, options: dict[str, Any]) -> Sampling:
+        drawn = options.get("do_sample", False)
+        limit = options.get("max_gen_toks") or options.get("max_new_tokens") or DEFAULT_MAX_GEN_TOKS
+        return Sampling(
+            max_new_tokens=min(int(limit), self._context // 2),
+            temperature=float(options.get("temperature", 1.0)) if drawn else 0.0,
+            top_k=int(options.get("top_k", 0)) if drawn else 0,
+            seed=self._seed,
+        )
+
+    def _generator(self, sampling: Sampling) -> Generator:
+        if sampling not in self._generators:
+            self._generators[sampling] = Generator(
+                self._loaded, sampling, end_ids=self._renderer.end_ids(), rows=self._rows
+            )
+        return self._generators[sampling]
+
+
+def _cut(text: str, stops: str | Sequence[str]) -> str:
+    for stop in [stops] if isinstance(stops, str) else stops:
+        if stop:
+            text = text.partition(stop)[0]
+    return text

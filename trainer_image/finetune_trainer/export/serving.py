@@ -1,0 +1,221 @@
+"""Kubernetes manifests that serve the exported model with vLLM on GKE: a Deployment and its Service for TPU, another
+pair for GPU. Pure.
+
+The smallest machine is taken on which the weights fit and beside them the KV cache of some requests of full length. A
+model too large for any one machine of a kind has no manifest of that kind.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from finetune_trainer.export.folder import DTYPES
+from finetune_trainer.families import ModelPlan
+
+type Object = dict[str, Any]
+
+#: Requests of full length whose KV cache must fit beside the weights.
+_REQUESTS = 4
+#: More tokens than that are for people to ask for: every one costs cache.
+_LONGEST = 8192
+#: Of the memory, for weights and cache: vLLM uses 0.9 by default, and computes in it too.
+_SHARE = 0.8
+_GIB = 1024**3
+_PORT, _MOUNT = 8000, "/model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One host's accelerators."""
+
+    chips: int
+    memory_gib: int
+    """Of each, as frameworks see it."""
+    selector: Mapping[str, str]
+    """Labels of GKE's nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    resource: str
+    image: str
+    machines: Sequence[Machine]
+    """The smallest first."""
+
+
+def _v6e(chips: int, topology: str) -> Machine:
+    labels = {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    return Machine(chips=chips, memory_gib=31, selector=labels)
+
+
+def _gpu(name: str, chips: int, memory_gib: int) -> Machine:
+    return Machine(chips=chips, memory_gib=memory_gib, selector={"cloud.google.com/gke-accelerator": name})
+
+
+#: By the name of the file.
+KINDS: Mapping[str, Kind] = {
+    "tpu": Kind(
+        resource="google.com/tpu",
+        image="vllm/vllm-tpu:v0.26.0",  # of vLLM's releases for TPU the one that others pin, too; it has not run here
+        machines=(_v6e(1, "1x1"), _v6e(4, "2x2"), _v6e(8, "2x4")),
+    ),
+    "gpu": Kind(
+        resource="nvidia.com/gpu",
+        image="vllm/vllm-openai:v0.32.0",  # the release whose build for CPU serves exports in our tests
+        machines=(
+            *(_gpu("nvidia-l4", chips, 22) for chips in (1, 2, 4, 8)),
+            _gpu("nvidia-h100-80gb", 8, 79),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What is served."""
+
+    name: str
+    """Of the job; the model's in requests."""
+    namespace: str
+    uri: str
+    """The exported folder: ``gs://``, or ``file://`` on the nodes of a local cluster."""
+    service_account: str
+    """Kubernetes ServiceAccount that may read the bucket."""
+    dtype: str
+    """BF16 or FP32."""
+    plan: ModelPlan
+
+    @property
+    def max_length(self) -> int:
+        return min(self.plan.context_length, _LONGEST)
+
+    @property
+    def bytes_needed(self) -> int:
+        """Weights and cache."""
+        width = DTYPES[self.dtype][0].itemsize
+        cached = 2 * self.plan.layers * self.plan.kv_heads * self.plan.head_dim
+        return width * (self.plan.parameters + _REQUESTS * self.max_length * cached)
+
+
+def write(folder: Path, served: Served) -> None:
+    """``folder/serving/tpu.yaml`` and ``gpu.yaml``, those that there can be."""
+    for name, kind in KINDS.items():
+        machine = choose(kind, served)
+        if machine is not None:
+            path = folder / "serving" / f"{name}.yaml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(render(kind, machine, served), encoding="utf-8")
+
+
+def choose(kind: Kind, served: Served) -> Machine | None:
+    """The smallest machine that holds the model and divides its attention heads."""
+    for machine in kind.machines:
+        room = machine.chips * machine.memory_gib * _GIB * _SHARE
+        if served.bytes_needed <= room and served.plan.heads % machine.chips == 0:
+            return machine
+    return None
+
+
+def render(kind: Kind, machine: Machine, served: Served) -> str:
+    """Deployment and Service as YAML."""
+    documents = [_deployment(kind, machine, served), _service(served)]
+    head = (
+        f"# Serves {served.uri}\n# with vLLM's OpenAI-compatible API: kubectl apply -f THIS FILE\n"
+        f"# --max-model-len may be raised to the model's {served.plan.context_length} tokens where memory allows.\n"
+    )
+    text: str = yaml.safe_dump_all(documents, sort_keys=False, width=110)
+    return head + text
+
+
+def arguments(machine: Machine, served: Served) -> list[str]:
+    """Of vLLM's server."""
+    return [
+        f"--model={_MOUNT}",
+        f"--served-model-name={served.name}",
+        f"--dtype={DTYPES[served.dtype][1]}",
+        f"--max-model-len={served.max_length}",
+        f"--tensor-parallel-size={machine.chips}",
+        f"--port={_PORT}",
+    ]
+
+
+def _labels(served: Served) -> Object:
+    return {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": served.name}
+
+
+def _deployment(kind: Kind, machine: Machine, served: Served) -> Object:
+    chips = {kind.resource: str(machine.chips)}
+    volume, annotations = _model_volume(served.uri)
+    container = {
+        "name": "vllm",
+        "image": kind.image,
+        "command": ["python3", "-m", "vllm.entrypoints.openai.api_server"],
+        "args": arguments(machine, served),
+        "ports": [{"name": "http", "containerPort": _PORT}],
+        "resources": {"limits": chips},
+        # large models load and compile for many minutes
+        "startupProbe": {**_health(), "periodSeconds": 10, "failureThreshold": 180},
+        "readinessProbe": _health(),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "model", "mountPath": _MOUNT, "readOnly": True},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  between the processes of one server
+        ],
+    }
+    template: Object = {
+        "metadata": {"labels": _labels(served), **({"annotations": annotations} if annotations else {})},
+        "spec": {
+            "serviceAccountName": served.service_account,
+            "nodeSelector": dict(machine.selector),
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
+            "volumes": [volume, {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
+        },
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": served.name, "namespace": served.namespace, "labels": _labels(served)},
+        "spec": {
+            "replicas": 1,
+            "strategy": {"type": "Recreate"},  # there may be no second machine to roll over to
+            "selector": {"matchLabels": _labels(served)},
+            "template": template,
+        },
+    }
+
+
+def _health() -> Object:
+    return {"httpGet": {"path": "/health", "port": "http"}}
+
+
+def _model_volume(uri: str) -> tuple[Object, Object]:
+    """The volume, and the annotations that its pod needs. GKE mounts buckets by Cloud Storage FUSE."""
+    at = urlsplit(uri)
+    if at.scheme == "file":
+        return {"name": "model", "hostPath": {"path": at.path, "type": "Directory"}}, {}
+    attributes = {
+        "bucketName": at.netloc,
+        "mountOptions": f"implicit-dirs,only-dir={at.path.strip('/')}",
+    }
+    driver = {"driver": "gcsfuse.csi.storage.gke.io", "readOnly": True, "volumeAttributes": attributes}
+    return {"name": "model", "csi": driver}, {"gke-gcsfuse/volumes": "true"}
+
+
+def _service(served: Served) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": served.name, "namespace": served.namespace, "labels": _labels(served)},
+        "spec": {
+            "selector": _labels(served),
+            "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
+        },
+    }
