@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_contract import DiscardedCheckpoint, Progress, Stage
-from finetune_operator.lifecycle.progress import goodput_status
+from finetune_operator.lifecycle.progress import goodput_status, progress_status
 from tests.unit.lifecycle.world import World
 
 SECONDS = {
@@ -60,3 +60,11 @@ def test_a_damaged_checkpoint_is_told_with_the_stage() -> None:
     train = next(each for each in world.status["stages"] if each["name"] == "Train")
     assert train["message"].startswith(f"the checkpoint of step 8 was not what had been saved ({why})")
     assert world.status["goodput"]["percent"] == "60.0"
+
+
+@pytest.mark.parametrize(("mfu", "percent"), [(0.4137, "41.37"), (None, None)])
+def test_mfu_is_told_where_the_trainer_knows_its_chips(mfu: float | None, percent: str | None) -> None:
+    told = Progress(attempt=1, step=5, total_steps=10, updated=NOW, mfu=mfu)
+    status = progress_status(told, None, None, pace=10, moved=False)
+    assert status is not None
+    assert status.get("mfuPercent") == percent
