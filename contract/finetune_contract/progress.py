@@ -63,6 +63,8 @@ class Progress(Record):
     step_time_p95: float | None = None
     """Seconds over the recent steps, without compilation."""
     tokens_per_second: float | None = None
+    mfu: float | None = None
+    """Model FLOPs utilization: the share of the devices' published rate that the model's own arithmetic takes."""
     curve: Annotated[list[tuple[int, float]], Field(max_length=48)] = []
     """(step, loss), thinned to at most 48 points over the whole run."""
     checkpoints: Annotated[list[int], Field(max_length=10)] = []

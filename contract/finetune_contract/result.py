@@ -113,7 +113,7 @@ class MemoryOutcome(Record):
     peak_bytes: int | None = None
     limit_bytes: int | None = None
     arguments_bytes: int | None = None
-    """Parameters, optimizer's state and batch."""
+    """Parameters, those that DPO began with, optimizer's state and batch."""
     temporaries_bytes: int | None = None
     flops: float | None = None
     hbm_bytes: float | None = None

@@ -1,5 +1,6 @@
 """Operations of published models, held against sums by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from finetune_contract import MethodSpec
 from finetune_trainer import families
 from finetune_trainer.arithmetic import forward_flops, step_flops
+from finetune_trainer.training.utilization import ideal_step_seconds
+from tests.trainer.requests import request
 
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
@@ -70,3 +73,25 @@ def test_a_wide_adapter_counts() -> None:
     )
     attention, mlp = 2 * (4096 + 4096) + 2 * (4096 + 1024), 3 * (4096 + 12288)
     assert wide - narrow == 6 * 256 * 36 * (attention + mlp)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "rate"),
+    [
+        (["TPU v5 lite"] * 4, 4 * 197e12),
+        (["TPU v5"] * 4, 4 * 459e12),
+        (["TPU v6 lite"] * 16, 16 * 918e12),
+        (["TPU7x"] * 2, 2307e12),  # two devices of a chip
+        (["cpu"], None),
+        (["TPU v6 lite", "TPU v99"], None),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "rows"), [({}, 8), ({"type": "ORPO", "orpo": {"max_prompt_length": 8}}, 16)]
+)
+def test_a_step_at_the_chips_full_rate(
+    kinds: list[str], rate: float | None, method: dict[str, Any], rows: int
+) -> None:
+    plan, made = families.resolve(QWEN3_8B), request(Path("/run"), "Train", method=method)
+    needed = step_flops(plan, made.method, rows=rows, length=64)
+    assert ideal_step_seconds(plan, made, kinds) == (None if rate is None else pytest.approx(needed / rate))

@@ -16,8 +16,9 @@ from finetune_trainer import engine, families
 from finetune_trainer.arithmetic import forward_flops, step_flops
 from finetune_trainer.compiled.asking import Asking, NoCompiler
 from finetune_trainer.compiled.check import check_memory
+from finetune_trainer.compiled.compiler import Compiler
 from finetune_trainer.compiled.question import Candidate, Measured
-from finetune_trainer.compiled.step import compile_step, mesh_of
+from finetune_trainer.compiled.step import Abstract, mesh_of
 from finetune_trainer.errors import StageError
 from finetune_trainer.stages.engine_config import engine_settings
 from finetune_trainer.storage import open_store
@@ -47,6 +48,7 @@ WIDE = {
     "head_dim": 128,
     "vocab_size": 8192,
 }
+SMALL = WIDE | {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "vocab_size": 512}
 ROOT = Path(__file__).parents[2]
 
 
@@ -86,6 +88,14 @@ def asking(root: Path, environment: dict[str, str]) -> Iterator[Asking]:
     model = root / "models/qwen3"
     with Asking(made, families.read(model), model, open_store(), environment) as compiler:
         yield compiler
+
+
+@pytest.fixture
+def here(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler in this process: no start for every request."""
+    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TPU_LIBRARY_PATH", environment["TPU_LIBRARY_PATH"])
 
 
 def candidate(batch: int) -> Candidate:
@@ -177,20 +187,66 @@ def test_preflight_checks_the_memory_of_the_step(stages: Stages, environment: di
     assert outcome.memory.peak_bytes is not None
 
 
-def test_new_parameters_take_the_place_of_the_old_ones(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = families.read(root / "models/qwen3")
-    made = request(root, "Train")
+def abstract(root: Path, **changes: Any) -> Abstract:
+    """On the CPU, whose compiler takes a second."""
+    plan = families.resolve(SMALL)
+    made = request(root, "Train", **changes)
     chosen = engine_settings(made, plan, steps=1, platform="cpu", output=str(root))
     config = engine.configure(plan, engine.SFT, **chosen)
-    mesh = mesh_of(config, jax.devices()[:1])
-    ours = compile_step(config, mesh).memory_analysis().alias_size_in_bytes
+    accumulation = made.hyperparameters.gradient_accumulation_steps
+    return Abstract(config, mesh_of(config, jax.devices()[:1]), made.method, accumulation)
+
+
+def test_new_parameters_take_the_place_of_the_old_ones(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = abstract(root).compile_step().memory_analysis().alias_size_in_bytes
     monkeypatch.setattr(
         SftTrainer,
         "jit_step",
         lambda trainer: nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",)),
     )
-    tunix = compile_step(config, mesh).memory_analysis().alias_size_in_bytes
-    assert ours - tunix >= 4 * plan.parameters
+    tunix = abstract(root).compile_step().memory_analysis().alias_size_in_bytes
+    assert ours - tunix >= 4 * families.resolve(SMALL).parameters
+
+
+LORA = {"rank": 4, "alpha": 8.0}
+DPO = {"type": "DPO", "dpo": {"max_prompt_length": 24}}
+ORPO = {"type": "ORPO", "orpo": {"max_prompt_length": 24}}
+HALVES = {"gradient_accumulation_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "copies"),
+    [
+        ({"method": DPO}, 1),
+        ({"method": DPO, "hyperparameters": HALVES}, 1),
+        ({"method": {**DPO, "lora": LORA}}, 0),
+        ({"method": ORPO}, 0),
+        ({"method": {"lora": {**LORA, "quantization": "NF4"}}}, 0),
+        ({"data": {"packing": True}, "hyperparameters": HALVES}, 0),
+    ],
+    ids=["dpo", "dpo-accumulated", "dpo-lora", "orpo", "qlora", "accumulated"],
+)
+def test_every_method_compiles_with_what_it_keeps(root: Path, changes: dict[str, Any], copies: int) -> None:
+    training = abstract(root, **changes)
+    step, reference = training.compile_step(), training.compile_reference()
+    assert step.memory_analysis().temp_size_in_bytes > 0
+    assert (reference is not None) == (changes.get("method", {}).get("type") == "DPO")
+    assert training.kept_bytes == pytest.approx(copies * 4 * families.resolve(SMALL).parameters, rel=1e-2)
+
+
+@pytest.mark.usefixtures("here")
+def test_dpo_runs_and_holds_the_model_that_it_began_with(root: Path) -> None:
+    plan = families.resolve(SMALL)
+    engine.prepare(plan)
+    answers = [
+        Compiler(plan, wanted(root, method=method, data={"max_seq_length": 128})).answer(candidate(4))
+        for method in (DPO, ORPO)
+    ]
+    dpo, orpo = (answer for answer in answers if isinstance(answer, Measured))
+    copy = 4 * plan.parameters / 4  # float32, on four devices
+    assert dpo.arguments_bytes - orpo.arguments_bytes == pytest.approx(copy, rel=0.05)
+    assert dpo.peak_bytes - orpo.peak_bytes >= 0.9 * copy
+    assert dpo.flops > 1.1 * orpo.flops
 
 
 def test_losses_are_those_of_a_step_that_keeps_the_old_parameters(stages: Stages, converted: str) -> None:
@@ -198,3 +254,11 @@ def test_losses_are_those_of_a_step_that_keeps_the_old_parameters(stages: Stages
     stages.run("Train", "keeping", converted=converted, fault=("keep_what_tunix_keeps",))
     assert stages.losses("donating") == stages.losses("keeping")
     assert len(stages.losses("keeping")) == 20
+
+
+def test_losses_are_those_of_a_step_that_computes_less_again(stages: Stages, converted: str) -> None:
+    """Whatever remat keeps, and wherever; the CPU's memory is the host's, so that what moves there just stays."""
+    for run, policy in (("all", "full"), ("moved", "custom")):
+        tuning = {"remat_policy": policy} | ({"decoder_layer_input": "offload"} if run == "moved" else {})
+        stages.run("Train", run, converted=converted, engine_overrides=tuning)
+    assert stages.losses("all") == stages.losses("moved")

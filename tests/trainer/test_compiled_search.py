@@ -50,8 +50,8 @@ def by_rule(peak: Callable[[Candidate], float], seconds: dict[str, float]) -> Ca
     return ask
 
 
-SECONDS = {"minimal_with_context": 1.0, "save_qkv_proj": 1.2, "full": 1.4}
-PEAKS = {"minimal_with_context": 3.0, "save_qkv_proj": 2.0, "full": 1.0}
+SECONDS = {"minimal_with_context": 1.0, "save_qkv_proj": 1.2, "full": 1.4, "custom": 1.4}
+PEAKS = {"minimal_with_context": 3.0, "save_qkv_proj": 2.0, "full": 1.0, "custom": 0.5}
 
 
 def grows(asked: Candidate) -> float:
@@ -61,7 +61,8 @@ def grows(asked: Candidate) -> float:
 
 
 @pytest.mark.parametrize(
-    ("batch", "policy"), [(16, "minimal_with_context"), (56, "save_qkv_proj"), (100, "full")]
+    ("batch", "policy"),
+    [(16, "minimal_with_context"), (56, "save_qkv_proj"), (100, "full"), (200, "custom")],
 )
 def test_the_fastest_policy_that_fits_is_taken(batch: int, policy: str) -> None:
     found = search(candidate(batch), ALL, MODEL, by_rule(grows, SECONDS))
@@ -98,9 +99,9 @@ def test_once_it_is_late_what_fits_is_taken() -> None:
 
 def test_a_refusal_names_what_was_compiled_and_fits() -> None:
     choices = Choices(remat=True, tiles=True, parallelism=False, larger=(shape(8), shape(16)))
-    found = search(candidate(256), choices, MODEL, by_rule(grows, SECONDS))
+    found = search(candidate(512), choices, MODEL, by_rule(grows, SECONDS))
     assert found.best is None
-    assert found.remedies == ("hyperparameters.globalBatchSize 120", "resources.tpu v6e-16")
+    assert found.remedies == ("hyperparameters.globalBatchSize 240", "resources.tpu v6e-16")
     assert len(found.tried) <= 8
 
 
@@ -210,22 +211,25 @@ def test_a_loop_without_a_counter_counts_once_and_is_told(
     assert "windowed_body.sunk" in caplog.text
 
 
-#: 4 heads of 128, keys and values of 2 heads, 256 tokens.
+#: 4 heads of 128, keys and values of 2 heads, 256 tokens, rows before them where there are several.
 KERNEL = """HloModule recorded
 
-ENTRY %main (p.0: bf16[4,256,128], p.1: bf16[2,256,128], p.2: bf16[2,256,128]) -> bf16[4,256,128] {{
-  %p.0 = bf16[4,256,128]{{2,1,0}} parameter(0)
-  %p.1 = bf16[2,256,128]{{2,1,0}} parameter(1)
-  %p.2 = bf16[2,256,128]{{2,1,0}} parameter(2)
-  ROOT %splash_mha_{kind}_residuals.3 = bf16[4,256,128]{{2,1,0:T(8,128)(2,1)}} custom-call(%p.0, %p.1, /*index=2*/%p.2), custom_call_target="tpu_custom_call", operand_layout_constraints={{bf16[4,256,128]{{2,1,0}}, bf16[2,256,128]{{2,1,0}}, bf16[2,256,128]{{2,1,0}}}}
+ENTRY %main (p.0: bf16[{rows}4,256,128], p.1: bf16[{rows}2,256,128], p.2: bf16[{rows}2,256,128]) -> bf16[{rows}4,256,128] {{
+  %p.0 = bf16[{rows}4,256,128] parameter(0)
+  %p.1 = bf16[{rows}2,256,128] parameter(1)
+  %p.2 = bf16[{rows}2,256,128] parameter(2)
+  ROOT %splash_mha_{kind}_residuals.3 = bf16[{rows}4,256,128] custom-call(%p.0, %p.1, /*index=2*/%p.2), custom_call_target="tpu_custom_call", operand_layout_constraints={{bf16[{rows}4,256,128]{{{order}}}, bf16[{rows}2,256,128]{{{order}}}, bf16[{rows}2,256,128]{{{order}}}}}
 }}
 """
 
 
 @pytest.mark.parametrize(("kind", "products"), [("fwd", 2), ("dq", 3), ("dkv", 4)])
-def test_attention_kernels_count_half_of_their_products(kind: str, products: int) -> None:
-    counted = cost_of(KERNEL.format(kind=kind)).flops
-    assert counted == pytest.approx(products * 4 * 256 * 256 * 128, rel=1e-6)
+@pytest.mark.parametrize(("rows", "order", "number"), [("", "2,1,0", 1), ("3,", "3,2,1,0", 3)])
+def test_attention_kernels_count_half_of_their_products(
+    kind: str, products: int, rows: str, order: str, number: int
+) -> None:
+    counted = cost_of(KERNEL.format(kind=kind, rows=rows, order=order)).flops
+    assert counted == pytest.approx(products * number * 4 * 256 * 256 * 128, rel=1e-6)
 
 
 def test_no_step_is_faster_than_its_arithmetic_or_its_state() -> None:

@@ -207,6 +207,7 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
             discarded=[DiscardedCheckpoint(step=6, why="d/file is missing")] if start else [],
             seconds={"startup": 2.0, "productive": 0.5 * (end - start)},
             peak_memory=lambda: 1000 + start,
+            ideal_seconds=0.2,
             now=lambda: NOW,
             pause=0,
         )
@@ -225,6 +226,7 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
     assert (progress.step, progress.attempt, progress.start_step, progress.checkpoints) == (9, 2, 4, [9])
     assert progress.tokens_per_second == 20
     assert progress.step_time_p50 == 0.5
+    assert progress.mfu == pytest.approx(0.4)
     assert [point[0] for point in progress.curve] == list(range(1, 10))
     assert progress.peak_memory_bytes == 1004
     assert progress.discarded == [DiscardedCheckpoint(step=6, why="d/file is missing")]

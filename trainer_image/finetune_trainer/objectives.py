@@ -26,7 +26,7 @@ from finetune_trainer.training.accumulation import microbatches
 type Arrays = Mapping[str, jax.Array]
 
 #: Rows of a batch whose reference is known carry it under these names.
-_REFERENCE = ("reference_chosen", "reference_rejected")
+REFERENCE = ("reference_chosen", "reference_rejected")
 
 
 class Objective(Protocol):
@@ -107,7 +107,7 @@ class Dpo(_Preference):
     def pairs(
         self, chosen: jax.Array, rejected: jax.Array, batch: Arrays
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        better, worse = (chosen - batch[_REFERENCE[0]]), (rejected - batch[_REFERENCE[1]])
+        better, worse = (chosen - batch[REFERENCE[0]]), (rejected - batch[REFERENCE[1]])
         delta = better - worse
         losses = -(
             jax.nn.log_sigmoid(self.beta * delta) * (1 - self.label_smoothing)
@@ -190,10 +190,10 @@ class Reference:
         self._known = jax.jit(known, out_shardings=(whole, whole))
 
     @classmethod
-    def itself(cls, model: Any, mesh: Mesh) -> "Reference":
+    def itself(cls, model: Any, mesh: Mesh, *, parts: int = 1) -> "Reference":
         """A model that is not trained."""
         graph, state = nnx.split(model)
-        return cls(graph, lambda: state, mesh, parts=1)
+        return cls(graph, lambda: state, mesh, parts=parts)
 
     @classmethod
     def copied(cls, model: Any, mesh: Mesh, *, parts: int) -> "Reference":
@@ -213,7 +213,11 @@ class Reference:
 
         return cls(graph, state, mesh, parts=parts)
 
+    def lowered(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+        """``jax.stages.Lowered`` of what ``of`` runs on the devices."""
+        return self._known.lower(self._state(), batch)
+
     def of(self, batch: Batch) -> dict[str, np.ndarray]:
         """The batch with the reference's log-probabilities, on the host. Call inside the mesh and MaxText's rules."""
         values = self._known(self._state(), to_devices(batch, self._mesh))
-        return {**batch, **dict(zip(_REFERENCE, map(np.asarray, values), strict=True))}
+        return {**batch, **dict(zip(REFERENCE, map(np.asarray, values), strict=True))}

@@ -148,7 +148,7 @@ class ProgressStatus(ApiModel):
     tokens_per_second: Decimal | None = None
     """Trained tokens per second over all devices."""
     mfu_percent: Decimal | None = None
-    """Share of the chips' peak that is used."""
+    """Model FLOPs utilization: share of the chips' published bfloat16 rate. Work that remat repeats does not count."""
     peak_hbm: Annotated[Quantity | None, Field(alias="peakHBM")] = None
     """Most memory used on a chip."""
     metrics: Annotated[tuple[MetricPoint, ...], Field(max_length=32), *list_map("name")] | None = None

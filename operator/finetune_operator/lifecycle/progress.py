@@ -73,6 +73,8 @@ def progress_status(
                 status["etaText"] = eta_text(first, max(first, last))
     if progress.tokens_per_second is not None:
         status["tokensPerSecond"] = decimal(progress.tokens_per_second)
+    if progress.mfu is not None:
+        status["mfuPercent"] = decimal(100 * progress.mfu)
     if progress.peak_memory_bytes is not None:
         status["peakHBM"] = mebibytes(progress.peak_memory_bytes)
     points = [(step, loss) for step, loss in progress.curve if math.isfinite(loss)]

@@ -148,6 +148,7 @@ progresses = record(
     step_time_p50=floats,
     step_time_p95=floats,
     tokens_per_second=floats,
+    mfu=floats,
     curve=st.lists(st.tuples(integers, floats), max_size=48),
     checkpoints=st.lists(integers, max_size=10),
     updated=times,

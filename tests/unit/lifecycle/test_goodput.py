@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from finetune_contract import DiscardedCheckpoint, Progress, Stage
-from finetune_operator.lifecycle.progress import goodput_status
+from finetune_operator.lifecycle.progress import goodput_status, progress_status
 from finetune_operator.lifecycle.waited import Waited
 from tests.unit.lifecycle.world import World, profile
 
@@ -157,3 +157,11 @@ def test_the_time_of_a_run_that_was_evicted_is_no_waiting() -> None:
     let_run(world, name, queued=70, provisioning=30)
     told = trained(world, name)
     assert (told["queued"], told["provisioning"]) == (0, 30)
+
+
+@pytest.mark.parametrize(("mfu", "percent"), [(0.4137, "41.37"), (None, None)])
+def test_mfu_is_told_where_the_trainer_knows_its_chips(mfu: float | None, percent: str | None) -> None:
+    told = Progress(attempt=1, step=5, total_steps=10, updated=NOW, mfu=mfu)
+    status = progress_status(told, None, None, pace=10, moved=False)
+    assert status is not None
+    assert status.get("mfuPercent") == percent

@@ -9,13 +9,14 @@ _USABLE = 0.976
 
 
 def state_bytes(plan: ModelPlan, request: StageRequest) -> int:
-    """Parameters and optimizer's state on each chip, whatever else the step needs: it needs more."""
+    """Parameters, those that DPO began with, and optimizer's state on each chip, whatever else is needed."""
     h = request.hyperparameters
     weights = plan.parameters * _BYTES[h.weight_precision]
     if request.method.lora is not None:
         return _share(weights, request)
     moments = 2 if h.optimizer == "AdamW" else 0
-    return _share(weights * (1 + moments), request)
+    references = 1 if request.method.dpo is not None else 0
+    return _share(weights * (1 + moments + references), request)
 
 
 def limit_bytes(check: MemoryCheck) -> int | None:

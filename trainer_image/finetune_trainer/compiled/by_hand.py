@@ -20,7 +20,10 @@ from finetune_trainer.storage import open_store
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 where it fits, 78 where it does not."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.quantization and not options.lora:
+        parser.error("--quantization is of the base under LoRA: name a rank with --lora")
     candidate = _candidate(options)
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -47,7 +50,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--chips-per-host", type=int, default=4, help="(default %(default)s)")
     add("--batch", required=True, type=int, help="rows per step over all chips")
     add("--length", type=int, default=2048, help="tokens per row (default %(default)s)")
+    add(
+        "--method",
+        choices=("SFT", "DPO", "ORPO"),
+        default="SFT",
+        help="pairs: half of a row is for the prompt",
+    )
+    add("--accumulation", type=int, default=1, help="forward passes for a batch (default %(default)s)")
     add("--lora", type=int, help="LoRA of this rank instead of full fine-tuning")
+    add("--quantization", choices=("NF4", "INT8"), help="of the base under LoRA")
     add("--tensor", type=int, default=1, help="chips that share a row (default %(default)s)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="setting of MaxText; may be repeated")
     return parser
@@ -73,7 +84,10 @@ def _candidate(options: argparse.Namespace) -> Candidate:
 def _request(options: argparse.Namespace, candidate: Candidate, scratch: str) -> StageRequest:
     """What a job's preflight would have been asked."""
     source = {"path": "", "name": "data", "uri": f"file://{scratch}"}
-    lora = {"rank": options.lora, "alpha": 2.0 * options.lora} if options.lora else None
+    lora = {"rank": options.lora, "alpha": 2.0 * options.lora, "quantization": options.quantization}
+    method: dict[str, object] = {"type": options.method, "lora": lora if options.lora else None}
+    if options.method != "SFT":
+        method[options.method.lower()] = {"max_prompt_length": options.length // 2}
     return StageRequest.model_validate(
         {
             "job": {"namespace": "", "name": "by-hand", "uid": "by-hand"},
@@ -83,13 +97,18 @@ def _request(options: argparse.Namespace, candidate: Candidate, scratch: str) ->
             "cache": f"file://{scratch}",
             "use_cache": "Off",
             "model": {"uri": f"file://{options.model.resolve()}"},
-            "data": {"train": [source], "max_seq_length": options.length, "packing": True},
-            "method": {"lora": lora},
+            "data": {
+                "train": [source],
+                "max_seq_length": options.length,
+                "packing": options.method == "SFT",
+            },
+            "method": method,
             "hyperparameters": {
                 "steps": 1,
                 "global_batch_size": options.batch,
+                "gradient_accumulation_steps": options.accumulation,
                 "learning_rate": 1e-5,
-                "weight_precision": "BF16" if lora else "FP32",
+                "weight_precision": "BF16" if options.lora else "FP32",
             },
             "mesh": candidate.mesh,
             "checkpointing": {"every_steps": 1, "keep_last": 1},

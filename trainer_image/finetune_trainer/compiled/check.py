@@ -32,9 +32,6 @@ def check_memory(
     start = Candidate(
         slice=check.slice, mesh=request.mesh, global_batch=request.hyperparameters.global_batch_size
     )
-    if request.method.type != "SFT":
-        why = f"The step of {request.method.type} is not compiled beforehand yet, nor counted."
-        return MemoryOutcome(source=check.source, slice=start.place, unknown=why)
     if check.source == "Analytic":
         return _analytic(request, plan, check, start)
     try:

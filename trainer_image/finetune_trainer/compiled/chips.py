@@ -14,18 +14,25 @@ class Chip:
     hbm_bytes: float
     network_bytes: float
     """Between the chips of a slice, all links together, one way."""
+    kind: str
+    """JAX's name of a device; the compiler for a slice that is not there says the same."""
     devices: int = 1
-    """JAX devices that share them."""
+    """JAX devices that share the rates."""
 
 
 #: docs.cloud.google.com/tpu/docs: one page per family. Network: the published bits per second of all links, halved.
 CHIPS: Mapping[str, Chip] = {
-    "v4": Chip(bf16_flops=275e12, hbm_bytes=1228e9, network_bytes=150e9),
-    "v5e": Chip(bf16_flops=197e12, hbm_bytes=819e9, network_bytes=100e9),
-    "v5p": Chip(bf16_flops=459e12, hbm_bytes=2765e9, network_bytes=300e9),
-    "v6e": Chip(bf16_flops=918e12, hbm_bytes=1638e9, network_bytes=224e9),
-    "tpu7x": Chip(bf16_flops=2307e12, hbm_bytes=7380e9, network_bytes=600e9, devices=2),
+    "v4": Chip(kind="TPU v4", bf16_flops=275e12, hbm_bytes=1228e9, network_bytes=150e9),
+    "v5e": Chip(kind="TPU v5 lite", bf16_flops=197e12, hbm_bytes=819e9, network_bytes=100e9),
+    "v5p": Chip(kind="TPU v5", bf16_flops=459e12, hbm_bytes=2765e9, network_bytes=300e9),
+    "v6e": Chip(kind="TPU v6 lite", bf16_flops=918e12, hbm_bytes=1638e9, network_bytes=224e9),
+    "tpu7x": Chip(kind="TPU7x", bf16_flops=2307e12, hbm_bytes=7380e9, network_bytes=600e9, devices=2),
 }
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Of one JAX device, per second in bfloat16; None for one that is no TPU of the table."""
+    return next((chip.bf16_flops / chip.devices for chip in CHIPS.values() if chip.kind == device_kind), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

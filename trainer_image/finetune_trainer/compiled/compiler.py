@@ -14,7 +14,7 @@ from finetune_trainer import engine
 from finetune_trainer.compiled.chips import CHIPS, roofline
 from finetune_trainer.compiled.cost import cost_of
 from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled
-from finetune_trainer.compiled.step import arguments_bytes, compile_step, mesh_of
+from finetune_trainer.compiled.step import Abstract, mesh_of
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.engine_config import engine_settings
@@ -49,18 +49,22 @@ class Compiler:
         except (StageError, JaxRuntimeError, ValueError) as error:
             return _refused(error)
         accumulation = self._request.hyperparameters.gradient_accumulation_steps
-        arguments = arguments_bytes(config, mesh, accumulation)
         try:
-            compiled = compile_step(config, mesh, accumulation)
+            training = Abstract(config, mesh, self._request.method, accumulation)
+        except (ValueError, TypeError, NotImplementedError) as error:  # as JAX and MaxText refuse shapes
+            return _refused(error)
+        kept = training.kept_bytes
+        held = training.arguments_bytes + kept
+        try:
+            step, reference = training.compile_step(), training.compile_reference()
         except JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 return _refused(error)
-            return Exceeded(
-                needed_bytes=needed_bytes(str(error)), limit_bytes=limit, arguments_bytes=arguments
-            )
-        except (ValueError, TypeError, NotImplementedError) as error:  # as JAX and MaxText refuse shapes
+            needed = needed_bytes(str(error))
+            return Exceeded(needed_bytes=needed and needed + kept, limit_bytes=limit, arguments_bytes=held)
+        except (ValueError, TypeError, NotImplementedError) as error:
             return _refused(error)
-        return _measured(compiled, limit, candidate.slice.family)
+        return _measured(step, reference, kept, limit, candidate.slice.family)
 
     def _configuration(self, candidate: Candidate) -> Any:
         hyperparameters = self._request.hyperparameters.model_copy(
@@ -126,17 +130,26 @@ def _devices(candidate: Candidate) -> Any:
     return get_topology_desc(_topology(candidate), platform="tpu", **options).devices
 
 
-def _measured(compiled: Any, limit: int, family: str) -> Measured:
-    memory = compiled.memory_analysis()
-    cost = cost_of(compiled.as_text())
+def _measured(step: Any, reference: Any | None, kept: int, limit: int, family: str) -> Answer:
+    """Of programs that run one after the other. What one is not given, but the other needs, stays where it is."""
+    memory, cost = step.memory_analysis(), cost_of(step.as_text())
+    held = memory.argument_size_in_bytes + kept
+    peak, temporaries = memory.peak_memory_in_bytes + kept, memory.temp_size_in_bytes
+    if reference is not None:
+        before = reference.memory_analysis()
+        peak = max(peak, before.peak_memory_in_bytes + held - before.argument_size_in_bytes)
+        temporaries = max(temporaries, before.temp_size_in_bytes)
+        cost += cost_of(reference.as_text())
+    if peak > limit:
+        return Exceeded(needed_bytes=peak, limit_bytes=limit, arguments_bytes=held)
     state = memory.argument_size_in_bytes + memory.output_size_in_bytes
     chip = CHIPS.get(family)
     interval = roofline(cost, state, chip) if chip else None
     return Measured(
-        peak_bytes=memory.peak_memory_in_bytes,
+        peak_bytes=peak,
         limit_bytes=limit,
-        arguments_bytes=memory.argument_size_in_bytes,
-        temporaries_bytes=memory.temp_size_in_bytes,
+        arguments_bytes=held,
+        temporaries_bytes=temporaries,
         flops=cost.flops,
         hbm_bytes=cost.hbm_bytes,
         network_bytes=cost.network_bytes,

@@ -20,11 +20,11 @@ _SHAPE = re.compile(r"\b(pred|[a-z]+\d+)(?:e\d+m\d+\w*)?\[([\d,]*)\]")
 _COLLECTIVE = re.compile(
     r" = (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
-#: JAX's flash attention: queries ``[heads, length, size]`` come before keys ``[heads, length, size]``.
+#: JAX's flash attention: queries ``[..., heads, length, size]`` come before keys, which may have fewer heads.
 _ATTENTION = re.compile(
     r"%splash_mha_(fwd|dq|dkv)\S* = .*? custom-call\(.*?operand_layout_constraints=\{(.*?\})\}"
 )
-_MATRIX = re.compile(r"(?:bf16|f32)\[(\d+),(\d+),(\d+)\]")
+_MATRICES = re.compile(r"(?:bf16|f32)\[((?:\d+,){2,}\d+)\]")
 #: Products of queries by keys, or of their like: forward, backward to the queries, backward to keys and values.
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 
@@ -93,9 +93,8 @@ def _attention(line: str) -> float:
     match = _ATTENTION.search(line)
     if match is None:
         return 0.0
-    queries, keys, *_ = _MATRIX.findall(match[2])
-    heads, length, size = map(int, queries)
-    return _PRODUCTS[match[1]] * heads * length * int(keys[1]) * size
+    queries, keys, *_ = ([int(size) for size in sizes.split(",")] for sizes in _MATRICES.findall(match[2]))
+    return _PRODUCTS[match[1]] * math.prod(queries) * keys[-2]
 
 
 def _received(line: str) -> int:

@@ -35,7 +35,7 @@ class Measured(Record):
     peak_bytes: int
     limit_bytes: int
     arguments_bytes: int
-    """Parameters, optimizer's state and batch."""
+    """Parameters, those that DPO began with, optimizer's state and batch."""
     temporaries_bytes: int
     flops: float
     hbm_bytes: float

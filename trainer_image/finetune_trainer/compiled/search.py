@@ -8,7 +8,13 @@ from finetune_contract import MeshSpec, SliceShape
 from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled
 
 #: MaxText's remat policies worth a minute each: what is kept from the forward pass, most first.
-REMAT = ("minimal_with_context", "save_qkv_proj", "full")
+REMAT: tuple[Mapping[str, str], ...] = (
+    {"remat_policy": "minimal_with_context"},
+    {"remat_policy": "save_qkv_proj"},
+    {"remat_policy": "full"},
+)
+#: Where none of them fits: even the layers' inputs wait in the host's memory. Costs time that no roofline here knows.
+LAST_RESORT: Mapping[str, str] = {"remat_policy": "custom", "decoder_layer_input": "offload"}
 #: Pieces that the logits are made in, where they would take a large part of a chip's memory at once.
 VOCABULARY_TILES = 8
 _LARGE_LOGITS = 2**28
@@ -86,10 +92,10 @@ def search(
         elif refusal is None or isinstance(answer, Exceeded):
             refusal = answer
 
-    for tuning in _tunings(start, choices, model):
-        if late() and fitting:
+    for remat in (*REMAT, LAST_RESORT) if choices.remat else ({},):
+        if fitting and (late() or remat is LAST_RESORT):
             break
-        take(start.model_copy(update={"tuning": tuning}))
+        take(_tuned(start, choices, model, remat))
     for mesh in _meshes(start.mesh, choices, model):
         if late() and (fitting or refusal):
             break
@@ -124,12 +130,11 @@ def _meshes(mesh: MeshSpec, choices: Choices, model: Model) -> Iterator[MeshSpec
             yield mesh.model_copy(update={"tensor": mesh.tensor * tensor, "fsdp": mesh.fsdp // tensor})
 
 
-def _tunings(start: Candidate, choices: Choices, model: Model) -> Iterator[Mapping[str, str | int]]:
+def _tuned(start: Candidate, choices: Choices, model: Model, remat: Mapping[str, str]) -> Candidate:
     tiles: dict[str, str | int] = {}
     if choices.tiles and _tiled(start.global_batch, start.mesh, model):
         tiles = {"num_vocab_tiling": VOCABULARY_TILES}
-    for policy in REMAT if choices.remat else ("",):
-        yield {**start.tuning, **tiles, **({"remat_policy": policy} if policy else {})}
+    return start.model_copy(update={"tuning": {**start.tuning, **tiles, **remat}})
 
 
 def _tiled(batch: int, mesh: MeshSpec, model: Model) -> bool:
@@ -140,8 +145,7 @@ def _tiled(batch: int, mesh: MeshSpec, model: Model) -> bool:
 
 def _thriftiest(start: Candidate, choices: Choices, model: Model) -> Candidate:
     """With the tuning that takes the least memory."""
-    *_, tuning = _tunings(start, choices, model)
-    return start.model_copy(update={"tuning": tuning})
+    return _tuned(start, choices, model, LAST_RESORT if choices.remat else {})
 
 
 def _smaller_batch(

@@ -73,19 +73,23 @@ class PairRows:
     def batch(self, numbers: Sequence[int], size: int) -> Batch:
         """The pairs with these numbers, filled up with empty ones (weight zero) to ``size``. Ids and masks of
         ``prompt``, ``chosen`` and ``rejected``, each ``[size, length]``, int32."""
-        widths = {"prompt": self.prompt_length, "chosen": self.answer_length, "rejected": self.answer_length}
         arrays = {
-            f"{name}_{part}": np.zeros((size, width), np.int32)
-            for name, width in widths.items()
-            for part in ("ids", "mask")
+            name: np.zeros((size, width), np.int32)
+            for name, width in pair_arrays(self.prompt_length, self.answer_length).items()
         }
         for place, number in enumerate(numbers):
             pair = Pair.parted(self.tokens.read(number))
             for name, ids in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
-                start = widths[name] - len(ids) if name == "prompt" else 0
+                start = self.prompt_length - len(ids) if name == "prompt" else 0
                 arrays[f"{name}_ids"][place, start : start + len(ids)] = ids
                 arrays[f"{name}_mask"][place, start : start + len(ids)] = 1
         return arrays
+
+
+def pair_arrays(prompt_length: int, answer_length: int) -> dict[str, int]:
+    """Names of a batch's arrays, and their columns."""
+    widths = {"prompt": prompt_length, "chosen": answer_length, "rejected": answer_length}
+    return {f"{name}_{part}": width for name, width in widths.items() for part in ("ids", "mask")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

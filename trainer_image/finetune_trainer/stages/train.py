@@ -21,6 +21,8 @@ class TrainingStopped(Exception):
 
 def run(context: Context) -> TrainOutcome:
     """Raises ``TrainingStopped`` after saving, ``StageError`` 70 when the loss is no number."""
+    import jax
+
     from finetune_trainer.training import goodput
     from finetune_trainer.training.report import Report
     from finetune_trainer.training.retention import Retention, measured_before
@@ -28,6 +30,7 @@ def run(context: Context) -> TrainOutcome:
     from finetune_trainer.training.seals import discard_damaged
     from finetune_trainer.training.session import open_session, peak_memory
     from finetune_trainer.training.trainer import Control, Stopped
+    from finetune_trainer.training.utilization import ideal_step_seconds
 
     seconds = {"startup": goodput.since_process_start()}
     started = time.perf_counter()
@@ -62,6 +65,7 @@ def run(context: Context) -> TrainOutcome:
         report = Report(
             context.folder, context.store, attempt=request.attempt, restart=request.restart, total_steps=steps,
             start_step=session.start_step, discarded=discarded, seconds=seconds, peak_memory=peak_memory,
+            ideal_seconds=ideal_step_seconds(plan, request, [each.device_kind for each in jax.devices()]),
             now=context.now,
         )  # fmt: skip
     control = Control(

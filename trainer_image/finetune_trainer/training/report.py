@@ -101,11 +101,13 @@ class Report:
         discarded: list[DiscardedCheckpoint],
         seconds: Mapping[str, float],
         peak_memory: Callable[[], int | None],
+        ideal_seconds: float | None,
         now: Callable[[], datetime],
         pause: float = 1.0,
     ) -> None:
         """``discarded``: the checkpoints that this attempt found damaged. ``seconds``: where this attempt's time has
-        gone so far, by kind; read at every report. ``peak_memory``: bytes."""
+        gone so far, by kind; read at every report. ``peak_memory``: bytes. ``ideal_seconds``: of a step
+        at the devices' full rate, where that is known."""
         self._folder, self._store = folder, store
         self._now = now
         self._attempt, self._restart = attempt, restart
@@ -123,7 +125,7 @@ class Report:
         before = Progress.model_validate_json(earlier) if earlier is not None else None
         self._discarded = [*(before.discarded if before else ()), *discarded]
         self._before, self._seconds_by_kind = goodput.carried(before, start_step), seconds
-        self._peak_memory = peak_memory
+        self._peak_memory, self._ideal_seconds = peak_memory, ideal_seconds
 
     def step(self, step: int, metrics: Metrics, seconds: float | None) -> None:
         """A step is done. ``seconds`` is None where the time holds more than the step (compilation, evaluation)."""
@@ -181,6 +183,7 @@ class Report:
 
     def _show(self) -> None:
         seconds = sorted(self._seconds)
+        median = statistics.median(seconds) if seconds else None
         progress = Progress(
             attempt=self._attempt,
             restart=self._restart,
@@ -189,11 +192,12 @@ class Report:
             start_step=self._start,
             metrics=self._metrics,
             evaluation=self._evaluation,
-            step_time_p50=statistics.median(seconds) if seconds else None,
+            step_time_p50=median,
             step_time_p95=seconds[min(len(seconds) - 1, math.ceil(0.95 * len(seconds)) - 1)]
             if seconds
             else None,
             tokens_per_second=sum(self._tokens) / sum(seconds) if sum(seconds) > 0 else None,
+            mfu=self._ideal_seconds / median if self._ideal_seconds and median else None,
             curve=thinned(self._curve, _CURVE_POINTS),
             checkpoints=self._checkpoints[-10:],
             discarded=self._discarded[-10:],

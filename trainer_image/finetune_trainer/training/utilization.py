@@ -1,0 +1,20 @@
+"""How fast a step could be at best, which model FLOPs utilization (MFU) is a share of."""
+
+from collections.abc import Sequence
+
+from finetune_contract import StageRequest
+from finetune_trainer.arithmetic import step_flops
+from finetune_trainer.compiled.chips import peak_flops
+from finetune_trainer.families import ModelPlan
+
+
+def ideal_step_seconds(plan: ModelPlan, request: StageRequest, device_kinds: Sequence[str]) -> float | None:
+    """Of the model's own arithmetic on all devices at their published bfloat16 rate; what remat computes again does not
+    count, padding does, as it is computed. ``device_kinds``: JAX's names of them. None where a rate is not known."""
+    rates = [peak_flops(kind) for kind in device_kinds]
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates):
+        return None
+    method, batch = request.method, request.hyperparameters.global_batch_size
+    rows = batch if method.max_prompt_length is None else 2 * batch
+    return step_flops(plan, method, rows=rows, length=request.data.max_seq_length) / sum(known)
