@@ -15,6 +15,7 @@ from finetune_contract import (
     HubDestination,
     HubRef,
     ModelSource,
+    ProfilingSpec,
     SplitSpec,
 )
 from finetune_operator.api import Reason
@@ -257,6 +258,12 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
         best_metric=metric,
         best_mode=by.get("mode", "Min"),
     )
+
+
+def profiling(spec: Object) -> ProfilingSpec | None:
+    """``spec.profiling``."""
+    section = spec.get("profiling")
+    return ProfilingSpec(start_step=section["startStep"], steps=section.get("steps", 5)) if section else None
 
 
 def export(spec: Object) -> ExportSpec:

@@ -23,7 +23,6 @@ JOB: tuple[Later, ...] = (
     Later("preflight.smoke"),
     Later("evaluation.benchmarks", ([],)),
     Later("export.serving"),
-    Later("profiling"),
 )
 
 PROFILE: tuple[Later, ...] = (Later("storage.optimizerStateTTLSeconds"),)

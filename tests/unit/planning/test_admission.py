@@ -21,7 +21,7 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 
 LATER: list[tuple[dict[str, Any], str]] = [
     ({"export": {"serving": {"enabled": True}}}, "spec.export.serving"),
-    ({"profiling": {"startStep": 20, "steps": 5}}, "spec.profiling"),
+    ({"preflight": {"smoke": {"steps": 5, "examples": 64}}}, "spec.preflight.smoke"),
 ]
 
 
