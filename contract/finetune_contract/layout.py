@@ -53,6 +53,11 @@ class RunFolder:
         return f"{self.uri}/train"
 
     @property
+    def profile(self) -> str:
+        """What ``tensorboard --logdir`` takes."""
+        return f"{self.uri}/train/profile"
+
+    @property
     def checkpoints(self) -> str:
         return f"{self.uri}/train/checkpoints"
 

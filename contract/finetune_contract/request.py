@@ -382,6 +382,13 @@ class ExportSpec(Record):
     """Kubernetes ServiceAccount of the manifests that serve the model; None: no manifests."""
 
 
+class ProfilingSpec(Record):
+    """Steps of training to record, counted from 1."""
+
+    start_step: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)] = 5
+
+
 class StageRequest(Record):
     """One stage of one attempt.
 
@@ -411,6 +418,8 @@ class StageRequest(Record):
     evaluation: EvaluationSpec
     export: ExportSpec
     export_proof: bool = True
+    profiling: ProfilingSpec | None = None
+    """None: nothing is recorded."""
     engine_overrides: dict[str, str] = {}
     memory: MemoryCheck | None = None
     """None: not to be checked."""

@@ -196,6 +196,8 @@ class TrainOutcome(Record):
     """The best of ``checkpoints`` by the policy's metric; None where nothing tells which is better."""
     checkpoints: list[CheckpointRecord] = []
     tokens: int = 0
+    trace: Uri | None = None
+    """The folder of the profile, where one was recorded in this or an earlier attempt."""
     seconds: dict[str, float] = {}
     """startup, restore, compile, productive, checkpoint …"""
 

@@ -175,9 +175,9 @@ class Preflight(ApiModel):
 
 
 class Profiling(ApiModel):
-    """Record a JAX profile of a few steps."""
+    """Record a JAX profile of a few steps. They take longer, and the first ones compile: begin some steps later."""
 
     start_step: Positive
-    """First step to record."""
+    """First step to record, counted from 1."""
     steps: Positive | None = None
     """How many. Default: 5."""

@@ -25,7 +25,11 @@ _PHASES = {
     "Suspended": "yellow",
     "Recovering": "yellow",
 }
-_SKIPPED = {"NotRequested": "not asked for", "NotReached": ""}
+_SKIPPED = {
+    "NotRequested": "not asked for",
+    "NotReached": "",
+    "ProvidedCheckpoint": "given as a MaxText checkpoint",
+}
 _LABEL = 12
 
 
@@ -53,6 +57,7 @@ def tell(job: Object, now: datetime) -> list[Text]:
         *_waiting(status, now),
         *_problems(status),
         *_attempts(status),
+        *_cost(status),
         *_curve(status),
         *_evaluation(status),
         *_resolved(status),
@@ -206,6 +211,21 @@ def _attempts(status: Object) -> Iterator[Text]:
         yield _row("Attempts", told)
 
 
+def _cost(status: Object) -> Iterator[Text]:
+    """What was used of the slices, and which share of the time moved the training forward."""
+    cost, percent = status.get("cost") or {}, (status.get("goodput") or {}).get("percent")
+    if not cost.get("chipHours"):
+        return
+    parts = [f"{text.number(cost['chipHours'])} chip hours"]
+    if amount := cost.get("amount"):
+        parts.append(text.number(amount))
+    if left := cost.get("budgetRemaining"):
+        parts.append(f"{text.number(left)} of the budget left")
+    if percent:
+        parts.append(f"goodput {percent} %")
+    yield _row("Cost", ", ".join(parts))
+
+
 def _curve(status: Object) -> Iterator[Text]:
     curve = (status.get("progress") or {}).get("curve") or {}
     if line := curve.get("sparkline"):
@@ -244,7 +264,9 @@ def _resolved(status: Object) -> Iterator[Text]:
     if model := resolved.get("model"):
         parameters = model.get("parameters")
         detail = f"  {text.count(float(parameters))} parameters" if parameters else ""
-        yield _row("Model", f"{model.get('source', '')}{detail}")
+        made = model.get("fromJob") or {}
+        by = f"  (made by {made['name']} of {made['base']})" if made.get("base") else ""
+        yield _row("Model", f"{model.get('source', '')}{detail}{by}")
     for dataset in resolved.get("datasets") or []:
         facts = [f"{text.count(float(dataset[key]))} {key}" for key in ("rows", "tokens") if dataset.get(key)]
         if dataset.get("droppedRows"):

@@ -71,6 +71,8 @@ def artifacts_status(look: Survey) -> list[Object]:
         }
         for artifact in (look.export.artifacts if look.export else ())
     ]
+    if look.findings.train and look.findings.train.trace:
+        told.append({"name": "profile", "type": "Trace", "uri": look.findings.train.trace})
     if look.findings.preflight:
         told.append({"name": "data-report", "type": "Report", "uri": look.findings.preflight.report})
     return told

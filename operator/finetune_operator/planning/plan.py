@@ -19,6 +19,7 @@ from finetune_contract import (
     MethodSpec,
     ModelSource,
     PreflightOutcome,
+    ProfilingSpec,
     RunFolder,
     Stage,
     TrainOutcome,
@@ -125,6 +126,8 @@ class Plan:
     on_gate_failure: str
     """Skip or Export."""
     export_proof: bool
+    profiling: ProfilingSpec | None
+    """None: nothing is profiled."""
     memory: MemoryCheck | None
     """What preflight proves of it; None: nothing."""
     use_cache: str
@@ -216,6 +219,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         exported_checkpoint=spec["export"].get("checkpoint", "Best" if checkpointing.keep_best else "Last"),
         on_gate_failure=spec["export"].get("onGateFailure", "Skip"),
         export_proof=spec["preflight"]["exportProof"],
+        profiling=resolve.profiling(spec),
         memory=resolve_memory(spec["preflight"]["memory"], placement, mesh, profile, resources),
         use_cache=spec["cache"],
         engine_overrides=spec.get("engineOverrides", {}),

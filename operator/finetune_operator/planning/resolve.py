@@ -16,6 +16,7 @@ from finetune_contract import (
     HubDestination,
     HubRef,
     ModelSource,
+    ProfilingSpec,
     SplitSpec,
 )
 from finetune_operator.api import Reason
@@ -275,6 +276,12 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
         best_metric=metric,
         best_mode=by.get("mode", "Min"),
     )
+
+
+def profiling(spec: Object) -> ProfilingSpec | None:
+    """``spec.profiling``."""
+    section = spec.get("profiling")
+    return ProfilingSpec(start_step=section["startStep"], steps=section.get("steps", 5)) if section else None
 
 
 def export(spec: Object, service_account: str) -> ExportSpec:

@@ -19,10 +19,7 @@ class Later:
     """What to do until then."""
 
 
-JOB: tuple[Later, ...] = (
-    Later("preflight.smoke"),
-    Later("profiling"),
-)
+JOB: tuple[Later, ...] = (Later("preflight.smoke"),)
 
 PROFILE: tuple[Later, ...] = (Later("storage.optimizerStateTTLSeconds"),)
 

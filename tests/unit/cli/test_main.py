@@ -27,7 +27,7 @@ spec:
   model: {uri: gs://models/m}
   datasets: {train: [{uri: gs://data/d.jsonl}]}
   method: {type: SFT}
-  profiling: {startStep: 20, steps: 5}
+  preflight: {smoke: {steps: 5}}
 """
 
 
@@ -137,7 +137,7 @@ def test_what_the_operator_would_refuse_is_told_in_its_words(command: str, tmp_p
     done = finetune(command, "-f", later, *options)
     assert done.exit_code == 1
     assert "NotYetSupported" in done.stderr
-    assert "spec.profiling (remove it)" in done.stderr
+    assert "spec.preflight.smoke (remove it)" in done.stderr
 
 
 def test_validate_takes_many_files_and_stdin() -> None:

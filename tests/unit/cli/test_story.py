@@ -80,3 +80,17 @@ def test_scores_and_gates_are_told() -> None:
     assert "faq/exact_match  0.100 → 0.700" in told
     assert "faq/exact_match ≥ 0.620: met" in told
     assert "loss ≤ 0.500: not met" in told
+
+
+def test_cost_and_the_origin_of_the_model_are_told() -> None:
+    spent = job("running")
+    spent["status"] |= {
+        "cost": {"chipHours": "1.5", "amount": "4.05", "budgetRemaining": "5.95"},
+        "goodput": {"percent": "81.2", "seconds": {}},
+    }
+    spent["status"]["resolved"]["model"]["fromJob"] = {"name": "sft", "uid": "1", "base": "Qwen/Qwen3-0.6B"}
+    spent["status"]["stages"][1] |= {"phase": "Skipped", "reason": "ProvidedCheckpoint", "cache": None}
+    told = page(spent)
+    assert "1.500 chip hours, 4.050, 5.950 of the budget left, goodput 81.2 %" in told
+    assert "(made by sft of Qwen/Qwen3-0.6B)" in told
+    assert "given as a MaxText checkpoint" in told

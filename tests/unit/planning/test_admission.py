@@ -20,7 +20,7 @@ def refusal(wanted: Any, *profiles: Any) -> Refused:
 
 
 LATER: list[tuple[dict[str, Any], str]] = [
-    ({"profiling": {"startStep": 20, "steps": 5}}, "spec.profiling"),
+    ({"preflight": {"smoke": {"steps": 5, "examples": 64}}}, "spec.preflight.smoke"),
 ]
 
 

@@ -25,6 +25,7 @@ def run(context: Context) -> PreflightOutcome:
     plan = context.plan(model)
     check_request(context, plan)
     found = data_check.check(context)
+    _check_profiling(context, found.steps)
     evaluation = [data_check.checked(context, dataset) for dataset in context.request.evaluation.datasets]
     benchmarks = checked_benchmarks(context)
     found = found.model_copy(update={"evaluation": evaluation, "benchmarks": benchmarks})
@@ -80,6 +81,16 @@ def checked_benchmarks(context: Context) -> list[BenchmarkReport]:
         )
         for each in found
     ]
+
+
+def _check_profiling(context: Context, steps: int) -> None:
+    wanted = context.request.profiling
+    if wanted is not None and wanted.start_step + wanted.steps - 1 > steps:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "ProfilingTooLate", "training ends before the steps that are to be profiled",
+            where="profiling", saw=f"steps {wanted.start_step} to {wanted.start_step + wanted.steps - 1}",
+            expected=f"steps up to {steps}", fix="Lower profiling.startStep or profiling.steps.",
+        )  # fmt: skip
 
 
 def check_request(context: Context, plan: ModelPlan) -> None:

@@ -29,6 +29,7 @@ def run(context: Context) -> TrainOutcome:
     from finetune_trainer.training.saving import SaveTimes
     from finetune_trainer.training.seals import discard_damaged
     from finetune_trainer.training.session import open_session, peak_memory
+    from finetune_trainer.training.tracing import Trace
     from finetune_trainer.training.trainer import Control, Stopped
     from finetune_trainer.training.utilization import ideal_step_seconds
 
@@ -78,6 +79,15 @@ def run(context: Context) -> TrainOutcome:
         accumulation=h.gradient_accumulation_steps,
         report=report,
         host_report=context.host_report,
+        trace=Trace(
+            request.profiling,
+            context.folder.profile,
+            context.store,
+            context.scratch,
+            host=context.processes.index,
+        )
+        if request.profiling
+        else None,
         evaluation={
             each.name: EvaluationBatches(rows=each.rows, batch_size=h.microbatch_size) for each in validation
         },
@@ -126,5 +136,8 @@ def _outcome(context: Context, session: object, steps: int, seconds: dict[str, f
         best_step=retention.best(saved),
         checkpoints=retention.records(saved, context.folder),
         tokens=watch.tokens,
+        trace=context.folder.profile
+        if any(True for _ in context.store.entries(context.folder.profile))
+        else None,
         seconds={name: round(value, 3) for name, value in seconds.items()},
     )

@@ -56,6 +56,8 @@ class Session:
             try:
                 trainer.train([], [True] if wanted else None, cache_nnx_graph=self.config.num_experts <= 1)
             except Stopped:
+                if control.trace is not None:
+                    control.trace.close(trainer.finish_step)
                 trainer.flush_metrics()
                 trainer.save_now()
                 trainer.close()

@@ -34,6 +34,7 @@ from finetune_trainer.training.accumulation import accumulated_step
 from finetune_trainer.training.report import HostReport, Report
 from finetune_trainer.training.retention import Retention
 from finetune_trainer.training.saving import SaveTimes
+from finetune_trainer.training.tracing import Trace
 
 _LOG = logging.getLogger(__name__)
 #: Rest between two console lines.
@@ -87,6 +88,8 @@ class Control:
     """Only on process 0."""
     host_report: HostReport | None = None
     """Where there are several processes."""
+    trace: Trace | None = None
+    """Where steps are to be profiled."""
     evaluation: Mapping[str, EvaluationBatches] = field(default_factory=dict)
     """The validation sets, by name."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -132,6 +135,8 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         if stop_agreed(train_ctx.train_steps, self._control.stop_requested):
             raise Stopped(train_ctx.train_steps)
         step = train_ctx.train_steps
+        if self._control.trace is not None:
+            self._control.trace.begins(step + 1, train_ctx.finish_step)
         if self._control.host_report is not None:
             self._control.host_report.begins(step + 1)
         self.train_metadata[step] = {"total_weights": train_ctx.data_hooks.trained_tokens[step + 1]}
@@ -191,6 +196,8 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
 
     @override
     def on_train_end(self, train_ctx: "SftTrainer") -> None:
+        if self._control.trace is not None:
+            self._control.trace.close(train_ctx.finish_step)
         train_ctx.flush_metrics()  # before the writers close: Tunix does it after
         super().on_train_end(train_ctx)
 
@@ -337,9 +344,13 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         )
         return loss
 
+    def finish_step(self) -> None:
+        """Returns when the devices have done every step that was begun."""
+        self._throttler.wait_for_all()
+
     def flush_metrics(self) -> None:
         """Hands out the metrics of the last step, which Tunix holds back for one step."""
-        self._throttler.wait_for_all()
+        self.finish_step()
         self._write_train_metrics()
 
     def saved_steps(self) -> list[int]:
