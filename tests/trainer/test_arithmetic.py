@@ -48,6 +48,17 @@ def test_attention_grows_with_the_square_of_the_length() -> None:
     assert in_one - in_two == 2 * 36 * 4096 * (8192**2 - 2 * 4096**2)
 
 
+def test_latent_attention_has_narrower_values() -> None:
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    made: dict[str, Any] = {
+        "architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 2048, "intermediate_size": 10944,
+        "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None, **latent,
+    }  # fmt: skip
+    plan = families.resolve(made)
+    in_one, in_two = (forward_flops(plan, rows=rows, length=8192 // rows) for rows in (1, 2))
+    assert in_one - in_two == 27 * 16 * (192 + 128) * (8192**2 - 2 * 4096**2)
+
+
 @pytest.mark.parametrize(
     ("method", "passes"),
     [

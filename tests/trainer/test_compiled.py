@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import jax
 import pytest
 from flax import nnx
 
-from finetune_contract import MethodSpec, PreflightOutcome, StageRequest
+from finetune_contract import MethodSpec, PreflightOutcome, SliceShape, StageRequest
 from finetune_trainer import engine, families
 from finetune_trainer.arithmetic import forward_flops, step_flops
 from finetune_trainer.compiled.asking import Asking, NoCompiler
-from finetune_trainer.compiled.check import check_memory
+from finetune_trainer.compiled.check import bounds, check_memory
 from finetune_trainer.compiled.compiler import Compiler
-from finetune_trainer.compiled.question import Candidate, Measured
+from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured
+from finetune_trainer.compiled.search import Choices, search
 from finetune_trainer.compiled.step import Abstract, mesh_of
 from finetune_trainer.errors import StageError
 from finetune_trainer.stages.engine_config import engine_settings
@@ -247,6 +248,51 @@ def test_dpo_runs_and_holds_the_model_that_it_began_with(root: Path) -> None:
     assert dpo.arguments_bytes - orpo.arguments_bytes == pytest.approx(copy, rel=0.05)
     assert dpo.peak_bytes - orpo.peak_bytes >= 0.9 * copy
     assert dpo.flops > 1.1 * orpo.flops
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_chosen_and_what_would_fit_is_what_the_compiler_says(root: Path) -> None:
+    """On chips with less memory: one that holds what is kept under one policy, then one that does not hold that."""
+    plan = families.resolve(SMALL | {"num_hidden_layers": 16})
+    engine.prepare(plan)
+    made = wanted(root, data={"max_seq_length": 128}, engine_overrides={"num_vocab_tiling": "1"})
+    compiler = Compiler(plan, made)
+    known: dict[str, Answer] = {}
+
+    def with_limit(limit: int) -> Callable[[Candidate], Answer]:
+        def ask(asked: Candidate) -> Answer:
+            answer = known[str(asked)] = known.get(str(asked)) or compiler.answer(asked)
+            assert isinstance(answer, Measured), answer
+            if answer.peak_bytes <= limit:
+                return answer
+            return Exceeded(
+                needed_bytes=answer.peak_bytes, limit_bytes=limit, arguments_bytes=answer.arguments_bytes
+            )
+
+        return ask
+
+    start = candidate(16)
+    sizes = bounds(made, plan)
+    search(start, Choices(remat=True, tiles=False, parallelism=False), sizes, with_limit(2**40))
+    *faster, thriftiest = sorted(
+        (answer for answer in known.values() if isinstance(answer, Measured)),
+        key=lambda each: -each.peak_bytes,
+    )
+    small = with_limit(thriftiest.peak_bytes)
+    found = search(start, Choices(remat=True, tiles=False, parallelism=False), sizes, small)
+    assert found.answer == thriftiest
+    assert all(thriftiest.step_seconds > each.step_seconds for each in faster)  # type: ignore[operator]
+    assert found.best is not None
+    twice = SliceShape.model_validate(
+        V5E_4 | {"name": "v5litepod-8", "topology": "2x4", "chips": 8, "devices": 8, "hosts": 2}
+    )
+    fixed = Choices(remat=False, tiles=False, parallelism=False, larger=(twice,))
+    smaller = with_limit(thriftiest.peak_bytes - 1)
+    refused = search(found.best, fixed, sizes, smaller)
+    assert refused.best is None
+    batch, place = refused.remedies
+    assert batch in {f"hyperparameters.globalBatchSize {size}" for size in (4, 8, 12)}
+    assert place == "resources.tpu v5litepod-8"
 
 
 def test_losses_are_those_of_a_step_that_keeps_the_old_parameters(stages: Stages, converted: str) -> None:

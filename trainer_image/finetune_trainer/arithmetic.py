@@ -41,7 +41,8 @@ def _weights(plan: ModelPlan) -> int:
 
 def _attention(plan: ModelPlan, length: int) -> float:
     """Of a row: queries by keys and weights by values, half of which a causal mask hides."""
-    return 2.0 * plan.layers * plan.heads * plan.head_dim * length**2
+    values = plan.latent.value_dim if plan.latent is not None else plan.head_dim
+    return 1.0 * plan.layers * plan.heads * (plan.head_dim + values) * length**2
 
 
 def _adapters(plan: ModelPlan, lora: LoraSpec) -> int:
