@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, job
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+#: What an export of a model holds beside its weights.
+SERVING = Path(__file__).parents[1] / "trainer/golden/serving"
 GROUP = "/apis/tpu-finetune.dev/v1alpha1"
 
 
@@ -35,6 +38,14 @@ def test_crds_are_established_without_complaint(cluster: Cluster, name: str) -> 
     assert conditions["Established"] == "True"
     assert conditions["NamesAccepted"] == "True"
     assert "NonStructuralSchema" not in conditions
+
+
+@pytest.mark.parametrize("kind", ["tpu", "gpu"])
+def test_manifests_for_serving_are_accepted(cluster: Cluster, shared_namespace: str, kind: str) -> None:
+    for document in yaml.safe_load_all((SERVING / f"{kind}.yaml").read_text()):
+        document["metadata"]["namespace"] = shared_namespace
+        said = cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(document))
+        assert "support-bot created (server dry run)" in said
 
 
 @BAD_JOBS

@@ -1,5 +1,7 @@
 """Real stages on a tiny model: convert, train, evaluate and export, with a stop in the middle."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,8 @@ def test_the_exported_model_has_the_loss_that_training_ended_with(
     run = "lora" if method else "full"
     trained = stages.run("Train", run, method=method, converted=converted).details
     evaluated = stages.run("Evaluate", run, method=method, converted=converted, train_step=20).details
-    exported = stages.run("Export", run, method=method, train_step=20).details
+    served = {"serving_account": "ft-cpu"}
+    exported = stages.run("Export", run, method=method, train_step=20, export=served).details
     assert trained is not None
     assert trained.kind == "Train"
     assert evaluated is not None
@@ -35,6 +38,9 @@ def test_the_exported_model_has_the_loss_that_training_ended_with(
     assert evaluated.baseline is not None
     assert evaluated.tuned.loss == trained.evaluation_loss
     assert evaluated.tuned.loss < evaluated.baseline.loss
+    folder = Path(exported.artifacts[0].uri.removeprefix("file://"))
+    listed = {entry["path"] for entry in json.loads((folder / "manifest.json").read_text())["files"]}
+    assert {"model.safetensors", "serving/tpu.yaml", "serving/gpu.yaml"} <= listed
     measured = stages.evaluate(exported.artifacts[0].uri)
     assert measured["loss"] == pytest.approx(trained.evaluation_loss, rel=1e-3)
 

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from finetune_contract import DataCacheUse, DatasetReport, ModelIdentity, PreflightOutcome
+from finetune_contract import BenchmarkReport, DataCacheUse, DatasetReport, ModelIdentity, PreflightOutcome
 from finetune_operator.lifecycle.conditions import data_found
 from finetune_operator.lifecycle.prepared import data_cache
-from finetune_operator.lifecycle.resolved import dataset_status
+from finetune_operator.lifecycle.resolved import dataset_status, resolved_status
+from finetune_operator.planning import Findings, admit
+from tests.unit.lifecycle.world import job, profile
 
 HIT = DataCacheUse(
     path="spec.datasets.train[0]",
@@ -57,6 +59,16 @@ def test_the_condition_says_what_was_read_and_the_first_thing_worth_a_look() -> 
     )
     assert data_found(found(report(checked="Sample"))).startswith("The first 10 training rows")
     assert "no row was read" in data_found(found(report(checked="Off", rows=0, tokens=0, format="")))
+
+
+def test_what_is_evaluated_on_is_told_like_what_is_trained_on() -> None:
+    benchmark = BenchmarkReport(path="p", name="mmlu_anatomy", uri="hf://d", revision="abc", rows=135)
+    plan = admit(job(), [profile()]).plan
+    faq = report(name="faq")
+    told = resolved_status(plan, Findings(preflight=found(evaluation=[faq], benchmarks=[benchmark])))
+    assert [each["name"] for each in told["datasets"]] == ["chats", "faq"]
+    assert told["benchmarks"] == [{"name": "mmlu_anatomy", "revision": "abc", "rows": 135}]
+    assert "benchmarks" not in resolved_status(plan, Findings(preflight=found()))
 
 
 def test_only_what_was_counted_is_told_as_a_count() -> None:
