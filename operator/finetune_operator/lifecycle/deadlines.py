@@ -19,14 +19,19 @@ HUNG = "Hung"
 
 
 def ran(attempt: Attempt, now: datetime) -> float:
-    """Seconds that its processes ran; 0 where nobody can tell any more."""
-    files = attempt.files
+    """Seconds that its processes ran, by whoever saw most of it; 0 where nobody can tell any more.
+
+    What was counted once stays counted: the trainer's own record begins after its imports, and pods go.
+    """
+    told, files = [0.0], attempt.files
     if files and files.result:
-        return max(0.0, (files.result.finished - files.result.started).total_seconds())
+        told.append((files.result.finished - files.result.started).total_seconds())
     if span := children.running_span(attempt.pods):
         begun, ended = span
-        return max(0.0, ((ended or now) - begun).total_seconds())
-    return (files.failure.seconds or 0.0) if files and files.failure else 0.0
+        told.append(((ended or now) - begun).total_seconds())
+    if files and files.failure and files.failure.seconds:
+        told.append(files.failure.seconds)
+    return max(told)
 
 
 def active_left(limits: Limits, attempts: Iterable[Attempt], now: datetime) -> float | None:

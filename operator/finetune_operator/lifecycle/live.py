@@ -151,7 +151,9 @@ def _noted(observed: Observed, decision: Decision, attempt: Attempt, why: Failur
     """The note comes before the signal: whatever the trainer says last, the attempt ended of that. It tells what nobody
     can tell when the JobSet is gone."""
     noted = attempt.files.failure if attempt.files else None
-    if noted and noted.model_copy(update={"queued": why.queued, "provisioning": why.provisioning}) == why:
+    counted = {"seconds": why.seconds, "queued": why.queued, "provisioning": why.provisioning}
+    if noted and noted.model_copy(update=counted) == why:
         return decision
-    record = why.model_copy(update=to_note(attempt, observed.now))
+    seen = {"seconds": deadlines.ran(attempt, observed.now) or None, **to_note(attempt, observed.now)}
+    record = why.model_copy(update=seen)
     return replace(decision, records=((attempt.key, record),))

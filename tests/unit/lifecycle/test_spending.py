@@ -1,5 +1,7 @@
 """What a job may spend: estimated before a slice is claimed, counted while it is held."""
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -64,6 +66,23 @@ def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
     world.to_the_end()
     assert "support-bot-train-2" in world.created
     assert world.status["phase"] == "Succeeded"
+
+
+def test_what_was_counted_stays_counted_though_the_trainer_tells_less() -> None:
+    """Its record begins after its imports. The job would go on for as long, again and again."""
+    world, name = training({"maxChipHours": "1"})
+    held(world, name, ONE_CHIP_HOUR)
+    world.stop(name)
+    (key,) = (key for key in world.attempts if key.stage is Stage.TRAIN)
+    files = world.attempts[key]
+    assert files.result is not None
+    shorter = files.result.model_copy(update={"started": files.result.finished - timedelta(seconds=880)})
+    world.attempts[key] = replace(files, result=shorter)
+    world.reconcile()
+    assert name not in world.jobsets
+    assert world.status["phase"] == "Suspended"
+    assert world.live() == []
+    assert world.status["cost"]["chipHours"] == "1"
 
 
 def test_a_budget_may_end_the_job_instead() -> None:
