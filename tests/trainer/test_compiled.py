@@ -14,6 +14,7 @@ from flax import nnx
 from finetune_contract import MethodSpec, PreflightOutcome, SliceShape, StageRequest
 from finetune_trainer import engine, families
 from finetune_trainer.arithmetic import forward_flops, step_flops
+from finetune_trainer.compiled import by_hand
 from finetune_trainer.compiled.asking import Asking, NoCompiler
 from finetune_trainer.compiled.check import bounds, check_memory
 from finetune_trainer.compiled.compiler import Compiler
@@ -141,6 +142,24 @@ def test_without_a_compiler_the_outcome_says_so(root: Path) -> None:
     assert outcome is not None
     assert "no libtpu" in outcome.unknown
     assert outcome.peak_bytes is None
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        [],
+        ["--lora", "8"],
+        ["--lora", "8", "--quantization", "NF4"],
+        ["--method", "DPO", "--accumulation", "2"],
+    ],
+)
+def test_by_hand_a_missing_compiler_is_told_for_every_method(
+    root: Path, method: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(root / "libtpu.so"))
+    model = ["--model", str(root / "models/qwen3")]
+    assert by_hand.main([*model, "--slice", "v6e:2x2", "--batch", "8", *method]) == 69
+    assert "no libtpu" in capsys.readouterr().err
 
 
 def test_a_compiler_that_ends_is_told(root: Path, environment: dict[str, str]) -> None:

@@ -84,8 +84,10 @@ def _candidate(options: argparse.Namespace) -> Candidate:
 def _request(options: argparse.Namespace, candidate: Candidate, scratch: str) -> StageRequest:
     """What a job's preflight would have been asked."""
     source = {"path": "", "name": "data", "uri": f"file://{scratch}"}
-    lora = {"rank": options.lora, "alpha": 2.0 * options.lora, "quantization": options.quantization}
-    method: dict[str, object] = {"type": options.method, "lora": lora if options.lora else None}
+    method: dict[str, object] = {"type": options.method}
+    if options.lora:
+        rank, held = options.lora, options.quantization
+        method["lora"] = {"rank": rank, "alpha": 2.0 * rank, "quantization": held}
     if options.method != "SFT":
         method[options.method.lower()] = {"max_prompt_length": options.length // 2}
     return StageRequest.model_validate(
