@@ -58,6 +58,11 @@ class RunFolder:
         return f"{self.uri}/train/profile"
 
     @property
+    def tensorboard(self) -> str:
+        """What ``tensorboard --logdir`` reads."""
+        return f"{self.uri}/train/tensorboard"
+
+    @property
     def checkpoints(self) -> str:
         return f"{self.uri}/train/checkpoints"
 

@@ -57,8 +57,8 @@ def evaluation_status(look: Survey) -> Object | None:
     return told
 
 
-def artifacts_status(look: Survey) -> list[Object]:
-    """``status.artifacts``."""
+def artifacts_status(look: Survey, *, trains: bool) -> list[Object]:
+    """``status.artifacts``. ``trains``: training has told of its progress."""
     step = {"step": look.export.step} if look.export and look.export.step is not None else {}
     told: list[Object] = [
         {
@@ -75,6 +75,8 @@ def artifacts_status(look: Survey) -> list[Object]:
         told.append({"name": "profile", "type": "Trace", "uri": look.findings.train.trace})
     if look.findings.preflight:
         told.append({"name": "data-report", "type": "Report", "uri": look.findings.preflight.report})
+    if trains:
+        told.append({"name": "tensorboard", "type": "TensorBoard", "uri": look.plan.run_folder.tensorboard})
     return told
 
 

@@ -103,7 +103,7 @@ def _of_survey(observed: Observed, situation: Situation, look: Survey, previous:
         status["estimate"] = estimate
     if evaluation := evaluation_status(look):
         status["evaluation"] = evaluation
-    if artifacts := artifacts_status(look):
+    if artifacts := artifacts_status(look, trains=observed.folder.progress is not None):
         status["artifacts"] = artifacts
     if situation.course is Course.FAILED:
         status["failure"] = failure_status(situation, look)

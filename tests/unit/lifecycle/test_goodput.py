@@ -165,3 +165,16 @@ def test_mfu_is_told_where_the_trainer_knows_its_chips(mfu: float | None, percen
     status = progress_status(told, None, None, pace=10, moved=False)
     assert status is not None
     assert status.get("mfuPercent") == percent
+
+
+def test_the_curves_of_tensorboard_are_handed_over_as_soon_as_there_are_steps() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.run(name)
+    world.reconcile()
+    assert "TensorBoard" not in {artifact["type"] for artifact in world.status["artifacts"]}
+    world.train(name, 3)
+    world.wait(60)
+    world.reconcile()
+    (found,) = (each for each in world.status["artifacts"] if each["type"] == "TensorBoard")
+    assert found["uri"].endswith("/train/tensorboard")
