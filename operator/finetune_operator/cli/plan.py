@@ -183,12 +183,10 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
             yield _row(label, _dataset(source))
     if split := plan.data.split_from_train:
         yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
-    saved = plan.checkpointing
-    every = f"every {saved.every_steps} steps" + (
-        f" or {saved.every_seconds} s" if saved.every_seconds else ""
-    )
-    yield _row("Checkpoints", f"{every}, the last {saved.keep_last} are kept; the last is exported")
-    yield _row("Memory", "not checked beforehand in this version")
+    yield _row("Checkpoints", _checkpoints(plan))
+    yield _row("Memory", _memory(plan))
+    if limits := [f"at most {each.most:g} ({each.path})" for each in plan.budget.ceilings]:
+        yield _row("Budget", ", ".join(limits))
     yield _row("Run folder", plan.run_folder.uri.replace("-00000000", "-<uid>"))
     yield _row("Cache", f"{plan.cache.uri} ({plan.use_cache})")
     yield _row("Image", plan.image)
@@ -200,6 +198,24 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
 def _queues(plan: Plan) -> dict[str, str | None]:
     queues = plan.queues
     return {"tpu": queues.tpu, "cpu": queues.cpu, "priority": queues.priority_class}
+
+
+def _checkpoints(plan: Plan) -> str:
+    saved = plan.checkpointing
+    every = f"every {saved.every_steps} steps" + (
+        f" or {saved.every_seconds} s" if saved.every_seconds else ""
+    )
+    best = f" and the best {saved.keep_best}" if saved.keep_best else ""
+    exported = "the best" if plan.exported_checkpoint == "Best" else "the last"
+    return f"{every}; the last {saved.keep_last}{best} are kept, {exported} is exported"
+
+
+def _memory(plan: Plan) -> str:
+    if plan.memory is None:
+        return "not checked (preflight.memory: Off)"
+    if plan.memory.source == "Analytic":
+        return "Preflight adds up parameters and optimizer's state, before a slice is claimed"
+    return "Preflight compiles the train step for the slice, before one is claimed"
 
 
 def _row(label: str, value: str) -> str:

@@ -48,6 +48,8 @@ def test_plan_tells_stages_slice_batch_names_and_run_folder() -> None:
         "quickstart-export-1",
         "v6e-4 2x2",
         "8 rows a step",
+        "every 100 steps or 600 s; the last 2 are kept, the last is exported",
+        "Preflight compiles the train step",
         "gs://ft-artifacts/default/",
     ):
         assert told in done.stdout
