@@ -244,14 +244,14 @@ def test_preflight_counts_pairs_and_conversion_is_proven_on_them(
 ) -> None:
     wanted = {"data": pairs, "method": DPO}
     checked = stages.run(
-        "Preflight", "pairs", **wanted, hyperparameters={"steps": None, "epochs": 1.0}
+        "Preflight", "preferences", **wanted, hyperparameters={"steps": None, "epochs": 1.0}
     ).details
     assert checked is not None
     assert checked.kind == "Preflight"
     (train,) = checked.train
     assert (train.format, train.rows, checked.steps) == ("Preference", 64, 8)
     assert [each.rows for each in checked.validation] == [21]
-    made = stages.run("Convert", "pairs", **wanted, use_cache="Off").details
+    made = stages.run("Convert", "preferences", **wanted, use_cache="Off").details
     assert made is not None
     assert made.kind == "Convert"
     assert made.manifest.export_proven

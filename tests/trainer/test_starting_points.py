@@ -121,13 +121,13 @@ def test_another_job_goes_on_in_the_run_folder_as_if_nothing_had_happened(
     stages: Stages, converted: str
 ) -> None:
     long = {"converted": converted, "hyperparameters": {"steps": 60}, "checkpointing": {"every_steps": 30}}
-    stages.run("Train", "whole", **long)
+    stages.run("Train", "at-once", **long)
     stages.run("Preflight", "begun", hyperparameters={"steps": 60})
     first = details(stages.run("Train", "begun", stop_at=20, **long))
     details(stages.run("Preflight", "begun", hyperparameters={"steps": 60}, **ANOTHER))
     second = details(stages.run("Train", "begun", **long, **ANOTHER))
     assert 0 < first.step == second.start_step
-    assert stages.losses("begun") == stages.losses("whole")
+    assert stages.losses("begun") == stages.losses("at-once")
 
 
 @pytest.mark.parametrize(
