@@ -389,6 +389,14 @@ class ProfilingSpec(Record):
     steps: Annotated[int, Field(ge=1)] = 5
 
 
+class SmokeSpec(Record):
+    """A short real training before the long one, on preflight's CPU, on a miniature of the model."""
+
+    steps: Annotated[int, Field(ge=1)] = 5
+    examples: Annotated[int, Field(ge=1)] = 64
+    """Rows of each source."""
+
+
 class StageRequest(Record):
     """One stage of one attempt.
 
@@ -420,6 +428,8 @@ class StageRequest(Record):
     export_proof: bool = True
     profiling: ProfilingSpec | None = None
     """None: nothing is recorded."""
+    smoke: SmokeSpec | None = None
+    """None: not to be tried out."""
     engine_overrides: dict[str, str] = {}
     memory: MemoryCheck | None = None
     """None: not to be checked."""

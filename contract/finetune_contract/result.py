@@ -130,6 +130,19 @@ class MemoryOutcome(Record):
     cached: bool = False
 
 
+class SmokeOutcome(Record):
+    """The job's own chain in small, which went through to its export."""
+
+    steps: int
+    examples: int
+    """That were trained on."""
+    max_seq_length: int
+    first_loss: float | None = None
+    """Of a miniature with random weights, as the next: that they are numbers is what they tell."""
+    last_loss: float | None = None
+    seconds: float
+
+
 class PreflightOutcome(Record):
     kind: Literal["Preflight"] = "Preflight"
     model: ModelIdentity
@@ -152,6 +165,8 @@ class PreflightOutcome(Record):
     report: Uri
     """The page for people; the same as data is beside it."""
     memory: MemoryOutcome | None = None
+    """None: not asked for."""
+    smoke: SmokeOutcome | None = None
     """None: not asked for."""
 
 

@@ -29,6 +29,9 @@ SPECS = {
     "llama": Spec(std=0.125, vocab=509, family="llama", layers=3),
     "gemma2": Spec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 256}),
     "gemma3": Spec(std=0.125, vocab=509, family="gemma3", layers=6, config={"sliding_window": 256}),
+    "mixtral": Spec(std=0.125, vocab=509, family="mixtral"),
+    "qwen3-moe": Spec(std=0.125, vocab=509, family="qwen3-moe"),
+    "deepseek2": Spec(std=0.125, vocab=509, family="deepseek2", layers=3),
     "gemma2, short window": Spec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 8}),
 }
 

@@ -100,6 +100,17 @@ def test_maxtexts_hook_for_gemma_3_rounds_the_scale_of_embeddings_to_bfloat16() 
     assert math.sqrt(640) == pytest.approx(25.298, abs=1e-3)
 
 
+def test_maxtexts_cache_for_latent_attention_keeps_values_as_wide_as_keys() -> None:
+    """DeepSeek's keys have a rotary part besides: 192 numbers against the values' 128."""
+    attention = SimpleNamespace(
+        max_prefill_predict_length=4, max_target_length=8, num_kv_heads=2, head_dim=24, v_head_dim=16,
+        dtype=jnp.float32, kv_quant=None, prefill_cache_axis_order=(1, 2, 0, 3), ar_cache_axis_order=(1, 2, 0, 3),
+        config=SimpleNamespace(use_chunked_prefill=False), model_mode="autoregressive", rngs=nnx.Rngs(0),
+    )  # fmt: skip
+    released = as_released("maxtext.layers.attention_mla").MLA
+    assert released.init_kv_caches(attention, (1, 1, 1)).value_head_size == 24
+
+
 def test_tunix_averages_microbatches_whatever_they_hold() -> None:
     """Gradients of a microbatch of three tokens and of one of one: the mean over four tokens is 1.5."""
     multi = optax.MultiSteps(optax.sgd(1.0), 2)

@@ -11,6 +11,16 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from typing import Protocol
+
+
+class Stop(Protocol):
+    """What a training asks."""
+
+    @property
+    def requested(self) -> bool: ...
+
+    def defer(self) -> None: ...
 
 
 class Stopper:
@@ -46,6 +56,15 @@ class Stopper:
                 self._requested.set()
                 if not self._deferred:
                     self._end()
+
+
+class EndsAtOnce:
+    """A ``Stop`` for work that has nothing to save: the process's own Stopper ends it."""
+
+    requested = False
+
+    def defer(self) -> None:
+        """Nothing is kept waiting."""
 
 
 def exit_now(code: int) -> None:

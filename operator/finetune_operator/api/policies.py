@@ -153,12 +153,12 @@ class HangPolicy(ApiModel):
 
 
 class SmokeTest(ApiModel):
-    """A short real training before the long one, on CPU or the smallest slice."""
+    """The job's own chain in small: its method, tokenizer and first rows on a miniature of its model, on CPU."""
 
     steps: Positive | None = None
     """Optimizer steps. Default: 5."""
     examples: Positive | None = None
-    """Rows to take. Default: 64."""
+    """Rows to take of each source. Default: 64."""
 
 
 class Preflight(ApiModel):
@@ -171,7 +171,7 @@ class Preflight(ApiModel):
     export_proof: Flag | None = None
     """Prove within Convert that the model can be exported again unchanged. Default: true."""
     smoke: SmokeTest | None = None
-    """A short real training first. Default: none."""
+    """Train, evaluate and export in small first. Default: none."""
 
 
 class Profiling(ApiModel):

@@ -185,6 +185,10 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
         yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
     yield _row("Checkpoints", _checkpoints(plan))
     yield _row("Memory", _memory(plan))
+    if tried := plan.smoke:
+        yield _row(
+            "Smoke test", f"{tried.steps} steps on {tried.examples} rows of each source, within Preflight"
+        )
     if limits := [f"at most {each.most:g} ({each.path})" for each in plan.budget.ceilings]:
         yield _row("Budget", ", ".join(limits))
     yield _row("Run folder", plan.run_folder.uri.replace("-00000000", "-<uid>"))

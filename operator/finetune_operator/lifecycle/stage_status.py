@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from finetune_contract import Stage, TrainOutcome
+from finetune_contract import PreflightOutcome, Stage, TrainOutcome
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
@@ -86,10 +86,22 @@ def _stage(
         told["message"] = discarded
     if stage is Stage.CONVERT and (cache := _cache(view, look)):
         told["cache"] = cache
-    if stage is Stage.PREFLIGHT and look.findings.preflight and (used := data_cache(look.findings.preflight)):
-        told["cache"] = used
+    if stage is Stage.PREFLIGHT and (found := look.findings.preflight):
+        told = _looked(found) | told
     if stage is Stage.TRAIN and (step := _resumed_from(view, observed)):
         told["resumedFromStep"] = step
+    return told
+
+
+def _looked(found: PreflightOutcome) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if used := data_cache(found):
+        told["cache"] = used
+    if smoke := found.smoke:
+        told["message"] = (
+            f"The smoke test went through to its export: {smoke.steps} steps on {smoke.examples} examples of at most "
+            f"{smoke.max_seq_length} tokens, in {smoke.seconds:.0f} s."
+        )
     return told
 
 

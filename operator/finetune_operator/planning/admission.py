@@ -19,7 +19,7 @@ from finetune_operator.planning.policy import check_policy, check_profile
 from finetune_operator.planning.resumption import refuse_folder_in_use
 from finetune_operator.planning.snapshot import Snapshot, make_snapshot
 from finetune_operator.planning.source_job import source_name, with_source_model
-from finetune_operator.planning.support import refuse_later_fields, refuse_later_profile_fields
+from finetune_operator.planning.support import refuse_later_fields
 
 type Object = Mapping[str, Any]
 
@@ -85,22 +85,22 @@ def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Pla
 
 
 def check_job(job: Object) -> None:
-    """The schema and what this version supports. Raises Refused."""
+    """The schema. Raises Refused."""
     try:
         parse_job(job)
     except InvalidObject as error:
         raise Refused(Reason.INVALID_SPEC, str(error)) from error
-    refuse_later_fields(job["spec"])
 
 
 def check_profile_object(profile: Object) -> None:
-    """The same for a profile, its constraints included: what its ``Valid`` condition says. Raises Refused."""
+    """The same for a profile, its constraints and what this version supports: what its ``Valid`` condition says.
+    Raises Refused."""
     name = profile["metadata"]["name"]
     try:
         parse_profile(profile)
     except InvalidObject as error:
         raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {error}') from error
-    refuse_later_profile_fields(name, profile["spec"])
+    refuse_later_fields(name, profile["spec"])
     check_profile(name, profile["spec"])
 
 

@@ -21,6 +21,7 @@ from finetune_contract import (
     PreflightOutcome,
     ProfilingSpec,
     RunFolder,
+    SmokeSpec,
     Stage,
     TrainOutcome,
 )
@@ -127,6 +128,7 @@ class Plan:
     """Skip or Export."""
     export_proof: bool
     profiling: ProfilingSpec | None
+    smoke: SmokeSpec | None
     """None: nothing is profiled."""
     memory: MemoryCheck | None
     """What preflight proves of it; None: nothing."""
@@ -220,6 +222,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         on_gate_failure=spec["export"].get("onGateFailure", "Skip"),
         export_proof=spec["preflight"]["exportProof"],
         profiling=resolve.profiling(spec),
+        smoke=resolve.smoke(spec),
         memory=resolve_memory(spec["preflight"]["memory"], placement, mesh, profile, resources),
         use_cache=spec["cache"],
         engine_overrides=spec.get("engineOverrides", {}),

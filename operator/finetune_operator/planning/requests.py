@@ -44,6 +44,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "export": plan.export,
             "export_proof": plan.export_proof,
             "profiling": plan.profiling,
+            "smoke": plan.smoke if stage is Stage.PREFLIGHT else None,
             "engine_overrides": dict(plan.engine_overrides),
             "memory": plan.memory if stage is Stage.PREFLIGHT else None,
             "fingerprint": findings.preflight.fingerprint if findings.preflight else None,

@@ -17,6 +17,7 @@ from finetune_contract import (
     HubRef,
     ModelSource,
     ProfilingSpec,
+    SmokeSpec,
     SplitSpec,
 )
 from finetune_operator.api import Reason
@@ -282,6 +283,12 @@ def profiling(spec: Object) -> ProfilingSpec | None:
     """``spec.profiling``."""
     section = spec.get("profiling")
     return ProfilingSpec(start_step=section["startStep"], steps=section.get("steps", 5)) if section else None
+
+
+def smoke(spec: Object) -> SmokeSpec | None:
+    """``spec.preflight.smoke``."""
+    section = spec["preflight"].get("smoke")
+    return None if section is None else SmokeSpec.model_validate(section)
 
 
 def export(spec: Object, service_account: str) -> ExportSpec:

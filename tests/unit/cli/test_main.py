@@ -21,13 +21,12 @@ LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
 
 LATER = """
 apiVersion: tpu-finetune.dev/v1alpha1
-kind: FineTuneJob
+kind: FineTuneProfile
 metadata: {name: later}
 spec:
-  model: {uri: gs://models/m}
-  datasets: {train: [{uri: gs://data/d.jsonl}]}
-  method: {type: SFT}
-  preflight: {smoke: {steps: 5}}
+  images: {trainer: example/trainer:1}
+  storage: {artifacts: gs://a/b, optimizerStateTTLSeconds: 60}
+  flavors: [{name: one, capacity: Spot, accelerator: tpu-v6e-slice, topologies: [2x2], chipsPerHost: 4}]
 """
 
 
@@ -135,11 +134,12 @@ def test_plan_without_a_profile_says_how_to_get_one() -> None:
 def test_what_the_operator_would_refuse_is_told_in_its_words(command: str, tmp_path: Path) -> None:
     later = tmp_path / "later.yaml"
     later.write_text(LATER)
-    options = ["--profile", LOCAL] if command == "plan" else []
-    done = finetune(command, "-f", later, *options)
+    done = finetune(
+        *(("plan", "-f", QUICKSTART, "--profile", later) if command == "plan" else ("validate", "-f", later))
+    )
     assert done.exit_code == 1
     assert "NotYetSupported" in done.stderr
-    assert "spec.preflight.smoke (remove it)" in done.stderr
+    assert "spec.storage.optimizerStateTTLSeconds = 60 (remove it)" in done.stderr
 
 
 def test_validate_takes_many_files_and_stdin() -> None:

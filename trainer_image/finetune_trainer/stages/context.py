@@ -31,7 +31,7 @@ from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.catalogue import require_family
 from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
-from finetune_trainer.stopping import Stopper
+from finetune_trainer.stopping import Stop
 from finetune_trainer.storage import Store
 from finetune_trainer.training.report import HostReport
 
@@ -45,7 +45,7 @@ class Context:
     request: StageRequest
     store: Store
     processes: Processes
-    stopper: Stopper
+    stopper: Stop
     host_report: HostReport | None = None
     """Where several processes train."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finetune-")))

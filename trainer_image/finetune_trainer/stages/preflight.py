@@ -10,7 +10,7 @@ from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.data import page
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.stages import data_check, resumption
+from finetune_trainer.stages import data_check, resumption, smoke
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.evaluate import benchmarks_of
 from finetune_trainer.training import overrides, settings
@@ -20,7 +20,7 @@ _WARNINGS = 16
 
 
 def run(context: Context) -> PreflightOutcome:
-    """Touches no JAX device. Raises ``StageError`` 64, 65 or 66 with what to change."""
+    """Touches no JAX device but the CPU, for a smoke test. Raises ``StageError`` 64, 65 or 66 with what to change."""
     model = context.model(weights=False)
     plan = context.plan(model)
     check_request(context, plan)
@@ -35,6 +35,7 @@ def run(context: Context) -> PreflightOutcome:
             context.request.model.orbax, plan, layout, store=context.store, scratch=context.scratch
         )
     memory = check_memory(context.request, plan, model.path, context.store, os.environ)
+    tried = smoke.try_out(context, model, plan)
     prints = fingerprint.of_model(model, plan, layout)
     outcome = PreflightOutcome(
         model=model.identity(plan, layout),
@@ -50,6 +51,7 @@ def run(context: Context) -> PreflightOutcome:
         warnings=[remark.text for remark in found.remarks if remark.level == "Problem"][:_WARNINGS],
         report=context.folder.data_page,
         memory=memory,
+        smoke=tried,
     )
     resumption.check(context, outcome)
     context.store.write(context.folder.preflight_samples, page.samples_jsonl(found))
