@@ -1,6 +1,7 @@
 """Which candidates are compiled and which is taken, with a compiler that answers by a rule; and what its texts say."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -101,8 +102,44 @@ def test_a_refusal_names_what_was_compiled_and_fits() -> None:
     choices = Choices(remat=True, tiles=True, parallelism=False, larger=(shape(8), shape(16)))
     found = search(candidate(512), choices, MODEL, by_rule(grows, SECONDS))
     assert found.best is None
-    assert found.remedies == ("hyperparameters.globalBatchSize 240", "resources.tpu v6e-16")
-    assert len(found.tried) <= 8
+    assert found.remedies == ("hyperparameters.globalBatchSize 248", "resources.tpu v6e-16")
+    assert len(found.tried) <= 12
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+@pytest.mark.parametrize(("fixed", "each"), [(0.0, 0.9), (8.0, 0.5), (20.0, 0.3), (2.0, 8.0)])
+@pytest.mark.parametrize("batch", [24, 96, 480, 4800])
+def test_the_largest_batch_is_found_where_memory_grows_in_a_line(
+    batch: int, fixed: float, each: float, accumulation: int
+) -> None:
+    """``each``: GiB of a row of a device in one forward pass."""
+    unit = 4 * accumulation
+
+    def needs(asked: Candidate) -> float:
+        return fixed + each * asked.global_batch / unit
+
+    fits = int((31 - fixed) / each) * unit
+    choices = Choices(remat=False, tiles=False, parallelism=False)
+    model = replace(MODEL, accumulation=accumulation)
+    rule = by_rule(needs, SECONDS)
+    found = search(candidate(batch // unit * unit), choices, model, rule)
+    if batch // unit * unit <= fits:
+        assert found.best is not None
+    else:
+        assert found.remedies == (f"hyperparameters.globalBatchSize {fits}",)
+
+
+def test_a_batch_that_may_not_be_the_largest_is_told_so() -> None:
+    """Nobody says how much is needed, so the search halves."""
+
+    def ask(asked: Candidate) -> Answer:
+        if asked.global_batch <= 900:
+            return measured(30, 1.0)
+        return Exceeded(needed_bytes=None, limit_bytes=31 * GIB, arguments_bytes=GIB)
+
+    fixed = Choices(remat=False, tiles=False, parallelism=False)
+    (remedy,) = search(candidate(4000), fixed, MODEL, ask).remedies
+    assert remedy.endswith(" (perhaps more)")
 
 
 def test_where_nothing_fits_the_search_ends() -> None:

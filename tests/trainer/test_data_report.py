@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import DataReport, StageRequest
+from finetune_contract import DataReport, Hyperparameters, MethodSpec, StageRequest
 from finetune_trainer.data import page, remarks, report
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
@@ -196,3 +196,31 @@ def test_a_template_that_refuses_the_probe_is_taken() -> None:
     of = tokenizer(None)
     with_template(of, GEMMA + "{{ raise_exception('needs more') }}")
     assert of.chat_template.startswith("{{ bos_token }}")
+
+
+PAIRS = {"type": "DPO", "dpo": {"max_prompt_length": 8}}
+LORA = {"lora": {"rank": 8, "alpha": 16.0}}
+
+
+@pytest.mark.parametrize(
+    ("rate", "method", "optimizer", "parameters", "told"),
+    [
+        (2e-5, {}, "AdamW", 8e9, None),
+        (2e-4, {}, "AdamW", 8e9, "SFT of all weights (1e-06 to 0.0001): the model may forget or diverge"),
+        (1e-7, {}, "AdamW", 8e9, "may hardly learn"),
+        (2e-4, LORA, "AdamW", 8e9, None),
+        (1e-6, LORA, "AdamW", 8e9, "SFT with LoRA"),
+        (5e-7, PAIRS, "AdamW", 8e9, None),
+        (2e-5, PAIRS, "AdamW", 8e9, "DPO of all weights"),
+        (2e-5, {**PAIRS, **LORA}, "AdamW", 8e9, None),
+        (1e-2, {}, "AdamW", 5e5, None),
+        (1e-2, {}, "SGD", 8e9, None),
+    ],
+)
+def test_a_learning_rate_that_no_recipe_uses_is_remarked(
+    rate: float, method: dict[str, Any], optimizer: str, parameters: float, told: str | None
+) -> None:
+    chosen = Hyperparameters(steps=1, global_batch_size=1, learning_rate=rate, optimizer=optimizer)  # type: ignore[arg-type]
+    found = list(remarks.of_learning_rate(MethodSpec.model_validate(method), chosen, int(parameters)))
+    assert [remark.level for remark in found] == ["Problem"] * (told is not None)
+    assert all(told is not None and told in remark.text for remark in found)

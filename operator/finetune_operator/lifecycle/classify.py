@@ -26,6 +26,7 @@ from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.deadlines import DEADLINE_EXCEEDED, HUNG, NO_CAPACITY, STARTUP_TIMEOUT
 from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Disruption, disruption
+from finetune_operator.lifecycle.pressure import PRESSURES, pressure
 from finetune_operator.lifecycle.queueing import being_evicted
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.rendering import jobset_name
@@ -43,7 +44,7 @@ BUDGET_EXHAUSTED = "BudgetExhausted"
 WORKERS_FAILED = "WorkersFailed"
 _ON_PURPOSE = (SUSPENDED, REPLACED, NO_CAPACITY, DEADLINE_EXCEEDED, BUDGET_EXHAUSTED)
 #: Reasons of its own judgement, which the trainer's last words do not change.
-_JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT, WORKERS_FAILED)
+_JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT, WORKERS_FAILED, *PRESSURES)
 
 #: What a stage must have found out to have succeeded.
 _DETAILS = {
@@ -126,8 +127,8 @@ def classify(  # noqa: PLR0911  one per case
     if evicted and stopped and noted is None:
         return Verdict(ending=Ending.EVICTED, finished=finished, record=eviction(attempt, evicted))
     taken = disruption(attempt, nodes, ended=finished, now=now)
-    if stopped and not (noted or taken) and attempt.jobset and children.workers_given_up(attempt.jobset):
-        failure = _workers_failed(attempt, job)
+    failure = _told_by_pods(attempt, job, taken) if stopped and noted is None else None
+    if failure:
         return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
     if result:
         failure, record = _from_result(attempt, result, noted, taken)
@@ -312,6 +313,14 @@ def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:
         message=f"{attempt.key.stage}: {taken.message}"[:1024],
         evidence=evidence,
     )
+
+
+def _told_by_pods(attempt: Attempt, job: str, taken: Disruption | None) -> Failure | None:
+    """What pods tell of an attempt that was only stopped, and that is no preemption."""
+    short = pressure(attempt)
+    if short is None and taken is None and attempt.jobset and children.workers_given_up(attempt.jobset):
+        return _workers_failed(attempt, job)
+    return short
 
 
 def _workers_failed(attempt: Attempt, job: str) -> Failure:

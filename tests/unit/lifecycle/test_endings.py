@@ -84,6 +84,55 @@ def test_without_a_record_the_pods_tell(
     assert world.status["attempts"]["history"][-1]["reason"] == reason
 
 
+def shown(world: World, name: str) -> None:
+    """JobSet restarts, and the pods of the attempt that was disrupted can still be seen."""
+    world.jobsets[name]["status"] = {"restarts": 1}
+
+
+def evicted_by_kubelet(told: str) -> dict[str, Any]:
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "message": told,
+    }
+    return {"reason": "Evicted", "message": told, "conditions": [condition]}
+
+
+LOW_ON_DISK = (
+    "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi. Container trainer was "
+    "using 85Gi, request is 0, has larger consumption of ephemeral-storage. "
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "reason", "charged"),
+    [
+        (LOW_ON_DISK, "DiskPressure", CHARGED),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 10Gi. ", "DiskPressure", CHARGED),
+        ('Usage of EmptyDir volume "scratch" exceeds the limit "5Gi". ', "DiskPressure", CHARGED),
+        ("The node was low on resource: inodes. ", "DiskPressure", CHARGED),
+        ("The node was low on resource: memory. Container trainer was using 60Gi. ", "MemoryPressure", CHARGED),
+        ("Pod was terminated in response to imminent node shutdown.", "Preempted", NOT_CHARGED),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN])
+def test_a_node_that_ran_full_is_no_preemption(
+    stage: Stage, told: str, reason: str, charged: dict[str, int]
+) -> None:
+    world = World()
+    name = world.until(stage)
+    world.end_pods(name, 137, **evicted_by_kubelet(told))
+    shown(world, name)
+    world.reconcile()
+    assert world.status["attempts"]["history"][-1]["reason"] == reason
+    assert counters(world) == charged
+    # The record stands when the pods are gone.
+    world.pods.clear()
+    world.reconcile()
+    assert counters(world) == charged
+
+
 def test_a_killed_container_that_was_out_of_memory_is_the_users() -> None:
     world = World()
     name = world.until(Stage.CONVERT)
@@ -103,11 +152,6 @@ def test_a_verdict_from_pods_outlives_them() -> None:
     world.lose(name)
     world.reconcile()
     assert counters(world) == NOT_CHARGED
-
-
-def shown(world: World, name: str) -> None:
-    """JobSet restarts, and the pods of the attempt that was disrupted can still be seen."""
-    world.jobsets[name]["status"] = {"restarts": 1}
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def bounds(request: StageRequest, plan: ModelPlan) -> Model:
         kv_heads=plan.kv_heads,
         vocab_size=plan.vocab_size,
         sequence=request.data.max_seq_length,
+        accumulation=request.hyperparameters.gradient_accumulation_steps,
     )
 
 

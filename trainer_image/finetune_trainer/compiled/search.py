@@ -1,7 +1,7 @@
 """Which candidates to compile, and which of them to take. Pure but for the answers."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finetune_contract import MeshSpec, SliceShape
@@ -19,7 +19,7 @@ LAST_RESORT: Mapping[str, str] = {"remat_policy": "custom", "decoder_layer_input
 VOCABULARY_TILES = 8
 _LARGE_LOGITS = 2**28
 #: Most compilations that look for what would fit, once nothing does.
-_BATCHES, _SLICES = 3, 2
+_BATCHES, _SLICES = 4, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,8 @@ class Model:
     kv_heads: int
     vocab_size: int
     sequence: int
+    accumulation: int = 1
+    """Forward passes that a batch is divided into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ def search(
     remedies: tuple[str, ...] = ()
     if isinstance(refusal, Exceeded) and not late():
         remedies = (
-            *_smaller_batch(start, choices, model, refusal, asked),
+            *_largest_batch(start, choices, model, refusal, asked),
             *_larger_slice(start, choices, model, asked),
         )
     return Found(best=None, answer=None, refusal=refusal, remedies=remedies, tried=tuple(asked.tried))
@@ -148,24 +150,41 @@ def _thriftiest(start: Candidate, choices: Choices, model: Model) -> Candidate:
     return _tuned(start, choices, model, LAST_RESORT if choices.remat else {})
 
 
-def _smaller_batch(
+def _largest_batch(
     start: Candidate, choices: Choices, model: Model, refusal: Exceeded, ask: _Search
 ) -> Iterator[str]:
-    """Largest first; what grows with the batch tells where to begin."""
-    ways = start.mesh.data * start.mesh.fsdp
-    batch = start.global_batch
-    room = refusal.limit_bytes - refusal.arguments_bytes
-    grows = (refusal.needed_bytes or 2 * refusal.limit_bytes) - refusal.arguments_bytes
-    share = min(0.5, room / grows) if grows > 0 else 0.5
+    """The largest batch that fits, between one that does and one that does not. Memory grows in a line with the batch:
+    what is known of it says where to look next. A search that ends before it is sure says so."""
+    unit = start.mesh.data * start.mesh.fsdp * model.accumulation
+    fits, fails = 0, start.global_batch // unit
+    known = [(0, refusal.arguments_bytes), (fails, refusal.needed_bytes)]
     for _ in range(_BATCHES):
-        batch = int(batch * share) // ways * ways
-        if batch < ways:
-            return
-        smaller = _thriftiest(start.model_copy(update={"global_batch": batch}), choices, model)
-        if isinstance(ask(smaller), Measured):
-            yield f"hyperparameters.globalBatchSize {batch}"
-            return
-        share = 0.5
+        if fails - fits <= 1:
+            break
+        ends = _where_it_ends(known, refusal.limit_bytes)
+        units = (fits + fails) // 2 if ends is None else min(max(ends, fits + 1), fails - 1)
+        answer = ask(_thriftiest(start.model_copy(update={"global_batch": units * unit}), choices, model))
+        match answer:
+            case Measured():
+                fits = units
+                known.append((units, answer.peak_bytes))
+            case Exceeded():
+                fails = units
+                known.append((units, answer.needed_bytes))
+            case NotCompiled():
+                break
+    if fits:
+        unsure = " (perhaps more)" if fails - fits > 1 else ""
+        yield f"hyperparameters.globalBatchSize {fits * unit}{unsure}"
+
+
+def _where_it_ends(known: Sequence[tuple[int, int | None]], limit: int) -> int | None:
+    """The most units within the limit, on the line through the last two that were compiled. None where it was not said
+    what they need."""
+    (first, needed_first), (last, needed_last) = known[-2:]
+    if needed_first is None or needed_last is None or needed_first == needed_last:
+        return None
+    return first + int((limit - needed_first) * (last - first) / (needed_last - needed_first))
 
 
 def _larger_slice(start: Candidate, choices: Choices, model: Model, ask: _Search) -> Iterator[str]:

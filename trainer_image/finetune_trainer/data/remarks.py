@@ -1,17 +1,22 @@
-"""What about tokenizer, template and counts is worth a look before training."""
+"""What about tokenizer, template, counts and learning rate is worth a look before training."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from finetune_contract import DatasetReport, Leak, Remark
+from finetune_contract import DatasetReport, Hyperparameters, Leak, MethodSpec, Remark
 from finetune_trainer.data.examples import Examples
 from finetune_trainer.data.template import Renderer
 
 #: Shares of rows above which a count is worth a remark.
 _MANY_CUT, _MANY_EQUAL = 0.05, 0.01
 _LOOKED_AT = 32
+#: Learning rates that published recipes for AdamW use: with all weights trained, and with LoRA. Small models take
+#: higher ones.
+_USUAL_TEXTS, _USUAL_TEXTS_LORA = (1e-6, 1e-4), (1e-5, 1e-3)
+_USUAL_PAIRS, _USUAL_PAIRS_LORA = (1e-8, 1e-5), (1e-7, 1e-4)
+_SMALL_MODEL = 100_000_000
 #: A template may write a line's end after the token that closes a turn.
 _CLOSING = 3
 
@@ -84,6 +89,25 @@ def of_counts(reports: Sequence[DatasetReport], leaks: Sequence[Leak]) -> Iterat
             yield _note(
                 f"{leak.validation}: {leak.same_prompts.count:,} prompts stand in {leak.train} with other answers."
             )
+
+
+def of_learning_rate(method: MethodSpec, chosen: Hyperparameters, parameters: int) -> Iterator[Remark]:
+    """Whether the learning rate is one that such trainings are known to work with. ``parameters``: of the model."""
+    if chosen.optimizer != "AdamW" or parameters < _SMALL_MODEL:
+        return
+    pairs = method.max_prompt_length is not None
+    if method.lora is None:
+        lowest, highest = _USUAL_PAIRS if pairs else _USUAL_TEXTS
+    else:
+        lowest, highest = _USUAL_PAIRS_LORA if pairs else _USUAL_TEXTS_LORA
+    if lowest <= chosen.learning_rate <= highest:
+        return
+    kind = f"{method.type} {'with LoRA' if method.lora else 'of all weights'}"
+    effect = "may forget or diverge" if chosen.learning_rate > highest else "may hardly learn"
+    yield _problem(
+        f"The learning rate, {chosen.learning_rate:g}, is outside of what is usual for {kind} ({lowest:g} to "
+        f"{highest:g}): the model {effect}."
+    )
 
 
 def _problem(text: str) -> Remark:

@@ -7,7 +7,7 @@ from finetune_contract import BenchmarkReport, ExitCode, PreflightOutcome
 from finetune_trainer import fingerprint, provided
 from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.compiled.check import check_memory
-from finetune_trainer.data import page
+from finetune_trainer.data import page, remarks
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages import data_check, resumption, smoke
@@ -28,7 +28,10 @@ def run(context: Context) -> PreflightOutcome:
     _check_profiling(context, found.steps)
     evaluation = [data_check.checked(context, dataset) for dataset in context.request.evaluation.datasets]
     benchmarks = checked_benchmarks(context)
-    found = found.model_copy(update={"evaluation": evaluation, "benchmarks": benchmarks})
+    rate = remarks.of_learning_rate(context.request.method, context.request.hyperparameters, plan.parameters)
+    found = found.model_copy(
+        update={"evaluation": evaluation, "benchmarks": benchmarks, "remarks": [*found.remarks, *rate]}
+    )
     layout = layout_for(context.request.mesh)
     if context.request.model.orbax is not None:
         provided.check(

@@ -1,0 +1,43 @@
+"""Pods that the kubelet evicted because their node ran out of disk or memory.
+
+Kubernetes marks them as it marks a pod on a node that is shut down. But the next attempt would fill the next node, too:
+so it is charged, and says what is short.
+"""
+
+import re
+
+from finetune_contract import ExitCode, Failure
+from finetune_operator.lifecycle import children
+from finetune_operator.lifecycle.attempts import Attempt
+
+PRESSURES = ("DiskPressure", "MemoryPressure")
+#: In the kubelet's words (pkg/kubelet/eviction/helpers.go): a node is low, or a pod is beyond a limit of its own.
+_DISK = re.compile(
+    r"low on resource: (?:ephemeral-storage|inodes)|ephemeral (?:local )?storage|EmptyDir volume",
+    re.IGNORECASE,
+)
+_MEMORY = re.compile(r"low on resource: memory", re.IGNORECASE)
+
+
+def pressure(attempt: Attempt) -> Failure | None:
+    """The failure of an attempt that has ended so; None for any other."""
+    for pod in attempt.pods:
+        evicted = children.condition(pod, "DisruptionTarget")
+        if evicted is None or evicted.get("reason") != "TerminationByKubelet":
+            continue
+        told = " ".join(str(evicted.get("message", "")).split())
+        for pattern, reason, fix in (
+            (_DISK, "DiskPressure", "Use nodes with a larger boot disk or local SSDs for scratch space."),
+            (_MEMORY, "MemoryPressure", "Give the pod's node more memory, or keep other pods from it."),
+        ):
+            if pattern.search(told):
+                return Failure(
+                    code=ExitCode.UNAVAILABLE,
+                    reason=reason,
+                    message=f"{attempt.key.stage}: Kubernetes evicted pod {pod['metadata']['name']}: {told} {fix}"[
+                        :1024
+                    ],
+                    saw=told[:512],
+                    fix=fix,
+                )
+    return None
