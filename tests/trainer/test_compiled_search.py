@@ -269,6 +269,34 @@ def test_attention_kernels_count_half_of_their_products(
     assert counted == pytest.approx(products * number * 4 * 256 * 256 * 128, rel=1e-6)
 
 
+#: 512 tokens of width 64, each by one of 8 experts' matrices of 64 by 32; and what gives the experts' gradient.
+GROUPED = """HloModule recorded
+
+ENTRY %main (p.0: {left}, p.1: {right}) -> {out} {{
+  %p.0 = {left} parameter(0)
+  %p.1 = {right} parameter(1)
+  ROOT %{name}.3 = {out} custom-call(%p.0, %p.1), custom_call_target="tpu_custom_call", operand_layout_constraints={{{left}{{1,0}}, {right}{{{order}}}}}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "left", "right", "out"),
+    [
+        ("gmm", "bf16[512,64]", "bf16[8,64,32]", "bf16[512,32]"),
+        ("gmm", "bf16[512,32]", "bf16[8,64,32]", "bf16[512,64]"),
+        ("tgmm", "bf16[512,64]", "bf16[512,32]", "bf16[8,64,32]"),
+        ("tgmm", "f32[512,64]", "f32[512,32]", "f32[8,64,32]"),
+    ],
+)
+def test_experts_kernels_count_the_one_that_each_token_goes_through(
+    name: str, left: str, right: str, out: str
+) -> None:
+    order = "1,0" if name == "tgmm" else "2,1,0"
+    text = GROUPED.format(name=name, left=left, right=right, out=out, order=order)
+    assert cost_of(text).flops == pytest.approx(2 * 512 * 64 * 32, rel=1e-6)
+
+
 def test_no_step_is_faster_than_its_arithmetic_or_its_state() -> None:
     cost = Cost(flops=918e12, hbm_bytes=1638e9, network_bytes=224e9)
     interval = roofline(cost, state_bytes=1000, chip=CHIPS["v6e"])

@@ -13,6 +13,7 @@ from devcluster.fixtures.tiny_models import ARCHITECTURES, Spec, config_of, writ
 from finetune_contract import ExitCode
 from finetune_trainer import families
 from finetune_trainer.errors import StageError
+from finetune_trainer.export.folder import write_config
 from finetune_trainer.families import Llama3Scaling, ModelPlan
 from finetune_trainer.families.catalogue import require_family
 from finetune_trainer.weights import open_weights
@@ -33,6 +34,13 @@ YARN = {
     "beta_slow": 1,
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
+}
+
+
+PUBLISHED_CODE = {
+    "AutoConfig": "configuration_deepseek.DeepseekV2Config",
+    "AutoModel": "modeling_deepseek.DeepseekV2Model",
+    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM",
 }
 
 
@@ -167,6 +175,9 @@ def test_query_scale_of_gemma3_selects_the_catalogue_entry(scalar: int, name: st
         ("qwen3-moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
         ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
         ("qwen3-moe", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("deepseek2", {"auto_map": {**PUBLISHED_CODE, "AutoModel": "mine.DeepseekV2Model"}}, "auto_map"),
+        ("deepseek2", {"auto_map": "modeling_deepseek.DeepseekV2Model"}, "auto_map"),
+        ("qwen3", {"auto_map": PUBLISHED_CODE}, "auto_map"),
         ("deepseek2", {"q_lora_rank": 32}, "q_lora_rank"),
         ("deepseek2", {"topk_method": "group_limited_greedy"}, "topk_method"),
         ("deepseek2", {"norm_topk_prob": True}, "norm_topk_prob"),
@@ -207,6 +218,16 @@ def test_what_would_change_the_function_is_refused_by_name(
     assert error.saw
     assert error.expected
     assert error.fix
+
+
+def test_deepseeks_own_code_is_named_in_its_models_and_not_needed(tmp_path: Path) -> None:
+    """The published config.json names it; transformers and vLLM have the architecture built in."""
+    config = config_of(Spec(family="deepseek2"))
+    assert families.resolve({**config, "auto_map": PUBLISHED_CODE}) == families.resolve(config)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/config.json").write_text(json.dumps({**config, "auto_map": PUBLISHED_CODE}))
+    write_config(tmp_path, tmp_path / "source", "BF16")
+    assert json.loads((tmp_path / "config.json").read_text()) == {**config, "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("architectures", [None, [], ["Qwen2ForCausalLM"], "LlamaForCausalLM", ["A", "B"]])

@@ -1,7 +1,8 @@
 """What one step costs a device, from the compiler's final program.
 
 XLA's own cost analysis counts the body of a loop once, and MaxText's layers are a loop: here each body counts as
-often as it runs. It knows nothing of what a kernel computes: attention is counted by the sizes of its operands.
+often as it runs. It knows nothing of what a kernel computes: attention and experts are counted by the sizes of their
+operands.
 """
 
 import math
@@ -24,6 +25,10 @@ _COLLECTIVE = re.compile(
 _ATTENTION = re.compile(
     r"%splash_mha_(fwd|dq|dkv)\S* = .*? custom-call\(.*?operand_layout_constraints=\{(.*?\})\}"
 )
+#: Megablox' products by experts: rows ``[tokens, in]`` by ``[experts, in, out]``, either way round, and rows by rows,
+#: which gives the gradient of the experts.
+_EXPERTS = re.compile(r"%t?gmm\S* = .*? custom-call\(.*?operand_layout_constraints=\{(.*?\})\}")
+_ROWS = re.compile(r"(?:bf16|f32)\[((?:\d+,)+\d+)\]")
 _MATRICES = re.compile(r"(?:bf16|f32)\[((?:\d+,){2,}\d+)\]")
 #: Products of queries by keys, or of their like: forward, backward to the queries, backward to keys and values.
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
@@ -82,7 +87,7 @@ class _Counter:
         )
         lines = list(self._program.reached(name))
         return Cost(
-            flops=counted.get("flops", 0.0) + sum(map(_attention, lines)),
+            flops=counted.get("flops", 0.0) + sum(map(_attention, lines)) + sum(map(_experts, lines)),
             hbm_bytes=counted.get("bytes accessed", 0.0),
             network_bytes=float(sum(map(_received, lines))),
         )
@@ -95,6 +100,16 @@ def _attention(line: str) -> float:
         return 0.0
     queries, keys, *_ = ([int(size) for size in sizes.split(",")] for sizes in _MATRICES.findall(match[2]))
     return _PRODUCTS[match[1]] * math.prod(queries) * keys[-2]
+
+
+def _experts(line: str) -> float:
+    """Operations of a kernel that multiplies each row by its expert's matrix. 0 for any other line."""
+    match = _EXPERTS.search(line)
+    if match is None:
+        return 0.0
+    *_, rows, other = ([int(size) for size in sizes.split(",")] for sizes in _ROWS.findall(match[1]))
+    matrix = other[1:] if len(other) > 2 else (rows[1], other[1])
+    return 2.0 * rows[0] * math.prod(matrix)
 
 
 def _received(line: str) -> int:

@@ -89,8 +89,10 @@ def _name_shards(out: Path, shards: list[tuple[Path, list[str], int]]) -> None:
 
 
 def write_config(out: Path, source: Path, dtype: str) -> None:
-    """The source's config.json, equal but for the dtype; generation_config.json from it where the source has none."""
+    """The source's config.json, equal but for the dtype and the names of code that is not exported;
+    generation_config.json from it where the source has none."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config.pop("auto_map", None)
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
             key = "torch_dtype" if "torch_dtype" in part else "dtype"

@@ -126,12 +126,20 @@ def activations(config: Fields, key: str, default: str) -> list[str]:
     return [_ACTIVATIONS[name], "linear"]
 
 
-def refuse_foreign_parts(config: Fields) -> None:
-    """Refuses what would make the weights or the function something else than the architecture's name says."""
+def refuse_foreign_parts(config: Fields, *, published: frozenset[str] = frozenset()) -> None:
+    """Refuses what would make the weights or the function something else than the architecture's name says.
+
+    ``published``: classes of the code that the architecture was published with, which the plan follows. The code itself
+    is never run.
+    """
     config.must_be_off("attention_bias", "MaxText's decoder for this family has no bias in attention.")
     config.must_be_off("mlp_bias", "MaxText's decoder for this family has no bias in the MLP.")
     config.must_be_off("quantization_config", "Start from the unquantized weights.")
-    config.must_be_off("auto_map", "The folder brings its own modelling code, which MaxText does not run.")
+    code = config.get("auto_map")
+    if not (isinstance(code, Mapping) and published.issuperset(map(str, code.values()))):
+        config.must_be_off(
+            "auto_map", "The folder brings its own modelling code, which MaxText does not run."
+        )
     if config.has("pretraining_tp") and config.integer("pretraining_tp") != 1:
         config.refuse(
             "pretraining_tp", "1 or absent", "Set it to 1: it only reproduces another order of summation."

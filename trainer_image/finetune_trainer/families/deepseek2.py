@@ -22,12 +22,20 @@ DEFAULTS = common.Defaults(
     tied_embeddings=False,
 )
 _EPSILON = 1e-6
+#: What ``auto_map`` names in the models that DeepSeek published.
+_PUBLISHED = frozenset(
+    {
+        "configuration_deepseek.DeepseekV2Config",
+        "modeling_deepseek.DeepseekV2Model",
+        "modeling_deepseek.DeepseekV2ForCausalLM",
+    }
+)
 
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """Queries are scaled when MaxText runs; of the chosen experts' weights neither sum nor size is changed but by
     ``routed_scaling_factor``."""
-    common.refuse_foreign_parts(config)
+    common.refuse_foreign_parts(config, published=_PUBLISHED)
     common.required_epsilon(config, _EPSILON, "The norm of the latent vector has this value built in.")
     _refuse_other_routing(config)
     if config.has("q_lora_rank"):
