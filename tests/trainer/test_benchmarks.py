@@ -236,6 +236,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a dataset of the hub": ({"dataset_path": "openai/gsm8k"}, "must lie in the folder"),
     "another file's settings": ({"include": "base.yaml"}, "nothing outside"),
     "a metric of the hub": ({"metric_list": [{"metric": "somebody/metric"}]}, "no such metric"),
+    "pictures": ({"doc_to_image": "{{country}}"}, "saw doc_to_image"),
+    "answers that are programs": ({"unsafe_code": True}, "saw unsafe_code"),
     "no such split": ({"test_split": "train"}, "cannot make this task"),
 }  # fmt: skip
 
@@ -295,9 +297,17 @@ def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: Hub, 
 
 @pytest.mark.parametrize(
     ("name", "reason", "said"),
-    [("no-such-task", "BenchmarkMissing", "no such benchmark"), ("mmlu", "BenchmarkInvalid", "mmlu_")],
+    [
+        ("no-such-task", "BenchmarkMissing", "no such benchmark"),
+        ("mmlu", "BenchmarkInvalid", "mmlu_"),
+        ("ifeval", "BenchmarkInvalid", "No module named 'langdetect'"),
+        # Ends the process where a program is not installed.
+        ("slr_bench_all", "BenchmarkInvalid", "SystemExit"),
+        # Its module would run programs when it is imported.
+        ("humaneval", "BenchmarkInvalid", "saw unsafe_code"),
+    ],
 )
-def test_only_single_tasks_of_the_harness_have_a_name(
+def test_only_single_tasks_of_texts_are_taken_of_the_harness(
     tmp_path: Path, name: str, reason: str, said: str
 ) -> None:
     with pytest.raises(StageError, match=said) as error:

@@ -42,7 +42,7 @@ _READERS = ("json", "csv", "parquet", "text")
 _KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 #: Of the harness's keys, those that would run a program, or reach beyond the folder.
-_REFUSED = ("class", "custom_dataset", "include", "unsafe_code", "use_prompt")
+_REFUSED = ("class", "custom_dataset", "include", "use_prompt")
 #: Of the choice of few-shot examples, the same for every model: the harness's own.
 _SEED = 1234
 _SHOWN = 5
@@ -98,11 +98,6 @@ def load(spec: BenchmarkSpec, store: Store, scratch: Path) -> Benchmark:
         task = ConfigurableTask(config=config)
     except Exception as error:  # whatever its configuration and its rows make the harness stumble over
         raise _invalid(spec, "the harness cannot make this task", saw=str(error)) from error
-    if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-        raise _invalid(
-            spec, "its answers would be run as programs, or it asks about images", saw="unsafe_code or doc_to_image",
-            expected="a task of texts", fix="Leave it out.",
-        )  # fmt: skip
     return Benchmark(spec=spec, task=task, uri=uri, revision=revision)
 
 
@@ -154,7 +149,15 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
             saw=f"a {entry.kind.name.lower()} of lm-evaluation-harness",
             fix=f"Name its tasks one by one: {', '.join(members[:_SHOWN])} …",
         )
-    config = dict(load_yaml(entry.yaml_path, resolve_func=True))
+    # The modules of such tasks run a program when they are imported, and the harness asks for more than we have.
+    _refuse_programs(spec, load_yaml(entry.yaml_path, resolve_func=False))
+    try:
+        config = dict(load_yaml(entry.yaml_path, resolve_func=True))
+    except (Exception, SystemExit) as error:  # its module is imported, and may want anything
+        raise _invalid(
+            spec, "the task cannot be loaded with what the trainer's image holds",
+            saw=f"{type(error).__name__}: {error}", fix="Leave it out.",
+        ) from error  # fmt: skip
     repo = config.get("dataset_path")
     splits = sorted({config[kind] for kind in _SPLITS if config.get(kind)})
     if repo is None or repo in _READERS or not splits:
@@ -177,6 +180,15 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
     return config, f"hf://datasets/{repo}@{commit}", commit
 
 
+def _refuse_programs(spec: BenchmarkSpec, config: Mapping[str, Any]) -> None:
+    found = [key for key in ("unsafe_code", "doc_to_image", "doc_to_audio") if config.get(key)]
+    if found:
+        raise _invalid(
+            spec, "its answers would be run as programs, or it does not ask in text alone", saw=", ".join(found),
+            expected="a task of texts", fix="Leave it out.",
+        )  # fmt: skip
+
+
 @cache
 def _index() -> Mapping[str, Any]:
     """Every task of the harness by name; to read their YAML takes some 10 s."""
@@ -191,6 +203,7 @@ def _described(spec: BenchmarkSpec, uri: str, store: Store, scratch: Path) -> tu
     if text is None:
         raise _missing(spec, saw=f"no {name} in {uri}", expected=f"the harness's YAML in {join(uri, name)}")
     config = _read(spec, text)
+    _refuse_programs(spec, config)
     files = _data_files(spec, config)
     names = [name, *(file for split in files.values() for file in split)]
     digest = hashlib.sha256()
