@@ -1,4 +1,4 @@
-"""LoRA on one host: the exported model is the trained one."""
+"""LoRA on one host, tried out in small before: the exported model is the trained one."""
 
 import json
 import subprocess
@@ -12,7 +12,8 @@ from tests.e2e.workbench import Object, Workbench, finetune_job, folder_of
 
 @pytest.fixture(scope="module")
 def job(bench: Workbench) -> Object:
-    bench.apply(finetune_job("lora", lora=True, export={"content": "Both"}))
+    smoke = {"smoke": {"steps": 2, "examples": 8}}
+    bench.apply(finetune_job("lora", lora=True, export={"content": "Both"}, preflight=smoke))
     return bench.succeed("lora")
 
 
@@ -42,6 +43,13 @@ def test_the_exported_model_loads_back_and_has_the_loss_that_training_ended_with
     assert again["loss"] == pytest.approx(evaluated.tuned.loss, rel=1e-3)
     assert evaluated.baseline is not None
     assert again["loss"] < evaluated.baseline.loss
+
+
+def test_preflight_has_tried_the_chain_out_in_small(job: Object) -> None:
+    preflight = next(each for each in job["status"]["stages"] if each["name"] == "Preflight")
+    assert preflight["message"].startswith(
+        "The smoke test went through to its export: 2 steps on 8 examples of at most 64 tokens, in "
+    )
 
 
 def test_model_and_adapter_are_listed_as_artifacts_with_their_digests(bench: Workbench, job: Object) -> None:

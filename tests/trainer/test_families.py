@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from devcluster.fixtures.tiny_models import ARCHITECTURES, Spec, config_of, write_model
 from finetune_contract import ExitCode
-from finetune_trainer import families
+from finetune_trainer import families, miniature
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.folder import write_config
 from finetune_trainer.families import Llama3Scaling, ModelPlan
@@ -42,6 +42,10 @@ PUBLISHED_CODE = {
     "AutoModel": "modeling_deepseek.DeepseekV2Model",
     "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM",
 }
+
+
+#: config.json of models, without what says nothing of the weights or the function.
+PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
 
 
 def plan_of(**spec: Any) -> ModelPlan:
@@ -218,6 +222,17 @@ def test_what_would_change_the_function_is_refused_by_name(
     assert error.saw
     assert error.expected
     assert error.fix
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_are_read_as_they_were_published(name: str) -> None:
+    """With as many weights as they are known to have (image models: the text part)."""
+    published = PUBLISHED[name]
+    plan = families.resolve(published["config"])
+    assert round(plan.parameters / 1e9, 3) == published["billions"]
+    small = families.resolve(miniature.shrunk(published["config"], plan))
+    assert (small.family, small.vocab_size) == (plan.family, plan.vocab_size)
+    assert small.parameters < 2e7
 
 
 def test_deepseeks_own_code_is_named_in_its_models_and_not_needed(tmp_path: Path) -> None:
