@@ -45,6 +45,7 @@ OWNED: Mapping[str, str] = {
     "hardware": "the operator",
     "skip_jax_distributed_system": "the operator",
     "scan_layers": "the conversion",
+    "param_scan_axis": "the conversion",
     "checkpoint_storage_use_ocdbt": "resources.controller",
     "checkpoint_storage_use_zarr3": "resources.controller",
     "enable_single_controller": "resources.controller",
