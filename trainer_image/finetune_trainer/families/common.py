@@ -15,6 +15,10 @@ _ACTIVATIONS: Mapping[str, str] = {
 }
 
 
+#: Far beyond any model: each of them is looked at by name.
+_MOST_LAYERS, _MOST_EXPERTS = 1000, 1024
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
     """What transformers takes where config.json is silent."""
@@ -86,7 +90,7 @@ def dimensions(config: Fields, default: Defaults) -> Dimensions:
     return Dimensions(
         hidden_size=hidden,
         intermediate_size=config.integer("intermediate_size", default.intermediate_size),
-        layers=config.integer("num_hidden_layers", default.layers),
+        layers=config.integer("num_hidden_layers", default.layers, maximum=_MOST_LAYERS),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -98,7 +102,7 @@ def dimensions(config: Fields, default: Defaults) -> Dimensions:
 def experts(config: Fields, key: str, number: int, chosen: int, width: int) -> Experts:
     """``key`` and the numbers are what the architecture calls its experts, and transformers' defaults."""
     found = Experts(
-        number=config.integer(key, number, minimum=2),
+        number=config.integer(key, number, minimum=2, maximum=_MOST_EXPERTS),
         chosen=config.integer("num_experts_per_tok", chosen),
         width=width,
     )

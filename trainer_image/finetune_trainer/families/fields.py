@@ -7,6 +7,9 @@ from typing import NoReturn
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
 
+#: Of any size in a config file; what is beyond it is a file gone wrong.
+LARGEST = 2**31 - 1
+
 
 class Fields:
     """A JSON object of a config file; ``where`` is its path for messages. JSON null counts as absent."""
@@ -33,7 +36,9 @@ class Fields:
     def has(self, name: str) -> bool:
         return self._values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
+    def integer(
+        self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = LARGEST
+    ) -> int:
         value = self._values.get(name)
         if value is None and default is not None:
             return default
@@ -42,10 +47,10 @@ class Fields:
             or not isinstance(value, int | float)
             or not math.isfinite(value)  # JSON as Python reads it knows NaN and Infinity
             or value != int(value)
-            or value < minimum
+            or not minimum <= value <= maximum
         ):
             self.refuse(
-                name, f"an integer of at least {minimum}", "Correct config.json.", what="is not usable"
+                name, f"an integer from {minimum} to {maximum}", "Correct config.json.", what="is not usable"
             )
         return int(value)
 
