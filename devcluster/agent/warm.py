@@ -132,8 +132,11 @@ class WarmServer:
                 self._children.pop(pid).exit.set_result(shell_code(code))
 
     def _lost(self) -> None:
-        """The server is gone and took its children with it."""
-        for child in self._children.values():
+        """The server is gone, and its children go with it: each leads a group of its own, which outlives a server that
+        was killed."""
+        for pid, child in self._children.items():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
             child.exit.set_result(128 + signal.SIGKILL)
         for started in self._starting.values():
             if not started.done():

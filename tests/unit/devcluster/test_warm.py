@@ -85,6 +85,19 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def ended(pid: int) -> None:
+    """Returns when no such process runs."""
+    while running(pid):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 async def logged(folder: Path, word: str) -> None:
     """Returns when the stage has written ``word``."""
     while not (folder / "stage.log").exists() or word not in (folder / "stage.log").read_text():  # noqa: ASYNC110
@@ -136,6 +149,7 @@ async def test_forks_end_with_their_server(server: WarmServer, tmp_path: Path) -
     await logged(tmp_path, "sleeping")
     os.kill(parent_of(process.pid), signal.SIGKILL)
     assert await process.wait() == 137
+    await ended(process.pid)
     assert server.fits(launch(tmp_path)) == "the warm server is not ready"
 
 
