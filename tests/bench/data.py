@@ -11,14 +11,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from unittest.mock import create_autospec
 
 from devcluster.fixtures.tiny_models import Spec, write_model
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import Stopper
+from finetune_trainer.stopping import EndsAtOnce
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 
@@ -44,7 +43,7 @@ def measure(rows: int) -> dict[str, float]:
         def context() -> Context:
             return Context(
                 request=asked, store=open_store(), processes=Processes(count=1, index=0),
-                stopper=create_autospec(Stopper, instance=True), scratch=root,
+                stopper=EndsAtOnce(), scratch=root,
             )  # fmt: skip
 
         context().renderer.prompt("imports what it needs")

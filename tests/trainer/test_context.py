@@ -2,7 +2,6 @@
 
 import logging
 from pathlib import Path
-from unittest.mock import create_autospec
 
 import pytest
 
@@ -13,7 +12,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight
 from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import Stopper
+from finetune_trainer.stopping import EndsAtOnce
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 
@@ -27,7 +26,7 @@ def context(tmp_path: Path) -> Context:
         request=request(tmp_path, "Preflight"),
         store=open_store(),
         processes=Processes(count=1, index=0),
-        stopper=create_autospec(Stopper, instance=True),
+        stopper=EndsAtOnce(),
         scratch=tmp_path,
     )
 

@@ -15,7 +15,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import Stopper
+from finetune_trainer.stopping import EndsAtOnce
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 from tests.trainer.test_template import CHATML, GEMMA, tokenizer
@@ -55,7 +55,7 @@ def check(folder: Path, **changes: Any) -> DataReport:
             request=made,
             store=open_store(),
             processes=Processes(count=1, index=0),
-            stopper=Stopper(lambda: None),
+            stopper=EndsAtOnce(),
             scratch=folder,
         )
     )

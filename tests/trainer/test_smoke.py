@@ -148,7 +148,7 @@ def test_it_asks_for_nothing_of_the_slice(tmp_path: Path) -> None:
         export={"destinations": [{"path": "spec.export.destinations[0]", "uri": "gs://elsewhere/model"}]},
         evaluation={"gates": [{"metric": "loss", "op": "LessOrEqual", "value": 0.1}]},
     )  # fmt: skip
-    small = smoke.smaller(made, tmp_path / "m", tmp_path / "t", tmp_path / "root", devices=1)
+    small = smoke.smaller(made, tmp_path / "m", tmp_path / "t", tmp_path / "small", devices=1)
     assert (
         small.mesh.devices,
         small.engine_overrides,
@@ -160,5 +160,5 @@ def test_it_asks_for_nothing_of_the_slice(tmp_path: Path) -> None:
         2,
         2,
     )
-    assert small.run_folder.startswith(f"file://{tmp_path}/root/")
+    assert small.run_folder.startswith(f"file://{tmp_path}/small/")
     assert [each.max_examples for each in (*small.data.train, *small.data.validation)] == [4, 4]

@@ -31,12 +31,11 @@ def pressure(attempt: Attempt) -> Failure | None:
             (_MEMORY, "MemoryPressure", "Give the pod's node more memory, or keep other pods from it."),
         ):
             if pattern.search(told):
+                evicted_pod = f"Kubernetes evicted pod {pod['metadata']['name']}"
                 return Failure(
                     code=ExitCode.UNAVAILABLE,
                     reason=reason,
-                    message=f"{attempt.key.stage}: Kubernetes evicted pod {pod['metadata']['name']}: {told} {fix}"[
-                        :1024
-                    ],
+                    message=f"{attempt.key.stage}: {evicted_pod}: {told} {fix}"[:1024],
                     saw=told[:512],
                     fix=fix,
                 )
