@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import maxtext
 import pathwaysutils
 from maxtext.configs import pyconfig
+from maxtext.inference import kvcache
 from maxtext.input_pipeline import multihost_dataloading
-from maxtext.layers import embeddings, nnx_decoders
+from maxtext.layers import attention_mla, embeddings, nnx_decoders
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
@@ -45,6 +46,7 @@ def prepare(plan: ModelPlan) -> None:
     nnx_decoders.attend_on_embedding = _attend_on_embedding
     embeddings.attend_on_embedding = _attend_on_embedding
     embeddings.LLaMARotaryEmbedding._apply_scaling_factor = _frequency_scaling(plan)  # noqa: SLF001
+    attention_mla.MLA.init_kv_caches = _latent_cache
     # Orbax and MaxText narrate through it, some forty long lines a checkpoint; the stages log what people want to know.
     logging.getLogger("absl").setLevel(logging.WARNING)
     # The converters collect garbage per tensor; half a million import-time objects need no second look.
@@ -92,6 +94,29 @@ def _attend_on_embedding(
         jnp.asarray(table, query.dtype).T,
         preferred_element_type=attend_dtype,
         out_sharding=out_sharding,
+    )
+
+
+def _latent_cache(attention: attention_mla.MLA, inputs_kv_shape: tuple[int, int, int]) -> Any:
+    """MaxText's own for latent attention, but for the width of values: there it is that of keys, which have a rotary
+    part besides. Decoding then adds up answers of two widths."""
+    return kvcache.KVCache(
+        max_prefill_length=attention.max_prefill_predict_length,
+        max_target_length=attention.max_target_length,
+        batch=inputs_kv_shape[0],
+        key_seq_len=1,
+        value_seq_len=1,
+        key_heads=attention.num_kv_heads,
+        value_heads=attention.num_kv_heads,
+        key_head_size=attention.head_dim,
+        value_head_size=attention.v_head_dim,
+        dtype=attention.dtype,
+        kv_quant=attention.kv_quant,
+        prefill_cache_axis_order=attention.prefill_cache_axis_order,
+        ar_cache_axis_order=attention.ar_cache_axis_order,
+        use_chunked_prefill=attention.config.use_chunked_prefill,
+        model_mode=attention.model_mode,
+        rngs=attention.rngs,
     )
 
 

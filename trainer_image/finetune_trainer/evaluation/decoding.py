@@ -12,8 +12,6 @@ from flax import nnx
 from jax.sharding import Mesh
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, AttentionType
 from maxtext.configs import pyconfig
-from maxtext.inference import kvcache
-from maxtext.layers import attention_mla
 from maxtext.utils import model_creation_utils
 
 from finetune_trainer.spread import ROW_AXES
@@ -46,7 +44,6 @@ def with_cache(model: Any, config: Any, mesh: Mesh) -> Any | None:
     - a sliding window shorter than prompt and answer: when it decodes, MaxText measures the window from the end of the
       cache, empty places included, not from the token that asks.
     """
-    attention_mla.MLA.init_kv_caches = _latent_cache
     twin = nnx.eval_shape(
         model_creation_utils.get_nnx_create_model_fn(config, mesh, model_mode=MODEL_MODE_AUTOREGRESSIVE)
     )
@@ -68,29 +65,6 @@ def with_cache(model: Any, config: Any, mesh: Mesh) -> Any | None:
         if hasattr(module, "model_mode"):
             module.model_mode = MODEL_MODE_AUTOREGRESSIVE
     return decoding
-
-
-def _latent_cache(attention: attention_mla.MLA, inputs_kv_shape: tuple[int, int, int]) -> Any:
-    """MaxText's own for latent attention, but for the width of values: there it is that of keys, which have a rotary
-    part besides. Decoding then adds up answers of two widths."""
-    return kvcache.KVCache(
-        max_prefill_length=attention.max_prefill_predict_length,
-        max_target_length=attention.max_target_length,
-        batch=inputs_kv_shape[0],
-        key_seq_len=1,
-        value_seq_len=1,
-        key_heads=attention.num_kv_heads,
-        value_heads=attention.num_kv_heads,
-        key_head_size=attention.head_dim,
-        value_head_size=attention.v_head_dim,
-        dtype=attention.dtype,
-        kv_quant=attention.kv_quant,
-        prefill_cache_axis_order=attention.prefill_cache_axis_order,
-        ar_cache_axis_order=attention.ar_cache_axis_order,
-        use_chunked_prefill=attention.config.use_chunked_prefill,
-        model_mode=attention.model_mode,
-        rngs=attention.rngs,
-    )
 
 
 def emptied(cache: Any) -> Any:
