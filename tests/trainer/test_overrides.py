@@ -3,7 +3,7 @@
 import operator
 from enum import Enum
 from pathlib import Path
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
@@ -16,6 +16,7 @@ from finetune_contract.engine import Setting, SettingClass, engine_settings, par
 from finetune_trainer import engine, families
 from finetune_trainer.errors import StageError
 from finetune_trainer.stages.engine_config import engine_settings as made_for
+from finetune_trainer.stages.engine_config import training_config
 from finetune_trainer.training import overrides, settings
 from tests.trainer.models import made, qwen3
 from tests.trainer.requests import request
@@ -152,3 +153,28 @@ def test_nothing_that_reaches_beyond_the_job_is_on(tmp_path: Path) -> None:
     config = engine.configure(plan, engine.SFT, **given)
     assert {name: getattr(config, name) or type(value)() for name, value in OFF.items()} == OFF
     assert {engine_settings()[name].kind for name in OFF} == {SettingClass.DANGEROUS}
+
+
+def test_an_address_cannot_carry_the_environment_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    plan = families.read(qwen3(tmp_path))
+    for leak in (
+        {"load_parameters_path": "gs://elsewhere/${oc.env:HF_TOKEN}/items"},
+        {"lora": {"lora_restore_path": "gs://elsewhere/${oc.env:HF_TOKEN}"}},
+    ):
+        with pytest.raises(StageError, match=r"holds \$\{") as caught:
+            engine.configure(plan, engine.SFT, run_name="x", base_output_directory=str(tmp_path), **leak)
+        assert caught.value.code == ExitCode.BAD_REQUEST
+        assert "hf_secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("stage", "kernel"), [("Train", "flash"), ("Evaluate", "autoselected")])
+def test_evaluation_decodes_where_the_kernel_for_training_cannot(
+    stage: str, kernel: str, tmp_path: Path
+) -> None:
+    wanted = request(tmp_path, stage, engine_overrides={"attention": "flash"})
+    context: Any = SimpleNamespace(request=wanted, folder=SimpleNamespace(uri=f"file://{tmp_path}/run"))
+    config = training_config(context, families.read(qwen3(tmp_path)), steps=9, parameters="/converted")
+    assert config.attention == kernel
