@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from finetune_operator.artifacts.port import StorageDenied, StorageError, StorageUnavailable
+from finetune_operator.artifacts.port import (
+    NAME_LENGTH,
+    NAMES_LIMIT,
+    RECORD_LIMIT,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+    TooLarge,
+    TooManyNames,
+)
 
 
 class FileStore:
@@ -16,11 +25,11 @@ class FileStore:
     def __init__(self, *, deadline_seconds: float = 10) -> None:
         self._deadline = deadline_seconds
 
-    async def read(self, uri: str) -> bytes | None:
-        return await self._run(uri, _read)
+    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
+        return await self._run(uri, lambda path: _read(uri, path, limit))
 
-    async def list(self, uri: str) -> Sequence[str]:
-        return await self._run(uri, _list)
+    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
+        return await self._run(uri, lambda path: _list(uri, path, limit))
 
     async def write(self, uri: str, content: bytes) -> None:
         await self._run(uri, lambda path: _write(path, content))
@@ -30,6 +39,8 @@ class FileStore:
         try:
             async with asyncio.timeout(self._deadline):
                 return await asyncio.to_thread(work, path)
+        except StorageError:
+            raise
         except PermissionError as error:
             raise StorageDenied(uri, f"{error.strerror} (as user id {os.getuid()})") from error
         except TimeoutError as error:
@@ -45,26 +56,33 @@ def _path(uri: str) -> Path:
     return Path(unquote(parts.path))
 
 
-def _read(path: Path) -> bytes | None:
+def _read(uri: str, path: Path, limit: int) -> bytes | None:
     try:
-        return path.read_bytes()
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
+            content = file.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
+    if len(content) > limit:
+        raise TooLarge(uri, limit)
+    return content
 
 
-def _list(folder: Path) -> Sequence[str]:
+def _list(uri: str, folder: Path, limit: int) -> Sequence[str]:
     def fail(error: OSError) -> None:
         # A folder that vanishes while we walk is as if it had never been there; anything else must be known.
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise error
 
-    names = [
-        (Path(parent) / name).relative_to(folder).as_posix()
-        for parent, _, files in os.walk(folder, onerror=fail)
-        for name in files
-        if not name.startswith(_TEMPORARY)
-    ]
-    return sorted(names)
+    names = []
+    for parent, _, files in os.walk(folder, onerror=fail):
+        names += [
+            (Path(parent) / name).relative_to(folder).as_posix()
+            for name in files
+            if not name.startswith(_TEMPORARY)
+        ]
+        if len(names) > limit:
+            raise TooManyNames(uri, limit)
+    return sorted(name for name in names if len(name) <= NAME_LENGTH)
 
 
 _TEMPORARY = ".writing-"

@@ -13,7 +13,16 @@ from google.auth import exceptions as auth_errors
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from finetune_operator.artifacts.port import StorageDenied, StorageError, StorageUnavailable
+from finetune_operator.artifacts.port import (
+    NAME_LENGTH,
+    NAMES_LIMIT,
+    RECORD_LIMIT,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+    TooLarge,
+    TooManyNames,
+)
 
 #: (connect, read) of one HTTP request, seconds.
 _REQUEST_TIMEOUT = (5, 10)
@@ -33,20 +42,26 @@ class GoogleStore:
         self._client: storage.Client | None = None
         self._making = Lock()
 
-    async def read(self, uri: str) -> bytes | None:
+    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         bucket, name = _split(uri)
 
         def work() -> bytes | None:
             blob = self._connected().bucket(bucket).blob(name)
             try:
-                return bytes(blob.download_as_bytes(timeout=_REQUEST_TIMEOUT, retry=_RETRY))
+                content = bytes(blob.download_as_bytes(end=limit, timeout=_REQUEST_TIMEOUT, retry=_RETRY))
             except api_errors.NotFound as error:
                 _raise_if_bucket_is_missing(uri, bucket, error)
                 return None
+            except api_errors.RequestRangeNotSatisfiable:
+                # No byte of an empty object lies in any range.
+                return b""
+            if len(content) > limit:
+                raise TooLarge(uri, limit)
+            return content
 
         return await self._run(uri, work)
 
-    async def list(self, uri: str) -> Sequence[str]:
+    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
         bucket, folder = _split(uri)
         prefix = f"{folder}/" if folder else ""
 
@@ -54,14 +69,18 @@ class GoogleStore:
             blobs = self._connected().list_blobs(
                 bucket,
                 prefix=prefix,
+                max_results=limit + 1,
                 fields="items(name),nextPageToken",
                 timeout=_REQUEST_TIMEOUT,
                 retry=_RETRY,
             )
             try:
-                return sorted(blob.name.removeprefix(prefix) for blob in blobs)
+                names = [blob.name.removeprefix(prefix) for blob in blobs]
             except api_errors.NotFound as error:
                 raise StorageError(uri, f"there is no bucket {bucket}") from error
+            if len(names) > limit:
+                raise TooManyNames(uri, limit)
+            return sorted(name for name in names if len(name) <= NAME_LENGTH)
 
         return await self._run(uri, work)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from finetune_operator.artifacts.file_store import FileStore
-from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, StorageError, Store
 
 
 def _google() -> Store:
@@ -40,13 +40,13 @@ class UniversalStore:
         self._requested = requested
         self._stores: dict[str, Store] = {}
 
-    async def read(self, uri: str) -> bytes | None:
+    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         self._requested("read")
-        return await self._store(uri).read(uri)
+        return await self._store(uri).read(uri, limit=limit)
 
-    async def list(self, uri: str) -> Sequence[str]:
+    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
         self._requested("list")
-        return await self._store(uri).list(uri)
+        return await self._store(uri).list(uri, limit=limit)
 
     async def write(self, uri: str, content: bytes) -> None:
         self._requested("write")

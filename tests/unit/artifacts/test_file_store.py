@@ -60,10 +60,10 @@ async def test_no_permission_is_denied_and_not_absence(root: Path) -> None:
 
 
 async def test_a_fault_of_the_disk_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_path: Path) -> bytes:
+    def broken(*_: object, **__: object) -> object:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Path, "read_bytes", broken)
+    monkeypatch.setattr(os, "open", broken)
     with pytest.raises(StorageUnavailable, match="Input/output error"):
         await FileStore().read("file:///x")
 
