@@ -17,7 +17,7 @@ from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.plan import Plan, make_plan
 from finetune_operator.planning.policy import check_policy, check_profile
 from finetune_operator.planning.resumption import refuse_folder_in_use
-from finetune_operator.planning.snapshot import Snapshot, make_snapshot
+from finetune_operator.planning.snapshot import Snapshot
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.support import refuse_later_fields
 
@@ -61,12 +61,12 @@ def admit(
     whole = with_source_model(with_chat_template(merged, template), source)
     check_policy(job, name, spec, whole, base)
     refuse_folder_in_use(job, neighbours)
-    provisional = make_plan(job, make_snapshot(job, profile, whole))
+    provisional = make_plan(job, Snapshot.make(job, profile, whole))
     # Whatever resources are edited to later, a step takes as many rows as the first plan says.
     fixed = merge(
         whole, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
     )
-    snapshot = make_snapshot(job, profile, fixed)
+    snapshot = Snapshot.make(job, profile, fixed)
     return Admission(snapshot=snapshot, plan=make_plan(job, snapshot))
 
 
