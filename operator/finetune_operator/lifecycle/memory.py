@@ -8,6 +8,7 @@ from finetune_contract import MemoryOutcome
 from finetune_operator.lifecycle.progress import decimal, mebibytes
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.memory import place_name
+from finetune_operator.rendering.memory import SIZED_STAGES, memory_wanted
 
 type Object = Mapping[str, Any]
 
@@ -32,6 +33,18 @@ def memory_status(plan: Plan, findings: Findings) -> Object:
         status["estimatedPerChip"] = mebibytes(outcome.peak_bytes)
         status["limitPerChip"] = mebibytes(outcome.limit_bytes)
     return status
+
+
+def host_memory_status(plan: Plan, findings: Findings) -> Object | None:
+    """``status.resolved.hostMemory``; None before preflight has read the model's size."""
+    if findings.preflight is None:
+        return None
+    parameters = findings.preflight.model.parameters
+    return {
+        stage.lower(): f"{memory_wanted(plan, stage, parameters)}Gi"
+        for stage in SIZED_STAGES
+        if stage in plan.stages
+    }
 
 
 def estimate_status(plan: Plan, findings: Findings) -> Object | None:

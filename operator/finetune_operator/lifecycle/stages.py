@@ -25,6 +25,8 @@ from finetune_operator.lifecycle.observed import Observed, Retry
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
+from finetune_operator.rendering import CpuPoolTooSmall
+from finetune_operator.rendering.memory import require_cpu_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +93,8 @@ class Survey:
 
     @property
     def current(self) -> StageView:
-        """The first stage that has not succeeded; the last one when all have."""
-        return next((view for view in self.stages if not view.done), self.stages[-1])
+        """The one that has failed, else the first that has not succeeded; the last one when all have."""
+        return self.failed or next((view for view in self.stages if not view.done), self.stages[-1])
 
     @property
     def succeeded(self) -> bool:
@@ -142,6 +144,8 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
             continue
         views.append(view)
         findings = _found(findings, view)
+    if findings.preflight and not any(attempt.live for attempt in attempts):
+        views = _with_memory(views, plan, findings.preflight)
     return Survey(
         plan=plan,
         stages=tuple(views),
@@ -150,6 +154,26 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         counters=counters,
         findings=findings,
     )
+
+
+def too_small(error: CpuPoolTooSmall) -> Failure:
+    """Why no attempt of the stage can be created."""
+    return Failure(code=ExitCode.OUT_OF_MEMORY, reason="CpuPoolTooSmall", message=str(error), fix=error.fix)
+
+
+def _with_memory(views: list[StageView], plan: Plan, found: PreflightOutcome) -> list[StageView]:
+    """A stage on CPU that no node could hold has failed before anything else starts: the model's size is known, and
+    the profile does not change. What runs already is left alone."""
+    waiting = [view.stage for view in views if not view.done and view.failure is None]
+    try:
+        require_cpu_memory(plan, waiting, found.model.parameters)
+    except CpuPoolTooSmall as error:
+        failure = too_small(error)
+        return [
+            replace(view, phase=StagePhase.FAILED, failure=failure) if view.stage is error.stage else view
+            for view in views
+        ]
+    return views
 
 
 def _believed(verdict: Verdict, now: datetime) -> Verdict:
