@@ -9,11 +9,12 @@ from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_numb
 from finetune_operator.lifecycle.conclude import conclude, deletion
 from finetune_operator.lifecycle.conditions import OUTCOME
 from finetune_operator.lifecycle.decision import Decision, Deletion
+from finetune_operator.lifecycle.memory import too_small
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.queueing import queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.spending import Overspent, overspent
-from finetune_operator.lifecycle.stages import Survey, survey, too_small
+from finetune_operator.lifecycle.stages import Survey, survey
 from finetune_operator.lifecycle.status import build_status
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
 from finetune_operator.planning import Plan, Refused

@@ -21,12 +21,11 @@ from finetune_operator.lifecycle import budgets, gates
 from finetune_operator.lifecycle.attempts import ORDER, Attempt
 from finetune_operator.lifecycle.classify import Ending, Verdict, classify
 from finetune_operator.lifecycle.deadlines import ran
+from finetune_operator.lifecycle.memory import not_held, too_small
 from finetune_operator.lifecycle.observed import Observed, Retry
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
-from finetune_operator.rendering import CpuPoolTooSmall
-from finetune_operator.rendering.memory import require_cpu_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,24 +155,16 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
     )
 
 
-def too_small(error: CpuPoolTooSmall) -> Failure:
-    """Why no attempt of the stage can be created."""
-    return Failure(code=ExitCode.OUT_OF_MEMORY, reason="CpuPoolTooSmall", message=str(error), fix=error.fix)
-
-
 def _with_memory(views: list[StageView], plan: Plan, found: PreflightOutcome) -> list[StageView]:
-    """A stage on CPU that no node could hold has failed before anything else starts: the model's size is known, and
-    the profile does not change. What runs already is left alone."""
+    """A stage on CPU that no node could hold has failed before anything else starts. What runs is left alone."""
     waiting = [view.stage for view in views if not view.done and view.failure is None]
-    try:
-        require_cpu_memory(plan, waiting, found.model.parameters)
-    except CpuPoolTooSmall as error:
-        failure = too_small(error)
-        return [
-            replace(view, phase=StagePhase.FAILED, failure=failure) if view.stage is error.stage else view
-            for view in views
-        ]
-    return views
+    error = not_held(plan, waiting, found)
+    return [
+        replace(view, phase=StagePhase.FAILED, failure=too_small(error))
+        if error is not None and view.stage is error.stage
+        else view
+        for view in views
+    ]
 
 
 def _believed(verdict: Verdict, now: datetime) -> Verdict:
