@@ -10,10 +10,9 @@ from finetune_operator.planning.admission import (
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.plan import CpuPool, Findings, Plan, make_plan
 from finetune_operator.planning.requests import stage_request
-from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX, Snapshot, read_snapshot, render_snapshot
+from finetune_operator.planning.snapshot import Snapshot, read_snapshot, render_snapshot
 
 __all__ = [
-    "SNAPSHOT_SUFFIX",
     "Admission",
     "CpuPool",
     "Findings",

@@ -18,7 +18,7 @@ from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.plan import Findings, Plan, make_plan
 from finetune_operator.planning.policy import check_policy, check_profile, refused_by, with_mode
 from finetune_operator.planning.resumption import refuse_folder_in_use
-from finetune_operator.planning.snapshot import Snapshot, make_snapshot
+from finetune_operator.planning.snapshot import Snapshot
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.support import refuse_later_fields
 
@@ -74,7 +74,7 @@ def admit(
 
 def _snapshot(job: Object, profile: Object, spec: Object) -> Snapshot:
     """With the mode in words: what a later version takes for the default does not change what was admitted."""
-    snapshot = make_snapshot(job, profile, spec)
+    snapshot = Snapshot.make(job, profile, spec)
     return replace(snapshot, profile=with_mode(snapshot.profile, "Strict"))
 
 

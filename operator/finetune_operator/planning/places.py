@@ -1,7 +1,8 @@
 """Which places a job may read and write. Pure text: a glob is judged by all that it can match.
 
 Storage belongs to namespaces: without an entry in the profile a job reads ``<artifacts>/<namespace>/`` and writes
-``<artifacts>/<namespace>/exports/`` beside its own run folder. The cache and Pathways' scratch belong to no job.
+``<artifacts>/<namespace>/exports/`` beside its own run folder. A cache or a Pathways scratch folder that the profile
+names belongs to no job.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ type Object = Mapping[str, Any]
 type Rule = Literal["read", "write"]
 
 EXPORTS = "exports"
+#: Folders of a namespace that are no run folders.
+_NO_RUNS = (EXPORTS, "cache", "pathways")
 _WILDCARDS = frozenset("*?[")
 #: Stands for what a wildcard of a job matches; no entry of a profile holds it.
 _UNKNOWN = "\0"
@@ -36,20 +39,21 @@ class Storage:
     """The profile's own folders, as one namespace sees them. Folders end without a slash."""
 
     artifacts: str
-    cache: str
-    scratch: str
     namespace: str
+    shared: Mapping[str, str]
+    """Folders beside the artifacts, by the name of their field: the cache and Pathways' scratch, where the profile
+    names them. Each namespace has its part of them, which no job names."""
 
     @classmethod
     def of(cls, profile: Object, namespace: str) -> "Storage":
         """From a profile's spec."""
         storage = profile["storage"]
-        artifacts = storage["artifacts"].rstrip("/")
         return cls(
-            artifacts=artifacts,
-            cache=storage.get("cache", f"{artifacts}/cache").rstrip("/"),
-            scratch=storage.get("pathwaysScratch", f"{artifacts}/pathways").rstrip("/"),
+            artifacts=storage["artifacts"].rstrip("/"),
             namespace=namespace,
+            shared={
+                name: storage[name].rstrip("/") for name in ("cache", "pathwaysScratch") if name in storage
+            },
         )
 
     @property
@@ -66,8 +70,7 @@ class Storage:
 def storage_faults(profile: Object) -> Iterator[str]:
     """Folders of a profile that cannot be kept apart."""
     storage = Storage.of(profile, "")
-    named = {"cache": storage.cache, "pathwaysScratch": storage.scratch}
-    for name, folder in named.items():
+    for name, folder in storage.shared.items():
         if folder == storage.artifacts or is_below(storage.artifacts, folder):
             yield (
                 f"spec.storage.{name}: {folder} holds spec.storage.artifacts, {storage.artifacts}, so that jobs could "
@@ -82,7 +85,7 @@ def storage_faults(profile: Object) -> Iterator[str]:
 
 def namespace_fault(storage: Storage) -> str | None:
     """Why a namespace of that name has no folder of its own."""
-    for what, folder in (("cache", storage.cache), ("pathwaysScratch", storage.scratch)):
+    for what, folder in storage.shared.items():
         if storage.own == folder or is_below(storage.own, folder):
             return (
                 f"the folder of namespace {storage.namespace}, {storage.own}, is in storage.{what}, {folder}: "
@@ -132,8 +135,8 @@ def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -
     ``constraints.uris.write`` names."""
     uri = folder.rstrip("/")
     parent, _, name = uri.rpartition("/")
-    shared = any(_touches(uri, each, folder=True) for each in (storage.cache, storage.scratch))
-    own = parent == storage.own and name != EXPORTS
+    shared = any(_touches(uri, each, folder=True) for each in storage.shared.values())
+    own = parent == storage.own and name not in _NO_RUNS
     opened = any(covers(each, uri) and _opens_run(each, uri, storage) for each in listed)
     if not shared and (own or opened):
         return None
@@ -154,7 +157,7 @@ def _opens_run(pattern: str, uri: str, storage: Storage) -> bool:
 def _guarded(place: Place, uri: str, storage: Storage, rule: Rule) -> Iterator[str | None]:
     """Folders of the profile that ``place`` may be in and that are not its namespace's to use so. An entry that opens
     one names it; None: no entry can."""
-    for folder in (storage.cache, storage.scratch):
+    for folder in storage.shared.values():
         if _touches(uri, folder, folder=place.folder):
             yield folder
     own = storage.exports if rule == "write" else storage.own

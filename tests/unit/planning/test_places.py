@@ -16,9 +16,8 @@ from tests.unit.lifecycle.world import job, profile
 
 STORAGE = Storage(
     artifacts="gs://art/runs",
-    cache="gs://art/runs/cache",
-    scratch="gs://art/runs/pathways",
     namespace="team-a",
+    shared={"cache": "gs://art/runs/cache", "pathwaysScratch": "gs://art/runs/pathways"},
 )
 OWN = "gs://art/runs/team-a"
 
@@ -157,7 +156,7 @@ def test_an_entry_that_covers_a_glob_covers_all_that_it_matches(pair: tuple[str,
 def test_a_glob_that_is_allowed_matches_nothing_of_another_namespace(pair: tuple[str, str]) -> None:
     """With an entry for the whole bucket, in which the storage lies."""
     text, glob = pair
-    storage = Storage(artifacts="gs://x/a", cache="gs://x/a/b", scratch="gs://x/a/p", namespace="aa")
+    storage = Storage(artifacts="gs://x/a", namespace="aa", shared={"cache": "gs://x/a/b"})
     place = Place(path="spec.x", uri=f"gs://x/{glob}", folder=False)
     if judge(place, storage, "read", ("gs://x/*",), strict=True) is None:
         assert not text.startswith("a/") or text.startswith("aa/", 2)
@@ -351,21 +350,20 @@ def test_folders_that_cannot_be_kept_apart_make_a_profile_invalid(storage: Any, 
 def test_a_namespace_whose_folder_would_be_the_cache_is_not_served(namespace: str) -> None:
     wanted = job()
     wanted["metadata"]["namespace"] = namespace
-    refused = refusal(wanted, profile(storage={"artifacts": "gs://artifacts"}))
+    shared = {"cache": "gs://artifacts/cache", "pathwaysScratch": "gs://artifacts/pathways"}
+    refused = refusal(wanted, profile(storage={"artifacts": "gs://artifacts", **shared}))
     assert refused.reason == Reason.PROFILE_NOT_ALLOWED
     assert f"gs://artifacts/{namespace}" in refused.message
-    assert admit(
-        wanted,
-        [
-            profile(
-                storage={
-                    "artifacts": "gs://artifacts",
-                    "cache": "gs://cache",
-                    "pathwaysScratch": "gs://scratch",
-                }
-            )
-        ],
-    )
+    assert admit(wanted, [profile(storage={"artifacts": "gs://artifacts"})]).plan
+
+
+def test_a_namespaces_own_cache_is_no_run_folder_and_no_place_for_exports() -> None:
+    for folder in ("cache", "pathways", "exports"):
+        refused = refusal(job(resumeFrom={"runFolder": f"gs://artifacts/team-a/{folder}"}), profile())
+        assert "is neither a run folder in gs://artifacts/team-a/" in refused.message
+    inside = {"destinations": [{"uri": "gs://artifacts/team-a/cache/convert/f1"}]}
+    refused = refusal(job(export=inside), profile(storage={"artifacts": "gs://artifacts"}))
+    assert "lies in the profile's own storage" in refused.message
 
 
 def test_an_edit_is_judged_as_an_admission_is() -> None:
