@@ -15,9 +15,10 @@ from finetune_operator.planning.chat_template import with_chat_template
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.limits import found_problems, limit_problems
 from finetune_operator.planning.merge import BUILT_IN, merge
+from finetune_operator.planning.places import Storage, judge_run
 from finetune_operator.planning.plan import Findings, Plan, make_plan
 from finetune_operator.planning.policy import check_policy, check_profile, refused_by, with_mode
-from finetune_operator.planning.resumption import refuse_folder_in_use
+from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
 from finetune_operator.planning.snapshot import Snapshot
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.support import refuse_later_fields
@@ -47,7 +48,7 @@ def admit(
         profiles: all that there are.
         template: the ConfigMap that the job's chat template is in, if it names one that exists.
         source: the FineTuneJob whose model it starts from, if it names one that exists.
-        neighbours: the FineTuneJobs of its namespace, where it is to go on in another one's run folder.
+        neighbours: the FineTuneJobs, of any namespace, that may use the run folder in which it is to go on.
     """
     check_job(job)
     profile = choose_profile(job, profiles)
@@ -88,6 +89,23 @@ def judge_findings(plan: Plan, findings: Findings) -> Refused | None:
     passed. To be asked before anything is made that holds a slice."""
     problems = list(found_problems(plan, findings))
     return refused_by(plan.profile_name, plan.owner_of_profile, problems) if problems else None
+
+
+def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
+    """Whether the job names a run folder that its profile lets it go on in, so that it matters who else uses it."""
+    folder = resumed_folder(job["spec"])
+    if folder is None:
+        return False
+    try:
+        check_job(job)
+        profile = choose_profile(job, profiles)
+        check_profile_object(profile)
+    except Refused:
+        return False
+    spec = profile["spec"]
+    storage = Storage.of(spec, job["metadata"].get("namespace", "default"))
+    opened = spec.get("constraints", {}).get("uris", {}).get("write", ())
+    return judge_run("", folder, storage, opened) is None
 
 
 def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Plan:
