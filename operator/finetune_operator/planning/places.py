@@ -113,14 +113,14 @@ def judge(
             f"{place.path}: {uri} is the file system of a pod, and the profile keeps things in {storage.artifacts}: "
             "use a gs:// URI"
         )
-    guarded = [*_guarded(place, uri, storage, rule)]
-    if any(folder is None or not any(_names(each, folder) for each in covering) for folder in guarded):
-        own = f"{storage.exports}/" if rule == "write" else f"{storage.own}/"
-        return (
-            f"{place.path}: {uri} lies in the profile's own storage, where jobs of namespace {storage.namespace} "
-            f"{rule} below {own} alone"
-        )
     own = storage.exports if rule == "write" else storage.own
+    for folder in _guarded(place, uri, storage, rule):
+        if folder is None or not any(_names(each, folder) for each in covering):
+            opened = f", unless an entry of spec.constraints.uris.{rule} of the profile names {folder}/"
+            return (
+                f"{place.path}: {uri} lies in the profile's own storage, where jobs of namespace {storage.namespace} "
+                f"{rule} below {own}/ alone{opened if folder else ''}"
+            )
     if covering or _inside(uri, own) or (listed is None and not strict):
         return None
     entries = ", ".join(listed) if listed else "empty" if listed is not None else "not set"
