@@ -486,6 +486,12 @@ class StageRequest(Record):
         return self.model_copy(update={"requires": str(needed)})
 
     @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        """A request as it was written. Raises as :meth:`of_environment`, without KeyError."""
+        _refuse_newer(text)
+        return cls.model_validate_json(text)
+
+    @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Self:
         """What the container was asked to do.
 
@@ -494,14 +500,12 @@ class StageRequest(Record):
             ContractNotSpoken: it is of another major version, or of a newer minor version than this code speaks.
             ValidationError: it is no request.
         """
-        text = environment[REQUEST_VARIABLE]
-        _refuse_newer(text)
-        request = cls.model_validate_json(text)
+        request = cls.read(environment[REQUEST_VARIABLE])
         restart = environment.get(RESTART_VARIABLE) or "0"
         return cls.model_validate({**dict(request), "restart": restart})
 
 
-def _refuse_newer(text: str) -> None:
+def _refuse_newer(text: str | bytes) -> None:
     """Before the rest is read: what is newer may not even look like a request."""
     try:
         head = json.loads(text)

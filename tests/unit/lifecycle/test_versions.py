@@ -148,6 +148,16 @@ def test_a_request_that_the_trainer_refuses_is_the_platforms_failure(code: ExitC
     assert world.created == [name]
 
 
+def test_a_stage_that_cannot_do_what_it_is_asked_is_the_platforms_failure_and_not_tried_again() -> None:
+    world = World(job=job(recovery={"maxUserRetries": 3, "maxInfrastructureRetries": 3}))
+    name = world.until(Stage.TRAIN)
+    world.fail(name, ExitCode.CONTRACT_NOT_SPOKEN, "RequestIncomplete")
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["class"] == "Platform"
+    assert world.status["attempts"]["history"][-1]["class"] == "Platform"
+
+
 def rewritten(world: World, name: str, **details: Any) -> None:
     """The result of ``name`` as a newer trainer has written it."""
     key = world.key_of(name)
