@@ -511,7 +511,7 @@ def _refuse_newer(text: str | bytes) -> None:
         head = json.loads(text)
         requires = ContractVersion.parse(head["requires"]) if "requires" in head else FIRST_VERSION
         requires = max(requires, ContractVersion(int(head.get("version", requires.major)), 0))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return  # no request at all, which validation says better
     if requires.major != CONTRACT_VERSION.major or requires > CONTRACT_VERSION:
         raise ContractNotSpoken(

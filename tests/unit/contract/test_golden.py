@@ -135,3 +135,17 @@ def test_a_minor_version_only_adds_what_says_since_when(after: dict[str, Any], w
     found = schemas.breaking(BEFORE, after, ContractVersion(1, 0))
     assert len(found) == len(wrong)
     assert all(said.startswith(expected) for said, expected in zip(found, wrong, strict=True))
+
+
+def findings(*kinds: str, **more: Any) -> dict[str, Any]:
+    places = {kind: f"#/$defs/{kind}Outcome" for kind in kinds}
+    union = {"oneOf": [{"$ref": place} for place in places.values()]}
+    chosen = {"discriminator": {"mapping": places, "propertyName": "kind"}}
+    return properties(details={"anyOf": [{**union, **chosen}, {"type": "null"}], "default": None, **more})
+
+
+@pytest.mark.parametrize(("since", "wrong"), [({}, 1), ({"x-values-since": {"Distill": "1.1"}}, 0)])
+def test_a_kind_of_findings_says_since_when(since: dict[str, Any], wrong: int) -> None:
+    before, after = findings("Train", "Export"), findings("Train", "Export", "Distill", **since)
+    assert len(schemas.breaking(before, after, ContractVersion(1, 0))) == wrong
+    assert len(schemas.breaking(before, findings("Train"), ContractVersion(1, 0))) == 1

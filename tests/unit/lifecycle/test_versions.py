@@ -16,6 +16,7 @@ from finetune_contract import (
 )
 from finetune_operator.lifecycle import AttemptFiles
 from finetune_operator.planning import merge, snapshot
+from finetune_operator.planning.snapshot import read_snapshot
 from finetune_operator.rendering import pod
 from tests.unit.lifecycle.world import World, job
 
@@ -58,6 +59,14 @@ def refused(world: World) -> dict[str, Any]:
     assert (failure["class"], failure["reason"]) == ("Platform", "ContractNotSpoken")
     assert {world.status["attempts"][name] for name in ("preemption", "infrastructure", "user")} == {0}
     return failure
+
+
+def test_the_plan_records_what_the_operator_spoke_at_admission() -> None:
+    world = World()
+    world.reconcile()
+    assert world.config_map is not None
+    assert world.config_map["data"]["contract"] == str(CONTRACT_VERSION)
+    assert read_snapshot(world.config_map).contract == CONTRACT_VERSION
 
 
 @pytest.mark.usefixtures("newer")
