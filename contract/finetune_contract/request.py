@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from finetune_contract.base import Record, Uri, Version
+from finetune_contract.engine import Tuning
 from finetune_contract.versions import (
     CONTRACT_VERSION,
     FIRST_VERSION,
@@ -448,7 +449,7 @@ class StageRequest(Record):
     engine_overrides: dict[str, str] = {}
     memory: MemoryCheck | None = None
     """None: not to be checked."""
-    tuning: dict[str, str | int] = {}
+    tuning: Tuning = {}
     """MaxText's settings that preflight chose by compiling; ``engine_overrides`` come before them."""
     # --- what earlier stages found out; None before
     fingerprint: str | None = None

@@ -4,12 +4,14 @@ from finetune_operator.rendering.jobset import TPU_STAGES, first_group, render_j
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
     JOB_LABEL,
+    PLAN_ANNOTATION,
     RESTART_LABEL,
     STAGE_LABEL,
     UID_LABEL,
     attempt_of,
     claim_of,
     jobset_name,
+    plan_of,
     spec_of,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
@@ -19,6 +21,7 @@ __all__ = [
     "ATTEMPT_LABEL",
     "JOB_LABEL",
     "KNOWN_LATER_ANNOTATION",
+    "PLAN_ANNOTATION",
     "RESTART_LABEL",
     "STAGE_LABEL",
     "TPU_STAGES",
@@ -29,6 +32,7 @@ __all__ = [
     "cpu_memory_gib",
     "first_group",
     "jobset_name",
+    "plan_of",
     "plan_offline",
     "render_jobset",
     "spec_of",

@@ -16,8 +16,9 @@ from tests.unit.contract.schemas import definition, schema_of
 type Object = dict[str, Any]
 
 _WHEN = "2026-11-22T12:00:00Z"
-#: A text for each pattern that the contract has.
-_TEXTS = ("text", "gs://bucket/folder", "1.0", "Reason", "a" * 40, "sha256:" + "a" * 64)
+#: A text for each pattern and each rule that the contract has, and a key.
+_TEXTS = ("text", "gs://bucket/folder", "1.0", "Reason", "a" * 40, "sha256:" + "a" * 64, "full")
+_KEYS = ("key", "remat_policy")
 #: How deep records are filled: a tokenizer is a model, which has a tokenizer.
 _DEPTH = 8
 
@@ -250,9 +251,8 @@ def _candidates(schema: Object, field: Object) -> Iterator[Any]:
                 yield from ([each] for each in _candidates(schema, field.get("items", {})))
         case "object":
             inner = field.get("additionalProperties")
-            yield from (
-                {"key": each} for each in _candidates(schema, inner if isinstance(inner, dict) else {})
-            )
+            values = list(_candidates(schema, inner if isinstance(inner, dict) else {}))
+            yield from ({key: each} for key in _KEYS for each in values)
         case None if not field.keys() & {"$ref", "anyOf", "oneOf"}:
             yield "anything"
 
