@@ -108,7 +108,8 @@ class Calls:
             async with asyncio.timeout(self._seconds):
                 return await answer
         finally:
-            call.abort()
+            if not ended.done():
+                call.abort()
 
     def abort(self) -> None:
         """Ends what is under way."""

@@ -19,6 +19,8 @@ from finetune_operator.reconcile.observe import JobKey, Observer
 log = logging.getLogger(__name__)
 
 
+#: For all calls to the artifact store of one reconcile. What the cluster alone can tell must not wait for longer.
+STORE_SECONDS = 60
 #: A conflict that still happens when the backoff has grown to this is shown to the user.
 _PERSISTENT_SECONDS = 4
 
@@ -74,7 +76,7 @@ class Reconciler:
         Raises:
             ReconcileError: for whatever went wrong.
         """
-        with asking_for(key.namespace):
+        with asking_for(key.namespace, seconds=STORE_SECONDS):
             return await self._reconcile(key, retry_in)
 
     async def _reconcile(self, key: JobKey, retry_in: float) -> float | None:
