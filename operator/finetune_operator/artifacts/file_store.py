@@ -27,8 +27,8 @@ from finetune_operator.artifacts.port import (
 class FileStore:
     """Implements :class:`finetune_operator.artifacts.port.Store`. A reader sees all of a write or nothing.
 
-    Only regular files are objects: a pipe, a device or a socket is as if it were not there. A run folder and a cache
-    entry are written by pods, so symbolic links in them are not followed; those above them are the platform's.
+    Only regular files are objects: pipes, devices and sockets are ignored. Run folders and cache entries are written by
+    pods, so symbolic links in them are not followed; links in the path above them are the platform's and are followed.
 
     Args:
         deadline_seconds: of one call, once it has begun.
@@ -89,7 +89,7 @@ class FileStore:
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: O_NONBLOCK: opening a pipe that nobody writes would wait for ever. O_NOCTTY: a terminal must not become ours.
+#: O_NONBLOCK: opening a pipe without a writer would block. O_NOCTTY: a terminal must not become the process's.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 #: The platform's folder, and below it what pods write: a run folder or, in a cache, a converted model.
@@ -101,7 +101,7 @@ _DEEPEST = 16
 
 @contextmanager
 def _absence_passes() -> Iterator[None]:
-    """What is not there, is no folder where a folder must be, or is a symbolic link, is as nothing."""
+    """Ends the block where something does not exist, is not a folder where one is needed, or is a symbolic link."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -174,7 +174,7 @@ def _walk(folder: int, prefix: str, call: Call, depth: int = 0) -> Iterator[tupl
             path = f"{prefix}{entry.name}"
             yield path, entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY)
             if depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
-                # One that vanishes meanwhile is as if it had never been there.
+                # It may have been deleted since it was listed.
                 with _absence_passes(), _opened(folder, entry.name, _FOLDER) as below:
                     yield from _walk(below, f"{path}/", call, depth + 1)
 

@@ -101,7 +101,7 @@ async def test_a_huge_file_is_not_read(run: Path) -> None:
     assert len(await FileStore().read(f"file://{file}") or b"") == RECORD_LIMIT
 
 
-async def test_what_is_no_regular_file_is_not_there_and_makes_nobody_wait(run: Path) -> None:
+async def test_pipes_devices_and_links_are_ignored_and_block_nothing(run: Path) -> None:
     folder = run / "attempts/train-1"
     os.mkfifo(folder / "result.json")
     (folder / "zero").symlink_to("/dev/zero")
