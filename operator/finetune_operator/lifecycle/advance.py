@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from finetune_contract import ExitCode, Failure, Stage
+from finetune_contract import Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, live
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
 from finetune_operator.lifecycle.conclude import conclude, deletion
 from finetune_operator.lifecycle.conditions import OUTCOME
 from finetune_operator.lifecycle.decision import Decision, Deletion
+from finetune_operator.lifecycle.memory import too_small
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.queueing import queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
@@ -117,13 +118,7 @@ def _create(observed: Observed, look: Survey) -> Decision:
     except Refused as error:
         return conclude(observed, Situation(course=Course.INVALID, refused=error), look)
     except CpuPoolTooSmall as error:
-        failure = Failure(
-            code=ExitCode.OUT_OF_MEMORY,
-            reason="CpuPoolTooSmall",
-            message=str(error),
-            fix="Create the job under a profile with larger CPU nodes.",
-        )
-        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
+        return conclude(observed, Situation(course=Course.FAILED, failure=too_small(error)), look)
     # What the status tells of this look is what the next look will see: the attempt exists.
     created = survey(
         replace(observed, jobsets=(*observed.jobsets, jobset)),

@@ -217,7 +217,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         else None,
         model=model,
         lineage=spec["model"].get("fromJob"),
-        data=resolve.data(spec),
+        data=resolve.data(spec, length_asked=job["spec"].get("datasets", {}).get("maxSeqLength") is not None),
         method=training.method(spec),
         hyperparameters=training.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
         checkpointing=checkpointing,
