@@ -19,9 +19,9 @@ from finetune_operator.api.common import (
     Revision,
     ShortText,
     Token,
-    Uri,
 )
 from finetune_operator.api.rules import Rule, exactly_one
+from finetune_operator.api.uris import DatasetUri
 
 
 class DatasetFormat(StrEnum):
@@ -89,7 +89,7 @@ class DatasetSource(ApiModel):
 
     hugging_face: HubDatasetRef | None = None
     """A repository on the Hugging Face Hub."""
-    uri: Uri | None = None
+    uri: DatasetUri | None = None
     """A file or a glob: .jsonl, .jsonl.gz, .json, .parquet, .arrayrecord or .txt (every line a text)."""
     format: DatasetFormat | None = None
     """How the rows are shaped. Default: Auto, seen from the columns of the first row."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from finetune_contract import Failure, Stage
+from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, live
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
@@ -17,7 +17,7 @@ from finetune_operator.lifecycle.spending import Overspent, overspent
 from finetune_operator.lifecycle.stages import Survey, survey
 from finetune_operator.lifecycle.status import build_status
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
-from finetune_operator.planning import Plan, Refused
+from finetune_operator.planning import Plan, Refused, judge_findings
 from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
 
 #: Seconds; nothing tells the job when the store comes back.
@@ -53,6 +53,8 @@ def _next(  # noqa: PLR0911  one per case
         return conclude(observed, Situation(course=Course.SUCCEEDED), look)
     if look.failed:
         return conclude(observed, Situation(course=Course.FAILED, failure=_final(look)), look)
+    if broken := judge_findings(look.plan, look.findings):
+        return conclude(observed, Situation(course=Course.FAILED, failure=_not_allowed(broken)), look)
     if look.plan.plan_only and look[Stage.PREFLIGHT].done:
         return conclude(observed, Situation(course=Course.PLANNED), look)
     if suspend:
@@ -98,6 +100,16 @@ def _of_live(
     if over and attempt.key.stage in TPU_STAGES:
         return live.stop_spending(observed, look, attempt, over)
     return live.watch(observed, look, refused)
+
+
+def _not_allowed(broken: Refused) -> Failure:
+    """What preflight counted is more than the profile allows; no edit of the job can change it."""
+    return Failure(
+        code=ExitCode.BAD_REQUEST,
+        reason=broken.reason,
+        message=broken.message,
+        fix="Create a job within the limits under another name.",
+    )
 
 
 def _no_capacity_left(look: Survey) -> Failure | None:

@@ -157,7 +157,12 @@ class Operator:
 
     def _reconcile(self, cluster: Cluster, plans: Plans, intake: Intake, store: Store) -> Reconcile[Key]:
         observer = Observer(
-            cluster, plans, RunFolderReader(store), utc_now=self._clock.now, live_jobs=lambda: intake.live
+            cluster,
+            plans,
+            RunFolderReader(store),
+            utc_now=self._clock.now,
+            live_jobs=lambda: intake.live,
+            namespaces=self._settings.namespaces,
         )
         applier = Applier(cluster, plans, store, created=self._metrics.jobset_created)
         jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now)
