@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.main import main
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import BLOT, Redactor
+from finetune_trainer.stages import resumption
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.report import LatestWriter, Report, thinned
 from tests.trainer.requests import request
@@ -343,6 +345,18 @@ def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
     )
     assert said == f"{(tmp_path / 't').read_text()}\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_a_newer_trainer_began_is_not_continued_by_an_older_one(tmp_path: Path) -> None:
+    """What the older one does not know of the request could have decided what was trained."""
+    now = request(tmp_path, "Preflight", job={"uid": "another"})
+    folder = RunFolder(now.run_folder)
+    before = json.loads(request(tmp_path, "Preflight").to_json()) | {"requires": "1.999"}
+    open_store().write(folder.request("prep", 1), json.dumps(before))
+    context = SimpleNamespace(folder=folder, store=open_store(), request=now)
+    with pytest.raises(StageError, match=r"needs version 1\.999 of the contract") as refused:
+        resumption.check(context, None)  # type: ignore[arg-type]
+    assert refused.value.reason == "ResumeMismatch"
 
 
 def test_every_result_says_what_the_image_speaks(tmp_path: Path) -> None:
