@@ -52,7 +52,8 @@ class HubDestination(ApiModel):
 
 
 class Destination(ApiModel):
-    """A place to copy the exported model to; exactly one of uri and huggingFaceHub."""
+    """A place to copy the exported model to; exactly one of uri and huggingFaceHub. Preflight tries whether Export may
+    write there."""
 
     rules: ClassVar = (exactly_one("uri", "huggingFaceHub"),)
 

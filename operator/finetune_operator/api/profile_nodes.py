@@ -124,7 +124,9 @@ class CpuPool(ApiModel):
     tolerations: Tolerations | None = None
     """Tolerations."""
     max_memory: Quantity | None = None
-    """Most memory that a stage may ask for."""
+    """Most memory that a stage may request: what a node leaves for pods, not the size of the node. GKE leaves about
+    118 GiB of 128, and DaemonSets take some of it: 115Gi. A value between what a node of a common size leaves and that
+    size is lowered to the former. Default: no limit, so that a large model may wait for a node that no pool has."""
 
 
 class PathwaysNodes(ApiModel):

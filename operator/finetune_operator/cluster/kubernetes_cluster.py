@@ -138,7 +138,8 @@ class KubernetesCluster:
             page = [*query, ("continue", continuation)] if continuation else query
             answer = await self._call("list", kind, namespace, query=page, accept=accept)
             continuation = answer.get("metadata", {}).get("continue")
-            yield answer["items"]
+            # An empty list of metadata has null for its items.
+            yield answer.get("items") or ()
             if not continuation:
                 return
 

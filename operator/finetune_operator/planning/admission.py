@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from finetune_contract.engine import override_faults
 from finetune_operator.api import (
     DEFAULT_PROFILE_ANNOTATION,
     InvalidObject,
@@ -127,11 +128,13 @@ def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Pla
 
 
 def check_job(job: Object) -> None:
-    """The schema. Raises Refused."""
+    """The schema, and the engine's settings that the job overrides. Raises Refused."""
     try:
         parse_job(job)
     except InvalidObject as error:
         raise Refused(Reason.INVALID_SPEC, str(error)) from error
+    if faults := [str(fault) for fault in override_faults(job["spec"].get("engineOverrides", {}))]:
+        raise Refused(Reason.INVALID_SPEC, " ".join(faults))
 
 
 def check_profile_object(profile: Object) -> None:

@@ -86,9 +86,9 @@ def storage_faults(profile: Object) -> Iterator[str]:
 def namespace_fault(storage: Storage) -> str | None:
     """Why a namespace of that name has no folder of its own."""
     for what, folder in storage.shared.items():
-        if storage.own == folder or is_below(storage.own, folder):
+        if storage.own == folder or is_below(storage.own, folder) or is_below(folder, storage.own):
             return (
-                f"the folder of namespace {storage.namespace}, {storage.own}, is in storage.{what}, {folder}: "
+                f"the folder of namespace {storage.namespace}, {storage.own}, and storage.{what}, {folder}, overlap: "
                 f"set storage.{what} to a folder outside storage.artifacts"
             )
     return None

@@ -249,13 +249,13 @@ def test_chips_of_which_nothing_is_published_need_the_mesh_in_words() -> None:
         (
             {"engineOverrides": {"allow": ["remat_policy", "remat_polcy"]}},
             (
-                "spec.constraints.engineOverrides.allow[1]: remat_polcy is no setting of MaxText: "
-                "did you mean remat_policy?"
+                "spec.constraints.engineOverrides.allow[1]: remat_polcy: MaxText has no such setting. "
+                "Did you mean remat_policy?"
             ),
         ),
         (
             {"engineOverrides": {"allow": ["no_such_thing_at_all"]}},
-            "no_such_thing_at_all is no setting of MaxText",
+            "no_such_thing_at_all: MaxText has no such setting",
         ),
     ],
 )
