@@ -36,6 +36,9 @@ VARIANTS = {
         "metrics.serviceMonitor.labels.release=prometheus",
         "metrics.podMonitoring.enabled=true",
         "networkPolicy.enabled=true",
+        r"networkPolicy.ingressFrom[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring",
+        "networkPolicy.extraEgress[0].to[0].ipBlock.cidr=10.0.0.8/32",
+        "networkPolicy.extraEgress[0].ports[0].port=3128",
     ),
 }
 
@@ -184,6 +187,7 @@ def test_crds_can_be_left_to_others_or_to_uninstall(render: Render) -> None:
         ("operator.env[0].name=HTTPS_PROXY", "/operator/env/0"),
         ("resources=null", "resources"),
         ("rbac.aggregate=yes", "/rbac/aggregate"),
+        ("networkPolicy.ingressFrom[0].namespace=monitoring", "/networkPolicy/ingressFrom/0"),
         ("metrics.podMonitoring.interval=0s", "/metrics/podMonitoring/interval"),
     ],
 )
