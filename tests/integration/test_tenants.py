@@ -5,6 +5,7 @@ Each attack is possible with the tenant's rights alone, or is refused at a door 
 by the operator at admission, or by the store.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -118,7 +119,8 @@ def untouched(victim: Tenant) -> Iterator[None]:
     before = Belongings.of(victim, KEPT)
     yield
     victim.settled(KEPT)
-    assert Belongings.of(victim, KEPT) == before
+    after = Belongings.of(victim, KEPT)
+    assert dataclasses.asdict(after) == dataclasses.asdict(before)
 
 
 def _run_folder(tenant: Tenant, job: str) -> str:
