@@ -10,6 +10,7 @@ from finetune_operator.rendering.labels import (
     attempt_of,
     claim_of,
     content_of,
+    flavor_of,
     jobset_name,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
@@ -29,6 +30,7 @@ __all__ = [
     "content_of",
     "cpu_memory_gib",
     "first_group",
+    "flavor_of",
     "jobset_name",
     "plan_offline",
     "render_jobset",
