@@ -20,6 +20,7 @@ NO_CAPACITY = "NoCapacity"
 STARTUP_TIMEOUT = "StartupTimeout"
 HUNG = "Hung"
 STAGE_TIMEOUT = "StageTimeout"
+PODS_MISSING = "PodsMissing"
 
 #: Seconds of one attempt at a stage that reports no steps, where spec.hangPolicy.stageSeconds says nothing: several
 #: times what the largest models take. Evaluate holds a slice meanwhile; on CPU, downloads decide.
@@ -192,6 +193,13 @@ def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: da
     limit = limits.startup if stage is Stage.TRAIN else _stage_seconds(stage, limits)
     if begun is None or now - begun <= timedelta(seconds=limit):
         return None
+    if span is None:
+        return Failure(
+            code=ExitCode.UNAVAILABLE,
+            reason=PODS_MISSING,
+            message=f"{stage} has no pods any more, and JobSet has not started them again.",
+            fix="Look at the JobSet's events and whether its controller runs.",
+        )
     if stage is Stage.TRAIN:
         return Failure(
             code=ExitCode.UNAVAILABLE,

@@ -43,14 +43,17 @@ class Rate:
     chips: int
     price: float | None
     """Of a chip hour."""
+    known: bool = True
+    """False: nothing tells any more, and it is taken to be that of the slice that the job has now."""
 
 
 def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, previous: Object) -> Usage:
     """Over all attempts, never less than ``previous``, the status as it is, says."""
     every = tuple(attempts)
     rated = [(attempt, rate_of(attempt, plan, every)) for attempt in every]
-    seen = _sum(plan, [(ran(attempt, now), rate) for attempt, rate in rated])
     as_of = previous.get("activeTime", {}).get("asOf")
+    # What was told while their rate was known is better than what it may have been.
+    seen = _sum(plan, [(ran(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of])
     since = _sum(
         plan, [(_since(attempt, parse(as_of), now), rate) for attempt, rate in rated] if as_of else []
     )
@@ -129,7 +132,7 @@ def rate_of(attempt: Attempt, plan: Plan, others: Iterable[Attempt]) -> Rate:
         noted = each.written.failure if each.written else None
         if noted and noted.chips is not None:
             return Rate(chips=noted.chips, price=noted.chip_hour_price)
-    return Rate(chips=plan.chips, price=_present(plan).chip_hour_price)
+    return Rate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
 
 
 def terms_of(jobset: Object, plan: Plan) -> Terms:
