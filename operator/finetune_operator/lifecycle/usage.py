@@ -200,9 +200,9 @@ def _intervals(attempt: Attempt, now: datetime) -> list[Interval]:
         found.append((result.started, result.finished))
     if span := children.running_span(attempt.pods):
         found.append((span[0], span[1] or now))
-    # Pods of the run before may still be ending.
-    resumed = _resumed(attempt)
-    return [(max(begin, resumed) if resumed else begin, min(end, now)) for begin, end in found]
+    # Pods of the run before may still be ending, and a node's clock may tell anything.
+    earliest = _resumed(attempt) or (children.created_at(attempt.jobset) if attempt.jobset else None)
+    return [(max(begin, earliest) if earliest else begin, min(end, now)) for begin, end in found]
 
 
 def _since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
