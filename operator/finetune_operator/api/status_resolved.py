@@ -44,6 +44,15 @@ class ResolvedProfile(ApiModel):
     """Hash of its spec."""
 
 
+class ResolvedPlan(ApiModel):
+    """The stored plan that the job runs under: an immutable ConfigMap in the operator's namespace."""
+
+    name: DnsName
+    """Name of the ConfigMap."""
+    digest: Digest
+    """sha256 of its data; each JobSet of the job carries it as an annotation."""
+
+
 class ModelLineage(ApiModel):
     """The job that has made the model, as it was at admission."""
 
@@ -163,6 +172,16 @@ class ResolvedMemory(ApiModel):
     """How that was found out."""
 
 
+class ResolvedHostMemory(ApiModel):
+    """What the pods of the stages on CPU request, by the model's size; where the profile's nodes do not have it, what
+    the stage would need."""
+
+    convert: Quantity | None = None
+    """Convert's; absent where nothing is converted."""
+    export: Quantity | None = None
+    """Export's."""
+
+
 class ResolvedImages(ApiModel):
     """The images that run."""
 
@@ -181,6 +200,8 @@ class Resolved(ApiModel):
     """Hash of the merged spec."""
     profile: ResolvedProfile | None = None
     """The profile, as it was at admission."""
+    plan: ResolvedPlan | None = None
+    """The stored plan that the job runs under."""
     model: ResolvedModel | None = None
     """What the model is."""
     datasets: Annotated[tuple[ResolvedDataset, ...], Field(max_length=48)] | None = None
@@ -193,6 +214,8 @@ class Resolved(ApiModel):
     """The slice, and why it was chosen."""
     memory: ResolvedMemory | None = None
     """Whether it fits."""
+    host_memory: ResolvedHostMemory | None = None
+    """What the stages on CPU request."""
     checkpoint: ShortText | None = None
     """Which checkpoint is evaluated and exported: Best or Last."""
     images: ResolvedImages | None = None

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import DatasetReport
-from finetune_operator.lifecycle.memory import memory_status
+from finetune_operator.lifecycle.memory import host_memory_status, memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning.snapshot import plan_name
 
 type Object = Mapping[str, Any]
 
@@ -18,6 +19,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
     resolved: dict[str, Any] = {
         "specHash": plan.spec_hash,
         "profile": {"name": plan.profile_name, "hash": plan.profile_hash},
+        "plan": {"name": plan_name(plan.job.uid), "digest": plan.digest},
         "model": _model(plan, findings),
         "hyperparameters": {
             "globalBatchSize": plan.hyperparameters.global_batch_size,
@@ -42,6 +44,8 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
     }
     if steps is not None:
         resolved["hyperparameters"]["steps"] = steps
+    if requested := host_memory_status(plan, findings):
+        resolved["hostMemory"] = requested
     if findings.preflight:
         if findings.preflight.max_seq_length is not None:
             resolved["hyperparameters"]["maxSeqLength"] = findings.preflight.max_seq_length

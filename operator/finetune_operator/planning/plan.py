@@ -28,6 +28,7 @@ from finetune_contract import (
 from finetune_operator.planning import resolve, training
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.budget import Budget, resolve_budget
+from finetune_operator.planning.limits import Bound, bounds_of
 from finetune_operator.planning.memory import resolve_memory
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
@@ -106,6 +107,8 @@ class Plan:
     job: JobIdentity
     owner: Object
     """Owner reference for children."""
+    digest: str
+    """sha256 of the stored plan, which JobSets and the status carry."""
     profile_name: str
     profile_hash: str
     spec_hash: str
@@ -156,6 +159,10 @@ class Plan:
     queues: Queues
     pod: PodAdditions
     currency: str | None
+    owner_of_profile: Object
+    """Whom to ask: team and contact, as far as the profile says."""
+    bounds: tuple[Bound, ...]
+    """The profile's ``constraints.limits``."""
     plan_only: bool
 
     @property
@@ -182,7 +189,8 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
     spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
     resources = spec["resources"]
     refuse_other_controller(snapshot.spec["resources"]["controller"], resources["controller"])
-    queued = "localQueue" in profile.get("queue", {})
+    queues = resolve_queues(metadata, profile)
+    queued = queues.tpu is not None
     placement = place(resources, snapshot.profile_name, profile["flavors"], queued=queued, passed=passed)
     mesh = resolve_mesh(
         placement.shape, resources["slices"], resources.get("parallelism", {}), resources["controller"]
@@ -196,6 +204,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
         ),
         owner=owner_reference(job),
+        digest=snapshot.digest,
         profile_name=snapshot.profile_name,
         profile_hash=snapshot.profile_hash,
         spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
@@ -214,10 +223,12 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         placement=placement,
         flavors=terms(profile["flavors"]),
         mesh=mesh,
-        pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
+        pathways=resolve_pathways(profile, snapshot.job.namespace, placement)
+        if mesh.controller == "Pathways"
+        else None,
         model=model,
         lineage=spec["model"].get("fromJob"),
-        data=resolve.data(spec),
+        data=resolve.data(spec, length_asked=job["spec"].get("datasets", {}).get("maxSeqLength") is not None),
         method=training.method(spec),
         hyperparameters=training.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
         checkpointing=checkpointing,
@@ -258,7 +269,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             tolerations=tuple(cpu_pool.get("tolerations", ())),
             max_memory=cpu_pool.get("maxMemory"),
         ),
-        queues=resolve_queues(metadata, profile),
+        queues=queues,
         pod=PodAdditions(
             env=tuple(pod.get("env", ())),
             labels=pod.get("labels", {}),
@@ -267,5 +278,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             privileged=pod.get("privileged", False),
         ),
         currency=profile.get("currency"),
+        owner_of_profile=profile.get("owner", {}),
+        bounds=bounds_of(profile),
         plan_only=bool(spec.get("planOnly", False)),
     )

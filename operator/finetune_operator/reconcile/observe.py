@@ -26,11 +26,14 @@ from finetune_operator.lifecycle.classify import settled
 from finetune_operator.lifecycle.decision import CloserLook, Concerned
 from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
+from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
+from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.chat_template import template_ref
+from finetune_operator.planning.first_format import first_format_name
 from finetune_operator.planning.queueing import QUEUE_LABEL
-from finetune_operator.planning.resumption import resumed_folder
-from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
+from finetune_operator.planning.resumption import blocks
 from finetune_operator.planning.source_job import source_name
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.rendering import attempt_of
 from finetune_operator.rendering.labels import UID_LABEL
@@ -57,23 +60,29 @@ class Observer:
 
     Args:
         cluster: live reads.
+        plans: where the plans of jobs are stored.
         folder: the run folder's reader.
         utc_now: the wall clock.
         live_jobs: how many jobs have not finished, as far as is known.
+        namespaces: those that are served; empty: all.
     """
 
     def __init__(
         self,
         cluster: Cluster,
+        plans: Plans,
         folder: RunFolderReader,
         *,
         utc_now: Callable[[], datetime],
         live_jobs: Callable[[], int],
+        namespaces: Sequence[str] = (),
     ) -> None:
         self._cluster = cluster
+        self._plans = plans
         self._folder = folder
         self._utc_now = utc_now
         self._live_jobs = live_jobs
+        self._namespaces = namespaces
 
     async def observe(self, key: JobKey) -> Observed | None:
         """Everything about one job; None when there is no such job. Raises ClusterError.
@@ -81,23 +90,23 @@ class Observer:
         The order matters: the run folder is read after the JobSets and pods. A stage that is seen to have ended
         has written its record before, so its record is seen too.
         """
-        job, snapshot = await asyncio.gather(
-            self.job(key),
-            self._find(CONFIG_MAPS, key.namespace, f"{key.name}{SNAPSHOT_SUFFIX}"),
-        )
+        job = await self.job(key)
         if job is None:
             return None
         uid = job["metadata"]["uid"]
-        if snapshot is not None and not owned_by(snapshot, uid):
-            # Left by an earlier job of that name; garbage collection is about to take it.
-            snapshot = None
-        jobsets, pods, profiles, template, source, neighbours = await asyncio.gather(
+        snapshot, labelled, pods = await asyncio.gather(
+            self._plans.find(uid),
             self._cluster.list(JOBSETS, key.namespace, labels={UID_LABEL: uid}),
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
-            self._profiles(snapshot),
+        )
+        jobsets = own_jobsets(job, labelled, snapshot)
+        pods = own_pods(job, pods, jobsets)
+        profiles = await self._profiles(snapshot)
+        first_format, template, source, neighbours = await asyncio.gather(
+            self._first_format(job, snapshot),
             self._template(job, snapshot),
             self._source(job, snapshot),
-            self._neighbours(job, snapshot),
+            self._neighbours(job, profiles),
         )
         workloads, view = await asyncio.gather(self._workloads(key.namespace, jobsets), self._view(snapshot))
         nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)])
@@ -106,8 +115,9 @@ class Observer:
             job=job,
             profiles=tuple(profiles),
             snapshot=snapshot,
-            jobsets=tuple(jobsets),
-            pods=tuple(pods),
+            first_format=first_format,
+            jobsets=jobsets,
+            pods=pods,
             folder=view,
             template=template,
             source=source,
@@ -183,6 +193,11 @@ class Observer:
         """All profiles before admission; afterwards the snapshot holds the job's copy."""
         return await self._cluster.list(PROFILES, None) if snapshot is None else ()
 
+    async def _first_format(self, job: Object, snapshot: Object | None) -> Object | None:
+        """The plan that an earlier release kept in the job's namespace, where the job may still need it."""
+        name = first_format_name(job) if snapshot is None else None
+        return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], name) if name else None
+
     async def _template(self, job: Object, snapshot: Object | None) -> Object | None:
         """The ConfigMap of the chat template before admission; afterwards the snapshot holds its text."""
         reference = template_ref(job["spec"]) if snapshot is None else None
@@ -190,11 +205,16 @@ class Observer:
             return None
         return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
 
-    async def _neighbours(self, job: Object, snapshot: Object | None) -> Sequence[Object]:
-        """The jobs that may use the run folder that this one is to go on in, before admission."""
-        if snapshot is not None or resumed_folder(job["spec"]) is None:
+    async def _neighbours(self, job: Object, profiles: Sequence[Object]) -> Sequence[Object]:
+        """A job that uses the run folder that this one is to go on in, before admission. The job's own namespace is
+        asked first: most are there."""
+        if not profiles or not may_resume(job, profiles):
             return ()
-        return await self._cluster.list(JOBS, job["metadata"]["namespace"])
+        for scope in dict.fromkeys([job["metadata"]["namespace"], *(self._namespaces or (None,))]):
+            async for page in self._cluster.pages(JOBS, scope):
+                if found := [other for other in page if blocks(other, job)]:
+                    return found
+        return ()
 
     async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
         """The job whose model this one starts from before admission; afterwards the snapshot holds what it came to."""
@@ -222,8 +242,3 @@ def _failed_lately(pod: Object, now: datetime) -> bool:
         if (state := container.get("state", {}).get("terminated")) and "finishedAt" in state
     ]
     return not ended or now - max(ended) <= 2 * WINDOW
-
-
-def owned_by(child: Object, uid: str) -> bool:
-    """Whether the owner references name the job of that uid."""
-    return any(owner.get("uid") == uid for owner in child["metadata"].get("ownerReferences", ()))

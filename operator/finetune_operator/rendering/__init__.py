@@ -4,6 +4,7 @@ from finetune_operator.rendering.jobset import TPU_STAGES, first_group, render_j
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
     JOB_LABEL,
+    PLAN_ANNOTATION,
     RESTART_LABEL,
     STAGE_LABEL,
     UID_LABEL,
@@ -12,6 +13,7 @@ from finetune_operator.rendering.labels import (
     content_of,
     flavor_of,
     jobset_name,
+    plan_of,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
 from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION, plan_offline
@@ -20,6 +22,7 @@ __all__ = [
     "ATTEMPT_LABEL",
     "JOB_LABEL",
     "KNOWN_LATER_ANNOTATION",
+    "PLAN_ANNOTATION",
     "RESTART_LABEL",
     "STAGE_LABEL",
     "TPU_STAGES",
@@ -32,6 +35,7 @@ __all__ = [
     "first_group",
     "flavor_of",
     "jobset_name",
+    "plan_of",
     "plan_offline",
     "render_jobset",
 ]

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from finetune_contract import Failure, Stage
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
@@ -13,15 +15,24 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.observed import AttemptKey, Observed
 from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeCluster, FakeStore, child, job
+from tests.unit.lifecycle import world
+from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 from tests.unit.reconcile.records import result
 
 KEY = JobKey("team", "demo")
 
 
-def observer(cluster: FakeCluster, store: FakeStore) -> Observer:
-    return Observer(cluster, RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3)
+def observer(cluster: FakeCluster, store: FakeStore, namespaces: tuple[str, ...] = ()) -> Observer:
+    return Observer(
+        cluster,
+        Plans(cluster, OWN),
+        RunFolderReader(store),
+        utc_now=lambda: NOW,
+        live_jobs=lambda: 3,
+        namespaces=namespaces,
+    )
 
 
 async def look(cluster: FakeCluster, store: FakeStore | None = None) -> Observed | None:
@@ -52,7 +63,7 @@ async def test_profiles_are_read_only_until_admission() -> None:
     observed = await look(cluster)
     assert observed is not None
     assert observed.profiles == (profile,)
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
     observed = await look(cluster)
     assert observed is not None
     assert observed.profiles == ()
@@ -70,7 +81,7 @@ async def test_the_config_map_of_a_chat_template_is_read_only_until_admission() 
     observed = await look(cluster)
     assert observed is not None
     assert observed.template == template
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
     observed = await look(cluster)
     assert observed is not None
     assert observed.template is None
@@ -118,19 +129,37 @@ async def test_a_cluster_without_kueue_is_told_from_one_that_has_seen_nothing() 
     assert observed.workloads is None
 
 
-async def test_the_snapshot_of_an_earlier_job_of_that_name_is_none_of_ours() -> None:
+async def test_a_plan_in_the_jobs_own_namespace_is_not_read() -> None:
     cluster = FakeCluster()
     cluster.put(JOBS, job())
-    cluster.put(CONFIG_MAPS, {**child("ConfigMap", "demo-plan", owner="earlier")})
+    for name in ("demo-plan", plan()["metadata"]["name"]):
+        forged = plan()
+        forged["metadata"] |= {"namespace": "team", "name": name}
+        cluster.put(CONFIG_MAPS, forged)
     observed = await look(cluster)
     assert observed is not None
-    assert observed.snapshot is None
+    assert (observed.snapshot, observed.first_format) == (None, None)
+
+
+async def test_a_plan_of_an_earlier_release_is_read_where_its_job_may_still_need_it() -> None:
+    cluster = FakeCluster()
+    admitted = {"resolved": {"profile": {"name": "local", "hash": "0"}}}
+    cluster.put(JOBS, job(**admitted))
+    old = cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.first_format == old
+    admitted["resolved"]["plan"] = {"name": "finetune-plan-uid-of-demo", "digest": "0"}
+    cluster.put(JOBS, job(**admitted))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.first_format is None
 
 
 async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> None:
     cluster, store = FakeCluster(), FakeStore()
     cluster.put(JOBS, job())
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
 
     def end_while_being_listed(moment: str, call: str) -> None:
         # The trainer writes its record, then its JobSet ends: all between our reads.
@@ -148,12 +177,8 @@ async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> N
 async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
     cluster, store = FakeCluster(), FakeStore()
     cluster.put(JOBS, job())
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
     pod = child("Pod", "demo-train-1-slice-0-0-abcde")
-    pod["metadata"]["labels"] |= {
-        "tpu-finetune.dev/stage": "Train",
-        "tpu-finetune.dev/attempt": "1",
-    }
     kind = {"cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice"}
     cluster.put(PODS, pod | {"spec": {"nodeSelector": kind}, "status": {"phase": "Failed"}})
     cluster.put(NODES, {"metadata": {"name": "host", "labels": kind}})
@@ -164,3 +189,35 @@ async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
         observed = await look(cluster, store)
         assert observed is not None
         assert cluster.calls.count("list nodes") == asked, reason
+
+
+LENT = "gs://artifacts/team-b/support-bot-0b5e3a52"
+
+
+def of_world(name: str, namespace: str, uid: str, **spec: Any) -> dict[str, Any]:
+    """A job of the world, in a namespace."""
+    wanted = world.job(**spec)
+    wanted["metadata"] |= {"name": name, "namespace": namespace, "uid": uid}
+    return wanted
+
+
+@pytest.mark.parametrize(("served", "seen"), [((), True), (("team", "team-b"), True), (("team",), False)])
+async def test_who_uses_a_run_folder_is_looked_for_in_all_served_namespaces(
+    served: tuple[str, ...], seen: bool
+) -> None:
+    cluster = FakeCluster()
+    cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}}))
+    cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
+    owner = cluster.put(JOBS, of_world("support-bot", "team-b", world.UID))
+    cluster.put(JOBS, of_world("bystander", "team-b", "0badcafe"))
+    observed = await observer(cluster, FakeStore(), served).observe(KEY)
+    assert observed is not None
+    assert observed.neighbours == ((owner,) if seen else ())
+
+
+async def test_a_folder_that_the_profile_does_not_open_costs_no_look_at_other_namespaces() -> None:
+    cluster = FakeCluster()
+    cluster.put(PROFILES, world.profile())
+    cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
+    await observer(cluster, FakeStore()).observe(KEY)
+    assert "list finetunejobs" not in cluster.calls

@@ -1,6 +1,6 @@
 """Errors reach the user; and whatever dies at whatever call, a job ends with each stage made once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune_operator.api import ConditionType
-from finetune_operator.artifacts.port import StorageDenied
+from finetune_operator.artifacts.port import NAMES_LIMIT, StorageDenied
+from finetune_operator.artifacts.shares import share_of
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     EVENTS,
@@ -23,9 +24,10 @@ from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, 
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from tests.unit.reconcile.fakes import NOW, Crash, FakeCluster, FakeStore, child, job
+from tests.unit.reconcile.fakes import NOW, OWN, Crash, FakeCluster, FakeStore, child, job, plan
 
 KEY = JobKey("team", "demo")
 
@@ -36,9 +38,11 @@ def make(
     store = store or FakeStore()
 
     return Reconciler(
-        Observer(cluster, RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3),
+        Observer(
+            cluster, Plans(cluster, OWN), RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3
+        ),
         decide,
-        Applier(cluster, store),
+        Applier(cluster, Plans(cluster, OWN), store),
         utc_now=lambda: NOW,
     )
 
@@ -87,6 +91,54 @@ async def test_an_error_is_in_the_status_with_what_to_do_and_when(
     assert shown["message"].endswith("Tried again every minute.")
     assert "secret" not in shown["message"]
     assert cluster.of(JOBS)[0]["status"]["summary"] == shown["message"]
+
+
+@pytest.mark.parametrize("strikes", ["get finetunejobs", "patch finetunejobs/status"])
+async def test_a_fault_while_an_error_is_reported_stays_with_the_job(
+    cluster: FakeCluster, strikes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(_moment: str, call: str) -> BaseException | None:
+        return RuntimeError("odd") if call in (strikes, "create jobsets") else None
+
+    cluster.fault = fault
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    with pytest.raises(ReconcileError) as caught:
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert caught.value.reason == "InternalError"
+    assert "odd" in caplog.text
+
+
+async def test_a_job_that_no_status_fits_stays_with_itself(cluster: FakeCluster) -> None:
+    del cluster.of(JOBS)[0]["metadata"]["generation"]
+    cluster.fault = lambda _, call: Rejected("no", status=403) if call == "create jobsets" else None
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    with pytest.raises(ReconcileError) as caught:
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert caught.value.reason == "RefusedByAPIServer"
+
+
+async def test_the_wait_that_the_server_asks_for_is_passed_on_and_shown(cluster: FakeCluster) -> None:
+    error = Unavailable("429 slow down", status=429, retry_after=200)
+    cluster.fault = lambda moment, call: error if (moment, call) == ("before", "create jobsets") else None
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    with pytest.raises(ReconcileError) as caught:
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert caught.value.retry_after == 200
+    assert condition(cluster)["message"].endswith("Tried again every 5 minutes.")
+
+
+async def test_the_store_is_asked_on_behalf_of_the_jobs_namespace(cluster: FakeCluster) -> None:
+    cluster.put(CONFIG_MAPS, plan())
+    asked: list[str] = []
+
+    class Store(FakeStore):
+        async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
+            asked.append(share_of(uri).tenant)
+            return await super().list(uri, limit=limit)
+
+    await make(cluster, lambda _: Decision(status={"phase": "Running"}), Store()).reconcile(KEY, retry_in=1)
+    assert asked == ["team"]
+    assert share_of("gs://b/x/y").tenant == "x", "and of nobody's afterwards"
 
 
 async def test_the_next_good_reconcile_takes_the_error_away(cluster: FakeCluster) -> None:
@@ -174,7 +226,7 @@ def chain(observed: Observed) -> Decision:
     wanted = next((f"demo-{stage}-1" for stage in STAGES if f"demo-{stage}-1" not in have), None)
     return Decision(
         status={"phase": "Running" if wanted else "Succeeded", "stages": len(have)},
-        snapshot=None if observed.snapshot else child("ConfigMap", "demo-plan"),
+        snapshot=None if observed.snapshot else plan(),
         jobset=child("JobSet", wanted) if wanted and observed.snapshot else None,
         notices=(Notice(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
         look_again_after=0 if wanted else None,

@@ -1,15 +1,21 @@
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from finetune_operator.cluster.port import JOBS, Unavailable
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Object, Unavailable
+from finetune_operator.planning.snapshot import JOB_NAMESPACE_LABEL
 from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
+from finetune_operator.rendering import UID_LABEL
+from finetune_operator.runtime import workers
 from finetune_operator.runtime.logs import current_job
 from finetune_operator.runtime.metrics import Metrics
 from finetune_operator.runtime.queue import Backoff, WorkQueue
 from finetune_operator.runtime.workers import Workers, resync
-from tests.unit.reconcile.fakes import FakeCluster
+from tests.unit.cluster.fake_time import FakeTime
+from tests.unit.reconcile.fakes import OWN, FakeCluster, plan
 from tests.unit.runtime.objects import job, key
 
 AT_ONCE = Backoff(base=0, longest=0)
@@ -75,31 +81,162 @@ async def test_what_is_in_hand_is_finished_when_the_queue_is_closed() -> None:
     assert ended.is_set()
 
 
-async def test_a_fault_of_a_worker_ends_them_all() -> None:
-    queue = WorkQueue[JobKey]()
+async def test_any_fault_stays_with_its_key(caplog: pytest.LogCaptureFixture) -> None:
+    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), Metrics()
+    faults = iter([RuntimeError("odd"), asyncio.CancelledError(), TimeoutError(), KeyError("x")])
+    good: list[JobKey] = []
 
-    async def broken(_key: JobKey, /, *, retry_in: float) -> float | None:
-        raise RuntimeError("no reconcile may raise this")
+    async def reconcile(handled: JobKey, /, *, retry_in: float) -> float | None:
+        if handled == key("bad") and (fault := next(faults, None)):
+            raise fault
+        good.append(handled)
+        if len(good) == 2:
+            queue.close()
+        return None
+
+    queue.add(key("bad"))
+    queue.add(key("good"))
+    await Workers(queue, reconcile, metrics=metrics).run(3)
+    assert sorted(good) == [key("bad"), key("good")]
+    assert sample(metrics, "finetune_reconcile_errors_total", reason="InternalError") == 4
+    assert "odd" in caplog.text
+
+
+async def test_a_reconcile_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "RECONCILE_SECONDS", 0)
+    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), Metrics()
+    tries = 0
+
+    async def reconcile(_key: JobKey, /, *, retry_in: float) -> float | None:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            queue.close()
+        await asyncio.Event().wait()
+        return None
 
     queue.add(key())
-    with pytest.raises(ExceptionGroup):
-        await Workers(queue, broken, metrics=Metrics()).run(3)
+    await Workers(queue, reconcile, metrics=metrics).run(1)
+    assert sample(metrics, "finetune_reconcile_errors_total", reason="TooSlow") == 2
+
+
+@pytest.mark.parametrize(("asked", "waited"), [(60, 60), (0.1, 0.25), (None, 0.25), (86_400, 600)])
+async def test_a_server_that_asks_for_time_gets_it(asked: float | None, waited: float) -> None:
+    time = FakeTime()
+    queue = WorkQueue[JobKey](clock=time.clock)
+    failed = asyncio.Event()
+
+    async def reconcile(_key: JobKey, /, *, retry_in: float) -> float | None:
+        failed.set()
+        raise ReconcileError("APIServerUnavailable", "429", retry_after=asked)
+
+    queue.add(key())
+    working = asyncio.ensure_future(Workers(queue, reconcile, metrics=Metrics()).run(1))
+    await failed.wait()
+    queue.close()
+    await working
+    time.now = waited - 0.01
+    assert queue.depth() == 0
+    time.now = waited
+    assert queue.depth() == 1
+
+
+class Ears:
+    """Hears what a resync lists and misses."""
+
+    def __init__(self, known: frozenset[JobKey] = frozenset()) -> None:
+        self.known = known
+        self.heard: list[str] = []
+        self.forgotten: asyncio.Queue[list[JobKey]] = asyncio.Queue()
+
+    def keys(self) -> frozenset[JobKey]:
+        return self.known
+
+    def listed(self, jobs: Sequence[Object]) -> None:
+        self.heard += [each["metadata"]["namespace"] for each in jobs]
+
+    def gone(self, keys: frozenset[JobKey]) -> None:
+        self.forgotten.put_nowait(sorted(keys))
+
+
+def in_namespaces(*namespaces: str) -> FakeCluster:
+    """One job in each."""
+    cluster = FakeCluster()
+    for namespace in namespaces:
+        manifest = job()
+        manifest["metadata"] |= {"namespace": namespace, "uid": f"uid-in-{namespace}"}
+        cluster.put(JOBS, manifest)
+    return cluster
+
+
+async def resynced(
+    cluster: FakeCluster, ears: Ears, namespaces: Sequence[str] = ()
+) -> tuple[list[JobKey], list[PlanKey]]:
+    """Jobs and plans that the first complete resync takes for gone."""
+    plans: list[PlanKey] = []
+    running = resync(cluster, namespaces, ears, Plans(cluster, OWN), plans.append, every=0)  # type: ignore[arg-type]
+    task = asyncio.ensure_future(running)
+    forgotten = await ears.forgotten.get()
+    task.cancel()
+    return forgotten, plans
+
+
+def stored(cluster: FakeCluster, namespace: str, uid: str) -> None:
+    """The plan of a job with that uid."""
+    made = plan()
+    made["metadata"] |= {"name": f"finetune-plan-{uid}"}
+    made["metadata"]["labels"] |= {JOB_NAMESPACE_LABEL: namespace, UID_LABEL: uid}
+    cluster.put(CONFIG_MAPS, made)
 
 
 async def test_a_resync_lists_each_namespace_and_outlives_a_lost_api() -> None:
-    cluster = FakeCluster()
-    for namespace in ("team", "other", "foreign"):
-        manifest = job()
-        manifest["metadata"]["namespace"] = namespace
-        cluster.put(JOBS, manifest)
+    cluster = in_namespaces("team", "other", "foreign")
     faults = iter([Unavailable("away", status=503)])
     cluster.fault = lambda moment, _: next(faults, None) if moment == "before" else None
-    heard: asyncio.Queue[list[str]] = asyncio.Queue()
+    ears = Ears()
+    await resynced(cluster, ears, ["team", "other"])
+    assert sorted(ears.heard) == ["other", "team"]
 
-    class Ears:
-        def resync(self, jobs: list[dict[str, dict[str, str]]]) -> None:
-            heard.put_nowait(sorted(each["metadata"]["namespace"] for each in jobs))
 
-    task = asyncio.ensure_future(resync(cluster, ["team", "other"], Ears(), every=0))  # type: ignore[arg-type]
-    assert await heard.get() == ["other", "team"]
-    task.cancel()
+async def test_plans_of_jobs_that_are_gone_are_put_on_the_queue() -> None:
+    cluster = in_namespaces("team")
+    stored(cluster, "team", "uid-in-team")
+    stored(cluster, "team", "uid-of-an-earlier-one")
+    stored(cluster, "elsewhere", "uid-gone-too")
+    _, plans = await resynced(cluster, Ears())
+    assert sorted(each.uid for each in plans) == ["uid-gone-too", "uid-of-an-earlier-one"]
+
+
+async def test_plans_of_namespaces_that_another_release_serves_are_left_alone() -> None:
+    cluster = in_namespaces("team")
+    stored(cluster, "team", "uid-gone")
+    stored(cluster, "elsewhere", "uid-of-the-other-release")
+    _, plans = await resynced(cluster, Ears(), ["team"])
+    assert [each.uid for each in plans] == ["uid-gone"]
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+async def test_nothing_is_taken_for_gone_while_a_listing_is_incomplete(at: int) -> None:
+    """Page number ``at`` of the listing of jobs is missing, the first time."""
+    cluster = in_namespaces("a", "b", "c", "d")
+    for namespace in ("a", "b", "c", "d"):
+        stored(cluster, namespace, f"uid-in-{namespace}")
+    pages = iter(range(1, 100))
+    cluster.fault = lambda moment, call: (
+        Unavailable("away", status=503)
+        if (moment, call) == ("before", "page finetunejobs") and next(pages) == at
+        else None
+    )
+    ears = Ears(frozenset(JobKey(namespace, "demo") for namespace in ("a", "b", "c", "d")))
+    assert await resynced(cluster, ears) == ([], [])
+
+
+async def test_a_job_created_while_the_resync_lists_keeps_its_plan() -> None:
+    cluster = in_namespaces("team")
+
+    def create(moment: str, call: str) -> None:
+        if (moment, call) == ("after", "page finetunejobs"):
+            stored(cluster, "team", "uid-of-a-new-job")
+
+    cluster.fault = create
+    assert await resynced(cluster, Ears()) == ([], [])
