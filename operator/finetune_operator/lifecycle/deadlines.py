@@ -22,10 +22,6 @@ HUNG = "Hung"
 STAGE_TIMEOUT = "StageTimeout"
 PODS_MISSING = "PodsMissing"
 
-#: Seconds of one attempt at a stage that reports no steps, where spec.hangPolicy.stageSeconds says nothing: several
-#: times what the largest models take. Evaluate holds a slice meanwhile; on CPU, downloads decide.
-EVALUATE_SECONDS = 6 * 3600
-CPU_STAGE_SECONDS = 24 * 3600
 #: Seconds between two looks at an attempt that JobSet is about to start again.
 INTERRUPTED_LOOK = 5.0
 _CPU = "CPU"
@@ -188,7 +184,8 @@ def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: da
         return _hung(limits, progress, now)
     begun = span[0] if span else _unseen_start(attempt, limits)
     stage = attempt.key.stage
-    limit = limits.startup if stage is Stage.TRAIN else _stage_seconds(stage, limits)
+    by_stage = {Stage.TRAIN: limits.startup, Stage.EVALUATE: limits.evaluate}
+    limit = by_stage.get(stage, limits.cpu_stage)
     if begun is None or now - begun <= timedelta(seconds=limit):
         return None
     if span is None:
@@ -226,10 +223,6 @@ def _hung(limits: Limits, progress: Progress, now: datetime) -> Failure | None:
         "spec.hangPolicy.noStepSeconds.",
         fix="It goes on from the last checkpoint. If steps take that long, raise spec.hangPolicy.noStepSeconds.",
     )
-
-
-def _stage_seconds(stage: Stage, limits: Limits) -> int:
-    return limits.stage or (EVALUATE_SECONDS if stage in TPU_STAGES else CPU_STAGE_SECONDS)
 
 
 def _unseen_start(attempt: Attempt, limits: Limits) -> datetime | None:

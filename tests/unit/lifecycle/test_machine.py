@@ -12,8 +12,6 @@ from finetune_operator.api import ConditionType, FineTuneJobStatus
 from finetune_operator.lifecycle import AttemptKey, Decision, children, decide
 from finetune_operator.lifecycle.budgets import MOST_STUCK
 from finetune_operator.lifecycle.deadlines import (
-    CPU_STAGE_SECONDS,
-    EVALUATE_SECONDS,
     HUNG,
     NO_CAPACITY,
     PODS_MISSING,
@@ -21,6 +19,7 @@ from finetune_operator.lifecycle.deadlines import (
     STARTUP_TIMEOUT,
 )
 from finetune_operator.lifecycle.queueing import evictions
+from finetune_operator.planning.plan import CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
 
