@@ -31,14 +31,14 @@ class Call:
         return left
 
     def stop_by(self, stop: Callable[[], None]) -> None:
-        """``stop`` ends what the thread waits for from now on; it is called once, should the call be aborted."""
+        """Register what interrupts the thread's blocking operation; called once, when the call is aborted."""
         with self._lock:
             self._stop = stop
             if self._aborted:
                 self._end()
 
     def abort(self) -> None:
-        """Nobody waits for the answer any longer."""
+        """End the work; its answer is not needed any more."""
         with self._lock:
             if not self._aborted:
                 self._aborted = True
@@ -66,8 +66,10 @@ class Calls:
         self._under_way: dict[asyncio.Future[None], Call] = {}
 
     async def run[T](self, uri: str, work: Callable[[Call], T]) -> T:
-        """What ``work`` returns or raises; TimeoutError when it has not ended in time. It is then aborted, as it is
-        where this coroutine is cancelled."""
+        """Run ``work`` in a thread and return its result. Raises what it raises, or TimeoutError after the deadline.
+
+        At the deadline, and where this coroutine is cancelled, the call is aborted.
+        """
         loop = asyncio.get_running_loop()
         tenant = share_of(uri).tenant
         await self._slots.take(tenant)
@@ -93,7 +95,7 @@ class Calls:
                 result = work(call)
             except BaseException as raised:  # noqa: BLE001  the caller gets it
                 error = raised
-            # A loop that has been closed meanwhile has nobody who waits.
+            # The loop may have been closed; then the answer has no receiver.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(finish, result, error)
 
@@ -108,7 +110,8 @@ class Calls:
             async with asyncio.timeout(self._seconds):
                 return await answer
         finally:
-            call.abort()
+            if not ended.done():
+                call.abort()
 
     def abort(self) -> None:
         """Ends what is under way."""

@@ -27,18 +27,17 @@ from finetune_operator.artifacts.port import (
 class FileStore:
     """Implements :class:`finetune_operator.artifacts.port.Store`. A reader sees all of a write or nothing.
 
-    Only regular files are objects: a pipe, a device or a socket is as if it were not there. A run folder and a cache
-    entry are written by pods, so symbolic links in them are not followed; those above them are the platform's.
+    Only regular files are objects: pipes, devices and sockets are ignored. Run folders and cache entries are written by
+    pods, so symbolic links in them are not followed; links in the path above them are the platform's and are followed.
 
     Args:
         deadline_seconds: of one call, once it has begun.
-        threads: calls of all tenants at once.
-        share: calls of one tenant at once.
+        threads: calls of all tenants at once; one tenant has an eighth of them.
     """
 
-    def __init__(self, *, deadline_seconds: float = 10, threads: int = 64, share: int = 8) -> None:
+    def __init__(self, *, deadline_seconds: float = 10, threads: int = 64) -> None:
         self._deadline = deadline_seconds
-        self._calls = Calls(seconds=deadline_seconds, total=threads, each=share)
+        self._calls = Calls(seconds=deadline_seconds, total=threads, each=max(1, threads // 8))
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         def work(call: Call) -> bytes | None:
@@ -90,11 +89,11 @@ class FileStore:
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: O_NONBLOCK: opening a pipe that nobody writes would wait for ever. O_NOCTTY: a terminal must not become ours.
+#: O_NONBLOCK: opening a pipe without a writer would block. O_NOCTTY: a terminal must not become the process's.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: What pods write: run folders and, in a cache, converted models.
-_WRITTEN_BY_PODS = re.compile(r"/(?:[^/]+/(?:attempts|train)|convert)(?:/.*)?$")
+#: The platform's folder, and below it what pods write: a run folder or, in a cache, a converted model.
+_WRITTEN_BY_PODS = re.compile(r"(.*)/([^/]+/(?:attempts|train)(?:/[^/]+){0,2}|convert(?:/[^/]+){0,2})/?")
 _TEMPORARY = ".writing-"
 #: Folders below one that is listed; the contract has one level. Each level holds a descriptor while it is walked.
 _DEEPEST = 16
@@ -102,7 +101,7 @@ _DEEPEST = 16
 
 @contextmanager
 def _absence_passes() -> Iterator[None]:
-    """What is not there, is no folder where a folder must be, or is a symbolic link, is as nothing."""
+    """Ends the block where something does not exist, is not a folder where one is needed, or is a symbolic link."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -118,9 +117,9 @@ def _parts(uri: str) -> tuple[str, Sequence[str]]:
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
         raise StorageError(uri, "a file URI is file:///absolute/path")
-    written = _WRITTEN_BY_PODS.search(path)
+    written = _WRITTEN_BY_PODS.fullmatch(path)
     if written:
-        return path[: written.start()] or "/", PurePosixPath(path[written.start() + 1 :]).parts
+        return written[1] or "/", PurePosixPath(written[2]).parts
     whole = PurePosixPath(path)
     return str(whole.parent), (whole.name or ".",)
 
@@ -175,7 +174,7 @@ def _walk(folder: int, prefix: str, call: Call, depth: int = 0) -> Iterator[tupl
             path = f"{prefix}{entry.name}"
             yield path, entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY)
             if depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
-                # One that vanishes meanwhile is as if it had never been there.
+                # It may have been deleted since it was listed.
                 with _absence_passes(), _opened(folder, entry.name, _FOLDER) as below:
                     yield from _walk(below, f"{path}/", call, depth + 1)
 

@@ -43,13 +43,12 @@ class GoogleStore:
     Credentials are the environment's (Workload Identity); with ``STORAGE_EMULATOR_HOST`` there are none.
 
     Args:
-        threads: calls of all tenants at once.
-        share: calls of one tenant at once.
+        threads: calls of all tenants at once; one tenant has an eighth of them.
         deadline_seconds: of one call, once it has begun.
     """
 
-    def __init__(self, *, threads: int = 64, share: int = 8, deadline_seconds: float = 20) -> None:
-        self._calls = Calls(seconds=deadline_seconds, total=threads, each=share)
+    def __init__(self, *, threads: int = 64, deadline_seconds: float = 20) -> None:
+        self._calls = Calls(seconds=deadline_seconds, total=threads, each=max(1, threads // 8))
         self._threads = threads
         self._deadline = deadline_seconds
         self._client: storage.Client | None = None

@@ -8,16 +8,29 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
+_until: ContextVar[float | None] = ContextVar("until", default=None)
 
 
 @contextmanager
-def asking_for(tenant: str) -> Iterator[None]:
-    """Calls to a store inside, and in tasks that begin inside, count against that tenant: a namespace."""
-    token = _tenant.set(tenant)
+def asking_for(tenant: str, *, seconds: float | None = None) -> Iterator[None]:
+    """Calls to a store inside, and in tasks that begin inside, count against that tenant: a namespace.
+
+    Args:
+        tenant: on whose behalf the store is asked.
+        seconds: for all calls inside together, waits for a thread included; later ones are refused. None: no limit.
+    """
+    until = None if seconds is None else asyncio.get_running_loop().time() + seconds
+    tokens = _tenant.set(tenant), _until.set(until)
     try:
         yield
     finally:
-        _tenant.reset(token)
+        _tenant.reset(tokens[0])
+        _until.reset(tokens[1])
+
+
+def asking_until() -> float | None:
+    """By the loop's clock, the end of the time that :func:`asking_for` has set; None where it has set none."""
+    return _until.get()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """One store for every URI: dispatches by scheme, so that callers never ask where something lies."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -7,7 +8,14 @@ from urllib.parse import urlsplit
 
 from finetune_operator.artifacts.breaker import Breaker
 from finetune_operator.artifacts.file_store import FileStore
-from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, StorageError, Store
+from finetune_operator.artifacts.port import (
+    NAMES_LIMIT,
+    RECORD_LIMIT,
+    StorageError,
+    StorageUnavailable,
+    Store,
+)
+from finetune_operator.artifacts.shares import asking_until
 
 
 class Adapter(Store, Protocol):
@@ -73,7 +81,7 @@ class UniversalStore:
 
     async def ended(self) -> None:
         """Returns when no call is under way any longer, not even one whose caller has given up."""
-        for store in self._stores.values():
+        for store in list(self._stores.values()):
             await store.ended()
 
     async def _ask[T](self, operation: str, uri: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -81,7 +89,11 @@ class UniversalStore:
             self._requested(operation)
             return await call()
 
-        return await self._breaker.ask(uri, request, partial(self._refused, operation))
+        try:
+            async with asyncio.timeout_at(asking_until()):
+                return await self._breaker.ask(uri, request, partial(self._refused, operation))
+        except TimeoutError as error:
+            raise StorageUnavailable(uri, "the store answers too slowly") from error
 
     def _store(self, uri: str) -> Adapter:
         scheme = urlsplit(uri).scheme

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from finetune_contract import ExitCode, Failure, Stage
+from finetune_contract import ContractNotSpoken, ExitCode, Failure, Stage
 from finetune_operator.api import WaitingReason
-from finetune_operator.lifecycle import children, deadlines, live
+from finetune_operator.lifecycle import children, deadlines, live, speech
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
 from finetune_operator.lifecycle.conclude import conclude, deletion
 from finetune_operator.lifecycle.conditions import OUTCOME
@@ -121,6 +121,9 @@ def _create(observed: Observed, look: Survey) -> Decision:
         jobset = render_jobset(look.plan, stage, number, look.findings)
     except Refused as error:
         return conclude(observed, Situation(course=Course.INVALID, refused=error), look)
+    except ContractNotSpoken as error:
+        failure = speech.refused_by_operator(error)
+        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
     except CpuPoolTooSmall as error:
         return conclude(observed, Situation(course=Course.FAILED, failure=too_small(error)), look)
     # What the status tells of this look is what the next look will see: the attempt exists.

@@ -7,6 +7,7 @@ from typing import Any
 from finetune_contract import (
     CacheLayout,
     CheckpointPolicy,
+    ContractVersion,
     ConvertManifest,
     DataSpec,
     EvaluateOutcome,
@@ -25,7 +26,9 @@ from finetune_contract import (
     Stage,
     TrainOutcome,
 )
+from finetune_contract.versions import FIRST_VERSION
 from finetune_operator.planning import resolve, training
+from finetune_operator.planning.asked import asked_of_stages
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.budget import Budget, resolve_budget
 from finetune_operator.planning.limits import Bound, bounds_of
@@ -33,14 +36,13 @@ from finetune_operator.planning.memory import resolve_memory
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.queueing import Queues, resolve_queues
-from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
+from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, owner_reference
 from finetune_operator.planning.topology import Placement, Terms, place, terms
 
 type Object = Mapping[str, Any]
 
 #: What never changes after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
-_LIFECYCLE = ("suspend", "planOnly")
 #: spec.hangPolicy.stageSeconds where nothing is said: several times what the largest models take. Evaluate holds a
 #: slice meanwhile; on CPU, downloads decide.
 EVALUATE_SECONDS = 6 * 3600
@@ -104,6 +106,8 @@ class Findings:
     converted: ConvertManifest | None = None
     train: TrainOutcome | None = None
     evaluated: EvaluateOutcome | None = None
+    speaks: ContractVersion | None = None
+    """The version of the contract that the trainer image speaks, as preflight reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,11 @@ class Plan:
     profile_name: str
     profile_hash: str
     spec_hash: str
+    """Of the merged spec, without what only says whether and when to run."""
+    asked: Mapping[Stage, str]
+    """By stage: a digest of what job and profile ask of it (:mod:`.asked`)."""
+    contract: ContractVersion
+    """The version of the contract that the trainer image is taken to speak before preflight has reported it."""
     stages: tuple[Stage, ...]
     """In order; Convert and Evaluate only where they have something to do."""
     placement: Placement
@@ -213,7 +222,9 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         digest=snapshot.digest,
         profile_name=snapshot.profile_name,
         profile_hash=snapshot.profile_hash,
-        spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
+        spec_hash=digest({name: value for name, value in spec.items() if name not in LIFECYCLE}),
+        asked=asked_of_stages(job["spec"], profile.get("defaults", {})),
+        contract=snapshot.contract or FIRST_VERSION,
         stages=tuple(
             stage
             for stage in Stage

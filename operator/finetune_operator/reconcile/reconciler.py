@@ -19,6 +19,10 @@ from finetune_operator.reconcile.observe import JobKey, Observer
 log = logging.getLogger(__name__)
 
 
+#: For all calls to the artifact store of one reconcile. What the cluster alone can tell must not wait for longer.
+STORE_SECONDS = 60
+#: Seconds. Whatever a server asks for, a job is not left alone for longer.
+LONGEST_RETRY_AFTER = 600.0
 #: A conflict that still happens when the backoff has grown to this is shown to the user.
 _PERSISTENT_SECONDS = 4
 
@@ -29,8 +33,8 @@ class ReconcileError(Exception):
     def __init__(self, reason: str, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
-        self.retry_after = retry_after
-        """Seconds that the server asked to be left alone for; None where it named none."""
+        self.retry_after = min(retry_after or 0.0, LONGEST_RETRY_AFTER)
+        """Seconds that the server asked to wait; 0 where it named none."""
 
     @classmethod
     def of(cls, error: Exception) -> Self:
@@ -74,7 +78,7 @@ class Reconciler:
         Raises:
             ReconcileError: for whatever went wrong.
         """
-        with asking_for(key.namespace):
+        with asking_for(key.namespace, seconds=STORE_SECONDS):
             return await self._reconcile(key, retry_in)
 
     async def _reconcile(self, key: JobKey, retry_in: float) -> float | None:
@@ -104,8 +108,7 @@ class Reconciler:
         self, key: JobKey, observed: Observed | None, error: Exception, retry_in: float
     ) -> None:
         """Into the status, best effort: the API server may be what failed."""
-        if isinstance(error, ClusterError):
-            retry_in = max(retry_in, error.retry_after or 0.0)
+        retry_in = max(retry_in, ReconcileError.of(error).retry_after)
         try:
             job = observed.job if observed else await self._observer.job(key)
             # One that has ended says for good how it ended; what is left to do for it shows in log and metrics.

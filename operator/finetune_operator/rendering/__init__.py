@@ -10,10 +10,10 @@ from finetune_operator.rendering.labels import (
     UID_LABEL,
     attempt_of,
     claim_of,
-    content_of,
     flavor_of,
     jobset_name,
     plan_of,
+    spec_of,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
 from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION, plan_offline
@@ -30,7 +30,6 @@ __all__ = [
     "CpuPoolTooSmall",
     "attempt_of",
     "claim_of",
-    "content_of",
     "cpu_memory_gib",
     "first_group",
     "flavor_of",
@@ -38,4 +37,5 @@ __all__ = [
     "plan_of",
     "plan_offline",
     "render_jobset",
+    "spec_of",
 ]

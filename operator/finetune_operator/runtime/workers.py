@@ -23,8 +23,6 @@ SLOW_SECONDS = 2.0
 RECONCILE_SECONDS = 240
 #: All reconciles that may be under way, slow ones included, for each that is worked on at once.
 _SLOW_PER_PLACE = 4
-#: Seconds. Whatever a server asks for, a job is not left alone for longer.
-_LONGEST_RETRY_AFTER = 600.0
 
 
 class Reconcile[K](Protocol):
@@ -111,9 +109,8 @@ class Workers[K: Hashable]:
                 again_after = await self._reconcile(key, retry_in=retry_in)
         except ReconcileError as error:
             reason = error.reason
-            at_least = min(error.retry_after or 0.0, _LONGEST_RETRY_AFTER)
-            log.warning("%s: %s (again in %.1f s)", reason, error, max(retry_in, at_least))
-            self._queue.failed(key, at_least)
+            log.warning("%s: %s (again in %.1f s)", reason, error, max(retry_in, error.retry_after))
+            self._queue.failed(key, error.retry_after)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

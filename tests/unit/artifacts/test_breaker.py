@@ -140,3 +140,14 @@ async def test_writes_are_refused_too(world: World) -> None:
     with pytest.raises(StorageUnavailable, match=ERROR):
         await world.store.write("gs://b/team-a/x", b"")
     assert world.refused == ["write"]
+
+
+async def test_the_calls_of_one_reconcile_have_a_common_time(world: World) -> None:
+    world.bucket.held = asyncio.Event()
+    with asking_for("team-a", seconds=0):
+        for _ in range(5):
+            with pytest.raises(StorageUnavailable, match="gs://b/team-a/x: the store answers too slowly"):
+                await world.store.read("gs://b/team-a/x")
+    world.bucket.held = None
+    with asking_for("team-a"):
+        assert await world.store.read("gs://b/team-a/x") == b"", "it was the caller's time, and no silence"

@@ -101,7 +101,7 @@ async def test_a_huge_file_is_not_read(run: Path) -> None:
     assert len(await FileStore().read(f"file://{file}") or b"") == RECORD_LIMIT
 
 
-async def test_what_is_no_regular_file_is_not_there_and_makes_nobody_wait(run: Path) -> None:
+async def test_pipes_devices_and_links_are_ignored_and_block_nothing(run: Path) -> None:
     folder = run / "attempts/train-1"
     os.mkfifo(folder / "result.json")
     (folder / "zero").symlink_to("/dev/zero")
@@ -133,9 +133,10 @@ async def test_links_in_a_run_folder_lead_nowhere(root: Path, run: Path) -> None
     assert sorted(path.name for path in other.iterdir()) == ["result.json"]
 
 
-async def test_a_root_that_the_platform_has_linked_is_followed(root: Path, run: Path) -> None:
-    (root / "storage").symlink_to(run.parent)
-    uri = f"file://{root}/storage/demo-0badcafe/attempts"
+@pytest.mark.parametrize("name", ["storage", "train", "attempts", "convert"])
+async def test_a_root_that_the_platform_has_linked_is_followed(root: Path, run: Path, name: str) -> None:
+    (root / name).symlink_to(run.parent)
+    uri = f"file://{root}/{name}/demo-0badcafe/attempts"
     await FileStore().write(f"{uri}/train-1/failure.json", b"{}")
     assert await FileStore().list(uri) == ["train-1/failure.json"]
 

@@ -311,7 +311,7 @@ async def test_the_silence_of_one_tenants_folder_costs_others_nothing(
     bucket.serve = serve
     calls = [asyncio.ensure_future(store.list(f"{slow}/{number}")) for number in range(30)]
     await hanging.wait()
-    # The deadline of those that hang is 20 s; whoever had to wait for one of them would make this test time out.
+    # The deadline of those that hang is 20 s: a call that waited for one of them would make this test time out.
     async with asyncio.timeout(10):
         for number in range(30):
             assert await store.read(f"{other}/{number}") == b"{}"

@@ -1,4 +1,4 @@
-"""What waits without end costs nobody else anything, and nothing of it outlives the Lease."""
+"""Reconciles that hang do not delay others, and calls to the store do not outlive the Lease."""
 
 import asyncio
 from collections.abc import Sequence

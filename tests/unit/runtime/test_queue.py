@@ -94,7 +94,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         waiting = {key: at for key, at in self.due.items() if key not in self.taken}
         free = [at for key, at in waiting.items() if not self.full(key)]
         due = self.schedule.next_due()
-        # Keys whose namespace has no place left may be among those that it looks at, or not.
+        # Keys whose namespace has no place left may be counted or not.
         assert due in (*waiting.values(), None)
         assert not free or (due is not None and due <= min(free))
         assert self.schedule.depth(self.now) == len(self.ready())
