@@ -68,3 +68,5 @@ class Answered(Record):
     """As it travels and is kept."""
 
     answer: Annotated[Measured | Exceeded | NotCompiled, Field(discriminator="kind")]
+    fingerprint: str | None = None
+    """Of the question, where it is kept."""
