@@ -170,7 +170,8 @@ class PreflightOutcome(Record):
     """Optimizer steps of the whole training."""
     max_seq_length: int | None = None
     """What sequences are cut to: datasets.maxSeqLength, or the model's own limit where that is lower."""
-    fingerprint: str
+    fingerprint: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+    """Of the converted model; the name of its folder in the cache."""
     fingerprint_inputs: dict[str, str]
     """What went into the fingerprint, by name, so that a miss can say which input differed."""
     prepared: list[DataCacheUse] = []

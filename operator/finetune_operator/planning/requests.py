@@ -32,7 +32,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "attempt": attempt,
             "run_folder": plan.run_folder.uri,
             "cache": plan.cache.uri,
-            "use_cache": plan.use_cache,
+            "use_cache": _use_cache(plan, stage, findings),
             "model": _model(plan, findings),
             "data": _data(plan, findings),
             "method": plan.method,
@@ -49,6 +49,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "memory": plan.memory if stage is Stage.PREFLIGHT else None,
             "fingerprint": findings.preflight.fingerprint if findings.preflight else None,
             "converted": findings.converted.items if findings.converted else plan.model.orbax,
+            "converted_files_digest": findings.converted.files_digest if findings.converted else None,
             "train_step": _train_step(plan, findings),
         }
     )
@@ -60,6 +61,12 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "environment. Shorten spec.datasets.chatTemplate, spec.evaluation.prompts or spec.engineOverrides.",
         )
     return request
+
+
+def _use_cache(plan: Plan, stage: Stage, findings: Findings) -> str:
+    """``Refresh`` for a conversion that takes the place of a damaged one."""
+    again = stage is Stage.CONVERT and findings.reconvert and plan.use_cache == "Use"
+    return "Refresh" if again else plan.use_cache
 
 
 def _tuned(plan: Plan, stage: Stage, findings: Findings) -> dict[str, Any]:
