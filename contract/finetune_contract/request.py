@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from finetune_contract.base import Record, Sha256, Uri, Version
+from finetune_contract.engine import Tuning
 
 #: Name of the environment variable that holds the request as JSON.
 REQUEST_VARIABLE = "FINETUNE_REQUEST"
@@ -433,7 +434,7 @@ class StageRequest(Record):
     engine_overrides: dict[str, str] = {}
     memory: MemoryCheck | None = None
     """None: not to be checked."""
-    tuning: dict[str, str | int] = {}
+    tuning: Tuning = {}
     """MaxText's settings that preflight chose by compiling; ``engine_overrides`` come before them."""
     # --- what earlier stages found out; None before
     fingerprint: str | None = None

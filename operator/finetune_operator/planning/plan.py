@@ -106,6 +106,8 @@ class Plan:
     job: JobIdentity
     owner: Object
     """Owner reference for children."""
+    digest: str
+    """sha256 of the stored plan, which JobSets and the status carry."""
     profile_name: str
     profile_hash: str
     spec_hash: str
@@ -194,6 +196,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
         ),
         owner=owner_reference(job),
+        digest=snapshot.digest,
         profile_name=snapshot.profile_name,
         profile_hash=snapshot.profile_hash,
         spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
@@ -211,7 +214,9 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         ),
         placement=placement,
         mesh=mesh,
-        pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
+        pathways=resolve_pathways(profile, snapshot.job.namespace, placement)
+        if mesh.controller == "Pathways"
+        else None,
         model=model,
         lineage=spec["model"].get("fromJob"),
         data=resolve.data(spec),

@@ -4,6 +4,7 @@ from finetune_operator.rendering.jobset import TPU_STAGES, first_group, render_j
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
     JOB_LABEL,
+    PLAN_ANNOTATION,
     RESTART_LABEL,
     STAGE_LABEL,
     UID_LABEL,
@@ -11,6 +12,7 @@ from finetune_operator.rendering.labels import (
     claim_of,
     content_of,
     jobset_name,
+    plan_of,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
 from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION, plan_offline
@@ -19,6 +21,7 @@ __all__ = [
     "ATTEMPT_LABEL",
     "JOB_LABEL",
     "KNOWN_LATER_ANNOTATION",
+    "PLAN_ANNOTATION",
     "RESTART_LABEL",
     "STAGE_LABEL",
     "TPU_STAGES",
@@ -30,6 +33,7 @@ __all__ = [
     "cpu_memory_gib",
     "first_group",
     "jobset_name",
+    "plan_of",
     "plan_offline",
     "render_jobset",
 ]

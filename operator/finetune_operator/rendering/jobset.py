@@ -20,6 +20,7 @@ from finetune_operator.rendering.group import Group, render_group
 from finetune_operator.rendering.labels import (
     CLAIM_ANNOTATION,
     CONTENT_ANNOTATION,
+    PLAN_ANNOTATION,
     child_labels,
     jobset_name,
     queue_labels,
@@ -78,7 +79,12 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "name": name,
             "namespace": plan.job.namespace,
             "labels": labels | queued,
-            "annotations": {**annotations, **claim, CONTENT_ANNOTATION: digest([annotations, spec])},
+            "annotations": {
+                **annotations,
+                **claim,
+                CONTENT_ANNOTATION: digest([annotations, spec]),
+                PLAN_ANNOTATION: plan.digest,
+            },
             "ownerReferences": [dict(plan.owner)],
         },
         "spec": spec,

@@ -58,7 +58,7 @@ def test_a_miss_says_what_preflight_found_while_the_stage_runs_and_after_it() ->
     assert told(world)["result"] == "Miss"
     world.to_the_end()
     assert told(world)["missBecause"] == ["engine: maxtext 1 -> maxtext 2"]
-    assert told(world)["sourceURI"].startswith("gs://cache/convert/f1/0b5e3a52-1")
+    assert told(world)["sourceURI"].startswith("gs://cache/team-a/convert/f1/0b5e3a52-1")
 
 
 def test_a_first_conversion_has_no_reason_to_give() -> None:
@@ -81,7 +81,7 @@ def test_an_entry_that_preflight_found_damaged_is_not_taken_whatever_its_manifes
     "change",
     [
         {"files_digest": "2" * 64},
-        {"items": "gs://cache/convert/f1/another-2/0/items"},
+        {"items": "gs://cache/team-a/convert/f1/another-2/0/items"},
         {"files_digest": None},
     ],
     ids=["another list of files", "another entry", "no list of files"],
@@ -106,13 +106,13 @@ def test_an_entry_that_is_gone_since_preflight_compared_it_is_converted_again() 
     "items",
     [
         "gs://attacker/backdoored/items",
-        "gs://cache/convert/f2/another--1/0/items",
-        "gs://cache/convert/f1/../f2/another--1/0/items",
-        "gs://cache/convert/f1//0/items",
-        "gs://cache/convert/f1/./0/items",
-        "gs://cache/convert/f1/0b5e3a52-1/../../../../elsewhere/0/items",
-        "gs://cache/convert/f1x/another--1/0/items",
-        "gs://cache/convert/f1/manifest.json",
+        "gs://cache/team-a/convert/f2/another--1/0/items",
+        "gs://cache/team-a/convert/f1/../f2/another--1/0/items",
+        "gs://cache/team-a/convert/f1//0/items",
+        "gs://cache/team-a/convert/f1/./0/items",
+        "gs://cache/team-a/convert/f1/0b5e3a52-1/../../../../elsewhere/0/items",
+        "gs://cache/team-a/convert/f1x/another--1/0/items",
+        "gs://cache/team-a/convert/f1/manifest.json",
     ],
 )
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_hit_that_a_stage_finds_damaged_is_converted_anew_and_the_stage_tried_
     assert told(world)["missBecause"] == [f"{stage} found the converted model damaged: d/1 is missing"]
     again = world.until(stage)
     assert again != name
-    assert world.request(again).converted == "gs://cache/convert/f1/0b5e3a52-1/0/items"
+    assert world.request(again).converted == "gs://cache/team-a/convert/f1/0b5e3a52-1/0/items"
     assert world.status["attempts"]["infrastructure"] == 1
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
@@ -208,14 +208,14 @@ def test_a_jobs_own_conversion_that_a_stage_finds_damaged_is_made_again() -> Non
     convert = world.until(Stage.CONVERT)
     assert convert == "support-bot-conv-2"
     second = world.until(Stage.TRAIN)
-    assert world.request(second).converted == "gs://cache/convert/f1/0b5e3a52-2/0/items"
+    assert world.request(second).converted == "gs://cache/team-a/convert/f1/0b5e3a52-2/0/items"
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
     assert world.status["stages"][1]["cache"]["result"] == "Miss"
 
 
 def test_a_long_address_that_the_record_clipped_is_recognised() -> None:
-    long = "gs://cache/convert/f1/0b5e3a52-1/" + "/".join(["0" * 120] * 5)
+    long = "gs://cache/team-a/convert/f1/0b5e3a52-1/" + "/".join(["0" * 120] * 5)
     world = World()
     world.conversion = hit(cached(world, items=long))
     damaged(world, world.until(Stage.TRAIN), clipped=True)
@@ -238,7 +238,7 @@ def test_damage_without_end_uses_up_the_budget() -> None:
 
 def test_a_stage_that_names_another_conversion_does_not_undo_this_one() -> None:
     world = World()
-    damaged(world, world.until(Stage.TRAIN), "gs://cache/convert/f1/0b5e3a52-9/0/items")
+    damaged(world, world.until(Stage.TRAIN), "gs://cache/team-a/convert/f1/0b5e3a52-9/0/items")
     world.until(Stage.TRAIN)
     assert [name for name in world.created if "-conv-" in name] == ["support-bot-conv-1"]
 

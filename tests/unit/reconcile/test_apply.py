@@ -17,7 +17,8 @@ from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, 
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
 from finetune_operator.reconcile.errors import NameTaken
-from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeCluster, FakeStore, child, job
+from finetune_operator.reconcile.plans import Plans
+from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 
 NOTICE = Notice(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
 STATUS = {"observedGeneration": 1, "phase": "Running"}
@@ -31,7 +32,9 @@ class Bench:
         self.store = FakeStore()
         self.created: list[JobSetCreated] = []
         self.cluster.put(JOBS, job())
-        self.applier = Applier(self.cluster, self.store, created=self.created.append)
+        self.applier = Applier(
+            self.cluster, Plans(self.cluster, OWN), self.store, created=self.created.append
+        )
 
     def observed(self) -> Observed:
         return Observed(
@@ -59,7 +62,7 @@ async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
     await bench.apply(
         Decision(
             status=STATUS,
-            snapshot=child("ConfigMap", "demo-plan"),
+            snapshot=plan(),
             jobset=child("JobSet", "demo-prep-2"),
             deletions=(Deletion(name="demo-prep-1", uid=old["metadata"]["uid"]),),
             records=((AttemptKey(Stage.PREFLIGHT, 1), Failure(code=1, reason="PodLost", message="gone")),),
@@ -115,17 +118,9 @@ async def test_a_jobset_name_that_a_stranger_holds_is_said_and_the_stranger_left
 
 
 async def test_a_snapshot_of_ours_that_appeared_meanwhile_wins(bench: Bench) -> None:
-    bench.cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
-    with pytest.raises(Conflict, match="admitted meanwhile"):
-        await bench.apply(Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")))
-
-
-async def test_a_snapshot_name_that_a_stranger_holds_is_said(bench: Bench) -> None:
-    bench.cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan", owner="stranger"))
-    with pytest.raises(
-        NameTaken, match=r'ConfigMap "demo-plan" .* does not belong to this job. Delete or rename'
-    ):
-        await bench.apply(Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")))
+    bench.cluster.put(CONFIG_MAPS, plan())
+    with pytest.raises(Conflict, match="admitted in the meantime"):
+        await bench.apply(Decision(status=STATUS, snapshot=plan()))
 
 
 async def test_nothing_is_tried_after_a_write_that_failed(bench: Bench) -> None:
@@ -161,7 +156,7 @@ async def test_a_creation_that_met_a_conflict_is_not_taken_for_a_stranger(bench:
     )
     for decision in (
         Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1")),
-        Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")),
+        Decision(status=STATUS, snapshot=plan()),
     ):
         with pytest.raises(Conflict, match="quota"):
             await bench.apply(decision)

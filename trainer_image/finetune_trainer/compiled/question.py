@@ -40,7 +40,7 @@ class Measured(Record):
     flops: float
     hbm_bytes: float
     network_bytes: float
-    step_seconds: tuple[float, float] | None
+    step_seconds: tuple[float, float] | None = None
     """Roofline; None for a family whose rates nobody has published."""
 
 
