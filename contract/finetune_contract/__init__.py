@@ -27,6 +27,7 @@ from finetune_contract.progress import (
 from finetune_contract.request import (
     BenchmarkSpec,
     CheckpointPolicy,
+    ContractNotSpoken,
     DatasetSource,
     DataSpec,
     Destination,
@@ -76,8 +77,10 @@ from finetune_contract.result import (
     StageResult,
     TrainOutcome,
 )
+from finetune_contract.versions import CONTRACT_VERSION, ContractVersion, Since, major_of, required_version
 
 __all__ = [
+    "CONTRACT_VERSION",
     "Artifact",
     "BenchmarkReport",
     "BenchmarkSpec",
@@ -85,6 +88,8 @@ __all__ = [
     "CacheLayout",
     "CheckpointPolicy",
     "CheckpointRecord",
+    "ContractNotSpoken",
+    "ContractVersion",
     "ConversionCacheUse",
     "ConvertManifest",
     "ConvertOutcome",
@@ -135,6 +140,7 @@ __all__ = [
     "RunFolder",
     "Sample",
     "SampleRow",
+    "Since",
     "SliceShape",
     "SmokeOutcome",
     "SmokeSpec",
@@ -143,4 +149,6 @@ __all__ = [
     "StageRequest",
     "StageResult",
     "TrainOutcome",
+    "major_of",
+    "required_version",
 ]

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jax.errors import JaxRuntimeError
 
 from finetune_contract import (
+    CONTRACT_VERSION,
     DiscardedCheckpoint,
     EvaluationPoint,
     ExitCode,
@@ -30,6 +32,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.main import main
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import BLOT, Redactor
+from finetune_trainer.stages import resumption
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.report import LatestWriter, Report, thinned
 from tests.trainer.requests import request
@@ -310,17 +313,57 @@ def test_what_is_wrong_with_a_request_is_said_a_line_each(
         "FINETUNE_REQUEST": '{"stage": "Trane", "attempt": "hf_secret", "unheard_of": 1}',
         "TERMINATION_MESSAGE_PATH": str(tmp_path / "t"),
     }
-    assert main(told) == ExitCode.BAD_REQUEST
+    assert main(told) == ExitCode.CONTRACT_NOT_SPOKEN
     said = capsys.readouterr().err
     assert said == f"{(tmp_path / 't').read_text()}\n"
     head, *lines, last = said.splitlines()
-    assert head == "BadRequest: FINETUNE_REQUEST is not a request that this trainer understands:"
+    assert head == (
+        "ContractNotSpoken: FINETUNE_REQUEST is not a request that this trainer understands, which speaks version "
+        f"{CONTRACT_VERSION} of the contract:"
+    )
     assert "  job: Field required" in lines
-    assert "  unheard_of: Extra inputs are not permitted" in lines
     assert any(line.startswith("  stage: Input should be 'Preflight', 'Convert'") for line in lines)
-    assert last.startswith("The operator of the same release sets it")
+    assert last == "Use the trainer image of the operator's release."
     assert "http" not in said
     assert "hf_secret" not in said
+
+
+@pytest.mark.parametrize(
+    "version", [{"requires": "1.999"}, {"version": 2}, {"version": 2, "requires": "2.0"}]
+)
+def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: dict[str, Any]
+) -> None:
+    asked = json.loads(request(tmp_path, "Preflight").to_json()) | {"method": {"type": "Newest"}} | version
+    told = {"FINETUNE_REQUEST": json.dumps(asked), "TERMINATION_MESSAGE_PATH": str(tmp_path / "t")}
+    assert main(told) == ExitCode.CONTRACT_NOT_SPOKEN
+    said = capsys.readouterr().err
+    needed = version.get("requires", "2.0")
+    assert said.startswith(
+        f"ContractNotSpoken: The request needs version {needed} of the contract, and this trainer speaks "
+        f"{CONTRACT_VERSION}."
+    )
+    assert said == f"{(tmp_path / 't').read_text()}\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_a_newer_trainer_began_is_not_continued_by_an_older_one(tmp_path: Path) -> None:
+    """What the older one does not know of the request could have decided what was trained."""
+    now = request(tmp_path, "Preflight", job={"uid": "another"})
+    folder = RunFolder(now.run_folder)
+    before = json.loads(request(tmp_path, "Preflight").to_json()) | {"requires": "1.999"}
+    open_store().write(folder.request("prep", 1), json.dumps(before))
+    context = SimpleNamespace(folder=folder, store=open_store(), request=now)
+    with pytest.raises(StageError, match=r"needs version 1\.999 of the contract") as refused:
+        resumption.check(context, None)  # type: ignore[arg-type]
+    assert refused.value.reason == "ResumeMismatch"
+
+
+def test_every_result_says_what_the_image_speaks(tmp_path: Path) -> None:
+    made = attempt(tmp_path)
+    made.begin()
+    made.stopped()
+    assert result(tmp_path).speaks == str(CONTRACT_VERSION)
 
 
 def test_arguments_that_make_no_request_are_told_by_hand(capsys: pytest.CaptureFixture[str]) -> None:

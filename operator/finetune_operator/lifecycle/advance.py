@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from finetune_contract import ExitCode, Failure, Stage
+from finetune_contract import ContractNotSpoken, ExitCode, Failure, Stage
 from finetune_operator.api import WaitingReason
-from finetune_operator.lifecycle import children, deadlines, live
+from finetune_operator.lifecycle import children, deadlines, live, speech
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
 from finetune_operator.lifecycle.conclude import conclude, deletion
 from finetune_operator.lifecycle.conditions import OUTCOME
 from finetune_operator.lifecycle.decision import Decision, Deletion
+from finetune_operator.lifecycle.memory import too_small
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.queueing import queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
@@ -16,7 +17,7 @@ from finetune_operator.lifecycle.spending import Overspent, overspent
 from finetune_operator.lifecycle.stages import Survey, survey
 from finetune_operator.lifecycle.status import build_status
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
-from finetune_operator.planning import Plan, Refused
+from finetune_operator.planning import Plan, Refused, judge_findings
 from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
 
 #: Seconds; nothing tells the job when the store comes back.
@@ -52,6 +53,8 @@ def _next(  # noqa: PLR0911  one per case
         return conclude(observed, Situation(course=Course.SUCCEEDED), look)
     if look.failed:
         return conclude(observed, Situation(course=Course.FAILED, failure=_final(look)), look)
+    if broken := judge_findings(look.plan, look.findings):
+        return conclude(observed, Situation(course=Course.FAILED, failure=_not_allowed(broken)), look)
     if look.plan.plan_only and look[Stage.PREFLIGHT].done:
         return conclude(observed, Situation(course=Course.PLANNED), look)
     if suspend:
@@ -99,6 +102,16 @@ def _of_live(
     return live.watch(observed, look, refused)
 
 
+def _not_allowed(broken: Refused) -> Failure:
+    """What preflight counted is more than the profile allows; no edit of the job can change it."""
+    return Failure(
+        code=ExitCode.BAD_REQUEST,
+        reason=broken.reason,
+        message=broken.message,
+        fix="Create a job within the limits under another name.",
+    )
+
+
 def _no_capacity_left(look: Survey) -> Failure | None:
     """Every kind of capacity was waited for in vain."""
     passed = deadlines.passed_capacities(look.attempts)
@@ -116,14 +129,11 @@ def _create(observed: Observed, look: Survey) -> Decision:
         jobset = render_jobset(look.plan, stage, number, look.findings)
     except Refused as error:
         return conclude(observed, Situation(course=Course.INVALID, refused=error), look)
-    except CpuPoolTooSmall as error:
-        failure = Failure(
-            code=ExitCode.OUT_OF_MEMORY,
-            reason="CpuPoolTooSmall",
-            message=str(error),
-            fix="Create the job under a profile with larger CPU nodes.",
-        )
+    except ContractNotSpoken as error:
+        failure = speech.refused_by_operator(error)
         return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
+    except CpuPoolTooSmall as error:
+        return conclude(observed, Situation(course=Course.FAILED, failure=too_small(error)), look)
     # What the status tells of this look is what the next look will see: the attempt exists.
     created = survey(
         replace(observed, jobsets=(*observed.jobsets, jobset)),

@@ -149,8 +149,9 @@ def _refuse(observed: Observed, refused: Refused) -> Decision:
         situation = replace(situation, course=Course.ACTIVE, refused=None)
     decision = conclude(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
     known = {name: value for name, value in (observed.job.get("status") or {}).items() if name != "waiting"}
-    suspended = observed.job["spec"].get("suspend", False)
-    stopped = tuple(deletion(each) for each in observed.jobsets if suspended and stoppable(each))
+    # Of two jobs in one run folder the one that has lost it stops writing.
+    halted = observed.job["spec"].get("suspend", False) or refused.reason is Reason.RUN_FOLDER_TAKEN
+    stopped = tuple(deletion(each) for each in observed.jobsets if halted and stoppable(each))
     return replace(decision, status={**known, **decision.status}, deletions=stopped)
 
 

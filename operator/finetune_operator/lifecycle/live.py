@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from finetune_contract import Failure, Stage
+from finetune_contract import ContractNotSpoken, Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, hosts
 from finetune_operator.lifecycle.attempts import Attempt
@@ -18,15 +18,19 @@ from finetune_operator.lifecycle.status import pace
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
 from finetune_operator.planning import Refused
-from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, content_of, render_jobset
+from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, plan_of, render_jobset, spec_of
 
 
 def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision:
     """An attempt is alive: say how it goes."""
     attempt = look.live
     assert attempt is not None, "called for a live attempt"
+    if _of_another_plan(look, attempt):
+        return end(
+            observed, look, attempt, replacement("its JobSet was made under another plan than the stored one")
+        )
     if not refused and _edited(look, attempt):
-        return end(observed, look, attempt, replacement())
+        return end(observed, look, attempt, replacement("the job has been edited since its JobSet was made"))
     queue = queueing(
         attempt.jobset, attempt.workload, served=observed.workloads is not None, now=observed.now
     )
@@ -128,23 +132,30 @@ def _evicted(attempt: Attempt) -> Failure | None:
     return eviction(attempt, condition)
 
 
+def _of_another_plan(look: Survey, attempt: Attempt) -> bool:
+    """Whether the JobSet was made under a plan that is not the job's: image, slice or folder may be others."""
+    return attempt.jobset is not None and plan_of(attempt.jobset) not in (None, look.plan.digest)
+
+
 def _edited(look: Survey, attempt: Attempt) -> bool:
     """JobSet is about to start again what the spec no longer asks for, or waits in a queue for another slice than that,
-    and nothing of it has run. Placement is read when an attempt begins."""
+    and nothing of it has run. Placement is read when an attempt begins.
+
+    Only an edit counts, never what a release renders; a JobSet that does not say what was asked for is left alone."""
     jobset = attempt.jobset
     if jobset is None or attempt.running or children.deleting(jobset):
         return False
     queues = jobset["spec"].get("suspend") and not attempt.pods and attempt.files is None
     if attempt.key.restart == 0 and not queues:
         return False
+    if spec_of(jobset) in (None, look.plan.asked[attempt.key.stage]):
+        return False
     try:
         now = render_jobset(look.plan, attempt.key.stage, attempt.key.number, look.findings)
-    except (Refused, CpuPoolTooSmall):
+    except (Refused, CpuPoolTooSmall, ContractNotSpoken):
         return False
-    if queues:
-        # It would lose its place, so that a new release's other words do not count.
-        return claim_of(jobset) not in (None, claim_of(now))
-    return content_of(now) != content_of(jobset)
+    # In a queue it would lose its place: only for another slice.
+    return not queues or claim_of(jobset) not in (None, claim_of(now))
 
 
 def _noted(observed: Observed, decision: Decision, attempt: Attempt, why: Failure) -> Decision:

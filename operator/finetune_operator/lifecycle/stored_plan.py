@@ -1,5 +1,9 @@
 """A job without a stored plan: new, admitted by an earlier release, or its plan was lost."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+from finetune_contract import CONTRACT_VERSION, ContractVersion
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.planning import Refused, Snapshot, admit, read_snapshot
@@ -35,7 +39,10 @@ def plan_to_store(observed: Observed) -> Snapshot:
         return take_over(job, observed.first_format)
     snapshot = admit(job, observed.profiles, observed.template, observed.source, observed.neighbours).snapshot
     named = _named(observed)
-    if named and named != {snapshot.digest}:
+    if not named:
+        return snapshot
+    made = next((each for each in _by_any_release(snapshot) if named == {each.digest}), None)
+    if made is None:
         raise Refused(
             Reason.PLAN_MISSING,
             f"The job's plan, ConfigMap {plan_name(job['metadata']['uid'])} in the operator's namespace, is gone, and "
@@ -43,7 +50,13 @@ def plan_to_store(observed: Observed) -> Snapshot:
             "ConfigMap or undo the change; or create the job again, where spec.resumeFrom continues from its last "
             "checkpoint.",
         )
-    return snapshot
+    return made
+
+
+def _by_any_release(snapshot: Snapshot) -> Iterator[Snapshot]:
+    """The plan as this operator makes it, and as those have that spoke an earlier minor version of the contract."""
+    for minor in range(CONTRACT_VERSION.minor, -1, -1):
+        yield replace(snapshot, contract=ContractVersion(CONTRACT_VERSION.major, minor))
 
 
 def _named(observed: Observed) -> set[str]:

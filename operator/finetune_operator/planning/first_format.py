@@ -61,6 +61,7 @@ def take_over(job: Object, config_map: Object | None) -> Snapshot:
         profile_hash=str(hashed),
         profile=as_admitted,
         spec={key: value for key, value in spec.items() if key not in LIFECYCLE},
+        contract=None,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from finetune_contract import (
     CacheLayout,
     CheckpointPolicy,
+    ContractVersion,
     ConvertManifest,
     DataSpec,
     EvaluateOutcome,
@@ -25,21 +26,23 @@ from finetune_contract import (
     Stage,
     TrainOutcome,
 )
+from finetune_contract.versions import FIRST_VERSION
 from finetune_operator.planning import resolve, training
+from finetune_operator.planning.asked import asked_of_stages
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.budget import Budget, resolve_budget
+from finetune_operator.planning.limits import Bound, bounds_of
 from finetune_operator.planning.memory import resolve_memory
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.queueing import Queues, resolve_queues
-from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
+from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, owner_reference
 from finetune_operator.planning.topology import Placement, place
 
 type Object = Mapping[str, Any]
 
 #: What never changes after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
-_LIFECYCLE = ("suspend", "planOnly")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,8 @@ class Findings:
     """A stage found the converted model damaged: Convert must not take it from the cache again."""
     train: TrainOutcome | None = None
     evaluated: EvaluateOutcome | None = None
+    speaks: ContractVersion | None = None
+    """The version of the contract that the trainer image speaks, as preflight reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +116,11 @@ class Plan:
     profile_name: str
     profile_hash: str
     spec_hash: str
+    """Of the merged spec, without what only says whether and when to run."""
+    asked: Mapping[Stage, str]
+    """By stage: a digest of what job and profile ask of it (:mod:`.asked`)."""
+    contract: ContractVersion
+    """The version of the contract that the trainer image is taken to speak before preflight has reported it."""
     stages: tuple[Stage, ...]
     """In order; Convert and Evaluate only where they have something to do."""
     placement: Placement
@@ -156,6 +166,10 @@ class Plan:
     queues: Queues
     pod: PodAdditions
     currency: str | None
+    owner_of_profile: Object
+    """Whom to ask: team and contact, as far as the profile says."""
+    bounds: tuple[Bound, ...]
+    """The profile's ``constraints.limits``."""
     plan_only: bool
 
     @property
@@ -182,7 +196,8 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
     spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
     resources = spec["resources"]
     refuse_other_controller(snapshot.spec["resources"]["controller"], resources["controller"])
-    queued = "localQueue" in profile.get("queue", {})
+    queues = resolve_queues(metadata, profile)
+    queued = queues.tpu is not None
     placement = place(resources, snapshot.profile_name, profile["flavors"], queued=queued, passed=passed)
     mesh = resolve_mesh(
         placement.shape, resources["slices"], resources.get("parallelism", {}), resources["controller"]
@@ -199,7 +214,9 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         digest=snapshot.digest,
         profile_name=snapshot.profile_name,
         profile_hash=snapshot.profile_hash,
-        spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
+        spec_hash=digest({name: value for name, value in spec.items() if name not in LIFECYCLE}),
+        asked=asked_of_stages(job["spec"], profile.get("defaults", {})),
+        contract=snapshot.contract or FIRST_VERSION,
         stages=tuple(
             stage
             for stage in Stage
@@ -219,7 +236,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         else None,
         model=model,
         lineage=spec["model"].get("fromJob"),
-        data=resolve.data(spec),
+        data=resolve.data(spec, length_asked=job["spec"].get("datasets", {}).get("maxSeqLength") is not None),
         method=training.method(spec),
         hyperparameters=training.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
         checkpointing=checkpointing,
@@ -259,7 +276,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             tolerations=tuple(cpu_pool.get("tolerations", ())),
             max_memory=cpu_pool.get("maxMemory"),
         ),
-        queues=resolve_queues(metadata, profile),
+        queues=queues,
         pod=PodAdditions(
             env=tuple(pod.get("env", ())),
             labels=pod.get("labels", {}),
@@ -268,5 +285,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             privileged=pod.get("privileged", False),
         ),
         currency=profile.get("currency"),
+        owner_of_profile=profile.get("owner", {}),
+        bounds=bounds_of(profile),
         plan_only=bool(spec.get("planOnly", False)),
     )

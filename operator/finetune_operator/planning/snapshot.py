@@ -9,10 +9,10 @@ deletes the plans of jobs that are gone (:mod:`finetune_operator.reconcile.plans
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from finetune_contract import CacheLayout, JobIdentity, RunFolder
+from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, JobIdentity, RunFolder
 from finetune_operator.api import API_VERSION, Reason
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.pathways import with_pathways_images
@@ -40,6 +40,11 @@ class Snapshot:
     """The profile's spec at admission; for Pathways with the images that it leaves to the catalogue."""
     spec: Object
     """The merged spec at admission, with the resolved global batch and without ``LIFECYCLE``."""
+    contract: ContractVersion | None
+    """The version of the contract that the operator spoke at admission, and that the trainer image is taken to speak
+    until it says so itself; None: not recorded."""
+    more: Mapping[str, str] = field(default_factory=dict)
+    """What a newer operator has stored besides: kept, so that the digest stays the same."""
 
     @property
     def run_folder(self) -> RunFolder:
@@ -67,6 +72,7 @@ class Snapshot:
             profile_hash=digest(profile["spec"]),
             profile=_with_images(profile["spec"], spec["resources"]["controller"]),
             spec={name: value for name, value in spec.items() if name not in LIFECYCLE},
+            contract=CONTRACT_VERSION,
         )
 
 
@@ -149,7 +155,10 @@ def read_snapshot(config_map: Object) -> Snapshot:
             profile_hash=data["profile-hash"],
             profile=json.loads(data["profile.json"]),
             spec=json.loads(data["spec.json"]),
+            contract=ContractVersion.parse(data["contract"]) if "contract" in data else None,
         )
+        more = {name: value for name, value in data.items() if name not in {*_data(snapshot), _DIGEST}}
+        snapshot = replace(snapshot, more=more)
         if data != {**_data(snapshot), _DIGEST: snapshot.digest}:
             raise ValueError("its data do not match its digest, or folders that follow from them")
         if metadata["name"] != plan_name(snapshot.job.uid):
@@ -166,6 +175,7 @@ def read_snapshot(config_map: Object) -> Snapshot:
 
 def _data(snapshot: Snapshot) -> dict[str, str]:
     """Everything that is stored, but the digest over it."""
+    recorded = {"contract": str(snapshot.contract)} if snapshot.contract else {}
     return {
         "format": _FORMAT,
         "job-namespace": snapshot.job.namespace,
@@ -177,6 +187,8 @@ def _data(snapshot: Snapshot) -> dict[str, str]:
         "spec.json": json.dumps(snapshot.spec, indent=1, sort_keys=True),
         "run-folder": snapshot.run_folder.uri,
         "cache": snapshot.cache.uri,
+        **recorded,
+        **snapshot.more,
     }
 
 

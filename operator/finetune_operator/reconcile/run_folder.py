@@ -24,7 +24,7 @@ from finetune_contract import (
     Stage,
     StageResult,
 )
-from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.artifacts.port import StorageError, Store, TooLarge
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.classify import settled
 from finetune_operator.lifecycle.observed import (
@@ -170,7 +170,7 @@ class RunFolderReader:
         try:
             # Not remembered: people may empty the cache, and a hit must not outlive its files.
             return await self._fresh(uri, ConvertManifest), ""
-        except _NotUnderstoodError as error:
+        except (TooLarge, _NotUnderstoodError) as error:
             log.warning("the converted model in the cache is not used: %s", error)
             return None, f"its manifest in the cache cannot be read: {error}"
 

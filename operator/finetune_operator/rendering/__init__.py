@@ -10,9 +10,9 @@ from finetune_operator.rendering.labels import (
     UID_LABEL,
     attempt_of,
     claim_of,
-    content_of,
     jobset_name,
     plan_of,
+    spec_of,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
 from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION, plan_offline
@@ -29,11 +29,11 @@ __all__ = [
     "CpuPoolTooSmall",
     "attempt_of",
     "claim_of",
-    "content_of",
     "cpu_memory_gib",
     "first_group",
     "jobset_name",
     "plan_of",
     "plan_offline",
     "render_jobset",
+    "spec_of",
 ]

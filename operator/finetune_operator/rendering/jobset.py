@@ -19,8 +19,8 @@ from finetune_operator.rendering.cpu import cpu_pod
 from finetune_operator.rendering.group import Group, render_group
 from finetune_operator.rendering.labels import (
     CLAIM_ANNOTATION,
-    CONTENT_ANNOTATION,
     PLAN_ANNOTATION,
+    SPEC_ANNOTATION,
     child_labels,
     jobset_name,
     queue_labels,
@@ -45,6 +45,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
 
     Raises:
         Refused: the request is too large.
+        ContractNotSpoken: the trainer image does not understand all of it.
         CpuPoolTooSmall: the model does not fit the profile's CPU nodes.
     """
     name = jobset_name(plan.job.name, stage, attempt)
@@ -82,7 +83,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "annotations": {
                 **annotations,
                 **claim,
-                CONTENT_ANNOTATION: digest([annotations, spec]),
+                SPEC_ANNOTATION: plan.asked[stage],
                 PLAN_ANNOTATION: plan.digest,
             },
             "ownerReferences": [dict(plan.owner)],

@@ -22,16 +22,16 @@ STAGE_LABEL = "tpu-finetune.dev/stage"
 ATTEMPT_LABEL = "tpu-finetune.dev/attempt"
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 """JobSet's own, on its Jobs and pods: how often it had been restarted when they were made."""
-RETRY_LABEL = "tpu-finetune.dev/retry-generation"
 
 
-#: On JobSets: a digest of what was rendered, which JobSet's webhooks and Kueue add to.
-CONTENT_ANNOTATION = "tpu-finetune.dev/content"
+#: On JobSets: a digest of what job and profile ask of the stage. What a release renders of that does not count, so that
+#: an upgrade of the operator replaces nothing.
+SPEC_ANNOTATION = "tpu-finetune.dev/spec"
 
 
-def content_of(jobset: Object) -> str | None:
-    """What was rendered, in short; None for one that carries no such annotation."""
-    found: str | None = jobset["metadata"].get("annotations", {}).get(CONTENT_ANNOTATION)
+def spec_of(jobset: Object) -> str | None:
+    """The digest of what was asked for; None for one that carries no such annotation."""
+    found: str | None = jobset["metadata"].get("annotations", {}).get(SPEC_ANNOTATION)
     return found
 
 
@@ -71,8 +71,6 @@ def child_labels(plan: Plan, stage: Stage, attempt: int) -> dict[str, str]:
         UID_LABEL: plan.job.uid,
         STAGE_LABEL: stage.value,
         ATTEMPT_LABEL: str(attempt),
-        # Counts spec.retry.generation, which comes later; on the children from the start, so that it can be derived.
-        RETRY_LABEL: "0",
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from finetune_contract import Stage
-from finetune_operator.artifacts.port import StorageUnavailable
+from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, StorageUnavailable, TooLarge
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.logs import Selection, show_logs
@@ -26,12 +26,15 @@ class Kept:
         self._logs = logs or {}
         self._reachable = reachable
 
-    async def read(self, uri: str) -> bytes | None:
+    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         if not self._reachable:
             raise StorageUnavailable(uri, "no answer in time")
-        return self._logs.get(uri)
+        content = self._logs.get(uri)
+        if content is not None and len(content) > limit:
+            raise TooLarge(uri, limit)
+        return content
 
-    async def list(self, uri: str) -> Sequence[str]:
+    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
         raise NotImplementedError
 
     async def write(self, uri: str, content: bytes) -> None:
@@ -141,6 +144,15 @@ async def test_without_pods_the_kept_log_is_shown(api: FakeApi, connection: Conn
     assert await logs(connection, store=kept) == ["exported"]
     assert await logs(connection, Selection(stage=Stage.PREFLIGHT), store=kept) == ["checked"]
     assert await logs(connection, follow=True, store=kept) == ["exported"]
+
+
+async def test_a_kept_log_may_be_larger_than_a_record(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("succeeded"))
+    uri = f"{FOLDER}/attempts/export-1/log-tail.txt"
+    kept = Kept({uri: b"x" * (2 * RECORD_LIMIT)})
+    assert await logs(connection, store=kept) == ["x" * (2 * RECORD_LIMIT)]
+    with pytest.raises(CliError, match=r"too large to be shown: gs://.*log-tail.txt: the file has more than"):
+        await logs(connection, store=Kept({uri: b"x" * (32 * RECORD_LIMIT)}))
 
 
 @pytest.mark.parametrize(

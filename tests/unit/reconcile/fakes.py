@@ -7,6 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from finetune_contract import CacheLayout, RunFolder, Stage
+from finetune_operator.artifacts.port import (
+    NAME_LENGTH,
+    NAMES_LIMIT,
+    RECORD_LIMIT,
+    TooLarge,
+    TooManyNames,
+)
 from finetune_operator.cluster.port import AlreadyExists, Conflict, Kind, NotFound, Object
 from finetune_operator.planning import Snapshot, render_snapshot
 from finetune_operator.planning.snapshot import owner_reference
@@ -173,14 +180,20 @@ class FakeStore:
         self.calls: list[str] = []
         self.fault: Fault = no_fault
 
-    async def read(self, uri: str) -> bytes | None:
+    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         with _Call(self, f"read {uri}"):
-            return self.files.get(uri)
+            content = self.files.get(uri)
+            if content is not None and len(content) > limit:
+                raise TooLarge(uri, limit)
+            return content
 
-    async def list(self, uri: str) -> Sequence[str]:
+    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
         with _Call(self, f"list {uri}"):
             prefix = f"{uri}/"
-            return sorted(name.removeprefix(prefix) for name in self.files if name.startswith(prefix))
+            names = sorted(name.removeprefix(prefix) for name in self.files if name.startswith(prefix))
+            if len(names) > limit:
+                raise TooManyNames(uri, limit)
+            return [name for name in names if len(name) <= NAME_LENGTH]
 
     async def write(self, uri: str, content: bytes) -> None:
         with _Call(self, f"write {uri}"):

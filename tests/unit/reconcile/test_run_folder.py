@@ -123,8 +123,16 @@ async def test_a_conversion_that_was_deleted_is_not_remembered(store: FakeStore)
 
 @pytest.mark.parametrize(
     "content",
-    [b"{", b"\xff", b'{"files": [{"path": "model.safetensors"}]}', b'{"version": 2}', b"[" * 100_000, b""],
-    ids=["cut", "no text", "an export's manifest", "another version", "deep", "empty"],
+    [
+        b"{",
+        b"\xff",
+        b'{"files": [{"path": "model.safetensors"}]}',
+        b'{"version": 2}',
+        b"[" * 100_000,
+        b"",
+        b" " * 2**21,
+    ],
+    ids=["cut", "no text", "an export's manifest", "another version", "deep", "empty", "huge"],
 )
 async def test_a_conversion_that_cannot_be_understood_is_a_miss_and_blinds_nobody(
     store: FakeStore, content: bytes, caplog: pytest.LogCaptureFixture
