@@ -1,14 +1,17 @@
 """The decision: what to create and delete, what to tell, when to look again. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.advance import advance
-from finetune_operator.lifecycle.attempts import attempts_of
+from finetune_operator.lifecycle.attempts import Attempt, attempts_of
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
 from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.pending import with_pending
+from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import survey
 from finetune_operator.lifecycle.status import build_status
@@ -40,8 +43,18 @@ _MAY_COME = (
 _PROFILE_LOOK = 15.0
 
 
-def decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
+def decide(observed: Observed) -> Decision:
     """One decision from one look. It raises nothing but what is a fault of the operator itself."""
+    observed, unwritten = believed(observed)
+    decision = _decide(observed)
+    if observed.snapshot is None or observed.folder.unreadable or children.deleting(observed.job):
+        return decision
+    # Records are written before the status that no longer holds them.
+    records = {**dict(unwritten), **dict(decision.records)}
+    return replace(decision, status=with_pending(decision.status, ()), records=tuple(records.items()))
+
+
+def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
     job = observed.job
     if children.deleting(job):
         return Decision(status=job.get("status") or {})
@@ -63,7 +76,8 @@ def decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
         # The note comes first: from the next look on, what was there before is not this job's.
         return Decision(status=job.get("status") or {}, takeover=takeover, look_again_after=0.0)
     generation = retry.asked(observed)
-    if generation is None:
+    if generation is None or _being_suspended(observed, attempts):
+        # A note that cannot be written must not keep a suspension waiting.
         return advance(observed, plan, attempts, refused)
     note = retry.note(observed, survey(observed, plan, attempts, suspend=False), generation)
     if note is not None:
@@ -71,6 +85,11 @@ def decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
         return Decision(status=job.get("status") or {}, retry=note, look_again_after=0.0)
     decision = _keep(observed) if ended else advance(observed, plan, attempts, refused)
     return replace(decision, status={**decision.status, "retryGeneration": generation})
+
+
+def _being_suspended(observed: Observed, attempts: Sequence[Attempt]) -> bool:
+    """Whether what runs is to be stopped, or is being stopped, before anything else."""
+    return bool(observed.job["spec"].get("suspend", False)) and any(each.live for each in attempts)
 
 
 def finished(job: Object) -> bool:

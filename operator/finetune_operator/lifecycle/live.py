@@ -6,10 +6,11 @@ from finetune_contract import Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, hosts
 from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.blind import halted, unseen
 from finetune_operator.lifecycle.classify import EVICTED, eviction, replacement, suspension, unpaid
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deleting
 from finetune_operator.lifecycle.decision import CloserLook, Decision
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import Observed, Unreadable
 from finetune_operator.lifecycle.queueing import Standing, being_evicted, queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.spending import Overspent, seconds_left
@@ -42,7 +43,9 @@ def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision
         look.plan.placement.capacity,
         observed.now,
     )
-    if late:
+    if late and not (
+        observed.folder.progress_unknown and late.reason in (deadlines.HUNG, deadlines.STARTUP_TIMEOUT)
+    ):
         return _end_late(observed, look, attempt, late)
     running = attempt.running
     wait = input_wait(look)
@@ -78,6 +81,12 @@ def stop_spending(observed: Observed, look: Survey, attempt: Attempt, over: Over
     return _noted(observed, deleting(observed, look, situation), attempt, unpaid(over.message))
 
 
+def stop_unseen(observed: Observed, look: Survey, attempt: Attempt, why: Unreadable) -> Decision:
+    """It saves and ends, and nobody is charged."""
+    situation = Situation(course=Course.SUSPENDING, running=attempt.running, over=halted(why))
+    return _noted(observed, deleting(observed, look, situation), attempt, unseen(look.plan.limits, why))
+
+
 def end(observed: Observed, look: Survey, attempt: Attempt, why: Failure) -> Decision:
     """It is stopped, and the next one follows."""
     situation = Situation(course=Course.ACTIVE, starting=True, recovering=recovering(look))
@@ -95,7 +104,7 @@ def _end_late(observed: Observed, look: Survey, attempt: Attempt, late: Failure)
     if not stands or look.plan.pathways is not None or mesh.hosts * mesh.slices == 1:
         return end(observed, look, attempt, late)
     if observed.hosts is None:
-        return replace(end(observed, look, attempt, late), closer=CloserLook(hosts=True))
+        return replace(end(observed, look, attempt, late), closer=CloserLook(hosts=mesh.hosts * mesh.slices))
     return end(observed, look, attempt, hosts.blame(late, attempt, observed.hosts, mesh))
 
 

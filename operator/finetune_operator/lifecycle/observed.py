@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, Stage, StageResult
+from finetune_operator.api import Reason
 
 type Object = Mapping[str, Any]
 
@@ -32,6 +33,24 @@ class AttemptFiles:
 
     result: StageResult | None = None
     failure: Failure | None = None
+    malformed: str | None = None
+    """Why ``result.json`` is no record of this contract, as a sentence; then ``result`` is None."""
+    newer: str | None = None
+    """The same where a newer major version of the contract wrote it: how the attempt ended is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """Why something in the run folder is unknown."""
+
+    reason: Reason
+    message: str
+    """As a sentence."""
+
+    @property
+    def alone(self) -> bool:
+        """This run folder is at fault, not the store as a whole and not the version of the operator."""
+        return self.reason not in (Reason.STORE_UNAVAILABLE, Reason.CONTRACT_NEWER)
 
 
 class Retry(BaseModel):
@@ -63,7 +82,7 @@ class Takeover(BaseModel):
 class RunFolderView:
     """What object storage says.
 
-    ``unreadable`` is set when it could not be asked: then nothing here is evidence of absence.
+    ``unreadable`` is set when it could not be read: then nothing here is evidence of absence.
     """
 
     attempts: Mapping[AttemptKey, AttemptFiles] = field(default_factory=dict)
@@ -75,8 +94,14 @@ class RunFolderView:
     """The newest."""
     convert_manifest: ConvertManifest | None = None
     """Of the fingerprint that preflight found; None also when there was nothing to look up."""
-    unreadable: str | None = None
-    """Why storage could not be read, as a sentence."""
+    strangers: frozenset[AttemptKey] = frozenset()
+    """Attempts that the listing shows and that this job has not made: their records are not read."""
+    progress_unknown: Unreadable | None = None
+    """Why ``progress`` is None although there is a progress record."""
+    warnings: tuple[str, ...] = ()
+    """Files that were ignored, one sentence each."""
+    unreadable: Unreadable | None = None
+    """Why nothing is known of the run folder."""
 
 
 def in_order(notes: Iterable[Takeover]) -> tuple[Takeover, ...]:

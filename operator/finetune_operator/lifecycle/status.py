@@ -44,7 +44,12 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
         "observedGeneration": generation,
         "phase": str(_phase(situation, look)),
         "conditions": conditions(
-            situation, look, previous.get("conditions", ()), generation=generation, now=observed.now
+            situation,
+            look,
+            None if observed.snapshot is None else observed.folder,
+            previous.get("conditions", ()),
+            generation=generation,
+            now=observed.now,
         ),
     }
     if generation := seen(observed):
@@ -96,9 +101,11 @@ def _of_survey(observed: Observed, situation: Situation, look: Survey, previous:
         "stage": str(look.live.key.stage if look.live else look.current.stage),
         "resolved": resolved_status(look.plan, look.findings),
         "stages": stages_status(observed, situation, look, previous),
-        "attempts": attempts_status(look, previous),
         "startTime": previous.get("startTime") or stamp(observed.now),
     }
+    if observed.snapshot is not None:
+        # Before, nobody has looked into the run folder: what the cluster shows may not be all.
+        status["attempts"] = attempts_status(look, previous)
     if estimate := estimate_status(look.plan, look.findings):
         status["estimate"] = estimate
     if evaluation := evaluation_status(look):

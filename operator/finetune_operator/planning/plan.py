@@ -83,6 +83,8 @@ class Limits:
     """From running pods to the first step of training."""
     no_step: int
     """From one step to the next."""
+    blind: int | None
+    """Running while the run folder alone cannot be read."""
     child_ttl: int | None
     """From the job's end to the deletion of its children."""
 
@@ -237,6 +239,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             pre_running=spec["preRunningDeadlineSeconds"],
             startup=spec["hangPolicy"]["startupSeconds"],
             no_step=spec["hangPolicy"]["noStepSeconds"],
+            blind=spec["hangPolicy"].get("blindSeconds"),
             child_ttl=spec.get("childTTLSecondsAfterFinished"),
         ),
         run_folder=snapshot.run_folder,

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
@@ -23,8 +24,10 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.children import slice_kind
 from finetune_operator.lifecycle.classify import settled
+from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import CloserLook, Concerned
 from finetune_operator.lifecycle.disruption import WINDOW
+from finetune_operator.lifecycle.evidence import own_attempts
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
 from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.queueing import QUEUE_LABEL
@@ -86,6 +89,7 @@ class Observer:
             self._find(CONFIG_MAPS, key.namespace, f"{key.name}{SNAPSHOT_SUFFIX}"),
         )
         if job is None:
+            self._folder.forget(key)
             return None
         uid = job["metadata"]["uid"]
         if snapshot is not None and not owned_by(snapshot, uid):
@@ -99,7 +103,9 @@ class Observer:
             self._source(job, snapshot),
             self._neighbours(job, snapshot),
         )
-        workloads, view = await asyncio.gather(self._workloads(key.namespace, jobsets), self._view(snapshot))
+        workloads, view = await asyncio.gather(
+            self._workloads(key.namespace, jobsets), self._view(key, job, snapshot, jobsets, pods)
+        )
         nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)])
         return Observed(
             now=self._utc_now(),
@@ -125,7 +131,7 @@ class Observer:
         namespace = observed.job["metadata"]["namespace"]
         return replace(
             observed,
-            hosts=await self._folder.hosts(run) if at.hosts else observed.hosts,
+            hosts=await self._folder.hosts(run, at.hosts) if at.hosts else observed.hosts,
             events=await self._events(namespace, at.events) if at.events else observed.events,
         )
 
@@ -139,8 +145,26 @@ class Observer:
         except NotFound:
             return None
 
-    async def _view(self, snapshot: Object | None) -> RunFolderView:
-        return RunFolderView() if snapshot is None else await self._folder.view(Folders.of(snapshot))
+    async def _view(
+        self,
+        key: JobKey,
+        job: Object,
+        snapshot: Object | None,
+        jobsets: Sequence[Object],
+        pods: Sequence[Object],
+    ) -> RunFolderView:
+        if snapshot is None:
+            return RunFolderView()
+        folders = Folders.of(snapshot)
+        view = await self._folder.view(
+            folders,
+            of=key,
+            own=partial(own_attempts, job=job, jobsets=jobsets, pods=pods),
+            retry=job["spec"].get("retry", {}).get("generation", 0),
+        )
+        if finished(job):
+            self._folder.forget(key, folders.run)
+        return view
 
     async def _nodes(self, pods: Sequence[Object]) -> Mapping[str, Object] | None:
         """All nodes of the slice's kind, in one request, while a failure on it is fresh and not judged. Without the

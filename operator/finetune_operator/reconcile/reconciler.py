@@ -79,7 +79,11 @@ class Reconciler:
             if retry_in >= _PERSISTENT_SECONDS:
                 await self._report(key, observed, error, retry_in)
             raise ReconcileError(reason_of(error), str(error)) from error
-        except (ClusterError, StorageError, Refused) as error:
+        except StorageError as error:
+            # What waits in the status since must stay there.
+            await self._report(key, None, error, retry_in)
+            raise ReconcileError(reason_of(error), str(error)) from error
+        except (ClusterError, Refused) as error:
             await self._report(key, observed, error, retry_in)
             raise ReconcileError(reason_of(error), str(error)) from error
         except Exception as error:

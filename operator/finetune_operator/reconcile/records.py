@@ -1,0 +1,40 @@
+"""What a file of the store says, if it is the record that its name promises."""
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from finetune_contract.base import CONTRACT_VERSION
+
+
+class MalformedError(Exception):
+    """A file is not the record that its name promises."""
+
+
+class NewerError(Exception):
+    """A file is a record of a newer major version of the contract."""
+
+
+def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
+    """Raises MalformedError and NewerError, with a sentence that names ``uri`` and has no full stop."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        version = _version(content)
+        if version is not None and version > CONTRACT_VERSION:
+            raise NewerError(
+                f"{uri} was written under version {version} of the contract, and this operator knows up to "
+                f"{CONTRACT_VERSION}. Upgrade the operator"
+            ) from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise MalformedError(f"{uri} is no {model.__name__}: {where[:128]}: {first['msg'][:256]}") from error
+
+
+def _version(content: bytes) -> int | None:
+    """The major version of the contract that a document names; None where it names none."""
+    try:
+        document = from_json(content)
+    except ValueError:
+        return None
+    version = document.get("version") if isinstance(document, dict) else None
+    return version if isinstance(version, int) and not isinstance(version, bool) else None
