@@ -1,12 +1,17 @@
 """``file://`` for a cluster whose pods and operator share one machine."""
 
-import asyncio
+import contextlib
+import errno
 import os
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from secrets import token_hex
 from urllib.parse import unquote, urlsplit
 
+from finetune_operator.artifacts.calls import Call, Calls
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
@@ -20,25 +25,60 @@ from finetune_operator.artifacts.port import (
 
 
 class FileStore:
-    """Implements :class:`finetune_operator.artifacts.port.Store`. A reader sees all of a write or nothing."""
+    """Implements :class:`finetune_operator.artifacts.port.Store`. A reader sees all of a write or nothing.
 
-    def __init__(self, *, deadline_seconds: float = 10) -> None:
+    Only regular files are objects: a pipe, a device or a socket is as if it were not there. A run folder and a cache
+    entry are written by pods, so symbolic links in them are not followed; those above them are the platform's.
+
+    Args:
+        deadline_seconds: of one call, once it has begun.
+        threads: calls of all tenants at once.
+        share: calls of one tenant at once.
+    """
+
+    def __init__(self, *, deadline_seconds: float = 10, threads: int = 64, share: int = 8) -> None:
         self._deadline = deadline_seconds
+        self._calls = Calls(seconds=deadline_seconds, total=threads, each=share)
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
-        return await self._run(uri, lambda path: _read(uri, path, limit))
+        def work(call: Call) -> bytes | None:
+            content: bytes | None = None
+            with _absence_passes(), _parent(uri) as (folder, name):
+                content = _read(folder, name, limit + 1, call)
+            if content is not None and len(content) > limit:
+                raise TooLarge(uri, limit)
+            return content
+
+        return await self._run(uri, work)
 
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
-        return await self._run(uri, lambda path: _list(uri, path, limit))
+        def work(call: Call) -> Sequence[str]:
+            names: list[str] = []
+            with _absence_passes(), _parent(uri) as (parent, name), _opened(parent, name, _FOLDER) as folder:
+                for seen, (path, regular) in enumerate(_walk(folder, "", call), start=1):
+                    # Folders count, too: a million empty ones take as long.
+                    if seen > limit:
+                        raise TooManyNames(uri, limit)
+                    if regular and len(path) <= NAME_LENGTH:
+                        names.append(path)
+            return sorted(names)
+
+        return await self._run(uri, work)
 
     async def write(self, uri: str, content: bytes) -> None:
-        await self._run(uri, lambda path: _write(path, content))
+        def work(call: Call) -> None:
+            with _parent(uri, make=True) as (folder, name):
+                _write(folder, name, content, call)
 
-    async def _run[T](self, uri: str, work: Callable[[Path], T]) -> T:
-        path = _path(uri)
+        await self._run(uri, work)
+
+    async def ended(self) -> None:
+        """Returns when no call is under way any longer."""
+        await self._calls.ended()
+
+    async def _run[T](self, uri: str, work: Callable[[Call], T]) -> T:
         try:
-            async with asyncio.timeout(self._deadline):
-                return await asyncio.to_thread(work, path)
+            return await self._calls.run(uri, work)
         except StorageError:
             raise
         except PermissionError as error:
@@ -49,54 +89,109 @@ class FileStore:
             raise StorageUnavailable(uri, error.strerror or str(error)) from error
 
 
-def _path(uri: str) -> Path:
-    parts = urlsplit(uri)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise StorageError(uri, "a file URI is file:///absolute/path")
-    return Path(unquote(parts.path))
-
-
-def _read(uri: str, path: Path, limit: int) -> bytes | None:
-    try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
-            content = file.read(limit + 1)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-    if len(content) > limit:
-        raise TooLarge(uri, limit)
-    return content
-
-
-def _list(uri: str, folder: Path, limit: int) -> Sequence[str]:
-    def fail(error: OSError) -> None:
-        # A folder that vanishes while we walk is as if it had never been there; anything else must be known.
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise error
-
-    names = []
-    for parent, _, files in os.walk(folder, onerror=fail):
-        names += [
-            (Path(parent) / name).relative_to(folder).as_posix()
-            for name in files
-            if not name.startswith(_TEMPORARY)
-        ]
-        if len(names) > limit:
-            raise TooManyNames(uri, limit)
-    return sorted(name for name in names if len(name) <= NAME_LENGTH)
-
-
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: O_NONBLOCK: opening a pipe that nobody writes would wait for ever. O_NOCTTY: a terminal must not become ours.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: What pods write: run folders and, in a cache, converted models.
+_WRITTEN_BY_PODS = re.compile(r"/(?:[^/]+/(?:attempts|train)|convert)(?:/.*)?$")
 _TEMPORARY = ".writing-"
+#: Folders below one that is listed; the contract has one level. Each level holds a descriptor while it is walked.
+_DEEPEST = 16
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY)
+@contextmanager
+def _absence_passes() -> Iterator[None]:
+    """What is not there, is no folder where a folder must be, or is a symbolic link, is as nothing."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        # mkstemp's 0600 would hide the file from pods that run as another user.
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+
+
+def _parts(uri: str) -> tuple[str, Sequence[str]]:
+    """The folder that the platform has set up, and the names below it, at least one."""
+    parts = urlsplit(uri)
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
+        raise StorageError(uri, "a file URI is file:///absolute/path")
+    written = _WRITTEN_BY_PODS.search(path)
+    if written:
+        return path[: written.start()] or "/", PurePosixPath(path[written.start() + 1 :]).parts
+    whole = PurePosixPath(path)
+    return str(whole.parent), (whole.name or ".",)
+
+
+@contextmanager
+def _opened(folder: int, name: str, flags: int) -> Iterator[int]:
+    descriptor = os.open(name, flags, 0o644, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _parent(uri: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """Descriptor of the folder that the last name of the URI lies in, and that name.
+
+    Args:
+        make: make the folders that are missing.
+    """
+    base, (*folders, name) = _parts(uri)
+    if make:
+        Path(base).mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        for folder in folders:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, dir_fd=descriptor)
+            descriptor = stack.enter_context(_opened(descriptor, folder, _FOLDER))
+        yield descriptor, name
+
+
+def _read(folder: int, name: str, most: int, call: Call) -> bytes | None:
+    """Up to ``most`` bytes; None where it is no regular file."""
+    with _opened(folder, name, _FILE) as descriptor:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        content = bytearray()
+        while len(content) < most and (chunk := os.read(descriptor, min(most - len(content), 2**16))):
+            content += chunk
+            call.left()
+        return bytes(content)
+
+
+def _walk(folder: int, prefix: str, call: Call, depth: int = 0) -> Iterator[tuple[str, bool]]:
+    """Everything below the folder, as it is found: its path, and whether it is a regular file."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            call.left()
+            path = f"{prefix}{entry.name}"
+            yield path, entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY)
+            if depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
+                # One that vanishes meanwhile is as if it had never been there.
+                with _absence_passes(), _opened(folder, entry.name, _FOLDER) as below:
+                    yield from _walk(below, f"{path}/", call, depth + 1)
+
+
+def _write(folder: int, name: str, content: bytes, call: Call) -> None:
+    temporary = f"{_TEMPORARY}{token_hex(8)}"
+    try:
+        with _opened(folder, temporary, _NEW) as descriptor:
+            # Pods that run as another user read it, whatever our umask is.
+            os.fchmod(descriptor, 0o644)
+            left = memoryview(content)
+            while left:
+                left = left[os.write(descriptor, left) :]
+            call.left()
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
         raise

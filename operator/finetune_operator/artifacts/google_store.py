@@ -1,18 +1,23 @@
-"""``gs://`` through google-cloud-storage, whose calls block: they run in a small pool of threads."""
+"""``gs://`` through google-cloud-storage, whose calls block."""
 
-import asyncio
+import io
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from threading import Lock
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
+import urllib3
 from google.api_core import exceptions as api_errors
+from google.api_core.retry import Retry
 from google.auth import exceptions as auth_errors
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
+from requests.adapters import HTTPAdapter
 
+from finetune_operator.artifacts.calls import Call, Calls
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
@@ -24,20 +29,28 @@ from finetune_operator.artifacts.port import (
     TooManyNames,
 )
 
-#: (connect, read) of one HTTP request, seconds.
-_REQUEST_TIMEOUT = (5, 10)
+#: Of one HTTP request, seconds; less where the call ends sooner.
+_CONNECT_SECONDS, _READ_SECONDS = 5, 10
 #: All tries of one call together. Beyond it the work queue waits, and the status says so meanwhile.
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.2, maximum=2).with_timeout(10)
+#: The call that a thread works for.
+_call: ContextVar[Call] = ContextVar("call")
 
 
 class GoogleStore:
     """Implements :class:`finetune_operator.artifacts.port.Store`.
 
     Credentials are the environment's (Workload Identity); with ``STORAGE_EMULATOR_HOST`` there are none.
+
+    Args:
+        threads: calls of all tenants at once.
+        share: calls of one tenant at once.
+        deadline_seconds: of one call, once it has begun.
     """
 
-    def __init__(self, *, threads: int = 8, deadline_seconds: float = 20) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="gs")
+    def __init__(self, *, threads: int = 64, share: int = 8, deadline_seconds: float = 20) -> None:
+        self._calls = Calls(seconds=deadline_seconds, total=threads, each=share)
+        self._threads = threads
         self._deadline = deadline_seconds
         self._client: storage.Client | None = None
         self._making = Lock()
@@ -45,19 +58,19 @@ class GoogleStore:
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         bucket, name = _split(uri)
 
-        def work() -> bytes | None:
+        def work(call: Call) -> bytes | None:
             blob = self._connected().bucket(bucket).blob(name)
+            content = _Bounded(uri, limit, call)
             try:
-                content = bytes(blob.download_as_bytes(end=limit, timeout=_REQUEST_TIMEOUT, retry=_RETRY))
+                # Raw: an object may be stored compressed, and a small one so become a large one.
+                blob.download_to_file(content, end=limit, raw_download=True, retry=_retry(call))
             except api_errors.NotFound as error:
                 _raise_if_bucket_is_missing(uri, bucket, error)
                 return None
             except api_errors.RequestRangeNotSatisfiable:
-                # No byte of an empty object lies in any range.
+                # An empty object has no first byte to begin a range with.
                 return b""
-            if len(content) > limit:
-                raise TooLarge(uri, limit)
-            return content
+            return content.getvalue()
 
         return await self._run(uri, work)
 
@@ -65,58 +78,71 @@ class GoogleStore:
         bucket, folder = _split(uri)
         prefix = f"{folder}/" if folder else ""
 
-        def work() -> Sequence[str]:
+        def work(call: Call) -> Sequence[str]:
             blobs = self._connected().list_blobs(
                 bucket,
                 prefix=prefix,
                 max_results=limit + 1,
                 fields="items(name),nextPageToken",
-                timeout=_REQUEST_TIMEOUT,
-                retry=_RETRY,
+                retry=_retry(call),
             )
+            names: list[str] = []
             try:
-                names = [blob.name.removeprefix(prefix) for blob in blobs]
+                # Each page is a request, and none begins when the call is over.
+                for seen, blob in enumerate(blobs, start=1):
+                    if seen > limit:
+                        raise TooManyNames(uri, limit)
+                    name = blob.name.removeprefix(prefix)
+                    if len(name) <= NAME_LENGTH:
+                        names.append(name)
             except api_errors.NotFound as error:
                 raise StorageError(uri, f"there is no bucket {bucket}") from error
-            if len(names) > limit:
-                raise TooManyNames(uri, limit)
-            return sorted(name for name in names if len(name) <= NAME_LENGTH)
+            return sorted(names)
 
         return await self._run(uri, work)
 
     async def write(self, uri: str, content: bytes) -> None:
         bucket, name = _split(uri)
 
-        def work() -> None:
+        def work(call: Call) -> None:
             blob = self._connected().bucket(bucket).blob(name)
             # Small and whole, so a repeat is harmless: retried without a generation precondition.
-            blob.upload_from_string(
-                content, content_type="application/json", timeout=_REQUEST_TIMEOUT, retry=_RETRY
-            )
+            blob.upload_from_string(content, content_type="application/json", retry=_retry(call))
 
         await self._run(uri, work)
 
+    async def ended(self) -> None:
+        """Returns when no call is under way any longer."""
+        await self._calls.ended()
+
     def close(self) -> None:
-        """Ends threads and connections; calls under way are finished first."""
-        self._pool.shutdown()
+        """Ends what is under way, and the connections."""
+        self._calls.abort()
         if self._client is not None:
             self._client.close()
 
     def _connected(self) -> storage.Client:
-        # Made in a worker thread: looking for credentials may ask the metadata server.
+        # Made in a thread of a call: looking for credentials may ask the metadata server.
         with self._making:
             if self._client is None:
                 # Otherwise the library asks for each bucket's metadata, in threads that nobody ends and with a
                 # right that we do not need, for traces that nobody records.
                 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
-                self._client = storage.Client()
+                client = storage.Client()
+                session = client._http  # noqa: SLF001  the library's documentation mounts adapters so
+                for each in (session, session._auth_request.session):  # noqa: SLF001  which asks for tokens
+                    each.mount("https://", adapter := _Adapter(pool_maxsize=self._threads))
+                    each.mount("http://", adapter)
+                self._client = client
             return self._client
 
-    async def _run[T](self, uri: str, work: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
+    async def _run[T](self, uri: str, work: Callable[[Call], T]) -> T:
+        def in_thread(call: Call) -> T:
+            _call.set(call)
+            return work(call)
+
         try:
-            async with asyncio.timeout(self._deadline):
-                return await loop.run_in_executor(self._pool, work)
+            return await self._calls.run(uri, in_thread)
         except StorageError:
             raise
         except TimeoutError as error:
@@ -134,11 +160,47 @@ class GoogleStore:
             api_errors.ServerError,
             api_errors.TooManyRequests,
             requests.RequestException,
-            ConnectionError,
+            urllib3.exceptions.HTTPError,
+            OSError,
         ) as error:
             raise StorageUnavailable(uri, _short(error)) from error
         except api_errors.GoogleAPICallError as error:
             raise StorageError(uri, error.message) from error
+
+
+class _Bounded(io.BytesIO):
+    """Takes no more than the call may read, whatever the server sends."""
+
+    def __init__(self, uri: str, limit: int, call: Call) -> None:
+        super().__init__()
+        self._uri, self._limit, self._call = uri, limit, call
+
+    def write(self, chunk: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]  # bytes suffice
+        self._call.left()
+        if self.tell() + len(chunk) > self._limit:
+            raise TooLarge(self._uri, self._limit)
+        return super().write(chunk)
+
+
+class _Adapter(HTTPAdapter):
+    """Keeps each request within its call's time, and hands the call the means to end it."""
+
+    def send(self, request: requests.PreparedRequest, *_: Any, **settings: Any) -> requests.Response:
+        call = _call.get()
+        left = call.left()
+        # Instead of the library's own, a minute.
+        settings["timeout"] = urllib3.Timeout(
+            connect=min(_CONNECT_SECONDS, left), read=min(_READ_SECONDS, left), total=left
+        )
+        response = super().send(request, **settings)
+        # That limits each step of reading the body, but a body may have any number of them.
+        call.stop_by(response.raw.shutdown)
+        return response
+
+
+def _retry(call: Call) -> Retry:
+    retry: Retry = _RETRY.with_timeout(min(_RETRY.timeout, call.left()))
+    return retry
 
 
 def _split(uri: str) -> tuple[str, str]:

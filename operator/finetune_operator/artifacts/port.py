@@ -19,6 +19,8 @@ class StorageError(Exception):
     def __init__(self, uri: str, message: str) -> None:
         super().__init__(f"{uri}: {message}")
         self.uri = uri
+        self.message = message
+        """What went wrong, without the URI."""
 
 
 class StorageUnavailable(StorageError):

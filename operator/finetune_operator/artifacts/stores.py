@@ -1,13 +1,24 @@
 """One store for every URI: dispatches by scheme, so that callers never ask where something lies."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
 from urllib.parse import urlsplit
 
+from finetune_operator.artifacts.breaker import Breaker
 from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, StorageError, Store
 
 
-def _google() -> Store:
+class Adapter(Store, Protocol):
+    """The store of one scheme."""
+
+    async def ended(self) -> None:
+        """Returns when no call is under way any longer, not even one whose caller has given up."""
+        ...
+
+
+def _google() -> Adapter:
     # Imported on first use: 20 MiB and 0.4 s that a file:// only cluster and the command line do not need.
     from finetune_operator.artifacts.google_store import GoogleStore
 
@@ -15,7 +26,7 @@ def _google() -> Store:
 
 
 #: What makes the store of each scheme.
-FACTORIES: Mapping[str, Callable[[], Store]] = {"gs": _google, "file": FileStore}
+FACTORIES: Mapping[str, Callable[[], Adapter]] = {"gs": _google, "file": FileStore}
 
 
 def _ignore(_operation: str) -> None:
@@ -25,34 +36,54 @@ def _ignore(_operation: str) -> None:
 class UniversalStore:
     """Implements :class:`finetune_operator.artifacts.port.Store` for every known scheme.
 
+    A tenant whose bucket does not answer is refused at once for a while (StorageUnavailable), and waits for nothing.
+
     Args:
         factories: what makes the store of each scheme.
         requested: hears ``read``, ``list`` or ``write`` before each request.
+        refused: hears the same of each request that is not made, since the store did not answer those before.
+        breaker: decides which.
     """
 
     def __init__(
         self,
-        factories: Mapping[str, Callable[[], Store]] = FACTORIES,
+        factories: Mapping[str, Callable[[], Adapter]] = FACTORIES,
         *,
         requested: Callable[[str], None] = _ignore,
+        refused: Callable[[str], None] = _ignore,
+        breaker: Breaker | None = None,
     ) -> None:
         self._factories = factories
         self._requested = requested
-        self._stores: dict[str, Store] = {}
+        self._refused = refused
+        self._breaker = breaker or Breaker()
+        self._stores: dict[str, Adapter] = {}
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
-        self._requested("read")
-        return await self._store(uri).read(uri, limit=limit)
+        store = self._store(uri)
+        return await self._ask("read", uri, partial(store.read, uri, limit=limit))
 
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
-        self._requested("list")
-        return await self._store(uri).list(uri, limit=limit)
+        store = self._store(uri)
+        return await self._ask("list", uri, partial(store.list, uri, limit=limit))
 
     async def write(self, uri: str, content: bytes) -> None:
-        self._requested("write")
-        await self._store(uri).write(uri, content)
+        store = self._store(uri)
+        await self._ask("write", uri, partial(store.write, uri, content))
 
-    def _store(self, uri: str) -> Store:
+    async def ended(self) -> None:
+        """Returns when no call is under way any longer, not even one whose caller has given up."""
+        for store in self._stores.values():
+            await store.ended()
+
+    async def _ask[T](self, operation: str, uri: str, call: Callable[[], Awaitable[T]]) -> T:
+        async def request() -> T:
+            self._requested(operation)
+            return await call()
+
+        return await self._breaker.ask(uri, request, partial(self._refused, operation))
+
+    def _store(self, uri: str) -> Adapter:
         scheme = urlsplit(uri).scheme
         if scheme not in self._stores:
             if scheme not in self._factories:

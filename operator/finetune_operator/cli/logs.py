@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from finetune_contract import RunFolder, Stage
-from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.artifacts.port import StorageError, Store, TooLarge
 from finetune_operator.cli import story
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
@@ -16,6 +16,8 @@ type Write = Callable[[str], None]
 
 _ORDER = {stage.value: place for place, stage in enumerate(Stage)}
 _OVER = ("Succeeded", "Failed", "Skipped")
+#: Bytes of a kept log. The trainer keeps 200 lines, of any length.
+_KEPT_LIMIT = 16 * 2**20
 
 
 type Place = tuple[Stage, int, int]
@@ -194,7 +196,12 @@ async def kept_log(job: Object, selection: Selection, store: Store) -> str:
     stage, number, restart = _newest_attempt(job, selection)
     uri = RunFolder(str(folder)).log_tail(stage.short, number, restart)
     try:
-        content = await store.read(uri)
+        content = await store.read(uri, limit=_KEPT_LIMIT)
+    except TooLarge as error:
+        raise CliError(
+            f"The pods of {stage} are gone and the kept log is too large to be shown: {error}",
+            fix="Copy that file with the store's own client (on Google Cloud: gcloud storage cp).",
+        ) from error
     except StorageError as error:
         raise CliError(
             f"The pods of {stage} are gone and the kept log cannot be read: {error}",

@@ -1,11 +1,20 @@
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from finetune_operator.artifacts.file_store import FileStore
-from finetune_operator.artifacts.port import StorageDenied, StorageError, StorageUnavailable
+from finetune_operator.artifacts.port import (
+    NAME_LENGTH,
+    RECORD_LIMIT,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+    TooLarge,
+    TooManyNames,
+)
 from finetune_operator.artifacts.stores import UniversalStore
 
 
@@ -72,3 +81,86 @@ async def test_a_fault_of_the_disk_is_unavailable(monkeypatch: pytest.MonkeyPatc
 async def test_other_uris_are_refused_by_name(uri: str) -> None:
     with pytest.raises(StorageError, match=uri):
         await UniversalStore().read(uri)
+
+
+@pytest.fixture
+def run(root: Path) -> Path:
+    """A run folder with one attempt, as pods write it."""
+    (root / "team" / "demo-0badcafe" / "attempts" / "train-1").mkdir(parents=True)
+    return root / "team" / "demo-0badcafe"
+
+
+async def test_a_huge_file_is_not_read(run: Path) -> None:
+    file = run / "attempts/train-1/result.json"
+    with file.open("wb") as sparse:
+        # Costs its writer nothing.
+        sparse.truncate(2**40)
+    with pytest.raises(TooLarge, match="more than 1,048,576 bytes"):
+        await FileStore().read(f"file://{file}")
+    os.truncate(file, RECORD_LIMIT)
+    assert len(await FileStore().read(f"file://{file}") or b"") == RECORD_LIMIT
+
+
+async def test_what_is_no_regular_file_is_not_there_and_makes_nobody_wait(run: Path) -> None:
+    folder = run / "attempts/train-1"
+    os.mkfifo(folder / "result.json")
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "itself").symlink_to("itself")
+    (folder / "above").symlink_to("../..")
+    (folder / "failure.json").write_text("{}")
+    store = FileStore()
+    async with asyncio.timeout(5):
+        assert await store.list(f"file://{run}/attempts") == ["train-1/failure.json"]
+        for name in ("result.json", "zero", "itself", "above", "itself/x"):
+            assert await store.read(f"file://{folder}/{name}") is None
+    assert await store.read("file:///dev/zero") is None
+
+
+async def test_links_in_a_run_folder_lead_nowhere(root: Path, run: Path) -> None:
+    other = root / "other" / "secret-12345678" / "attempts" / "train-1"
+    other.mkdir(parents=True)
+    (other / "result.json").write_text("{}")
+    store = FileStore()
+    (run.parent / "linked-0badcafe").symlink_to(other.parents[1])
+    (run / "train").symlink_to(other)
+    (run / "attempts" / "train-2").symlink_to(other)
+    assert await store.list(f"file://{run.parent}/linked-0badcafe/attempts") == []
+    assert await store.read(f"file://{run}/train/result.json") is None
+    assert await store.read(f"file://{run}/attempts/train-2/result.json") is None
+    for uri in (f"{run.parent}/linked-0badcafe/attempts/x.json", f"{run}/attempts/train-2/x.json"):
+        with pytest.raises(StorageError):
+            await store.write(f"file://{uri}", b"{}")
+    assert sorted(path.name for path in other.iterdir()) == ["result.json"]
+
+
+async def test_a_root_that_the_platform_has_linked_is_followed(root: Path, run: Path) -> None:
+    (root / "storage").symlink_to(run.parent)
+    uri = f"file://{root}/storage/demo-0badcafe/attempts"
+    await FileStore().write(f"{uri}/train-1/failure.json", b"{}")
+    assert await FileStore().list(uri) == ["train-1/failure.json"]
+
+
+async def test_a_write_replaces_a_link_and_not_what_it_leads_to(root: Path, run: Path) -> None:
+    (root / "precious").write_text("kept")
+    (run / "attempts/train-1/failure.json").symlink_to(root / "precious")
+    await FileStore().write(f"file://{run}/attempts/train-1/failure.json", b"{}")
+    assert (root / "precious").read_text() == "kept"
+    assert await FileStore().read(f"file://{run}/attempts/train-1/failure.json") == b"{}"
+
+
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
+async def test_a_listing_ends_above_its_limit(run: Path, make: Callable[[Path], None]) -> None:
+    for number in range(12):
+        make(run / "attempts/train-1" / str(number))
+    with pytest.raises(TooManyNames, match="more than 10 files"):
+        await FileStore().list(f"file://{run}/attempts", limit=10)
+
+
+async def test_names_that_no_trainer_writes_are_left_out(run: Path) -> None:
+    deep = run / "attempts"
+    for _ in range(40):
+        deep /= "d" * 60
+    deep.mkdir(parents=True)
+    (deep / "x").touch()
+    (run / "attempts" / ("b" * (NAME_LENGTH - 1))).touch()
+    assert await FileStore().list(f"file://{run}/attempts") == ["b" * (NAME_LENGTH - 1)]

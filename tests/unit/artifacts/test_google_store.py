@@ -1,9 +1,11 @@
 """The real client library against a server that answers as told."""
 
+import asyncio
 import gc
+import gzip
 import json
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +13,18 @@ from aiohttp import web
 
 from finetune_operator.artifacts import google_store
 from finetune_operator.artifacts.google_store import GoogleStore
-from finetune_operator.artifacts.port import StorageDenied, StorageError, StorageUnavailable
+from finetune_operator.artifacts.port import (
+    NAME_LENGTH,
+    NAMES_LIMIT,
+    PROGRESS_LIMIT,
+    RECORD_LIMIT,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+    TooLarge,
+    TooManyNames,
+)
+from finetune_operator.artifacts.shares import asking_for
 
 #: The library leaves the answer to a download that failed to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -24,11 +37,13 @@ class Bucket:
     """Answers every request with ``answer``."""
 
     answer: Callable[[], web.Response] = lambda: web.Response(status=503)
+    serve: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
+    """Instead of ``answer``, where it matters what is asked or how the answer comes."""
     paths: list[str] = field(default_factory=list)
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(f"{request.method} {request.path_qs}")
-        return self.answer()
+        return await self.serve(request) if self.serve else self.answer()
 
 
 def error(code: int, message: str) -> Callable[[], web.Response]:
@@ -40,7 +55,7 @@ async def bucket(unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch) -> Async
     made = Bucket()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{unused_tcp_port}")
@@ -133,3 +148,189 @@ async def test_no_server_at_all_is_unavailable_in_one_line(
 async def test_other_uris_are_refused(store: GoogleStore, uri: str) -> None:
     with pytest.raises(StorageError, match="expected gs://bucket/name"):
         await store.read(uri)
+
+
+async def test_a_huge_object_is_not_read(bucket: Bucket, store: GoogleStore) -> None:
+    asked: list[str | None] = []
+    sent = 0
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        asked.append(request.headers.get("Range"))
+        response = web.StreamResponse()
+        # A server that does not know ranges sends all that there is.
+        response.content_length = 2**40
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(bytes(2**16))
+                sent += 2**16
+        except ConnectionError:
+            return response
+
+    bucket.serve = serve
+    with pytest.raises(TooLarge, match=r"gs://team/x: the file has more than 1,048,576 bytes"):
+        await store.read("gs://team/x")
+    with pytest.raises(TooLarge, match="65,536"):
+        await store.read("gs://team/x", limit=PROGRESS_LIMIT)
+    assert asked == [f"bytes=0-{RECORD_LIMIT}", f"bytes=0-{PROGRESS_LIMIT}"]
+    assert sent < 2**27, "what the kernels of both ends buffer, not what the object holds"
+
+
+@pytest.mark.parametrize(("size", "whole"), [(PROGRESS_LIMIT, True), (PROGRESS_LIMIT + 1, False)])
+async def test_an_object_as_large_as_the_limit_is_read(
+    bucket: Bucket, store: GoogleStore, size: int, whole: bool
+) -> None:
+    content = b"x" * size
+    bucket.answer = lambda: web.Response(status=206, body=content[: PROGRESS_LIMIT + 1])
+    if whole:
+        assert await store.read("gs://team/x", limit=PROGRESS_LIMIT) == content
+    else:
+        with pytest.raises(TooLarge):
+            await store.read("gs://team/x", limit=PROGRESS_LIMIT)
+
+
+async def test_a_small_object_does_not_unpack_into_a_large_one(bucket: Bucket, store: GoogleStore) -> None:
+    packed = gzip.compress(bytes(64 * 2**20))
+    assert len(packed) < RECORD_LIMIT
+    bucket.answer = lambda: web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+    assert await store.read("gs://team/x") == packed
+
+
+async def test_an_empty_object_is_no_absence(bucket: Bucket, store: GoogleStore) -> None:
+    bucket.answer = error(416, "Request range not satisfiable")
+    assert await store.read("gs://team/x") == b""
+
+
+async def test_a_listing_ends_above_its_limit_and_asks_for_no_more(
+    bucket: Bucket, store: GoogleStore
+) -> None:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        first = int(request.query.get("pageToken", "0"))
+        page = range(first, first + min(1000, int(request.query["maxResults"])))
+        items = [{"name": f"run/{number:09}"} for number in page]
+        return web.json_response({"items": items, "nextPageToken": str(page.stop)})
+
+    bucket.serve = serve
+    with pytest.raises(TooManyNames, match=r"gs://team/run: the folder holds more than 20,000 files"):
+        await store.list("gs://team/run")
+    assert len(bucket.paths) == NAMES_LIMIT / 1000 + 1
+    bucket.paths.clear()
+    with pytest.raises(TooManyNames):
+        await store.list("gs://team/run", limit=5)
+    assert len(bucket.paths) == 1
+    assert "maxResults=6" in bucket.paths[0]
+
+
+async def test_names_that_no_trainer_writes_are_left_out(bucket: Bucket, store: GoogleStore) -> None:
+    names = ["a", "b" * NAME_LENGTH, "c" * (NAME_LENGTH + 1)]
+    bucket.answer = lambda: web.json_response({"items": [{"name": f"run/{name}"} for name in names]})
+    assert await store.list("gs://team/run") == names[:2]
+
+
+async def silent(_request: web.Request) -> web.StreamResponse:
+    """Takes the request and never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+async def trickling(request: web.Request) -> web.StreamResponse:
+    """Every byte is in time, but there is always one more."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.01)
+
+
+async def endless_pages(_request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(0.01)
+    return web.json_response({"items": [], "nextPageToken": "more"})
+
+
+@pytest.mark.parametrize("serve", [silent, trickling, endless_pages])
+async def test_the_deadline_ends_the_work_and_not_the_wait_alone(
+    bucket: Bucket, serve: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> None:
+    bucket.serve = serve
+    store = GoogleStore(deadline_seconds=0.3)
+    asked = (
+        [store.list("gs://team/run")]
+        if serve is endless_pages
+        else [store.list("gs://team/run"), store.read("gs://team/x"), store.write("gs://team/x", b"{}")]
+    )
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(answer, StorageUnavailable), answer
+    await store.ended()
+    requests = len(bucket.paths)
+    bucket.serve = None
+    bucket.answer = lambda: web.Response(body=b"{}")
+    assert await store.read("gs://team/y") == b"{}"
+    assert len(bucket.paths) == requests + 1, "no request of the calls before"
+    store.close()
+
+
+async def test_a_caller_that_is_cancelled_leaves_no_request_behind(
+    bucket: Bucket, store: GoogleStore
+) -> None:
+    begun = asyncio.Event()
+
+    def busy() -> web.Response:
+        begun.set()
+        return web.Response(status=503)
+
+    bucket.answer = busy
+    writing = asyncio.ensure_future(store.write("gs://team/x", b"{}"))
+    await begun.wait()
+    writing.cancel()
+    await store.ended()
+    requests = len(bucket.paths)
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert len(bucket.paths) == requests
+
+
+@pytest.mark.parametrize(
+    ("slow", "other"),
+    [
+        ("gs://artifacts/team-a/demo-0badcafe/attempts", "gs://artifacts/team-b/demo-12345678/attempts"),
+        ("gs://team-a/demo-0badcafe/attempts", "gs://team-b/demo-12345678/attempts"),
+    ],
+)
+async def test_the_silence_of_one_tenants_folder_costs_others_nothing(
+    bucket: Bucket, store: GoogleStore, slow: str, other: str
+) -> None:
+    hanging = asyncio.Event()
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        if "team-a" in request.path_qs:
+            hanging.set()
+            return await silent(request)
+        return web.Response(body=b"{}")
+
+    bucket.serve = serve
+    calls = [asyncio.ensure_future(store.list(f"{slow}/{number}")) for number in range(30)]
+    await hanging.wait()
+    # The deadline of those that hang is 20 s; whoever had to wait for one of them would make this test time out.
+    async with asyncio.timeout(10):
+        for number in range(30):
+            assert await store.read(f"{other}/{number}") == b"{}"
+    assert not any(call.done() for call in calls)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_tenants_are_kept_apart_below_any_root(bucket: Bucket, store: GoogleStore) -> None:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        return await silent(request) if "team-a" in request.path_qs else web.Response(body=b"{}")
+
+    bucket.serve = serve
+    with asking_for("team-a"):
+        calls = [asyncio.ensure_future(store.read(f"gs://all/x/team-a/{number}")) for number in range(70)]
+    with asking_for("team-b"):
+        async with asyncio.timeout(10):
+            assert await store.read("gs://all/x/team-b/demo") == b"{}"
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)

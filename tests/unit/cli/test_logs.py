@@ -146,6 +146,15 @@ async def test_without_pods_the_kept_log_is_shown(api: FakeApi, connection: Conn
     assert await logs(connection, follow=True, store=kept) == ["exported"]
 
 
+async def test_a_kept_log_may_be_larger_than_a_record(api: FakeApi, connection: Connection) -> None:
+    await api.put("finetunejobs", job("succeeded"))
+    uri = f"{FOLDER}/attempts/export-1/log-tail.txt"
+    kept = Kept({uri: b"x" * (2 * RECORD_LIMIT)})
+    assert await logs(connection, store=kept) == ["x" * (2 * RECORD_LIMIT)]
+    with pytest.raises(CliError, match=r"too large to be shown: gs://.*log-tail.txt: the file has more than"):
+        await logs(connection, store=Kept({uri: b"x" * (32 * RECORD_LIMIT)}))
+
+
 @pytest.mark.parametrize(
     ("phase", "selection", "store", "told"),
     [

@@ -1,0 +1,121 @@
+"""Blocking calls in threads. Each has a deadline that ends its work, and not only the wait for it."""
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Callable
+from threading import Lock, Thread
+from time import monotonic
+
+from finetune_operator.artifacts.shares import Slots, share_of
+
+
+class CallOverError(TimeoutError):
+    """The call's time is over, or its caller has gone: the thread must end."""
+
+
+class Call:
+    """The time of one call. Its thread asks :meth:`left` before each step; :meth:`abort` may come from any thread."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = monotonic() + seconds
+        self._lock = Lock()
+        self._aborted = False
+        self._stop: Callable[[], None] | None = None
+
+    def left(self) -> float:
+        """Seconds that remain, more than 0. Raises CallOverError when none do."""
+        left = self._ends - monotonic()
+        if self._aborted or left <= 0:
+            raise CallOverError
+        return left
+
+    def stop_by(self, stop: Callable[[], None]) -> None:
+        """``stop`` ends what the thread waits for from now on; it is called once, should the call be aborted."""
+        with self._lock:
+            self._stop = stop
+            if self._aborted:
+                self._end()
+
+    def abort(self) -> None:
+        """Nobody waits for the answer any longer."""
+        with self._lock:
+            if not self._aborted:
+                self._aborted = True
+                self._end()
+
+    def _end(self) -> None:
+        # What is to be stopped may just have ended by itself.
+        with contextlib.suppress(Exception):
+            if self._stop is not None:
+                self._stop()
+
+
+class Calls:
+    """Runs blocking work. A slot is held until the thread has ended, so threads never pile up.
+
+    Args:
+        seconds: from the moment at which a call begins; the wait for a slot is not counted.
+        total: calls of all tenants at once.
+        each: calls of one tenant at once (see :func:`finetune_operator.artifacts.shares.share_of`).
+    """
+
+    def __init__(self, *, seconds: float, total: int, each: int) -> None:
+        self._seconds = seconds
+        self._slots = Slots(total=total, each=each)
+        self._under_way: dict[asyncio.Future[None], Call] = {}
+
+    async def run[T](self, uri: str, work: Callable[[Call], T]) -> T:
+        """What ``work`` returns or raises; TimeoutError when it has not ended in time. It is then aborted, as it is
+        where this coroutine is cancelled."""
+        loop = asyncio.get_running_loop()
+        tenant = share_of(uri).tenant
+        await self._slots.take(tenant)
+        call = Call(self._seconds)
+        answer: asyncio.Future[T] = loop.create_future()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def finish(result: T | None, error: BaseException | None) -> None:
+            self._slots.give_back(tenant)
+            del self._under_way[ended]
+            ended.set_result(None)
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)  # type: ignore[arg-type]  # only an error leaves no result
+
+        def in_thread() -> None:
+            result: T | None = None
+            error: BaseException | None = None
+            try:
+                result = work(call)
+            except BaseException as raised:  # noqa: BLE001  the caller gets it
+                error = raised
+            # A loop that has been closed meanwhile has nobody who waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(finish, result, error)
+
+        self._under_way[ended] = call
+        context = contextvars.copy_context()
+        try:
+            # A daemon: a thread that cannot be ended, as on a dead network disk, must not keep the process.
+            Thread(target=context.run, args=(in_thread,), name="store", daemon=True).start()
+        except RuntimeError as error:
+            finish(None, OSError(f"no thread for the call: {error}"))
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await answer
+        finally:
+            call.abort()
+
+    def abort(self) -> None:
+        """Ends what is under way."""
+        for call in self._under_way.values():
+            call.abort()
+
+    async def ended(self) -> None:
+        """Returns when no thread works any longer."""
+        while self._under_way:
+            await asyncio.wait(list(self._under_way))

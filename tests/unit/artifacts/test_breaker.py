@@ -1,0 +1,142 @@
+"""Time passes only where a test says so."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from finetune_operator.artifacts.breaker import Breaker
+from finetune_operator.artifacts.port import (
+    NAMES_LIMIT,
+    RECORD_LIMIT,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+    TooLarge,
+)
+from finetune_operator.artifacts.shares import asking_for
+from finetune_operator.artifacts.stores import UniversalStore
+
+ERROR = "no answer in 20 s"
+
+
+class Scripted:
+    """A store that answers as it is set to."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.fault: type[StorageError] | None = None
+        self.held: asyncio.Event | None = None
+
+    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
+        self.asked.append(uri)
+        if self.held:
+            await self.held.wait()
+        if self.fault is TooLarge:
+            raise TooLarge(uri, limit)
+        if self.fault:
+            raise self.fault(uri, ERROR)
+        return b""
+
+    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
+        raise NotImplementedError
+
+    async def write(self, uri: str, content: bytes) -> None:
+        await self.read(uri)
+
+    async def ended(self) -> None:
+        raise NotImplementedError
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.bucket = Scripted()
+        self.refused: list[str] = []
+        self.store = UniversalStore(
+            {"gs": lambda: self.bucket}, refused=self.refused.append, breaker=Breaker(lambda: self.now)
+        )
+
+    async def fails(self, uri: str = "gs://b/team-a/x") -> bool:
+        """Whether the store was asked by a read that fails."""
+        before = len(self.bucket.asked)
+        with pytest.raises(StorageUnavailable, match=f"^{uri}: {ERROR}$"):
+            await self.store.read(uri)
+        return len(self.bucket.asked) > before
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_store_that_does_not_answer_is_asked_ever_less_often(world: World) -> None:
+    world.bucket.fault = StorageUnavailable
+    asked: list[float] = []
+    for second in range(200):
+        world.now = float(second)
+        if await world.fails():
+            asked.append(world.now)
+    assert asked == [0, 1, 2, 7, 17, 37, 67, 97, 127, 157, 187]
+    assert len(world.refused) == 200 - len(asked)
+
+
+async def test_the_first_answer_ends_the_pause(world: World) -> None:
+    world.bucket.fault = StorageUnavailable
+    for _ in range(4):
+        await world.fails()
+    world.now, world.bucket.fault = 100.0, None
+    for _ in range(3):
+        assert await world.store.read("gs://b/team-a/x") == b""
+    world.bucket.fault = StorageUnavailable
+    assert [await world.fails() for _ in range(5)] == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("fault", [None, StorageDenied, TooLarge])
+async def test_a_store_that_answers_now_and_then_is_always_asked(
+    world: World, fault: type[StorageError] | None
+) -> None:
+    for _ in range(5):
+        world.bucket.fault = StorageUnavailable
+        assert await world.fails()
+        assert await world.fails()
+        world.bucket.fault = fault
+        if fault is None:
+            await world.store.read("gs://b/team-a/x")
+        else:
+            with pytest.raises(fault):
+                await world.store.read("gs://b/team-a/x")
+
+
+async def test_one_call_at_a_time_finds_out_whether_it_is_back(world: World) -> None:
+    world.bucket.fault = StorageUnavailable
+    for _ in range(3):
+        await world.fails()
+    world.now, world.bucket.held = 10.0, asyncio.Event()
+    probe = asyncio.ensure_future(world.store.read("gs://b/team-a/x"))
+    await asyncio.sleep(0)
+    assert len(world.bucket.asked) == 4
+    assert not await world.fails()
+    probe.cancel()
+    await asyncio.gather(probe, return_exceptions=True)
+    world.bucket.held, world.bucket.fault = None, None
+    assert await world.store.read("gs://b/team-a/x") == b""
+
+
+async def test_others_are_asked_all_the_same(world: World) -> None:
+    world.bucket.fault = StorageUnavailable
+    for _ in range(4):
+        await world.fails("gs://b/team-a/x")
+    assert await world.fails("gs://b/team-b/x")
+    assert await world.fails("gs://c/team-a/x")
+    with asking_for("team-c"):
+        assert await world.fails("gs://b/team-a/x")
+
+
+async def test_writes_are_refused_too(world: World) -> None:
+    world.bucket.fault = StorageUnavailable
+    for _ in range(3):
+        await world.fails()
+    with pytest.raises(StorageUnavailable, match=ERROR):
+        await world.store.write("gs://b/team-a/x", b"")
+    assert world.refused == ["write"]

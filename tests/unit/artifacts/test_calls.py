@@ -1,0 +1,90 @@
+import asyncio
+from threading import Event
+
+import pytest
+
+from finetune_operator.artifacts.calls import Call, CallOverError, Calls
+from finetune_operator.artifacts.shares import asking_for
+
+
+async def test_the_wait_for_a_thread_is_not_the_stores_silence() -> None:
+    calls = Calls(seconds=0.2, total=8, each=1)
+    may_end = Event()
+
+    def deaf(_call: Call) -> bool:
+        return may_end.wait()
+
+    first = asyncio.ensure_future(calls.run("gs://a/team/x", deaf))
+    second = asyncio.ensure_future(calls.run("gs://a/team/y", lambda _: "answer"))
+    with pytest.raises(TimeoutError):
+        await first
+    assert not second.done(), "the first one's thread still works"
+    may_end.set()
+    assert await second == "answer"
+
+
+async def test_threads_never_exceed_the_tenants_share() -> None:
+    calls = Calls(seconds=60, total=64, each=3)
+    may_end = Event()
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        may_end.wait()
+        return number
+
+    with asking_for("team-a"):
+        # Whatever number of buckets it names.
+        asked = [
+            asyncio.ensure_future(calls.run(f"gs://bucket-{number}/x", lambda _, number=number: work(number)))
+            for number in range(20)
+        ]
+    with asking_for("team-b"):
+        assert await calls.run("gs://bucket-0/x", lambda _: "other") == "other"
+    assert len(begun) <= 3
+    may_end.set()
+    assert await asyncio.gather(*asked) == list(range(20))
+    assert sorted(begun) == list(range(20))
+
+
+async def test_a_caller_that_gave_up_while_it_waited_takes_no_place() -> None:
+    calls = Calls(seconds=60, total=2, each=1)
+    may_end = Event()
+    held = asyncio.ensure_future(calls.run("gs://a/team/x", lambda _: may_end.wait()))
+    await asyncio.sleep(0)
+    waiting = [asyncio.ensure_future(calls.run("gs://a/team/y", lambda _: None)) for _ in range(5)]
+    await asyncio.sleep(0)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    may_end.set()
+    assert await held
+    assert await calls.run("gs://a/team/z", lambda _: "answer") == "answer"
+
+
+async def test_an_abandoned_call_is_stopped_whenever_it_says_by_what() -> None:
+    calls = Calls(seconds=60, total=2, each=1)
+    begun, stopped, again = asyncio.Event(), Event(), Event()
+    loop = asyncio.get_running_loop()
+
+    def work(call: Call) -> None:
+        call.stop_by(stopped.set)
+        loop.call_soon_threadsafe(begun.set)
+        stopped.wait()
+        call.stop_by(again.set)
+        with pytest.raises(CallOverError):
+            call.left()
+
+    running = asyncio.ensure_future(calls.run("gs://a/team/x", work))
+    await begun.wait()
+    running.cancel()
+    await calls.ended()
+    assert again.is_set()
+
+
+async def test_what_the_work_raises_reaches_its_caller() -> None:
+    def broken(_call: Call) -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await Calls(seconds=60, total=1, each=1).run("gs://a/team/x", broken)
