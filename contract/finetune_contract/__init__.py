@@ -27,6 +27,7 @@ from finetune_contract.progress import (
 from finetune_contract.request import (
     BenchmarkSpec,
     CheckpointPolicy,
+    ContractNotSpoken,
     DatasetSource,
     DataSpec,
     Destination,
@@ -75,8 +76,10 @@ from finetune_contract.result import (
     StageResult,
     TrainOutcome,
 )
+from finetune_contract.versions import CONTRACT_VERSION, ContractVersion, Since, major_of, required_version
 
 __all__ = [
+    "CONTRACT_VERSION",
     "Artifact",
     "BenchmarkReport",
     "BenchmarkSpec",
@@ -84,6 +87,8 @@ __all__ = [
     "CacheLayout",
     "CheckpointPolicy",
     "CheckpointRecord",
+    "ContractNotSpoken",
+    "ContractVersion",
     "ConvertManifest",
     "ConvertOutcome",
     "DataCacheUse",
@@ -133,6 +138,7 @@ __all__ = [
     "RunFolder",
     "Sample",
     "SampleRow",
+    "Since",
     "SliceShape",
     "SmokeOutcome",
     "SmokeSpec",
@@ -141,4 +147,6 @@ __all__ = [
     "StageRequest",
     "StageResult",
     "TrainOutcome",
+    "major_of",
+    "required_version",
 ]

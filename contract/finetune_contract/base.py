@@ -1,12 +1,17 @@
 """The model that every record of the contract derives from."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
-#: Raised when a record changes so that an older reader would misread it. Both sides refuse another version.
-CONTRACT_VERSION = 1
-
+#: The major version of a record. A reader refuses another one (:mod:`.versions`).
 Version = Literal[1]
 Timestamp = AwareDatetime
 Uri = Annotated[str, Field(pattern=r"^(gs|file)://", max_length=1024)]
@@ -14,16 +19,24 @@ Uri = Annotated[str, Field(pattern=r"^(gs|file)://", max_length=1024)]
 Published = Annotated[str, Field(pattern=r"^(gs|file|hf)://", max_length=1024)]
 """The same, or a commit on the Hugging Face Hub: ``hf://acme/model@commit``."""
 
+#: Fields that say what a record is: written even where they hold their default.
+_MARKS = ("version", "kind")
+
 
 class Record(BaseModel):
-    """An immutable record: unknown keys are refused, so a newer writer is never half understood.
+    """An immutable record. Unknown keys are ignored when it is read (:mod:`.versions` says why that loses nothing).
 
     A number that is none (a loss that diverged) is written as the string "NaN" or "Infinity": JSON has no other way,
     and a null could not be read back where a number must stand.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(extra="ignore", frozen=True, ser_json_inf_nan="strings")
 
     def to_json(self) -> str:
-        """Compact JSON without the keys that hold None."""
-        return self.model_dump_json(exclude_none=True)
+        """Compact JSON without the fields at their default, which an older reader may not know."""
+        return self.model_dump_json(exclude_defaults=True)
+
+    @model_serializer(mode="wrap")
+    def _marked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        marks = {name: getattr(self, name) for name in _MARKS if name in type(self).model_fields}
+        return {**marks, **handler(self)}

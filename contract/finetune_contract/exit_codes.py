@@ -13,5 +13,6 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 69
     DIVERGED = 70
     STOPPED = 75
+    CONTRACT_NOT_SPOKEN = 76
     PERMISSION_DENIED = 77
     OUT_OF_MEMORY = 78

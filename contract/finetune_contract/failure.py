@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from finetune_contract.base import Record, Timestamp
+from finetune_contract.base import Record, Timestamp, Version
 from finetune_contract.exit_codes import ExitCode
 
 #: Reason of a process that ended because another process of its stage was gone without a word; somebody else may know
@@ -30,6 +30,7 @@ class Failure(Record):
     are for programs.
     """
 
+    version: Version = 1
     code: ExitCode | int
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
     """CamelCase, stable, for programs: ``DatasetSchemaMismatch``."""
@@ -68,6 +69,7 @@ CLASS_OF_CODE: dict[int, FailureClass] = {
     ExitCode.UNAVAILABLE: FailureClass.INFRASTRUCTURE,
     ExitCode.DIVERGED: FailureClass.USER,
     ExitCode.STOPPED: FailureClass.PREEMPTION,
+    ExitCode.CONTRACT_NOT_SPOKEN: FailureClass.PLATFORM,
     ExitCode.PERMISSION_DENIED: FailureClass.USER,
     ExitCode.OUT_OF_MEMORY: FailureClass.USER,
 }

@@ -1,5 +1,6 @@
 """The stage request: what to do, fully resolved. Travels in the environment variable ``FINETUNE_REQUEST``."""
 
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal, Self
@@ -7,6 +8,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from finetune_contract.base import Record, Uri, Version
+from finetune_contract.versions import (
+    CONTRACT_VERSION,
+    FIRST_VERSION,
+    ContractVersion,
+    VersionText,
+    newer_parts,
+    required_version,
+)
 
 #: Name of the environment variable that holds the request as JSON.
 REQUEST_VARIABLE = "FINETUNE_REQUEST"
@@ -39,6 +48,10 @@ class Stage(StrEnum):
     @classmethod
     def from_short(cls, short: str) -> "Stage":
         return next(stage for stage in cls if stage.short == short)
+
+
+class ContractNotSpoken(Exception):
+    """A request asks for more than its reader understands. The message is a whole sentence."""
 
 
 class JobIdentity(Record):
@@ -405,6 +418,8 @@ class StageRequest(Record):
     """
 
     version: Version = 1
+    requires: VersionText = str(FIRST_VERSION)
+    """The least version of the contract that understands everything in it; older trainers refuse it."""
     job: JobIdentity
     stage: Stage
     attempt: Annotated[int, Field(ge=1, le=999)]
@@ -458,9 +473,43 @@ class StageRequest(Record):
                 )
         return self
 
+    def spoken(self, by: ContractVersion) -> Self:
+        """The same for a trainer that speaks ``by``, with what it requires. Raises ContractNotSpoken where that
+        trainer would not understand all of it."""
+        needed = required_version(self)
+        if by.major != needed.major or by < needed:
+            newer = ", ".join(path for path, version in newer_parts(self) if version > by)
+            raise ContractNotSpoken(
+                f"The request of stage {self.stage} needs version {needed} of the contract"
+                f"{f' ({newer})' if newer else ''}, and the trainer image speaks {by}."
+            )
+        return self.model_copy(update={"requires": str(needed)})
+
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Self:
-        """What the container was told. Raises KeyError where nothing was, ValidationError where it is no request."""
-        request = cls.model_validate_json(environment[REQUEST_VARIABLE])
+        """What the container was asked to do.
+
+        Raises:
+            KeyError: there is no request.
+            ContractNotSpoken: it is of another major version, or of a newer minor version than this code speaks.
+            ValidationError: it is no request.
+        """
+        text = environment[REQUEST_VARIABLE]
+        _refuse_newer(text)
+        request = cls.model_validate_json(text)
         restart = environment.get(RESTART_VARIABLE) or "0"
         return cls.model_validate({**dict(request), "restart": restart})
+
+
+def _refuse_newer(text: str) -> None:
+    """Before the rest is read: what is newer may not even look like a request."""
+    try:
+        head = json.loads(text)
+        requires = ContractVersion.parse(head["requires"]) if "requires" in head else FIRST_VERSION
+        requires = max(requires, ContractVersion(int(head.get("version", requires.major)), 0))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return  # no request at all, which validation says better
+    if requires.major != CONTRACT_VERSION.major or requires > CONTRACT_VERSION:
+        raise ContractNotSpoken(
+            f"The request needs version {requires} of the contract, and this trainer speaks {CONTRACT_VERSION}."
+        )

@@ -1,13 +1,17 @@
 """What a stage's attempt came to (``attempts/<stage>-<n>/result.json``)."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from finetune_contract.base import Published, Record, Timestamp, Uri, Version
 from finetune_contract.failure import Failure
 from finetune_contract.request import MeshSpec, Stage
+from finetune_contract.versions import FIRST_VERSION, VersionText
+
+#: pydantic's errors about a value that a newer writer may know: a kind of findings, a member of an enumeration.
+_NEWER = frozenset({"union_tag_invalid", "literal_error", "enum"})
 
 
 class Outcome(StrEnum):
@@ -293,7 +297,7 @@ class EvaluateOutcome(Record):
 
 class Artifact(Record):
     name: str
-    type: Literal["HuggingFace", "Adapter", "OrbaxParams", "ModelCard", "Report"]
+    type: Literal["HuggingFace", "Adapter", "OrbaxParams"]
     uri: Published
     digest: str
     """sha256 of the manifest that lists every file's sha256."""
@@ -309,7 +313,15 @@ class ExportOutcome(Record):
 
 
 class StageResult(Record):
+    """How one attempt ended.
+
+    Findings of an unknown kind, or with a value that an enumeration did not have when this code was written, are read
+    as absent: the end of the attempt can still be told, and whoever needs the findings misses them.
+    """
+
     version: Version = 1
+    speaks: VersionText = str(FIRST_VERSION)
+    """The version of the contract that the trainer image speaks."""
     stage: Stage
     attempt: int
     restart: int = 0
@@ -323,3 +335,13 @@ class StageResult(Record):
     ] = None
     """The stage's own findings; there when it succeeded, and for Train also when it was stopped."""
     failure: Failure | None = None
+
+    @field_validator("details", mode="wrap")
+    @classmethod
+    def _understood(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if all(each["type"] in _NEWER for each in error.errors(include_url=False, include_input=False)):
+                return None
+            raise

@@ -49,4 +49,4 @@ def request(root: Path, stage: str, run: str = "run", **changes: Any) -> StageRe
         base[name] = (
             {**base[name], **value} if isinstance(value, dict) and isinstance(base.get(name), dict) else value
         )
-    return StageRequest.model_validate(base)
+    return StageRequest.model_validate(base, extra="forbid")

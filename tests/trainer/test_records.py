@@ -13,6 +13,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from finetune_contract import (
+    CONTRACT_VERSION,
     DiscardedCheckpoint,
     EvaluationPoint,
     ExitCode,
@@ -310,17 +311,45 @@ def test_what_is_wrong_with_a_request_is_said_a_line_each(
         "FINETUNE_REQUEST": '{"stage": "Trane", "attempt": "hf_secret", "unheard_of": 1}',
         "TERMINATION_MESSAGE_PATH": str(tmp_path / "t"),
     }
-    assert main(told) == ExitCode.BAD_REQUEST
+    assert main(told) == ExitCode.CONTRACT_NOT_SPOKEN
     said = capsys.readouterr().err
     assert said == f"{(tmp_path / 't').read_text()}\n"
     head, *lines, last = said.splitlines()
-    assert head == "BadRequest: FINETUNE_REQUEST is not a request that this trainer understands:"
+    assert head == (
+        "ContractNotSpoken: FINETUNE_REQUEST is not a request that this trainer understands, which speaks version "
+        f"{CONTRACT_VERSION} of the contract:"
+    )
     assert "  job: Field required" in lines
-    assert "  unheard_of: Extra inputs are not permitted" in lines
     assert any(line.startswith("  stage: Input should be 'Preflight', 'Convert'") for line in lines)
-    assert last.startswith("The operator of the same release sets it")
+    assert last == "Use the trainer image of the operator's release."
     assert "http" not in said
     assert "hf_secret" not in said
+
+
+@pytest.mark.parametrize(
+    "version", [{"requires": "1.999"}, {"version": 2}, {"version": 2, "requires": "2.0"}]
+)
+def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: dict[str, Any]
+) -> None:
+    asked = json.loads(request(tmp_path, "Preflight").to_json()) | {"method": {"type": "Newest"}} | version
+    told = {"FINETUNE_REQUEST": json.dumps(asked), "TERMINATION_MESSAGE_PATH": str(tmp_path / "t")}
+    assert main(told) == ExitCode.CONTRACT_NOT_SPOKEN
+    said = capsys.readouterr().err
+    needed = version.get("requires", "2.0")
+    assert said.startswith(
+        f"ContractNotSpoken: The request needs version {needed} of the contract, and this trainer speaks "
+        f"{CONTRACT_VERSION}."
+    )
+    assert said == f"{(tmp_path / 't').read_text()}\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_result_says_what_the_image_speaks(tmp_path: Path) -> None:
+    made = attempt(tmp_path)
+    made.begin()
+    made.stopped()
+    assert result(tmp_path).speaks == str(CONTRACT_VERSION)
 
 
 def test_arguments_that_make_no_request_are_told_by_hand(capsys: pytest.CaptureFixture[str]) -> None:

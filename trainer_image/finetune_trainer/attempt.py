@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from finetune_contract import (
+    CONTRACT_VERSION,
     ConvertOutcome,
     EvaluateOutcome,
     ExitCode,
@@ -186,6 +187,7 @@ class Attempt:
         if not self.first:
             return
         result = StageResult(
+            speaks=str(CONTRACT_VERSION),
             stage=self.request.stage,
             attempt=self.request.attempt,
             restart=self.request.restart,

@@ -166,5 +166,6 @@ def _request(options: argparse.Namespace, scratch: Path, *, devices: int) -> Sta
             "checkpointing": {"every_steps": 1, "keep_last": 1},
             "evaluation": {"prompts": options.prompt, "max_new_tokens": options.max_new_tokens},
             "export": {"content": "Merged", "dtype": "BF16"},
-        }
+        },
+        extra="forbid",
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_contract import ExitCode, Failure, Stage, StageRequest
+from finetune_contract import CONTRACT_VERSION, ContractNotSpoken, ExitCode, Failure, Stage, StageRequest
 from finetune_contract.request import REQUEST_VARIABLE
 from finetune_trainer.attempt import Attempt, Details, LogTail
 from finetune_trainer.errors import faults
@@ -57,8 +57,15 @@ def main(environment: Mapping[str, str]) -> int:
     termination = Path(environment.get("TERMINATION_MESSAGE_PATH", "/dev/termination-log"))
     try:
         request = StageRequest.of_environment(environment)
-    except (KeyError, ValidationError) as error:
-        return _no_request(error, redact, termination)
+    except KeyError:
+        return _no_request(
+            ExitCode.BAD_REQUEST,
+            f"BadRequest: {REQUEST_VARIABLE} is not set.\nThe operator sets it; by hand, use finetune-stage evaluate "
+            "--help.",
+            termination,
+        )
+    except (ContractNotSpoken, ValidationError) as error:
+        return _no_request(ExitCode.CONTRACT_NOT_SPOKEN, redact(_not_understood(error)), termination)
     tail = LogTail(redact)
     for stream in (sys.stdout, sys.stderr):
         tail.follow(stream)
@@ -165,18 +172,23 @@ def _log_to_standard_error(request: StageRequest) -> None:
     )
 
 
-def _no_request(error: KeyError | ValidationError, redact: Redactor, termination: Path) -> int:
-    what = "is not set."
-    if isinstance(error, ValidationError):
-        what = f"is not a request that this trainer understands:\n{faults(error)}"
-    text = redact(
-        f"BadRequest: {REQUEST_VARIABLE} {what}\nThe operator of the same release sets it; by hand, use finetune-stage "
-        "evaluate --help."
-    )
+def _not_understood(error: ContractNotSpoken | ValidationError) -> str:
+    if isinstance(error, ContractNotSpoken):
+        what = str(error)
+    else:
+        what = (
+            f"{REQUEST_VARIABLE} is not a request that this trainer understands, which speaks version "
+            f"{CONTRACT_VERSION} of the contract:\n{faults(error)}"
+        )
+    return f"ContractNotSpoken: {what}\nUse the trainer image of the operator's release."
+
+
+def _no_request(code: ExitCode, text: str, termination: Path) -> int:
+    """Nothing is known of a run folder, so the container's own words are all there is."""
     print(text, file=sys.stderr)
     with contextlib.suppress(OSError):  # by hand there is no such file, and standard error has said it
         termination.write_text(text[:4096], encoding="utf-8")
-    return ExitCode.BAD_REQUEST
+    return code
 
 
 def preload() -> None:

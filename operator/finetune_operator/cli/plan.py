@@ -122,7 +122,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
             "why": plan.placement.why,
         },
         "parallelism": {"data": plan.mesh.data, "fsdp": plan.mesh.fsdp, "tensor": plan.mesh.tensor},
-        "hyperparameters": json.loads(numbers.to_json()),
+        "hyperparameters": numbers.model_dump(mode="json", exclude_none=True),
         "runFolder": plan.run_folder.uri,
         "cache": plan.cache.uri,
         "image": plan.image,

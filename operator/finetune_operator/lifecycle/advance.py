@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from finetune_contract import ExitCode, Failure, Stage
-from finetune_operator.lifecycle import children, deadlines, live
+from finetune_contract import ContractNotSpoken, ExitCode, Failure, Stage
+from finetune_operator.lifecycle import children, deadlines, live, speech
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
 from finetune_operator.lifecycle.blind import blind, blind_left, halted
 from finetune_operator.lifecycle.classify import RUN_FOLDER_UNREADABLE
@@ -127,6 +127,9 @@ def _create(observed: Observed, look: Survey) -> Decision:
         jobset = render_jobset(look.plan, stage, number, look.findings)
     except Refused as error:
         return conclude(observed, Situation(course=Course.INVALID, refused=error), look)
+    except ContractNotSpoken as error:
+        failure = speech.refused_by_operator(error)
+        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
     except CpuPoolTooSmall as error:
         failure = Failure(
             code=ExitCode.OUT_OF_MEMORY,

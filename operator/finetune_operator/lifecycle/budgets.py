@@ -65,6 +65,9 @@ def count(judged: Iterable[Judged]) -> Counters:
 
 def exhausted(verdict: Verdict, counters: Counters, recovery: Recovery) -> Exhausted | None:
     """The budget that this bad end has used up, if any."""
+    if verdict.failure_class is FailureClass.PLATFORM:
+        # The next attempt would be of the same image, and the budgets say nothing of that.
+        return Exhausted(field="the number of such failures", used=1, allowed=0)
     field, used, allowed = {
         FailureClass.PREEMPTION: ("maxPreemptions", counters.preemption, recovery.preemptions),
         FailureClass.USER: ("maxUserRetries", counters.user, recovery.user),

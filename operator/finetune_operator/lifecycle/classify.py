@@ -10,7 +10,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from finetune_contract import (
+    CONTRACT_VERSION,
     ConvertOutcome,
+    EvaluateOutcome,
     ExitCode,
     ExportOutcome,
     Failure,
@@ -22,7 +24,7 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_contract.failure import PEER_LOST
-from finetune_operator.lifecycle import children
+from finetune_operator.lifecycle import children, speech
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.deadlines import DEADLINE_EXCEEDED, HUNG, NO_CAPACITY, STARTUP_TIMEOUT
 from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Disruption, disruption
@@ -65,6 +67,7 @@ _DETAILS = {
     Stage.PREFLIGHT: PreflightOutcome,
     Stage.CONVERT: ConvertOutcome,
     Stage.TRAIN: TrainOutcome,
+    Stage.EVALUATE: EvaluateOutcome,
     Stage.EXPORT: ExportOutcome,
 }
 
@@ -200,15 +203,14 @@ def replacement() -> Failure:
 
 
 def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
-    expected = _DETAILS.get(attempt.key.stage)
-    if expected is None or isinstance(result.details, expected):
+    if isinstance(result.details, _DETAILS[attempt.key.stage]):
         return None
     return Failure(
-        code=ExitCode.BAD_REQUEST,
+        code=ExitCode.CONTRACT_NOT_SPOKEN,
         reason="ResultIncomplete",
-        message=f"{attempt.key.stage} reports success without its findings. The trainer image does not fit this "
-        "operator: use the image of the same release.",
-        fix="Use the trainer image of the operator's release.",
+        message=f"{attempt.key.stage} reports success without findings that this operator understands: the trainer "
+        f"image speaks version {result.speaks} of the contract, the operator {CONTRACT_VERSION}.",
+        fix=speech.FIX,
     )
 
 
@@ -289,6 +291,8 @@ def _died(stage: Stage, pod: children.Object, state: children.Object) -> Failure
             fix="Use a smaller batch or sequence length, or larger nodes.",
             evidence=evidence,
         )
+    if speech.request_not_understood(code, evidence):
+        return speech.refused_by_trainer(stage, pod["metadata"]["name"], evidence)
     if code in (ExitCode.STOPPED, _SIGTERM):
         return Failure(
             code=ExitCode.STOPPED,

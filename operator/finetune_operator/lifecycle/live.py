@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from finetune_contract import Failure, Stage
+from finetune_contract import ContractNotSpoken, Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, hosts
 from finetune_operator.lifecycle.attempts import Attempt
@@ -19,7 +19,7 @@ from finetune_operator.lifecycle.status import pace
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
 from finetune_operator.planning import Refused
-from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, content_of, render_jobset
+from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, render_jobset, spec_of
 
 
 def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision:
@@ -139,21 +139,23 @@ def _evicted(attempt: Attempt) -> Failure | None:
 
 def _edited(look: Survey, attempt: Attempt) -> bool:
     """JobSet is about to start again what the spec no longer asks for, or waits in a queue for another slice than that,
-    and nothing of it has run. Placement is read when an attempt begins."""
+    and nothing of it has run. Placement is read when an attempt begins.
+
+    Only an edit counts, never what a release renders; a JobSet that does not say what was asked for is left alone."""
     jobset = attempt.jobset
     if jobset is None or attempt.running or children.deleting(jobset):
         return False
     queues = jobset["spec"].get("suspend") and not attempt.pods and attempt.files is None
     if attempt.key.restart == 0 and not queues:
         return False
+    if spec_of(jobset) in (None, look.plan.asked[attempt.key.stage]):
+        return False
     try:
         now = render_jobset(look.plan, attempt.key.stage, attempt.key.number, look.findings)
-    except (Refused, CpuPoolTooSmall):
+    except (Refused, CpuPoolTooSmall, ContractNotSpoken):
         return False
-    if queues:
-        # It would lose its place, so that a new release's other words do not count.
-        return claim_of(jobset) not in (None, claim_of(now))
-    return content_of(now) != content_of(jobset)
+    # In a queue it would lose its place: only for another slice.
+    return not queues or claim_of(jobset) not in (None, claim_of(now))
 
 
 def _noted(observed: Observed, decision: Decision, attempt: Attempt, why: Failure) -> Decision:

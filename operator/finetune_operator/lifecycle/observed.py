@@ -54,9 +54,10 @@ class Unreadable:
 
 
 class Retry(BaseModel):
-    """That ``spec.retry.generation`` was acted on, and how: the note that the operator leaves in the run folder."""
+    """That ``spec.retry.generation`` was acted on, and how: the note that the operator leaves in the run folder. As in
+    all records, keys of a newer operator are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     generation: int
     from_stage: Stage
@@ -68,7 +69,7 @@ class Retry(BaseModel):
 class Takeover(BaseModel):
     """That a job goes on in the run folder of another one (``spec.resumeFrom``): the operator's note there."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     uid: str
     """Of the job that goes on."""

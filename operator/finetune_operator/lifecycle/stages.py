@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from finetune_contract import (
+    ContractVersion,
     ConvertManifest,
     ConvertOutcome,
     EvaluateOutcome,
@@ -311,7 +312,8 @@ def _found(findings: Findings, view: StageView) -> Findings:
         return findings
     match view.stage:
         case Stage.PREFLIGHT:
-            return Findings(preflight=_details(view, PreflightOutcome))
+            speaks = ContractVersion.parse(view.result.speaks) if view.result else None
+            return Findings(preflight=_details(view, PreflightOutcome), speaks=speaks)
         case Stage.CONVERT:
             own = _details(view, ConvertOutcome)
             return replace(findings, converted=own.manifest if own else view.hit)

@@ -21,13 +21,11 @@ def resolve_memory(
     """``spec.preflight.memory`` for the slice that was chosen; None where it is Off."""
     if source == "Off":
         return None
-    return MemoryCheck.model_validate(
-        {
-            "source": source,
-            "slice": _slice(placement.shape, mesh.devices // mesh.slices),
-            "larger": _larger(placement.shape, profile["flavors"], resources["slices"]),
-            "choose_parallelism": not resources.get("parallelism"),
-        }
+    return MemoryCheck(
+        source="Analytic" if source == "Analytic" else "Compile",
+        slice=_slice(placement.shape, mesh.devices // mesh.slices),
+        larger=list(_larger(placement.shape, profile["flavors"], resources["slices"])),
+        choose_parallelism=not resources.get("parallelism"),
     )
 
 

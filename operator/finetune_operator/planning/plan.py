@@ -7,6 +7,7 @@ from typing import Any
 from finetune_contract import (
     CacheLayout,
     CheckpointPolicy,
+    ContractVersion,
     ConvertManifest,
     DataSpec,
     EvaluateOutcome,
@@ -26,6 +27,7 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_operator.planning import resolve, training
+from finetune_operator.planning.asked import asked_of_stages
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.budget import Budget, resolve_budget
 from finetune_operator.planning.memory import resolve_memory
@@ -39,7 +41,7 @@ type Object = Mapping[str, Any]
 
 #: What never changes after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
-_LIFECYCLE = ("suspend", "planOnly")
+_LIFECYCLE = ("suspend", "planOnly", "retry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,8 @@ class Findings:
     converted: ConvertManifest | None = None
     train: TrainOutcome | None = None
     evaluated: EvaluateOutcome | None = None
+    speaks: ContractVersion | None = None
+    """The version of the contract that the trainer image speaks, as preflight reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,11 @@ class Plan:
     profile_name: str
     profile_hash: str
     spec_hash: str
+    """Of the merged spec, without what only says whether and when to run."""
+    asked: Mapping[Stage, str]
+    """By stage: a digest of what job and profile ask of it (:mod:`.asked`)."""
+    contract: ContractVersion
+    """The version of the contract that the trainer image is taken to speak before preflight has reported it."""
     stages: tuple[Stage, ...]
     """In order; Convert and Evaluate only where they have something to do."""
     placement: Placement
@@ -197,6 +206,8 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         profile_name=snapshot.profile_name,
         profile_hash=snapshot.profile_hash,
         spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
+        asked=asked_of_stages(job["spec"], profile.get("defaults", {})),
+        contract=snapshot.contract,
         stages=tuple(
             stage
             for stage in Stage

@@ -1,7 +1,5 @@
 """Plan, stage and what earlier stages found -> the contract's stage request."""
 
-from typing import Any
-
 from finetune_contract import (
     BenchmarkReport,
     BenchmarkSpec,
@@ -9,6 +7,7 @@ from finetune_contract import (
     DataSpec,
     EvaluationSpec,
     Hyperparameters,
+    MeshSpec,
     ModelSource,
     Stage,
     StageRequest,
@@ -24,34 +23,40 @@ MAX_ATTEMPT = 999
 
 
 def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) -> StageRequest:
-    """What the stage's container is told. Raises Refused when it is larger than a process can be given."""
-    request = StageRequest.model_validate(
-        {
-            "job": plan.job,
-            "stage": stage,
-            "attempt": attempt,
-            "run_folder": plan.run_folder.uri,
-            "cache": plan.cache.uri,
-            "use_cache": plan.use_cache,
-            "model": _model(plan, findings),
-            "data": _data(plan, findings),
-            "method": plan.method,
-            "hyperparameters": _hyperparameters(plan, findings),
-            **_tuned(plan, stage, findings),
-            "pathways_jax": plan.pathways.jax if plan.pathways else None,
-            "checkpointing": plan.checkpointing,
-            "evaluation": _evaluation(plan, findings),
-            "export": plan.export,
-            "export_proof": plan.export_proof,
-            "profiling": plan.profiling,
-            "smoke": plan.smoke if stage is Stage.PREFLIGHT else None,
-            "engine_overrides": dict(plan.engine_overrides),
-            "memory": plan.memory if stage is Stage.PREFLIGHT else None,
-            "fingerprint": findings.preflight.fingerprint if findings.preflight else None,
-            "converted": findings.converted.items if findings.converted else plan.model.orbax,
-            "train_step": _train_step(plan, findings),
-        }
-    )
+    """What the stage's container is asked to do, in the version of the contract that its image speaks.
+
+    Raises:
+        Refused: it is larger than a process can be given.
+        ContractNotSpoken: the image does not understand all of it.
+    """
+    mesh, tuning = _tuned(plan, stage, findings)
+    # By keywords, which the type checker knows: a record ignores what it does not know.
+    request = StageRequest(
+        job=plan.job,
+        stage=stage,
+        attempt=attempt,
+        run_folder=plan.run_folder.uri,
+        cache=plan.cache.uri,
+        use_cache=plan.use_cache,
+        model=_model(plan, findings),
+        data=_data(plan, findings),
+        method=plan.method,
+        hyperparameters=_hyperparameters(plan, findings),
+        mesh=mesh,
+        tuning=tuning,
+        pathways_jax=plan.pathways.jax if plan.pathways else None,
+        checkpointing=plan.checkpointing,
+        evaluation=_evaluation(plan, findings),
+        export=plan.export,
+        export_proof=plan.export_proof,
+        profiling=plan.profiling,
+        smoke=plan.smoke if stage is Stage.PREFLIGHT else None,
+        engine_overrides=dict(plan.engine_overrides),
+        memory=plan.memory if stage is Stage.PREFLIGHT else None,
+        fingerprint=findings.preflight.fingerprint if findings.preflight else None,
+        converted=findings.converted.items if findings.converted else plan.model.orbax,
+        train_step=_train_step(plan, findings),
+    ).spoken(findings.speaks or plan.contract)
     size = len(request.to_json().encode())
     if size > MAX_REQUEST_BYTES:
         raise Refused(
@@ -62,13 +67,13 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     return request
 
 
-def _tuned(plan: Plan, stage: Stage, findings: Findings) -> dict[str, Any]:
+def _tuned(plan: Plan, stage: Stage, findings: Findings) -> tuple[MeshSpec, dict[str, str | int]]:
     """The mesh, and what preflight chose for training by compiling; not where the slice is another one by now."""
     found = findings.preflight.memory if findings.preflight else None
     if found is None or plan.memory is None or found.slice != place_name(plan.memory, plan.mesh):
-        return {"mesh": plan.mesh}
+        return plan.mesh, {}
     mesh = found.mesh if plan.memory.choose_parallelism else None
-    return {"mesh": mesh or plan.mesh, "tuning": found.tuning if stage is Stage.TRAIN else {}}
+    return mesh or plan.mesh, found.tuning if stage is Stage.TRAIN else {}
 
 
 def _model(plan: Plan, findings: Findings) -> ModelSource:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_contract import CacheLayout, RunFolder
+from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, RunFolder
+from finetune_contract.versions import FIRST_VERSION
 from finetune_operator.api import API_VERSION, Reason
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.pathways import with_pathways_images
@@ -29,6 +30,8 @@ class Snapshot:
     """The merged spec at admission, with the resolved global batch."""
     run_folder: RunFolder
     cache: CacheLayout
+    contract: ContractVersion
+    """What the trainer image is taken to speak until it says so itself: what the operator spoke at admission."""
 
 
 def digest(document: Any) -> str:
@@ -62,6 +65,7 @@ def make_snapshot(job: Object, profile: Object, spec: Object) -> Snapshot:
         if (resumed := spec.get("resumeFrom", {}).get("runFolder"))
         else RunFolder.of(artifacts, metadata.get("namespace", "default"), metadata["name"], metadata["uid"]),
         cache=CacheLayout(storage.get("cache", f"{artifacts}/cache").rstrip("/")),
+        contract=CONTRACT_VERSION,
     )
 
 
@@ -101,6 +105,7 @@ def render_snapshot(job: Object, snapshot: Snapshot) -> dict[str, Any]:
             "spec.json": json.dumps(snapshot.spec, indent=1, sort_keys=True),
             "run-folder": snapshot.run_folder.uri,
             "cache": snapshot.cache.uri,
+            "contract": str(snapshot.contract),
         },
     }
 
@@ -118,6 +123,7 @@ def read_snapshot(config_map: Object) -> Snapshot:
             spec=json.loads(data["spec.json"]),
             run_folder=RunFolder(data["run-folder"]),
             cache=CacheLayout(data["cache"]),
+            contract=ContractVersion.parse(data.get("contract", str(FIRST_VERSION))),
         )
     except (KeyError, ValueError) as error:
         raise Refused(

@@ -1,9 +1,8 @@
 """What a file of the store says, if it is the record that its name promises."""
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 
-from finetune_contract.base import CONTRACT_VERSION
+from finetune_contract.versions import CONTRACT_VERSION, major_of
 
 
 class MalformedError(Exception):
@@ -19,22 +18,12 @@ def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
-        version = _version(content)
-        if version is not None and version > CONTRACT_VERSION:
+        major = major_of(content)
+        if major is not None and major > CONTRACT_VERSION.major:
             raise NewerError(
-                f"{uri} was written under version {version} of the contract, and this operator knows up to "
+                f"{uri} was written under version {major} of the contract, and this operator knows up to "
                 f"{CONTRACT_VERSION}. Upgrade the operator"
             ) from error
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise MalformedError(f"{uri} is no {model.__name__}: {where[:128]}: {first['msg'][:256]}") from error
-
-
-def _version(content: bytes) -> int | None:
-    """The major version of the contract that a document names; None where it names none."""
-    try:
-        document = from_json(content)
-    except ValueError:
-        return None
-    version = document.get("version") if isinstance(document, dict) else None
-    return version if isinstance(version, int) and not isinstance(version, bool) else None

@@ -9,8 +9,8 @@ from finetune_operator.rendering.labels import (
     UID_LABEL,
     attempt_of,
     claim_of,
-    content_of,
     jobset_name,
+    spec_of,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
 from finetune_operator.rendering.offline import KNOWN_LATER_ANNOTATION, plan_offline
@@ -26,10 +26,10 @@ __all__ = [
     "CpuPoolTooSmall",
     "attempt_of",
     "claim_of",
-    "content_of",
     "cpu_memory_gib",
     "first_group",
     "jobset_name",
     "plan_offline",
     "render_jobset",
+    "spec_of",
 ]

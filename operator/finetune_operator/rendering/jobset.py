@@ -19,7 +19,7 @@ from finetune_operator.rendering.cpu import cpu_pod
 from finetune_operator.rendering.group import Group, render_group
 from finetune_operator.rendering.labels import (
     CLAIM_ANNOTATION,
-    CONTENT_ANNOTATION,
+    SPEC_ANNOTATION,
     child_labels,
     jobset_name,
     queue_labels,
@@ -44,6 +44,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
 
     Raises:
         Refused: the request is too large.
+        ContractNotSpoken: the trainer image does not understand all of it.
         CpuPoolTooSmall: the model does not fit the profile's CPU nodes.
     """
     name = jobset_name(plan.job.name, stage, attempt)
@@ -78,7 +79,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "name": name,
             "namespace": plan.job.namespace,
             "labels": labels | queued,
-            "annotations": {**annotations, **claim, CONTENT_ANNOTATION: digest([annotations, spec])},
+            "annotations": {**annotations, **claim, SPEC_ANNOTATION: plan.asked[stage]},
             "ownerReferences": [dict(plan.owner)],
         },
         "spec": spec,

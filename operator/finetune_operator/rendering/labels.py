@@ -19,13 +19,14 @@ RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 RETRY_LABEL = "tpu-finetune.dev/retry-generation"
 
 
-#: On JobSets: a digest of what was rendered, which JobSet's webhooks and Kueue add to.
-CONTENT_ANNOTATION = "tpu-finetune.dev/content"
+#: On JobSets: a digest of what job and profile ask of the stage. What a release renders of that does not count, so that
+#: an upgrade of the operator replaces nothing.
+SPEC_ANNOTATION = "tpu-finetune.dev/spec"
 
 
-def content_of(jobset: Object) -> str | None:
-    """What was rendered, in short; None for one that carries no such annotation."""
-    found: str | None = jobset["metadata"].get("annotations", {}).get(CONTENT_ANNOTATION)
+def spec_of(jobset: Object) -> str | None:
+    """The digest of what was asked for; None for one that carries no such annotation."""
+    found: str | None = jobset["metadata"].get("annotations", {}).get(SPEC_ANNOTATION)
     return found
 
 

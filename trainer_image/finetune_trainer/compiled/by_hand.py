@@ -117,5 +117,6 @@ def _request(options: argparse.Namespace, candidate: Candidate, scratch: str) ->
             "evaluation": {},
             "export": {"content": "Merged", "dtype": "BF16"},
             "engine_overrides": dict(each.partition("=")[::2] for each in options.set),
-        }
+        },
+        extra="forbid",
     )

@@ -32,7 +32,7 @@ def trained_parameters(context: Context) -> str:
 
 def _not_given(field: str, what: str, stage: str) -> StageError:
     return StageError(
-        ExitCode.BAD_REQUEST,
+        ExitCode.CONTRACT_NOT_SPOKEN,
         "RequestIncomplete",
         f"the request lacks {what}",
         where=f"request.{field}",
