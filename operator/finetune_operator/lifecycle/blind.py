@@ -89,8 +89,7 @@ def blind(
     situation = replace(situation, refused=refused, unreadable=why)
     records = held
     if live and stop and live.key not in dict(held):
-        seen = {"seconds": deadlines.ran(live, observed.now) or None, **to_note(live, observed.now)}
-        records = (*held, (live.key, stop.model_copy(update=seen)))
+        records = (*held, (live.key, _counted(stop, live, observed)))
     decision = conclude(observed, situation, look, _next_look(observed, look, why))
     return replace(
         decision,
@@ -98,6 +97,28 @@ def blind(
         deletions=tuple(deletion(each) for each in observed.jobsets if stop and stoppable(each)),
         status_before_deletions=True,
     )
+
+
+def stopped_by_user(observed: Observed, attempts: tuple[Attempt, ...], decision: Decision) -> Decision:
+    """``decision`` about a job that cannot be planned, with what runs stopped where the job is suspended."""
+    live = [attempt for attempt in attempts if attempt.live]
+    if not observed.job["spec"].get("suspend", False) or not live:
+        return decision
+    records = {attempt.key: _counted(suspension(), attempt, observed) for attempt in live} | dict(
+        standing(observed)
+    )
+    return replace(
+        decision,
+        status=with_pending(decision.status, records.items()),
+        deletions=tuple(deletion(each) for each in observed.jobsets if stoppable(each)),
+        status_before_deletions=True,
+    )
+
+
+def _counted(record: Failure, attempt: Attempt, observed: Observed) -> Failure:
+    """With what nothing tells any more when the attempt is gone."""
+    seen = {"seconds": deadlines.ran(attempt, observed.now) or None, **to_note(attempt, observed.now)}
+    return record.model_copy(update=seen)
 
 
 def _situation(  # noqa: PLR0911  one per case

@@ -1,15 +1,15 @@
 """The decision: what to create and delete, what to tell, when to look again. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.advance import advance
-from finetune_operator.lifecycle.attempts import Attempt, attempts_of
+from finetune_operator.lifecycle.attempts import attempts_of
+from finetune_operator.lifecycle.blind import blind, stopped_by_user
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import Observed, Unreadable
 from finetune_operator.lifecycle.pending import with_pending
 from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
@@ -49,6 +49,9 @@ def decide(observed: Observed) -> Decision:
     decision = _decide(observed)
     if observed.snapshot is None or observed.folder.unreadable or children.deleting(observed.job):
         return decision
+    if decision.status_before_deletions:
+        # The folder is another job's, or it is not known which one it is.
+        return decision
     # Records are written before the status that no longer holds them.
     records = {**dict(unwritten), **dict(decision.records)}
     return replace(decision, status=with_pending(decision.status, ()), records=tuple(records.items()))
@@ -71,25 +74,28 @@ def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
     try:
         takeover = note_due(observed, plan, attempts)
     except Refused as error:
-        return _kept_from_retry(observed, error) if ended else _refuse(observed, error)
+        if ended:
+            return _kept_from_retry(observed, error)
+        # What runs stays under its limits, whatever the folder says of other jobs.
+        why = Unreadable(reason=error.reason, message=error.message)
+        stop = blind(observed, plan, attempts, why, error)
+        return stop if stop.deletions else _refuse(observed, error)
     if takeover is not None:
         # The note comes first: from the next look on, what was there before is not this job's.
         return Decision(status=job.get("status") or {}, takeover=takeover, look_again_after=0.0)
     generation = retry.asked(observed)
-    if generation is None or _being_suspended(observed, attempts):
-        # A note that cannot be written must not keep a suspension waiting.
-        return advance(observed, plan, attempts, refused)
+    if not ended:
+        decision = advance(observed, plan, attempts, refused)
+        if generation is None or decision.deletions:
+            # A note on a retry that cannot be written must not keep waiting what is to be stopped.
+            return decision
+    assert generation is not None, "a job that has ended is looked at no further unless it is to be retried"
     note = retry.note(observed, survey(observed, plan, attempts, suspend=False), generation)
     if note is not None:
         # The note comes first: the next look acts by it, whatever becomes of this operator.
         return Decision(status=job.get("status") or {}, retry=note, look_again_after=0.0)
-    decision = _keep(observed) if ended else advance(observed, plan, attempts, refused)
+    decision = _keep(observed) if ended else decision
     return replace(decision, status={**decision.status, "retryGeneration": generation})
-
-
-def _being_suspended(observed: Observed, attempts: Sequence[Attempt]) -> bool:
-    """Whether what runs is to be stopped, or is being stopped, before anything else."""
-    return bool(observed.job["spec"].get("suspend", False)) and any(each.live for each in attempts)
 
 
 def finished(job: Object) -> bool:
@@ -158,7 +164,7 @@ def _admit(observed: Observed) -> Decision:
 
 
 def _refuse(observed: Observed, refused: Refused) -> Decision:
-    """Nothing can be planned. What runs goes on; what the status knew stays."""
+    """Nothing can be planned. What runs goes on unless the job is suspended; what the status knew stays."""
     situation = Situation(course=Course.INVALID, refused=refused)
     if refused.reason in _MAY_COME:
         situation = replace(situation, wait=Wait(reason=WaitingReason.INPUT, message=refused.message))
@@ -167,7 +173,8 @@ def _refuse(observed: Observed, refused: Refused) -> Decision:
         situation = replace(situation, course=Course.ACTIVE, refused=None)
     decision = conclude(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
     known = {name: value for name, value in (observed.job.get("status") or {}).items() if name != "waiting"}
-    return replace(decision, status={**known, **decision.status})
+    decision = replace(decision, status={**known, **decision.status})
+    return stopped_by_user(observed, attempts_of(observed), decision)
 
 
 def _plan(job: Object, snapshot: Snapshot, passed: frozenset[str]) -> tuple[Plan, Refused | None]:

@@ -49,8 +49,12 @@ class Unreadable:
 
     @property
     def alone(self) -> bool:
-        """This run folder is at fault, not the store as a whole and not the version of the operator."""
-        return self.reason not in (Reason.STORE_UNAVAILABLE, Reason.CONTRACT_NEWER)
+        """This run folder is at fault: neither the store as a whole, nor the operator's version, nor another job."""
+        return self.reason in (
+            Reason.RECORD_MALFORMED,
+            Reason.STORAGE_PERMISSION_DENIED,
+            Reason.RUN_FOLDER_TOO_LARGE,
+        )
 
 
 class Retry(BaseModel):

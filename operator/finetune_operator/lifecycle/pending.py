@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from finetune_contract import Failure, Stage
 from finetune_operator.lifecycle import children
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, since
 from finetune_operator.rendering import attempt_of
 
 type Object = Mapping[str, Any]
@@ -89,6 +89,9 @@ def as_if_written(observed: Observed) -> tuple[Observed, tuple[Record, ...]]:
     attempts = dict(observed.folder.attempts)
     missing: list[Record] = []
     for key, record in held:
+        if not since(observed.folder.takeovers, key):
+            # The folder is another job's by now.
+            continue
         files = attempts.get(key, AttemptFiles())
         if files.failure != record:
             missing.append((key, record))

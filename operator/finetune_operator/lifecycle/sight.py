@@ -22,7 +22,7 @@ from finetune_operator.rendering import attempt_of
 
 def believed(observed: Observed) -> tuple[Observed, tuple[Record, ...]]:
     """The look as it is to be judged, and the records that have to be written for that."""
-    observed = _judged(with_own_attempts(observed))
+    observed = _judged(_without_foreign_retry(with_own_attempts(observed)))
     observed, pending = as_if_written(observed)
     live = _live(observed)
     damaged = tuple(
@@ -32,6 +32,16 @@ def believed(observed: Observed) -> tuple[Observed, tuple[Record, ...]]:
         if (key.stage, key.number) not in live
     )
     return observed, tuple({**dict(damaged), **dict(pending)}.items())
+
+
+def _without_foreign_retry(observed: Observed) -> Observed:
+    """The operator notes a retry when it is asked for; its generation never falls again."""
+    noted, asked = observed.folder.retry, observed.job["spec"].get("retry", {}).get("generation", 0)
+    if noted is None or noted.generation <= asked:
+        return observed
+    warning = f"attempts/retry-{noted.generation}.json is of no retry that this job was asked for"
+    folder = replace(observed.folder, retry=None, warnings=(*observed.folder.warnings, warning))
+    return replace(observed, folder=folder)
 
 
 def _judged(observed: Observed) -> Observed:

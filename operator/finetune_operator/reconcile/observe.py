@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
+from finetune_contract import HostProgress, RunFolder
+from finetune_operator.artifacts.port import StorageError
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     EVENTS,
@@ -125,15 +127,23 @@ class Observer:
         )
 
     async def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
-        """The same look with more detail. Raises ClusterError or StorageError."""
+        """The same look with more detail. Raises ClusterError."""
         assert observed.snapshot is not None, "a job that runs was admitted"
         run = Folders.of(observed.snapshot).run
         namespace = observed.job["metadata"]["namespace"]
         return replace(
             observed,
-            hosts=await self._folder.hosts(run, at.hosts) if at.hosts else observed.hosts,
+            hosts=await self._hosts(run, at.hosts) if at.hosts else observed.hosts,
             events=await self._events(namespace, at.events) if at.events else observed.events,
         )
+
+    async def _hosts(self, run: RunFolder, count: int) -> Mapping[int, HostProgress]:
+        """Empty where they cannot be read: that an attempt stands still does not depend on them."""
+        try:
+            return await self._folder.hosts(run, count)
+        except StorageError as error:
+            log.warning("it cannot be told which host lags: %s", error)
+            return {}
 
     async def job(self, key: JobKey) -> Object | None:
         """The FineTuneJob alone; None when there is none. Raises ClusterError."""

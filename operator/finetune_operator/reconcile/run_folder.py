@@ -120,6 +120,11 @@ class RunFolderReader:
         self._remembered = RememberedFiles(remembered_bytes)
         self._denials = Denials()
 
+    @property
+    def remembered_bytes(self) -> int:
+        """Of all jobs together."""
+        return self._remembered.size
+
     async def view(
         self, folders: Folders, *, of: Hashable = None, own: Own = _all, retry: int | None = None
     ) -> RunFolderView:
