@@ -16,7 +16,14 @@ from finetune_operator.api.common import (
     list_map,
 )
 from finetune_operator.api.conditions import Condition, Phase, WaitingReason
-from finetune_operator.api.status_course import Attempts, Cost, Goodput, ProgressStatus, StageStatus
+from finetune_operator.api.status_course import (
+    ActiveTime,
+    Attempts,
+    Cost,
+    Goodput,
+    ProgressStatus,
+    StageStatus,
+)
 from finetune_operator.api.status_outcome import ArtifactStatus, Checkpoint, EvaluationStatus, FailureStatus
 from finetune_operator.api.status_resolved import Estimate, Resolved
 
@@ -79,6 +86,8 @@ class FineTuneJobStatus(ApiModel):
     pending: Annotated[tuple[PendingRecord, ...], Field(max_length=16)] | None = None
     """Ends of attempts that the run folder does not hold yet, because it cannot be read or written. They are written
     when it can."""
+    active_time: ActiveTime | None = None
+    """How long the job has run."""
     cost: Cost | None = None
     """What the job has used so far."""
     checkpoints: Annotated[tuple[Checkpoint, ...], Field(max_length=10)] | None = None

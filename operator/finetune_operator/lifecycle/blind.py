@@ -23,6 +23,7 @@ from finetune_operator.lifecycle.situation import Course, Halted, Situation, Wai
 from finetune_operator.lifecycle.spending import seconds_left, used_up
 from finetune_operator.lifecycle.stages import StageView, Survey, survey
 from finetune_operator.lifecycle.times import parse
+from finetune_operator.lifecycle.usage import counted, ran
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.plan import Limits
@@ -89,7 +90,8 @@ def blind(
     situation = replace(situation, refused=refused, unreadable=why)
     records = held
     if live and stop and live.key not in dict(held):
-        records = (*held, (live.key, _counted(stop, live, observed)))
+        seen = counted(live, plan, observed.now) | to_note(live, observed.now)
+        records = (*held, (live.key, stop.model_copy(update=seen)))
     decision = conclude(observed, situation, look, _next_look(observed, look, why))
     return replace(
         decision,
@@ -104,9 +106,12 @@ def stopped_by_user(observed: Observed, attempts: tuple[Attempt, ...], decision:
     live = [attempt for attempt in attempts if attempt.live]
     if not observed.job["spec"].get("suspend", False) or not live:
         return decision
-    records = {attempt.key: _counted(suspension(), attempt, observed) for attempt in live} | dict(
-        standing(observed)
-    )
+    records = {
+        attempt.key: suspension().model_copy(
+            update={"seconds": ran(attempt, observed.now) or None, **to_note(attempt, observed.now)}
+        )
+        for attempt in live
+    } | dict(standing(observed))
     return replace(
         decision,
         status=with_pending(decision.status, records.items()),
@@ -115,19 +120,13 @@ def stopped_by_user(observed: Observed, attempts: tuple[Attempt, ...], decision:
     )
 
 
-def _counted(record: Failure, attempt: Attempt, observed: Observed) -> Failure:
-    """With what nothing tells any more when the attempt is gone."""
-    seen = {"seconds": deadlines.ran(attempt, observed.now) or None, **to_note(attempt, observed.now)}
-    return record.model_copy(update=seen)
-
-
 def _situation(  # noqa: PLR0911  one per case
     observed: Observed, look: Survey, why: Unreadable, stopped_for: str | None
 ) -> tuple[Failure | None, Situation]:
     """Why the live attempt is stopped, if it is, and how things stand."""
     suspend = bool(observed.job["spec"].get("suspend", False))
     limits, live = look.plan.limits, look.live
-    over = used_up(look, observed.now)
+    over = used_up(look)
     wait = Wait(
         reason=WaitingReason.RETRY, message=f"the artifact store could not be read: {why.message.rstrip('.')}"
     )
@@ -140,7 +139,7 @@ def _situation(  # noqa: PLR0911  one per case
         if over and not over.fails and _was_suspended(observed, stopped_for):
             return None, Situation(course=Course.SUSPENDED, over=over)
         return None, active
-    left = deadlines.active_left(limits, look.attempts, observed.now)
+    left = deadlines.active_left(limits, look.used)
     unseen_left = blind_left(observed, limits, why)
     suspending = Situation(course=Course.SUSPENDING, running=live.running)
     if suspend:
@@ -151,6 +150,10 @@ def _situation(  # noqa: PLR0911  one per case
         return unpaid(over.message), replace(suspending, over=over)
     if unseen_left is not None and unseen_left <= 0:
         return unseen(limits, why), replace(suspending, over=halted(why))
+    late = deadlines.overdue(live, look.plan, None, observed.now)
+    if late and late.reason == deadlines.STAGE_TIMEOUT:
+        # The only silence that the pods alone tell of.
+        return late, active
     queue = queueing(live.jobset, live.workload, served=observed.workloads is not None, now=observed.now)
     return None, replace(active, queue=queue)
 
@@ -193,8 +196,8 @@ def _next_look(observed: Observed, look: Survey, why: Unreadable) -> float:
     live = look.live
     due = (
         (
-            deadlines.active_left(look.plan.limits, look.attempts, observed.now),
-            seconds_left(look, observed.now) if live.key.stage in TPU_STAGES else None,
+            deadlines.active_left(look.plan.limits, look.used),
+            seconds_left(look, live) if live.key.stage in TPU_STAGES else None,
             blind_left(observed, look.plan.limits, why),
         )
         if live and not (live.jobset and children.deleting(live.jobset))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.advance import advance
-from finetune_operator.lifecycle.attempts import attempts_of
+from finetune_operator.lifecycle.attempts import attempts_of, since_retry
 from finetune_operator.lifecycle.blind import blind, stopped_by_user
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
@@ -68,7 +68,8 @@ def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
         return _keep(observed) if ended else _admit(observed)
     attempts = attempts_of(observed)
     try:
-        plan, refused = _plan(job, read_snapshot(observed.snapshot), deadlines.passed_capacities(attempts))
+        fresh = [each for each in attempts if since_retry(observed.folder.retry, each)]
+        plan, refused = _plan(job, read_snapshot(observed.snapshot), deadlines.passed_capacities(fresh))
     except Refused as error:
         return _keep(observed) if ended else _refuse(observed, error)
     try:

@@ -35,7 +35,7 @@ from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.queueing import Queues, resolve_queues
 from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
-from finetune_operator.planning.topology import Placement, place
+from finetune_operator.planning.topology import Placement, Terms, place, terms
 
 type Object = Mapping[str, Any]
 
@@ -80,13 +80,15 @@ class Limits:
     active: int | None
     """Running, over all attempts."""
     pre_running: int
-    """From quota to running pods, for each kind of capacity."""
+    """From quota, or a restart, to running pods: for each kind of capacity, and for a stage on CPU."""
     startup: int
     """From running pods to the first step of training."""
     no_step: int
     """From one step to the next."""
     blind: int | None
     """Running while the run folder alone cannot be read."""
+    stage: int | None
+    """Of one attempt at a stage that reports no steps; None: the stage's own default."""
     child_ttl: int | None
     """From the job's end to the deletion of its children."""
 
@@ -121,6 +123,8 @@ class Plan:
     stages: tuple[Stage, ...]
     """In order; Convert and Evaluate only where they have something to do."""
     placement: Placement
+    flavors: Mapping[str, Terms]
+    """All of the profile's, by name: an earlier attempt may have run on another one."""
     mesh: MeshSpec
     pathways: Pathways | None
     """None: the controller is McJAX."""
@@ -221,6 +225,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             )
         ),
         placement=placement,
+        flavors=terms(profile["flavors"]),
         mesh=mesh,
         pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
         model=model,
@@ -251,6 +256,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             startup=spec["hangPolicy"]["startupSeconds"],
             no_step=spec["hangPolicy"]["noStepSeconds"],
             blind=spec["hangPolicy"].get("blindSeconds"),
+            stage=spec["hangPolicy"].get("stageSeconds"),
             child_ttl=spec.get("childTTLSecondsAfterFinished"),
         ),
         run_folder=snapshot.run_folder,

@@ -9,6 +9,7 @@ from finetune_operator.rendering.labels import (
     UID_LABEL,
     attempt_of,
     claim_of,
+    flavor_of,
     jobset_name,
     spec_of,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "claim_of",
     "cpu_memory_gib",
     "first_group",
+    "flavor_of",
     "jobset_name",
     "plan_offline",
     "render_jobset",

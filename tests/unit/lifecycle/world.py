@@ -317,6 +317,7 @@ class World:
                 {
                     "metadata": {
                         "name": f"{name}-{index}",
+                        "creationTimestamp": stamp(self.now),
                         "labels": template["template"]["metadata"]["labels"]
                         | {RESTART_LABEL: str(self.restarts(name))},
                     },
