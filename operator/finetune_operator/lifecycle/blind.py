@@ -22,6 +22,7 @@ from finetune_operator.lifecycle.queueing import queueing
 from finetune_operator.lifecycle.situation import Course, Halted, Situation, Wait
 from finetune_operator.lifecycle.spending import seconds_left, used_up
 from finetune_operator.lifecycle.stages import StageView, Survey, survey
+from finetune_operator.lifecycle.status import moving_parts, usage_is_old
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.lifecycle.usage import counted, ran
 from finetune_operator.lifecycle.waited import to_note
@@ -95,7 +96,7 @@ def blind(
     decision = conclude(observed, situation, look, _next_look(observed, look, why))
     return replace(
         decision,
-        status=with_pending(_kept(observed, decision), records),
+        status=with_pending(_kept(observed, look, decision), records),
         deletions=tuple(deletion(each) for each in observed.jobsets if stop and stoppable(each)),
         status_before_deletions=True,
     )
@@ -207,7 +208,7 @@ def _next_look(observed: Observed, look: Survey, why: Unreadable) -> float:
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
 
-def _kept(observed: Observed, decision: Decision) -> dict[str, object]:
+def _kept(observed: Observed, look: Survey, decision: Decision) -> dict[str, object]:
     """The status: what was known from the run folder still holds."""
     previous, told = observed.job.get("status") or {}, dict(decision.status)
     if "resolved" not in previous:
@@ -215,11 +216,14 @@ def _kept(observed: Observed, decision: Decision) -> dict[str, object]:
         return {name: value for name, value in told.items() if name not in ("stages", "attempts")}
     fresh = {each["type"]: each for each in told["conditions"]}
     known = {each["type"]: each for each in previous["conditions"]}
-    seen = ("observedGeneration", "phase", "summary", "waiting", "cost", "activeTime")
-    return {
+    seen = ("observedGeneration", "phase", "summary", "waiting")
+    kept = {
         **{name: value for name, value in previous.items() if name != "waiting"},
         **{name: told[name] for name in seen if name in told},
         "conditions": [
             fresh[kind] if kind in _SEEN else known.get(kind, fresh[kind]) for kind in map(str, ConditionType)
         ],
     }
+    if moving_parts(kept) != moving_parts(previous) or usage_is_old(observed, look):
+        kept |= {name: told[name] for name in ("activeTime", "cost") if name in told}
+    return kept

@@ -578,3 +578,55 @@ def test_a_budget_holds_while_a_retry_waits_to_be_noted() -> None:
     decision = world.reconcile()
     assert decision.retry is None
     assert deleting(world, name)
+
+
+def test_what_is_used_while_blind_is_written_now_and_then() -> None:
+    """So that little is lost where the pods go, and nothing is written at every look."""
+    world, _ = training()
+    world.unreadable = AWAY
+    world.reconcile()
+    writes, before = 0, world.status
+    for _ in range(120):
+        world.wait(5)
+        world.reconcile()
+        writes += world.status != before
+        before = world.status
+    assert 8 <= writes <= 12
+    assert float(world.status["cost"]["chipHours"]) == pytest.approx(4 * 600 / HOUR, rel=0.15)
+
+
+def test_hours_never_fall_though_every_witness_goes_while_blind() -> None:
+    world, name = training()
+    world.unreadable = AWAY
+    hours = 0.0
+    for _ in range(6):
+        world.wait(HOUR)
+        world.reconcile()
+        assert float(world.status["cost"]["chipHours"]) >= hours
+        hours = float(world.status["cost"]["chipHours"])
+    world.lose(name)
+    world.reconcile()
+    world.unreadable = None
+    world.reconcile()
+    world.run(world.live()[0])
+    world.wait(HOUR)
+    world.reconcile()
+    assert float(world.status["cost"]["chipHours"]) == pytest.approx(28, abs=0.2)
+
+
+def test_a_stage_that_reports_no_steps_has_its_limit_while_blind() -> None:
+    world = World()
+    world.edit(hangPolicy={"stageSeconds": HOUR})
+    name = world.until(Stage.EVALUATE)
+    world.unreadable = AWAY
+    world.wait(HOUR + 1)
+    world.reconcile()
+    assert deleting(world, name)
+    world.kill(name)
+    world.reconcile()
+    world.unreadable = None
+    world.reconcile()
+    assert world.status["attempts"]["infrastructure"] == 1
+    assert world.status["attempts"]["history"][-1]["reason"] == "StageTimeout"
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
