@@ -28,7 +28,7 @@ def operator(state: State, ports: Mapping[str, int]) -> Component:
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(ports["kube-apiserver"]),
             "FINETUNE_SERVICEACCOUNT_DIR": str(state.service_account),
-            "FINETUNE_LEASE_NAMESPACE": NAMESPACE,
+            "FINETUNE_OPERATOR_NAMESPACE": NAMESPACE,
             "FINETUNE_IDENTITY": "finetune-operator-local",
             "FINETUNE_HEALTH_HOST": "127.0.0.1",
             "FINETUNE_HEALTH_PORT": str(ports["operator-health"]),

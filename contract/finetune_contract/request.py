@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from finetune_contract.base import Record, Uri, Version
+from finetune_contract.engine import Tuning
 from finetune_contract.versions import (
     CONTRACT_VERSION,
     FIRST_VERSION,
@@ -448,7 +449,7 @@ class StageRequest(Record):
     engine_overrides: dict[str, str] = {}
     memory: MemoryCheck | None = None
     """None: not to be checked."""
-    tuning: dict[str, str | int] = {}
+    tuning: Tuning = {}
     """MaxText's settings that preflight chose by compiling; ``engine_overrides`` come before them."""
     # --- what earlier stages found out; None before
     fingerprint: str | None = None
@@ -486,6 +487,12 @@ class StageRequest(Record):
         return self.model_copy(update={"requires": str(needed)})
 
     @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        """A request as it was written. Raises as :meth:`of_environment`, without KeyError."""
+        _refuse_newer(text)
+        return cls.model_validate_json(text)
+
+    @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Self:
         """What the container was asked to do.
 
@@ -494,20 +501,18 @@ class StageRequest(Record):
             ContractNotSpoken: it is of another major version, or of a newer minor version than this code speaks.
             ValidationError: it is no request.
         """
-        text = environment[REQUEST_VARIABLE]
-        _refuse_newer(text)
-        request = cls.model_validate_json(text)
+        request = cls.read(environment[REQUEST_VARIABLE])
         restart = environment.get(RESTART_VARIABLE) or "0"
         return cls.model_validate({**dict(request), "restart": restart})
 
 
-def _refuse_newer(text: str) -> None:
+def _refuse_newer(text: str | bytes) -> None:
     """Before the rest is read: what is newer may not even look like a request."""
     try:
         head = json.loads(text)
         requires = ContractVersion.parse(head["requires"]) if "requires" in head else FIRST_VERSION
         requires = max(requires, ContractVersion(int(head.get("version", requires.major)), 0))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return  # no request at all, which validation says better
     if requires.major != CONTRACT_VERSION.major or requires > CONTRACT_VERSION:
         raise ContractNotSpoken(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from finetune_contract.base import Published, Record, Timestamp, Uri, Version
+from finetune_contract.engine import Tuning
 from finetune_contract.failure import Failure
 from finetune_contract.request import MeshSpec, Stage
 from finetune_contract.versions import FIRST_VERSION, VersionText
@@ -127,7 +128,7 @@ class MemoryOutcome(Record):
     """Roofline: no step is faster; nothing overlaps."""
     mesh: MeshSpec | None = None
     """What was compiled: the request's, or the better one that was found."""
-    tuning: dict[str, str | int] = {}
+    tuning: Tuning = {}
     """MaxText's settings that were chosen."""
     tried: list[str] = []
     """One line for each candidate that was compiled."""

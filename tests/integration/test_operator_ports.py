@@ -138,3 +138,19 @@ async def test_the_object_store_as_the_operator_uses_it(
             await store.list("gs://no-such-bucket/x")
     finally:
         store.close()
+
+
+async def test_collections_are_read_page_by_page_and_without_their_data_where_asked(
+    api: KubernetesCluster, namespace: str
+) -> None:
+    empty = [
+        page async for page in api.pages(CONFIG_MAPS, namespace, labels={"none": "here"}, metadata_only=True)
+    ]
+    assert [each for page in empty for each in page] == []
+    for number in range(3):
+        await api.create(CONFIG_MAPS, config_map(namespace, f"p{number}", wanted="paged"))
+    for metadata_only in (False, True):
+        pages = api.pages(CONFIG_MAPS, namespace, labels={"wanted": "paged"}, metadata_only=metadata_only)
+        found = [each async for page in pages for each in page]
+        assert sorted(each["metadata"]["name"] for each in found) == ["p0", "p1", "p2"]
+        assert all(("data" in each) is not metadata_only for each in found)

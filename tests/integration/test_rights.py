@@ -8,7 +8,7 @@ import pytest
 from devcluster.testing import Cluster
 from finetune_operator.rendering import UID_LABEL
 from finetune_operator.runtime.kopf_adapter import watches
-from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, LEASE_RULES
+from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES
 from tests.integration import pods, trainer_double
 
 PROFILE = "rights"
@@ -108,7 +108,7 @@ def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: st
         (watch.kind.plural, verb) for watch in watches((), kueue=True) for verb in ("list", "watch")
     }
     granted = {
-        (rule.resource, verb) for rule in (*JOB_RULES, *CLUSTER_RULES, *LEASE_RULES) for verb in rule.verbs
+        (rule.resource, verb) for rule in (*JOB_RULES, *CLUSTER_RULES, *OWN_RULES) for verb in rule.verbs
     }
     assert used == granted
     assert not {right for right, code in made if code == 403}

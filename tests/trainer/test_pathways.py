@@ -109,10 +109,8 @@ def test_the_controller_decides_maxtexts_settings(tmp_path: Path, controller: st
     "key", ["enable_single_controller", "checkpoint_storage_use_ocdbt", "checkpoint_storage_use_zarr3"]
 )
 def test_what_the_controller_decides_is_not_to_be_overridden(key: str) -> None:
-    from maxtext.configs.types import MaxTextConfig
-
-    with pytest.raises(StageError, match=r"change resources\.controller"):
-        overrides.parse({key: "true"}, {}, MaxTextConfig)
+    with pytest.raises(StageError, match=r"set spec\.resources\.controller"):
+        overrides.parse({key: "true"})
 
 
 _PREPARE = """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from finetune_contract import Hyperparameters, MeshSpec
 from finetune_trainer.errors import StageError
-from finetune_trainer.training import overrides, settings
+from finetune_trainer.training import settings
 from tests.trainer.requests import request
 
 
@@ -118,48 +118,3 @@ def test_every_setting_is_one_that_maxtext_knows(tmp_path: Path) -> None:
             request(tmp_path, "Train", method=method), plan, steps=9, platform="tpu", output="/x"
         )
         assert made.keys() <= MaxTextConfig.model_fields.keys()
-
-
-def test_the_operator_knows_the_keys_of_this_engine() -> None:
-    """The operator judges a profile's engineOverrides by them, and cannot import MaxText."""
-    from maxtext.configs.types import MaxTextConfig
-
-    keys = Path(__file__).parents[2] / "operator" / "finetune_operator" / "catalog" / "engine_keys.txt"
-    assert keys.read_text().splitlines() == sorted(MaxTextConfig.model_fields)
-
-
-REFUSED = [
-    ({"remat_polcy": "full"}, "UnknownEngineOverride", "Did you mean remat_policy?"),
-    ({"no_such_thing_at_all": "1"}, "UnknownEngineOverride", "Remove it."),
-    ({"steps": "5"}, "EngineOverrideNotAllowed", "change hyperparameters.steps"),
-    ({"lora.lora_rank": "5"}, "EngineOverrideNotAllowed", "change method.lora"),
-    ({"base_emb_dim": "5"}, "EngineOverrideNotAllowed", "the model's config.json"),
-    ({"remat_policy": "[1, 2"}, "EngineOverrideInvalid", "Quote or correct"),
-    (
-        {"num_vocab_tiling": "many"},
-        "EngineOverrideInvalid",
-        "saw many, expected Input should be a valid integer",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("given_", "reason", "fix"), REFUSED, ids=[r[1] + str(i) for i, r in enumerate(REFUSED)]
-)
-def test_overrides_that_cannot_be_are_refused(given_: dict[str, str], reason: str, fix: str) -> None:
-    from maxtext.configs.types import MaxTextConfig
-
-    with pytest.raises(StageError) as caught:
-        overrides.parse(given_, {"base_emb_dim": 64}, MaxTextConfig)
-    assert caught.value.reason == reason
-    assert fix in str(caught.value)
-    assert "engineOverrides" in caught.value.where
-
-
-def test_overrides_are_typed_as_on_maxtexts_command_line() -> None:
-    from maxtext.configs.types import MaxTextConfig
-
-    given_ = {"remat_policy": "minimal", "adam_b2": "0.99", "use_iota_embed": "true", "adamw_mask": "[a, b]"}
-    assert overrides.parse(given_, {}, MaxTextConfig) == {
-        "remat_policy": "minimal", "adam_b2": 0.99, "use_iota_embed": True, "adamw_mask": ["a", "b"],
-    }  # fmt: skip

@@ -5,6 +5,7 @@ One process serves one plan. Nothing here touches a device; importing MaxText ta
 
 import gc
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,24 @@ def configure(plan: ModelPlan, file: Path = BASE, **settings: Any) -> pyconfig.H
     Raises ``StageError`` 64 for what MaxText refuses. (``pyconfig.initialize`` would end the process instead.)
     """
     values = {**_COMMON, **plan.settings(), **settings}
+    _refuse_interpolation(values)
     try:
         return pyconfig.HyperParameters(pyconfig._initialize_pydantic(["", str(file)], **values))  # noqa: SLF001
     except (ValueError, TypeError, KeyError) as error:
         raise refused(error) from error
+
+
+def _refuse_interpolation(values: Mapping[str, Any], where: str = "") -> None:
+    """OmegaConf, by which MaxText reads its settings, replaces ``${...}`` in every string: an address could carry what
+    the environment holds, a token for one, to another place. Raises ``StageError`` 64."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _refuse_interpolation(value, f"{where}{name}.")
+        elif "${" in str(value):
+            raise StageError(
+                ExitCode.BAD_REQUEST, "EngineRefusedSettings", "a setting of MaxText holds ${", where=f"{where}{name}",
+                saw=str(value)[:200], expected="plain text", fix="Rename the folder or the value without ${.",
+            )  # fmt: skip
 
 
 def refused(error: Exception) -> StageError:

@@ -20,10 +20,10 @@ No Secret is ever read: pods get them by reference.
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   verbs: [list, watch]
-# The immutable ConfigMap <job>-plan: written once, read by name.
+# The ConfigMap of a chat template, and <job>-plan of an earlier release, each by name.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, create]
+  verbs: [get]
 # Told of jobs; and read of one pod that finds no node, or of one Job that makes no pods.
 - apiGroups: [""]
   resources: [events]
@@ -44,9 +44,13 @@ No Secret is ever read: pods get them by reference.
   verbs: [list]
 {{- end }}
 
-{{/* Leader election, in the operator's own namespace. */}}
-{{- define "finetune-operator.leaseRules" -}}
+{{/* Leader election and the plans of jobs, in the operator's own namespace. */}}
+{{- define "finetune-operator.ownRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [get, create, patch]
+# The plans of jobs: written once, read by name, deleted when the job is gone.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, create, delete]
 {{- end }}

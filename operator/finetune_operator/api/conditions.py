@@ -98,6 +98,8 @@ class Reason(StrEnum):
     PARALLELISM_MISMATCH = "ParallelismMismatch"
     BATCH_MISMATCH = "BatchMismatch"
     REQUEST_TOO_LARGE = "RequestTooLarge"
+    PLAN_MISSING = "PlanMissing"
+    """The stored plan of an admitted job is gone, and job or profile have changed too much to make it again."""
     SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105
     # --- progress
     NOT_STARTED = "NotStarted"

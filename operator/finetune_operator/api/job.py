@@ -100,8 +100,8 @@ class FineTuneJobSpec(ApiModel):
     profiling: Profiling | None = None
     """Record a JAX profile."""
     engine_overrides: Annotated[Mapping[Token, OverrideValue], Field(max_length=64)] | None = None
-    """MaxText settings by their own names, parsed as its command line parses them; checked against the keys that
-    it knows."""
+    """MaxText settings by their own names, with values as on its command line. Only those that concern the computation
+    alone: docs/reference/engine-overrides.md lists them with their types."""
 
     # --- identity: immutable
     profile_ref: ProfileRef | None = None

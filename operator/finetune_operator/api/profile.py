@@ -56,15 +56,33 @@ class Images(ApiModel):
     """Of Pathways' proxy, of the same release; needs pathwaysServer. Default: the one for the trainer's JAX."""
 
 
+CacheScope = Literal["Namespace", "Profile"]
+
+
 class Storage(ApiModel):
     """Where things are kept."""
 
+    rules: ClassVar = (
+        Rule(
+            cel="has(self.cacheScope) && self.cacheScope == 'Profile' ? has(self.cache) : true",
+            message="a cache that namespaces share needs a folder of its own: set cache",
+            holds=lambda self: self.cache_scope != "Profile" or self.cache is not None,
+            at=("cacheScope",),
+        ),
+    )
+
     artifacts: Uri
-    """Folder of all run folders."""
+    """Folder of all run folders: <artifacts>/<namespace>/<job>-<uid>."""
     cache: Uri | None = None
-    """Folder of converted models, shared by all jobs of the profile. Default: cache/ within artifacts."""
+    """Folder of converted models, prepared data and compiled programs: <cache>/<namespace> unless cacheScope says
+    otherwise. Default: <artifacts>/<namespace>/cache."""
+    cache_scope: CacheScope | None = None
+    """Who shares a cache. Namespace: the jobs of one namespace. Profile: the jobs of all namespaces that the profile
+    serves, which then trust each other with weights, training rows and compiled programs; needs cache. Default:
+    Namespace."""
     pathways_scratch: Uri | None = None
-    """Folder in gs:// for Pathways' own files, compiled programs among them. Default: pathways/ within artifacts."""
+    """Folder in gs:// for Pathways' own files, compiled programs among them: <pathwaysScratch>/<namespace>. Default:
+    <artifacts>/<namespace>/pathways."""
     optimizer_state_ttl_seconds: Annotated[NonNegative | None, Field(alias="optimizerStateTTLSeconds")] = None
     """Drop optimizer state so long after the end of a job. Default: keep."""
 

@@ -77,7 +77,8 @@ class AllowedOverrides(ApiModel):
     """engineOverrides that jobs may set."""
 
     allow: Annotated[tuple[EngineKey, ...], Field(max_length=256), *distinct()] | None = None
-    """Keys. Default: all that the engine knows; an empty list: none."""
+    """Keys of the class Allowed in docs/reference/engine-overrides.md. Default: all of that class; an empty list: none.
+    No profile can allow a key of another class."""
 
 
 class AllowedUris(ApiModel):

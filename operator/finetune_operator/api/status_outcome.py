@@ -81,11 +81,8 @@ class ArtifactType(StrEnum):
 
     HUGGING_FACE = "HuggingFace"
     ADAPTER = "Adapter"
-    ORBAX_SCANNED = "OrbaxScanned"
     ORBAX_PARAMS = "OrbaxParams"
-    MODEL_CARD = "ModelCard"
     REPORT = "Report"
-    CONFIG = "Config"
     TENSORBOARD = "TensorBoard"
     TRACE = "Trace"
 

@@ -44,6 +44,15 @@ class ResolvedProfile(ApiModel):
     """Hash of its spec."""
 
 
+class ResolvedPlan(ApiModel):
+    """The stored plan that the job runs under: an immutable ConfigMap in the operator's namespace."""
+
+    name: DnsName
+    """Name of the ConfigMap."""
+    digest: Digest
+    """sha256 of its data; each JobSet of the job carries it as an annotation."""
+
+
 class ModelLineage(ApiModel):
     """The job that has made the model, as it was at admission."""
 
@@ -181,6 +190,8 @@ class Resolved(ApiModel):
     """Hash of the merged spec."""
     profile: ResolvedProfile | None = None
     """The profile, as it was at admission."""
+    plan: ResolvedPlan | None = None
+    """The stored plan that the job runs under."""
     model: ResolvedModel | None = None
     """What the model is."""
     datasets: Annotated[tuple[ResolvedDataset, ...], Field(max_length=48)] | None = None

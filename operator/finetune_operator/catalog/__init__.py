@@ -1,6 +1,5 @@
-"""Facts as data: TPU slice shapes, the keys of the engine, and Pathways' images."""
+"""Facts as data: TPU slice shapes and Pathways' images."""
 
-from finetune_operator.catalog.engine import engine_keys
 from finetune_operator.catalog.pathways import PathwaysImages, jax_of_image, pathways_images
 from finetune_operator.catalog.tpu import (
     CatalogError,
@@ -16,7 +15,6 @@ __all__ = [
     "PathwaysImages",
     "TpuShape",
     "all_shapes",
-    "engine_keys",
     "jax_of_image",
     "pathways_images",
     "shape_by_name",

@@ -6,7 +6,7 @@ that touches HTTP is in this module: paths, content types, deadlines, retries an
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Self
@@ -31,6 +31,7 @@ FIELD_MANAGER = "finetune-operator"
 
 #: Content types of the three kinds of body that we send.
 _JSON = "application/json"
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _JSON_PATCH = "application/json-patch+json"
 
@@ -53,6 +54,8 @@ class CallLimits:
     longest_wait_seconds: float = 5
     """A server that asks for more than this gets its wish through the work queue, not by a blocked worker."""
     page_size: int = 500
+    small_page_size: int = 100
+    """Of collections that are read page by page to save memory; a job with its status has about 10 KiB."""
 
 
 def _ignore(_verb: str, _resource: str, _status: int, _seconds: float) -> None:
@@ -98,38 +101,47 @@ class KubernetesCluster:
         labels: Mapping[str, str | frozenset[str]] | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
-        by_labels = ",".join(
-            f"{key}={value}" if isinstance(value, str) else f"{key} in ({','.join(sorted(value))})"
-            for key, value in sorted((labels or {}).items())
-        )
-        by_fields = ",".join(f"{key}={value}" for key, value in sorted((fields or {}).items()))
-        selectors = [
-            (name, value)
-            for name, value in (("labelSelector", by_labels), ("fieldSelector", by_fields))
-            if value
-        ]
+        selectors = _selectors(labels, fields)
         # A continuation may outlive the server's history (410); one list from the start is then within it.
         for final in (False, True):
             try:
-                return await self._list_pages(kind, namespace, selectors)
+                size = self._limits.page_size
+                return [each async for page in self._pages(kind, namespace, selectors, size) for each in page]
             except Rejected as error:
                 if error.status != 410 or final:
                     raise
         raise AssertionError("unreachable")
 
-    async def _list_pages(
-        self, kind: Kind, namespace: str | None, selectors: Sequence[tuple[str, str]]
-    ) -> Sequence[Object]:
-        items: list[Object] = []
-        query = [("limit", str(self._limits.page_size)), *selectors]
+    def pages(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        metadata_only: bool = False,
+    ) -> AsyncIterator[Sequence[Object]]:
+        size = self._limits.page_size if metadata_only else self._limits.small_page_size
+        accept = _METADATA_LIST if metadata_only else _JSON
+        return self._pages(kind, namespace, _selectors(labels, None), size, accept)
+
+    async def _pages(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        selectors: Sequence[tuple[str, str]],
+        size: int,
+        accept: str = _JSON,
+    ) -> AsyncIterator[Sequence[Object]]:
+        query = [("limit", str(size)), *selectors]
         continuation: str | None = None
         while True:
             page = [*query, ("continue", continuation)] if continuation else query
-            answer = await self._call("list", kind, namespace, query=page)
-            items.extend(answer["items"])
+            answer = await self._call("list", kind, namespace, query=page, accept=accept)
             continuation = answer.get("metadata", {}).get("continue")
+            # An empty list of metadata has null for its items.
+            yield answer.get("items") or ()
             if not continuation:
-                return items
+                return
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:
         metadata = manifest["metadata"]
@@ -199,6 +211,7 @@ class KubernetesCluster:
         query: Sequence[tuple[str, str]] = (),
         body: object = None,
         content_type: str = _JSON,
+        accept: str = _JSON,
     ) -> dict[str, Any]:
         """One call with its retries. Reads are tried again after any fault that may pass; writes only where
         the server said that it did not act (429)."""
@@ -209,6 +222,7 @@ class KubernetesCluster:
             query=query,
             body=body,
             content_type=content_type,
+            accept=accept,
         )
         limits = self._limits
         backoff = limits.backoff_seconds
@@ -238,7 +252,7 @@ class KubernetesCluster:
                 method,
                 path,
                 query_params=list(request.query),
-                header_params={"Accept": _JSON, "Content-Type": request.content_type},
+                header_params={"Accept": request.accept, "Content-Type": request.content_type},
                 body=request.body,
                 auth_settings=["BearerToken"],
             )
@@ -268,6 +282,7 @@ class _Request:
     query: Sequence[tuple[str, str]]
     body: object
     content_type: str
+    accept: str
 
     @property
     def reads(self) -> bool:
@@ -282,6 +297,19 @@ _METHODS = {
     "patch": "PATCH",
     "delete": "DELETE",
 }
+
+
+def _selectors(
+    labels: Mapping[str, str | frozenset[str]] | None, fields: Mapping[str, str] | None
+) -> list[tuple[str, str]]:
+    by_labels = ",".join(
+        f"{key}={value}" if isinstance(value, str) else f"{key} in ({','.join(sorted(value))})"
+        for key, value in sorted((labels or {}).items())
+    )
+    by_fields = ",".join(f"{key}={value}" for key, value in sorted((fields or {}).items()))
+    return [
+        (name, value) for name, value in (("labelSelector", by_labels), ("fieldSelector", by_fields)) if value
+    ]
 
 
 def _path(kind: Kind, namespace: str | None, name: str | None, subresource: str | None) -> str:

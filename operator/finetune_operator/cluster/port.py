@@ -1,6 +1,6 @@
 """What the reconciler asks of Kubernetes. Objects are plain dicts as the API server sends them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,6 +80,20 @@ class Cluster(Protocol):
     ) -> Sequence[Object]:
         """Live objects by labels, each of which has that value or one of those, and by the fields that the server lets
         one select by; every page. NotFound where the server does not know the kind."""
+        ...
+
+    def pages(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        metadata_only: bool = False,
+    ) -> AsyncIterator[Sequence[Object]]:
+        """The same, page by page, so that a large collection is never held as a whole.
+
+        It is complete only when it ends without an error. ``metadata_only``: objects have nothing but ``metadata``.
+        """
         ...
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:

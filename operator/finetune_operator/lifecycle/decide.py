@@ -15,18 +15,18 @@ from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import survey
 from finetune_operator.lifecycle.status import build_status
+from finetune_operator.lifecycle.stored_plan import plan_to_store, stored_plan
 from finetune_operator.lifecycle.takeover import note_due
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.planning import (
     Plan,
     Refused,
     Snapshot,
-    admit,
     make_plan,
-    read_snapshot,
     render_snapshot,
     replan,
 )
+from finetune_operator.planning.snapshot import LIFECYCLE
 
 #: What is missing, and may come without any change of the job.
 _MAY_COME = (
@@ -64,12 +64,13 @@ def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
     ended = finished(job) and not retry.revived(observed)
     if ended and retry.asked(observed) is None:
         return _keep(observed)
-    if observed.snapshot is None:
-        return _keep(observed) if ended else _admit(observed)
     attempts = attempts_of(observed)
     try:
+        snapshot = stored_plan(observed)
+        if snapshot is None:
+            return _keep(observed) if ended else _admit(observed)
         fresh = [each for each in attempts if since_retry(observed.folder.retry, each)]
-        plan, refused = _plan(job, read_snapshot(observed.snapshot), deadlines.passed_capacities(fresh))
+        plan, refused = _plan(job, snapshot, deadlines.passed_capacities(fresh))
     except Refused as error:
         return _keep(observed) if ended else _refuse(observed, error)
     try:
@@ -142,30 +143,30 @@ def _children_left(observed: Observed) -> float | None:
 
 
 def _admit(observed: Observed) -> Decision:
-    """The snapshot alone: nothing is started before somebody has looked into the run folder that it names.
+    """The plan alone: nothing is started before the run folder that it names has been read.
 
-    The ConfigMap may have been deleted from a job that has run for days.
+    The plan may be that of a job that has run for days. Without it nothing of the job is started, and what runs is
+    stopped where the user asks for that.
     """
     try:
-        admission = admit(
-            observed.job, observed.profiles, observed.template, observed.source, observed.neighbours
-        )
+        snapshot = plan_to_store(observed)
+        plan = make_plan(_as_admitted(observed.job, snapshot), snapshot)
     except Refused as error:
         return _refuse(observed, error)
     status = observed.job.get("status") or {}
     if "resolved" not in status:
         live = [attempt for attempt in attempts_of(observed) if attempt.live]
-        look = survey(observed, admission.plan, live, suspend=False)
+        look = survey(observed, plan, live, suspend=False)
         status = build_status(observed, Situation(course=Course.ACTIVE, starting=True), look)
     return Decision(
         status=status,
-        snapshot=render_snapshot(observed.job, admission.snapshot),
+        snapshot=render_snapshot(snapshot),
         look_again_after=0.0,
     )
 
 
 def _refuse(observed: Observed, refused: Refused) -> Decision:
-    """Nothing can be planned. What runs goes on unless the job is suspended; what the status knew stays."""
+    """Nothing can be planned. What runs is stopped only where the user asks for that; what the status knew stays."""
     situation = Situation(course=Course.INVALID, refused=refused)
     if refused.reason in _MAY_COME:
         situation = replace(situation, wait=Wait(reason=WaitingReason.INPUT, message=refused.message))
@@ -183,4 +184,10 @@ def _plan(job: Object, snapshot: Snapshot, passed: frozenset[str]) -> tuple[Plan
     try:
         return replan(job, snapshot, passed), None
     except Refused as refused:
-        return make_plan({**job, "spec": snapshot.spec}, snapshot, passed), refused
+        return make_plan(_as_admitted(job, snapshot), snapshot, passed), refused
+
+
+def _as_admitted(job: Object, snapshot: Snapshot) -> Object:
+    """The job with the spec that was admitted, but for the fields that steer its life."""
+    steering = {name: job["spec"][name] for name in LIFECYCLE if name in job["spec"]}
+    return {**job, "spec": {**snapshot.spec, **steering}}

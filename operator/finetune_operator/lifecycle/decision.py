@@ -70,7 +70,7 @@ class Decision:
     takeover: Takeover | None = None
     """The note of a job that goes on in another one's run folder, likewise."""
     snapshot: Object | None = None
-    """The ConfigMap ``<job>-plan``, created once."""
+    """The plan to store, a ConfigMap without its namespace; created once."""
     jobset: Object | None = None
     """At most one new JobSet."""
     deletions: tuple[Deletion, ...] = ()

@@ -133,12 +133,15 @@ class Observed:
     profiles: tuple[Object, ...]
     """All FineTuneProfiles (few); admission picks from them. Ignored once ``snapshot`` exists."""
     snapshot: Object | None
-    """The ConfigMap ``<job>-plan`` of this job's uid, or None before admission."""
+    """The job's stored plan (``planning.snapshot``), or None: before admission, or it was lost."""
     jobsets: tuple[Object, ...]
     """Live JobSets of this job's uid, those being deleted included."""
     pods: tuple[Object, ...]
     """Live pods of this job's uid."""
     folder: RunFolderView
+    first_format: Object | None = None
+    """The ConfigMap ``<job>-plan`` of an earlier release, from the job's namespace, where the status says that such a
+    release admitted the job. Whoever may write ConfigMaps there may have written it."""
     template: Object | None = None
     """The ConfigMap of the job's chat template, where it names one; None: there is none. Not looked at once
     ``snapshot`` exists."""

@@ -7,6 +7,7 @@ from finetune_contract import DatasetReport
 from finetune_operator.lifecycle.memory import memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning.snapshot import plan_name
 
 type Object = Mapping[str, Any]
 
@@ -18,6 +19,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
     resolved: dict[str, Any] = {
         "specHash": plan.spec_hash,
         "profile": {"name": plan.profile_name, "hash": plan.profile_hash},
+        "plan": {"name": plan_name(plan.job.uid), "digest": plan.digest},
         "model": _model(plan, findings),
         "hyperparameters": {
             "globalBatchSize": plan.hyperparameters.global_batch_size,

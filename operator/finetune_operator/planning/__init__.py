@@ -4,10 +4,9 @@ from finetune_operator.planning.admission import Admission, admit, check_profile
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.plan import CpuPool, Findings, Plan, make_plan
 from finetune_operator.planning.requests import stage_request
-from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX, Snapshot, read_snapshot, render_snapshot
+from finetune_operator.planning.snapshot import Snapshot, read_snapshot, render_snapshot
 
 __all__ = [
-    "SNAPSHOT_SUFFIX",
     "Admission",
     "CpuPool",
     "Findings",

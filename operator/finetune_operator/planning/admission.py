@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from finetune_contract.engine import override_faults
 from finetune_operator.api import (
     DEFAULT_PROFILE_ANNOTATION,
     InvalidObject,
@@ -17,7 +18,7 @@ from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.plan import Plan, make_plan
 from finetune_operator.planning.policy import check_policy, check_profile
 from finetune_operator.planning.resumption import refuse_folder_in_use
-from finetune_operator.planning.snapshot import Snapshot, make_snapshot
+from finetune_operator.planning.snapshot import Snapshot
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.support import refuse_later_fields
 
@@ -61,12 +62,12 @@ def admit(
     whole = with_source_model(with_chat_template(merged, template), source)
     check_policy(job, name, spec, whole, base)
     refuse_folder_in_use(job, neighbours)
-    provisional = make_plan(job, make_snapshot(job, profile, whole))
+    provisional = make_plan(job, Snapshot.make(job, profile, whole))
     # Whatever resources are edited to later, a step takes as many rows as the first plan says.
     fixed = merge(
         whole, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
     )
-    snapshot = make_snapshot(job, profile, fixed)
+    snapshot = Snapshot.make(job, profile, fixed)
     return Admission(snapshot=snapshot, plan=make_plan(job, snapshot))
 
 
@@ -85,11 +86,13 @@ def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Pla
 
 
 def check_job(job: Object) -> None:
-    """The schema. Raises Refused."""
+    """The schema, and the engine's settings that the job overrides. Raises Refused."""
     try:
         parse_job(job)
     except InvalidObject as error:
         raise Refused(Reason.INVALID_SPEC, str(error)) from error
+    if faults := [str(fault) for fault in override_faults(job["spec"].get("engineOverrides", {}))]:
+        raise Refused(Reason.INVALID_SPEC, " ".join(faults))
 
 
 def check_profile_object(profile: Object) -> None:

@@ -71,8 +71,11 @@ def pathways_faults(profile: Object) -> Iterator[str]:
             yield f"storage.pathwaysScratch {fault}"
 
 
-def resolve_pathways(profile: Object, placement: Placement) -> Pathways:
-    """For the slice that a job gets, and the profile of its snapshot, which names the images. Raises Refused."""
+def resolve_pathways(profile: Object, namespace: str, placement: Placement) -> Pathways:
+    """For the slice that a job gets, and the profile of its snapshot, which names the images. Raises Refused.
+
+    The servers run programs that they find in their scratch folder, so each namespace has one of its own.
+    """
     shape = placement.shape
     instance_type = shape.pathways_instance_type
     if instance_type is None:
@@ -85,7 +88,11 @@ def resolve_pathways(profile: Object, placement: Placement) -> Pathways:
             "and Pathways has a head and workers: use Spot, OnDemand or Reservation, or McJAX."
         )
     storage = profile["storage"]
-    scratch = storage.get("pathwaysScratch", f"{storage['artifacts'].rstrip('/')}/pathways").rstrip("/")
+    scratch = (
+        f"{storage['pathwaysScratch'].rstrip('/')}/{namespace}"
+        if "pathwaysScratch" in storage
+        else f"{storage['artifacts'].rstrip('/')}/{namespace}/pathways"
+    )
     fault = _scratch_fault(scratch)
     if fault:
         raise _not_possible(

@@ -26,6 +26,7 @@ from finetune_contract import (
     Stage,
     TrainOutcome,
 )
+from finetune_contract.versions import FIRST_VERSION
 from finetune_operator.planning import resolve, training
 from finetune_operator.planning.asked import asked_of_stages
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
@@ -34,14 +35,13 @@ from finetune_operator.planning.memory import resolve_memory
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.queueing import Queues, resolve_queues
-from finetune_operator.planning.snapshot import Snapshot, digest, owner_reference
+from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, owner_reference
 from finetune_operator.planning.topology import Placement, Terms, place, terms
 
 type Object = Mapping[str, Any]
 
 #: What never changes after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
-_LIFECYCLE = ("suspend", "planOnly", "retry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +112,8 @@ class Plan:
     job: JobIdentity
     owner: Object
     """Owner reference for children."""
+    digest: str
+    """sha256 of the stored plan, which JobSets and the status carry."""
     profile_name: str
     profile_hash: str
     spec_hash: str
@@ -207,11 +209,12 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
         ),
         owner=owner_reference(job),
+        digest=snapshot.digest,
         profile_name=snapshot.profile_name,
         profile_hash=snapshot.profile_hash,
-        spec_hash=digest({name: value for name, value in spec.items() if name not in _LIFECYCLE}),
+        spec_hash=digest({name: value for name, value in spec.items() if name not in LIFECYCLE}),
         asked=asked_of_stages(job["spec"], profile.get("defaults", {})),
-        contract=snapshot.contract,
+        contract=snapshot.contract or FIRST_VERSION,
         stages=tuple(
             stage
             for stage in Stage
@@ -227,7 +230,9 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         placement=placement,
         flavors=terms(profile["flavors"]),
         mesh=mesh,
-        pathways=resolve_pathways(profile, placement) if mesh.controller == "Pathways" else None,
+        pathways=resolve_pathways(profile, snapshot.job.namespace, placement)
+        if mesh.controller == "Pathways"
+        else None,
         model=model,
         lineage=spec["model"].get("fromJob"),
         data=resolve.data(spec),

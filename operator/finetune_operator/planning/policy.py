@@ -6,6 +6,7 @@ from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
 from typing import Any
 
+from finetune_contract.engine import FaultKind, key_fault
 from finetune_operator.api import (
     Defaults,
     FineTuneJobSpec,
@@ -13,7 +14,7 @@ from finetune_operator.api import (
     field_paths,
     number_paths,
 )
-from finetune_operator.catalog import CatalogError, engine_keys, shape_by_topology
+from finetune_operator.catalog import CatalogError, shape_by_topology
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.pathways import pathways_faults
@@ -63,13 +64,12 @@ def _legal(path: str, known: frozenset[str]) -> str:
 
 
 def _unknown_keys(profile: Object) -> Iterator[str]:
+    """A profile narrows which settings of MaxText jobs may override; it opens nothing."""
     allowed = profile.get("constraints", {}).get("engineOverrides", {}).get("allow", ())
     for index, key in enumerate(allowed):
-        root = key.partition(".")[0]
-        if root not in engine_keys():
-            close = difflib.get_close_matches(root, sorted(engine_keys()), n=1, cutoff=_ALIKE)
-            hint = f"did you mean {close[0]}?" if close else "its base.yml lists those that there are."
-            yield f"spec.constraints.engineOverrides.allow[{index}]: {root} is no setting of MaxText: {hint}"
+        if fault := key_fault(key):
+            fix = fault.fix if fault.kind is FaultKind.UNKNOWN else "Remove it: a profile cannot open it."
+            yield f"spec.constraints.engineOverrides.allow[{index}]: {key}: {fault.what}. {fix}"
 
 
 def _unknown_shapes(profile: Object) -> Iterator[str]:
@@ -163,13 +163,13 @@ def _locked(_spec: Object, profile: Object, merged: Object, base: Object) -> Ite
 
 
 def _overrides(spec: Object, profile: Object, _merged: Object, _base: Object) -> Iterator[str]:
+    """Which of the engine's settings may be overridden at all, and with which values, ``check_job`` has judged."""
     allowed = profile.get("constraints", {}).get("engineOverrides", {}).get("allow")
     if allowed is None:
         return
-    refused = sorted(set(spec.get("engineOverrides", {})) - set(allowed))
-    if refused:
-        listed = ", ".join(allowed) or "none"
-        yield f"constraints.engineOverrides.allow is {listed}, spec.engineOverrides has {', '.join(refused)}"
+    listed = ", ".join(allowed) or "none"
+    for key in sorted(set(spec.get("engineOverrides", {})) - set(allowed)):
+        yield f"constraints.engineOverrides.allow is {listed}, which does not cover spec.engineOverrides.{key}"
 
 
 def _uris(_spec: Object, profile: Object, merged: Object, _base: Object) -> Iterator[str]:

@@ -62,7 +62,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         raise Refused(
             Reason.REQUEST_TOO_LARGE,
             f"the request of stage {stage} has {size} bytes, at most {MAX_REQUEST_BYTES} fit into a container's "
-            "environment. Shorten spec.datasets.chatTemplate, spec.evaluation.prompts or spec.engineOverrides.",
+            "environment. Shorten spec.datasets.chatTemplate or spec.evaluation.prompts.",
         )
     return request
 
@@ -72,8 +72,17 @@ def _tuned(plan: Plan, stage: Stage, findings: Findings) -> tuple[MeshSpec, dict
     found = findings.preflight.memory if findings.preflight else None
     if found is None or plan.memory is None or found.slice != place_name(plan.memory, plan.mesh):
         return plan.mesh, {}
-    mesh = found.mesh if plan.memory.choose_parallelism else None
-    return mesh or plan.mesh, found.tuning if stage is Stage.TRAIN else {}
+    mesh = _chosen_mesh(plan.mesh, found.mesh) if plan.memory.choose_parallelism else plan.mesh
+    return mesh, found.tuning if stage is Stage.TRAIN else {}
+
+
+def _chosen_mesh(planned: MeshSpec, found: MeshSpec | None) -> MeshSpec:
+    """``planned`` with the axes that preflight may choose. Its record lies where the job's own account may write, so a
+    mesh that does not cover the slice is not taken."""
+    if found is None or found.fsdp < 1 or found.tensor < 1:
+        return planned
+    chosen = planned.model_copy(update={"fsdp": found.fsdp, "tensor": found.tensor})
+    return chosen if chosen.devices == planned.devices else planned
 
 
 def _model(plan: Plan, findings: Findings) -> ModelSource:

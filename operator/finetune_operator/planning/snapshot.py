@@ -1,43 +1,107 @@
-"""The immutable ConfigMap ``<job>-plan``: what was decided at admission, so that nothing is resolved twice."""
+"""A job's plan as it is stored: what was decided at admission, so that nothing is resolved twice.
+
+It is one immutable ConfigMap in the operator's own namespace, where no tenant writes: a plan decides images, service
+accounts and folders, so whoever can write it has the operator's and the profile's rights. It names its job by
+namespace, name and uid and holds a sha256 over its own data. No owner reference crosses namespaces, so the operator
+deletes the plans of jobs that are gone (:mod:`finetune_operator.reconcile.plans`).
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
-from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, RunFolder
-from finetune_contract.versions import FIRST_VERSION
+from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, JobIdentity, RunFolder
 from finetune_operator.api import API_VERSION, Reason
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.pathways import with_pathways_images
 
 type Object = Mapping[str, Any]
 
-SNAPSHOT_SUFFIX = "-plan"
-_FORMAT = "1"
+#: Fields that a user changes while the job runs and that decide nothing about its result.
+LIFECYCLE = ("suspend", "planOnly", "retry")
+#: Labels of a plan: the job's, and the namespace that the job is in.
+PLAN_COMPONENT = {"app.kubernetes.io/component": "plan"}
+JOB_NAMESPACE_LABEL = "tpu-finetune.dev/job-namespace"
+_JOB_LABEL, _UID_LABEL = "tpu-finetune.dev/job", "tpu-finetune.dev/job-uid"
+_FORMAT = "2"
+_DIGEST = "digest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the ConfigMap says."""
+    """What a stored plan says."""
 
+    job: JobIdentity
     profile_name: str
     profile_hash: str
     profile: Object
     """The profile's spec at admission; for Pathways with the images that it leaves to the catalogue."""
     spec: Object
-    """The merged spec at admission, with the resolved global batch."""
-    run_folder: RunFolder
-    cache: CacheLayout
-    contract: ContractVersion
-    """What the trainer image is taken to speak until it says so itself: what the operator spoke at admission."""
+    """The merged spec at admission, with the resolved global batch and without ``LIFECYCLE``."""
+    contract: ContractVersion | None
+    """The version of the contract that the operator spoke at admission, and that the trainer image is taken to speak
+    until it says so itself; None: not recorded."""
+    more: Mapping[str, str] = field(default_factory=dict)
+    """What a newer operator has stored besides: kept, so that the digest stays the same."""
+
+    @property
+    def run_folder(self) -> RunFolder:
+        """``spec.resumeFrom``'s, or the job's own below the profile's artifacts."""
+        if resumed := self.spec.get("resumeFrom", {}).get("runFolder"):
+            return RunFolder(resumed.rstrip("/"))
+        return RunFolder.of(_artifacts(self.profile), self.job.namespace, self.job.name, self.job.uid)
+
+    @property
+    def cache(self) -> CacheLayout:
+        """The namespace's own part of the profile's cache, unless the profile shares one (``storage.cacheScope``)."""
+        return CacheLayout(cache_root(self.profile, self.job.namespace))
+
+    @property
+    def digest(self) -> str:
+        """sha256 over everything that is stored, 64 hexadecimal digits. JobSets and the status carry it."""
+        return _sha256(_data(self))
+
+    @classmethod
+    def make(cls, job: Object, profile: Object, spec: Object) -> Self:
+        """What is to be kept of an admission."""
+        return cls(
+            job=identity(job),
+            profile_name=profile["metadata"]["name"],
+            profile_hash=digest(profile["spec"]),
+            profile=_with_images(profile["spec"], spec["resources"]["controller"]),
+            spec={name: value for name, value in spec.items() if name not in LIFECYCLE},
+            contract=CONTRACT_VERSION,
+        )
+
+
+def identity(job: Object) -> JobIdentity:
+    """The job's namespace, name and uid."""
+    metadata = job["metadata"]
+    return JobIdentity(
+        namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
+    )
+
+
+def cache_root(profile: Object, namespace: str) -> str:
+    """The folder that holds the cache of a profile's jobs in that namespace."""
+    storage = profile["storage"]
+    shared = storage.get("cacheScope", "Namespace") == "Profile"
+    if "cache" in storage:
+        root = storage["cache"].rstrip("/")
+        return root if shared else f"{root}/{namespace}"
+    return f"{_artifacts(profile)}/cache" if shared else f"{_artifacts(profile)}/{namespace}/cache"
 
 
 def digest(document: Any) -> str:
     """sha256 over canonical JSON, 16 hexadecimal digits: enough to tell two specs apart, short enough to read."""
+    return _sha256(document)[:16]
+
+
+def _sha256(document: Any) -> str:
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def owner_reference(job: Object) -> dict[str, Any]:
@@ -52,21 +116,85 @@ def owner_reference(job: Object) -> dict[str, Any]:
     }
 
 
-def make_snapshot(job: Object, profile: Object, spec: Object) -> Snapshot:
-    """What is to be kept of an admission."""
-    metadata, storage = job["metadata"], profile["spec"]["storage"]
-    artifacts = storage["artifacts"].rstrip("/")
-    return Snapshot(
-        profile_name=profile["metadata"]["name"],
-        profile_hash=digest(profile["spec"]),
-        profile=_with_images(profile["spec"], spec["resources"]["controller"]),
-        spec=spec,
-        run_folder=RunFolder(resumed.rstrip("/"))
-        if (resumed := spec.get("resumeFrom", {}).get("runFolder"))
-        else RunFolder.of(artifacts, metadata.get("namespace", "default"), metadata["name"], metadata["uid"]),
-        cache=CacheLayout(storage.get("cache", f"{artifacts}/cache").rstrip("/")),
-        contract=CONTRACT_VERSION,
-    )
+def plan_name(uid: str) -> str:
+    """Name of the ConfigMap that holds the plan of the job with that uid."""
+    return f"finetune-plan-{uid}"
+
+
+def render_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    """The ConfigMap, without the namespace of the operator that stores it. Same snapshot, same ConfigMap."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": plan_name(snapshot.job.uid),
+            "labels": {
+                "app.kubernetes.io/name": "finetune",
+                "app.kubernetes.io/instance": snapshot.job.name,
+                "app.kubernetes.io/managed-by": "finetune-operator",
+                **PLAN_COMPONENT,
+                _JOB_LABEL: snapshot.job.name,
+                JOB_NAMESPACE_LABEL: snapshot.job.namespace,
+                _UID_LABEL: snapshot.job.uid,
+            },
+        },
+        "immutable": True,
+        "data": {**_data(snapshot), _DIGEST: snapshot.digest},
+    }
+
+
+def read_snapshot(config_map: Object) -> Snapshot:
+    """What :func:`render_snapshot` wrote. Raises Refused (PlanMissing) when it is not exactly that."""
+    data, metadata = config_map.get("data") or {}, config_map["metadata"]
+    try:
+        if data["format"] != _FORMAT:
+            raise ValueError(f"format {data['format']}, expected {_FORMAT}")
+        snapshot = Snapshot(
+            job=JobIdentity(namespace=data["job-namespace"], name=data["job-name"], uid=data["job-uid"]),
+            profile_name=data["profile-name"],
+            profile_hash=data["profile-hash"],
+            profile=json.loads(data["profile.json"]),
+            spec=json.loads(data["spec.json"]),
+            contract=ContractVersion.parse(data["contract"]) if "contract" in data else None,
+        )
+        more = {name: value for name, value in data.items() if name not in {*_data(snapshot), _DIGEST}}
+        snapshot = replace(snapshot, more=more)
+        if data != {**_data(snapshot), _DIGEST: snapshot.digest}:
+            raise ValueError("its data do not match its digest, or folders that follow from them")
+        if metadata["name"] != plan_name(snapshot.job.uid):
+            raise ValueError(f"it is the plan of the job with uid {snapshot.job.uid}")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise Refused(
+            Reason.PLAN_MISSING,
+            f"ConfigMap {metadata['name']} in the operator's namespace is not a plan that this version of the operator "
+            f"wrote ({error!r}). Ask the platform team to delete it: the operator then makes the plan again from the "
+            "job and its profile, where both are unchanged since the job was admitted.",
+        ) from error
+    return snapshot
+
+
+def _data(snapshot: Snapshot) -> dict[str, str]:
+    """Everything that is stored, but the digest over it."""
+    recorded = {"contract": str(snapshot.contract)} if snapshot.contract else {}
+    return {
+        "format": _FORMAT,
+        "job-namespace": snapshot.job.namespace,
+        "job-name": snapshot.job.name,
+        "job-uid": snapshot.job.uid,
+        "profile-name": snapshot.profile_name,
+        "profile-hash": snapshot.profile_hash,
+        "profile.json": json.dumps(snapshot.profile, indent=1, sort_keys=True),
+        "spec.json": json.dumps(snapshot.spec, indent=1, sort_keys=True),
+        "run-folder": snapshot.run_folder.uri,
+        "cache": snapshot.cache.uri,
+        **recorded,
+        **snapshot.more,
+    }
+
+
+def _artifacts(profile: Object) -> str:
+    folder: str = profile["storage"]["artifacts"]
+    return folder.rstrip("/")
 
 
 def _with_images(profile: Object, controller: str) -> Object:
@@ -75,59 +203,3 @@ def _with_images(profile: Object, controller: str) -> Object:
     if controller != "Pathways":
         return profile
     return {**profile, "images": with_pathways_images(profile["images"])}
-
-
-def render_snapshot(job: Object, snapshot: Snapshot) -> dict[str, Any]:
-    """The ConfigMap. Same job and snapshot, same ConfigMap."""
-    metadata = job["metadata"]
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": f"{metadata['name']}{SNAPSHOT_SUFFIX}",
-            "namespace": metadata.get("namespace", "default"),
-            "labels": {
-                "app.kubernetes.io/name": "finetune",
-                "app.kubernetes.io/instance": metadata["name"],
-                "app.kubernetes.io/managed-by": "finetune-operator",
-                "app.kubernetes.io/component": "plan",
-                "tpu-finetune.dev/job": metadata["name"],
-                "tpu-finetune.dev/job-uid": metadata["uid"],
-            },
-            "ownerReferences": [owner_reference(job)],
-        },
-        "immutable": True,
-        "data": {
-            "format": _FORMAT,
-            "profile-name": snapshot.profile_name,
-            "profile-hash": snapshot.profile_hash,
-            "profile.json": json.dumps(snapshot.profile, indent=1, sort_keys=True),
-            "spec.json": json.dumps(snapshot.spec, indent=1, sort_keys=True),
-            "run-folder": snapshot.run_folder.uri,
-            "cache": snapshot.cache.uri,
-            "contract": str(snapshot.contract),
-        },
-    }
-
-
-def read_snapshot(config_map: Object) -> Snapshot:
-    """What :func:`render_snapshot` wrote. Raises Refused when it is not that."""
-    data = config_map.get("data", {})
-    try:
-        if data["format"] != _FORMAT:
-            raise ValueError(f"format {data['format']}, expected {_FORMAT}")
-        return Snapshot(
-            profile_name=data["profile-name"],
-            profile_hash=data["profile-hash"],
-            profile=json.loads(data["profile.json"]),
-            spec=json.loads(data["spec.json"]),
-            run_folder=RunFolder(data["run-folder"]),
-            cache=CacheLayout(data["cache"]),
-            contract=ContractVersion.parse(data.get("contract", str(FIRST_VERSION))),
-        )
-    except (KeyError, ValueError) as error:
-        raise Refused(
-            Reason.INVALID_SPEC,
-            f"ConfigMap {config_map['metadata']['name']} is not what this version of the operator wrote "
-            f"({error!r}). Create the job again under another name.",
-        ) from error

@@ -15,22 +15,21 @@ from typing import Any
 from finetune_contract import RunFolder
 from finetune_operator.artifacts.port import StorageError, Store
 from finetune_operator.cluster.port import (
-    CONFIG_MAPS,
     EVENTS,
     JOBS,
     JOBSETS,
     AlreadyExists,
     Cluster,
     ClusterError,
-    Conflict,
     Object,
     Rejected,
 )
 from finetune_operator.lifecycle.decision import Decision, Deletion, Notice
 from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.ownership import own_jobsets
 from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.errors import NameTaken
-from finetune_operator.reconcile.observe import owned_by
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders
 from finetune_operator.rendering.labels import UID_LABEL
 
@@ -57,6 +56,7 @@ class Applier:
 
     Args:
         cluster: where objects are written.
+        plans: where the plans of jobs are stored.
         store: where records of attempts are written.
         created: hears of each JobSet that was created.
     """
@@ -64,11 +64,13 @@ class Applier:
     def __init__(
         self,
         cluster: Cluster,
+        plans: Plans,
         store: Store,
         *,
         created: Callable[[JobSetCreated], None] = _ignore,
     ) -> None:
         self._cluster = cluster
+        self._plans = plans
         self._store = store
         self._created = created
 
@@ -93,11 +95,11 @@ class Applier:
                 await self._stop_unrecorded(job, decision)
                 raise
         if decision.snapshot is not None:
-            await self._create_snapshot(job, decision.snapshot)
+            await self._plans.create(decision.snapshot)
         if not decision.status_before_deletions:
             await self._delete(job, decision.deletions)
         if decision.jobset is not None:
-            await self._create_jobset(job, decision.jobset)
+            await self._create_jobset(observed, decision.jobset)
             created = decision.jobset["metadata"]["name"]
             log.info("created JobSet %s", created)
             self._created(JobSetCreated(namespace, name, created))
@@ -159,25 +161,15 @@ class Applier:
         assert snapshot is not None, "an attempt has failed, so the job was admitted"
         return Folders.of(snapshot).run
 
-    async def _create_snapshot(self, job: Object, snapshot: Object) -> None:
-        """Once: a second decision of the same job may have been taken from a stale look."""
-        try:
-            await self._cluster.create(CONFIG_MAPS, snapshot)
-        except AlreadyExists as error:
-            metadata = snapshot["metadata"]
-            found = await self._cluster.get(CONFIG_MAPS, metadata["namespace"], metadata["name"])
-            if owned_by(found, job["metadata"]["uid"]):
-                # What it says has been decided already; this decision rests on something else.
-                raise Conflict("the job was admitted meanwhile; looking again", status=409) from error
-            raise NameTaken("ConfigMap", metadata["namespace"], metadata["name"]) from error
-
-    async def _create_jobset(self, job: Object, jobset: Object) -> None:
+    async def _create_jobset(self, observed: Observed, jobset: Object) -> None:
         """Conflict: it is there already, so the look was stale. NameTaken: what is there is not the job's."""
+        job = observed.job
         try:
             await self._cluster.create(JOBSETS, jobset)
         except AlreadyExists as error:
             metadata, labels = jobset["metadata"], {UID_LABEL: job["metadata"]["uid"]}
-            own = await self._cluster.list(JOBSETS, metadata["namespace"], labels=labels)
+            labelled = await self._cluster.list(JOBSETS, metadata["namespace"], labels=labels)
+            own = own_jobsets(job, labelled, observed.snapshot)
             if any(each["metadata"]["name"] == metadata["name"] for each in own):
                 raise
             raise NameTaken("JobSet", metadata["namespace"], metadata["name"]) from error

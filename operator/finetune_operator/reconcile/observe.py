@@ -31,11 +31,13 @@ from finetune_operator.lifecycle.decision import CloserLook, Concerned
 from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.evidence import own_attempts
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
+from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
 from finetune_operator.planning.chat_template import template_ref
+from finetune_operator.planning.first_format import first_format_name
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.planning.resumption import resumed_folder
-from finetune_operator.planning.snapshot import SNAPSHOT_SUFFIX
 from finetune_operator.planning.source_job import source_name
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.rendering import attempt_of
 from finetune_operator.rendering.labels import UID_LABEL
@@ -62,6 +64,7 @@ class Observer:
 
     Args:
         cluster: live reads.
+        plans: where the plans of jobs are stored.
         folder: the run folder's reader.
         utc_now: the wall clock.
         live_jobs: how many jobs have not finished, as far as is known.
@@ -70,12 +73,14 @@ class Observer:
     def __init__(
         self,
         cluster: Cluster,
+        plans: Plans,
         folder: RunFolderReader,
         *,
         utc_now: Callable[[], datetime],
         live_jobs: Callable[[], int],
     ) -> None:
         self._cluster = cluster
+        self._plans = plans
         self._folder = folder
         self._utc_now = utc_now
         self._live_jobs = live_jobs
@@ -86,21 +91,21 @@ class Observer:
         The order matters: the run folder is read after the JobSets and pods. A stage that is seen to have ended
         has written its record before, so its record is seen too.
         """
-        job, snapshot = await asyncio.gather(
-            self.job(key),
-            self._find(CONFIG_MAPS, key.namespace, f"{key.name}{SNAPSHOT_SUFFIX}"),
-        )
+        job = await self.job(key)
         if job is None:
             self._folder.forget(key)
             return None
         uid = job["metadata"]["uid"]
-        if snapshot is not None and not owned_by(snapshot, uid):
-            # Left by an earlier job of that name; garbage collection is about to take it.
-            snapshot = None
-        jobsets, pods, profiles, template, source, neighbours = await asyncio.gather(
+        snapshot, labelled, pods = await asyncio.gather(
+            self._plans.find(uid),
             self._cluster.list(JOBSETS, key.namespace, labels={UID_LABEL: uid}),
             self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
+        )
+        jobsets = own_jobsets(job, labelled, snapshot)
+        pods = own_pods(job, pods, jobsets)
+        profiles, first_format, template, source, neighbours = await asyncio.gather(
             self._profiles(snapshot),
+            self._first_format(job, snapshot),
             self._template(job, snapshot),
             self._source(job, snapshot),
             self._neighbours(job, snapshot),
@@ -114,8 +119,9 @@ class Observer:
             job=job,
             profiles=tuple(profiles),
             snapshot=snapshot,
-            jobsets=tuple(jobsets),
-            pods=tuple(pods),
+            first_format=first_format,
+            jobsets=jobsets,
+            pods=pods,
             folder=view,
             template=template,
             source=source,
@@ -217,6 +223,11 @@ class Observer:
         """All profiles before admission; afterwards the snapshot holds the job's copy."""
         return await self._cluster.list(PROFILES, None) if snapshot is None else ()
 
+    async def _first_format(self, job: Object, snapshot: Object | None) -> Object | None:
+        """The plan that an earlier release kept in the job's namespace, where the job may still need it."""
+        name = first_format_name(job) if snapshot is None else None
+        return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], name) if name else None
+
     async def _template(self, job: Object, snapshot: Object | None) -> Object | None:
         """The ConfigMap of the chat template before admission; afterwards the snapshot holds its text."""
         reference = template_ref(job["spec"]) if snapshot is None else None
@@ -256,8 +267,3 @@ def _failed_lately(pod: Object, now: datetime) -> bool:
         if (state := container.get("state", {}).get("terminated")) and "finishedAt" in state
     ]
     return not ended or now - max(ended) <= 2 * WINDOW
-
-
-def owned_by(child: Object, uid: str) -> bool:
-    """Whether the owner references name the job of that uid."""
-    return any(owner.get("uid") == uid for owner in child["metadata"].get("ownerReferences", ()))

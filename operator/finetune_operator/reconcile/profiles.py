@@ -9,6 +9,7 @@ from finetune_operator.cluster.port import PROFILES, Cluster, ClusterError, NotF
 from finetune_operator.lifecycle.profiles import profile_status
 from finetune_operator.reconcile.errors import reason_of
 from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.reconciler import ReconcileError
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class ProfileKey:
         return f"finetuneprofile/{self.name}"
 
 
-type Key = JobKey | ProfileKey
+type Key = JobKey | ProfileKey | PlanKey
 """What the operator reconciles."""
 
 

@@ -4,6 +4,7 @@ from finetune_operator.rendering.jobset import TPU_STAGES, first_group, render_j
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
     JOB_LABEL,
+    PLAN_ANNOTATION,
     RESTART_LABEL,
     STAGE_LABEL,
     UID_LABEL,
@@ -11,6 +12,7 @@ from finetune_operator.rendering.labels import (
     claim_of,
     flavor_of,
     jobset_name,
+    plan_of,
     spec_of,
 )
 from finetune_operator.rendering.memory import CpuPoolTooSmall, cpu_memory_gib
@@ -20,6 +22,7 @@ __all__ = [
     "ATTEMPT_LABEL",
     "JOB_LABEL",
     "KNOWN_LATER_ANNOTATION",
+    "PLAN_ANNOTATION",
     "RESTART_LABEL",
     "STAGE_LABEL",
     "TPU_STAGES",
@@ -31,6 +34,7 @@ __all__ = [
     "first_group",
     "flavor_of",
     "jobset_name",
+    "plan_of",
     "plan_offline",
     "render_jobset",
     "spec_of",

@@ -20,6 +20,7 @@ from finetune_operator.rendering.group import Group, render_group
 from finetune_operator.rendering.labels import (
     CLAIM_ANNOTATION,
     FLAVOR_ANNOTATION,
+    PLAN_ANNOTATION,
     SPEC_ANNOTATION,
     child_labels,
     jobset_name,
@@ -82,7 +83,12 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "name": name,
             "namespace": plan.job.namespace,
             "labels": labels | queued,
-            "annotations": {**annotations, **claim, SPEC_ANNOTATION: plan.asked[stage]},
+            "annotations": {
+                **annotations,
+                **claim,
+                SPEC_ANNOTATION: plan.asked[stage],
+                PLAN_ANNOTATION: plan.digest,
+            },
             "ownerReferences": [dict(plan.owner)],
         },
         "spec": spec,

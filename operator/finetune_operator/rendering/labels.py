@@ -1,5 +1,6 @@
 """Names and labels of children: what links a pod to its job, stage and attempt."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,11 @@ from finetune_operator.planning import Plan
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 
 type Object = Mapping[str, Any]
+
+#: Every restart up to the newest is an attempt, so a label must not name more of them than there can be.
+MAX_RESTART = 999
+_NUMBER = re.compile(r"[1-9][0-9]{0,2}")
+_RESTART = re.compile(r"[0-9]{1,9}")
 
 JOB_LABEL = "tpu-finetune.dev/job"
 UID_LABEL = "tpu-finetune.dev/job-uid"
@@ -27,6 +33,16 @@ SPEC_ANNOTATION = "tpu-finetune.dev/spec"
 def spec_of(jobset: Object) -> str | None:
     """The digest of what was asked for; None for one that carries no such annotation."""
     found: str | None = jobset["metadata"].get("annotations", {}).get(SPEC_ANNOTATION)
+    return found
+
+
+#: On JobSets: the sha256 of the stored plan that they were made under.
+PLAN_ANNOTATION = "tpu-finetune.dev/plan"
+
+
+def plan_of(jobset: Object) -> str | None:
+    """The digest of the plan that it was made under; None for one of a release that did not write it."""
+    found: str | None = jobset["metadata"].get("annotations", {}).get(PLAN_ANNOTATION)
     return found
 
 
@@ -83,10 +99,13 @@ def queue_labels(plan: Plan, *, on_tpu: bool) -> dict[str, str]:
 
 def attempt_of(child: Object) -> tuple[Stage, int, int] | None:
     """Stage, number of the JobSet and restart inside it, of a JobSet (as it stands now) or of a pod; None for an object
-    that carries no such labels."""
+    that carries no such labels, or numbers beyond those that the operator and JobSet would give."""
     labels = child["metadata"].get("labels", {})
+    restart = labels.get(RESTART_LABEL) or str(child.get("status", {}).get("restarts", 0))
+    number = labels.get(ATTEMPT_LABEL, "")
+    if not _NUMBER.fullmatch(number) or not _RESTART.fullmatch(restart):
+        return None
     try:
-        restart = int(labels.get(RESTART_LABEL) or child.get("status", {}).get("restarts", 0))
-        return Stage(labels[STAGE_LABEL]), int(labels[ATTEMPT_LABEL]), restart
-    except (KeyError, ValueError):
+        return Stage(labels.get(STAGE_LABEL)), int(number), min(int(restart), MAX_RESTART)
+    except ValueError:
         return None

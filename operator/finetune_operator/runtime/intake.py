@@ -1,11 +1,14 @@
 """Which events put which job or profile on the queue. Knows objects as plain dicts; no kopf, no I/O."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Protocol
 
 from finetune_operator.cluster.port import Object
 from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
 from finetune_operator.rendering.labels import JOB_LABEL
 
@@ -29,8 +32,8 @@ class Listener(Protocol):
 class _Seen:
     """What the last event said of one job."""
 
-    input: object
-    """All of the object that a person or a tool may have changed: everything but its status."""
+    input: bytes | None
+    """A digest of all of the object that a person or a tool may have changed: everything but its status."""
     finished: bool
     admitted: bool
     profile: str | None = None
@@ -50,7 +53,7 @@ class Intake:
         self._add = add
         self._listener = listener
         self._seen: dict[JobKey, _Seen] = {}
-        self._profiles: dict[str, object] = {}
+        self._profiles: dict[str, bytes] = {}
         """What the last event said of each, its status left out."""
         self._jobsets: dict[str, JobKey] = {}
         """By uid: a Workload names its JobSet, and not the job."""
@@ -73,6 +76,7 @@ class Intake:
         key = _key(job)
         if event_type == "DELETED":
             self._forget(key)
+            self._add(PlanKey(key.namespace, key.name, job["metadata"]["uid"]), 0.0)
             return
         seen = self._remember(key, job)
         before = seen.input
@@ -134,18 +138,24 @@ class Intake:
             if not seen.finished:
                 self._add(key, 0.0)
 
-    def resync(self, jobs: Iterable[Object]) -> None:
-        """All jobs, from a live listing: queues the unfinished ones, forgets those whose deletion went unseen."""
-        listed = {_key(job): job for job in jobs}
-        for key in self._seen.keys() - listed.keys():
-            self._forget(key)
-            # One last look finds nothing; it is there for a job that was created again meanwhile.
-            self._add(key, 0.0)
-        for key, job in listed.items():
-            seen = self._remember(key, job)
+    def keys(self) -> frozenset[JobKey]:
+        """All jobs that are known."""
+        return frozenset(self._seen)
+
+    def listed(self, jobs: Iterable[Object]) -> None:
+        """A page of a live listing: queues the unfinished jobs."""
+        for job in jobs:
+            seen = self._remember(_key(job), job)
             seen.input = _input(job)
             if not seen.finished:
-                self._add(key, 0.0)
+                self._add(_key(job), 0.0)
+
+    def gone(self, keys: Iterable[JobKey]) -> None:
+        """Jobs that a whole live listing no longer had: their deletion was missed."""
+        for key in keys:
+            self._forget(key)
+            # This reconcile finds no job; it is there for one that was created again in the meantime.
+            self._add(key, 0.0)
 
     def _add_child(self, key: JobKey, event_type: str | None) -> None:
         # A listing of children comes with a listing of jobs, which queues them.
@@ -194,15 +204,11 @@ def _profile_of(job: Object) -> str | None:
     return name
 
 
-def _input(found: Object) -> object:
-    metadata = found["metadata"]
-    return (
-        metadata["uid"],
-        metadata.get("generation"),
-        metadata.get("deletionTimestamp"),
-        metadata.get("labels"),
-        metadata.get("annotations"),
-    )
+def _input(found: Object) -> bytes:
+    """A digest: annotations alone may hold 256 KiB."""
+    names = ("uid", "generation", "deletionTimestamp", "labels", "annotations")
+    text = json.dumps([found["metadata"].get(name) for name in names], sort_keys=True)
+    return sha256(text.encode()).digest()
 
 
 def _condition(job: Object, kind: str) -> bool:

@@ -11,11 +11,13 @@ from finetune_operator.artifacts.stores import UniversalStore
 from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
-from finetune_operator.cluster.port import WORKLOADS, Cluster
+from finetune_operator.cluster.port import WORKLOADS, Cluster, ClusterError
 from finetune_operator.reconcile.apply import Applier
+from finetune_operator.reconcile.errors import reason_of
 from finetune_operator.reconcile.observe import Observer
+from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
-from finetune_operator.reconcile.reconciler import Decide, Reconciler
+from finetune_operator.reconcile.reconciler import Decide, ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.kopf_adapter import KopfHost, watches
@@ -35,6 +37,13 @@ STUCK_SECONDS = 300
 
 def _utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+async def _collect(plans: Plans, key: PlanKey) -> None:
+    try:
+        await plans.collect(key)
+    except ClusterError as error:
+        raise ReconcileError(reason_of(error), str(error)) from error
 
 
 class Operator:
@@ -71,7 +80,7 @@ class Operator:
         probes = ProbeServer(healthy=self._healthy, ready=self._ready, metrics=self._metrics)
         account = settings.service_account
         lease = LeaseSettings(
-            namespace=settings.lease_namespace or account.namespace(),
+            namespace=self._namespace(),
             name=settings.lease_name,
             identity=settings.identity,
         )
@@ -116,7 +125,8 @@ class Operator:
         intake = Intake(queue.add, self._metrics)
         ages = self._ages = WatchAges(wanted)
         self._metrics.leads(queue=queue, intake=intake, ages=ages)
-        workers = Workers(queue, self._reconcile(cluster, intake), metrics=self._metrics)
+        plans = Plans(cluster, self._namespace())
+        workers = Workers(queue, self._reconcile(cluster, plans, intake), metrics=self._metrics)
         host = KopfHost(
             settings.service_account, settings.namespaces, intake, ages, self._environ, kueue=kueue
         )
@@ -124,7 +134,8 @@ class Operator:
         others = {
             asyncio.create_task(host.run(self._take_signals), name="watches"),
             asyncio.create_task(
-                resync(cluster, settings.namespaces, intake, every=settings.resync_seconds), name="resync"
+                resync(cluster, settings.namespaces, intake, plans, queue.add, every=settings.resync_seconds),
+                name="resync",
             ),
             asyncio.create_task(self._stop.wait(), name="stop"),
         }
@@ -140,12 +151,17 @@ class Operator:
         for task in done:
             task.result()
 
-    def _reconcile(self, cluster: Cluster, intake: Intake) -> Reconcile[Key]:
+    def _namespace(self) -> str:
+        """The operator's own."""
+        settings = self._settings
+        return settings.operator_namespace or settings.service_account.namespace()
+
+    def _reconcile(self, cluster: Cluster, plans: Plans, intake: Intake) -> Reconcile[Key]:
         store = UniversalStore(requested=self._metrics.storage_requested)
         observer = Observer(
-            cluster, RunFolderReader(store), utc_now=self._clock.now, live_jobs=lambda: intake.live
+            cluster, plans, RunFolderReader(store), utc_now=self._clock.now, live_jobs=lambda: intake.live
         )
-        applier = Applier(cluster, store, created=self._metrics.jobset_created)
+        applier = Applier(cluster, plans, store, created=self._metrics.jobset_created)
         jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now)
         # One that serves some namespaces would count their jobs alone, and write against its neighbours.
         everywhere = not self._settings.namespaces
@@ -158,6 +174,9 @@ class Operator:
         async def reconcile(key: Key, /, *, retry_in: float) -> float | None:
             if isinstance(key, ProfileKey):
                 await profiles.reconcile(key)
+                return None
+            if isinstance(key, PlanKey):
+                await _collect(plans, key)
                 return None
             return await jobs.reconcile(key, retry_in=retry_in)
 

@@ -29,8 +29,8 @@ JOB_RULES = (
     _rule("", "pods", "list", "watch"),
     # Why a JobSet waits in its queue. Kueue need not be there.
     _rule("kueue.x-k8s.io", "workloads", "list", "watch"),
-    # <job>-plan, and the ConfigMap of a chat template, each by name.
-    _rule("", "configmaps", "get", "create"),
+    # The ConfigMap of a chat template, and <job>-plan of an earlier release, each by name.
+    _rule("", "configmaps", "get"),
     # Told of jobs; and read of one pod that finds no node, or of one Job that makes no pods.
     _rule("", "events", "list", "create"),
 )
@@ -43,4 +43,8 @@ CLUSTER_RULES = (
     _rule("", "nodes", "list"),
 )
 #: In the operator's own namespace.
-LEASE_RULES = (_rule("coordination.k8s.io", "leases", "get", "create", "patch"),)
+OWN_RULES = (
+    _rule("coordination.k8s.io", "leases", "get", "create", "patch"),
+    # The plans of jobs: written once, read by name, deleted when the job is gone.
+    _rule("", "configmaps", "get", "list", "create", "delete"),
+)

@@ -50,8 +50,8 @@ class Settings(BaseModel):
     """/metrics on a port of its own, so that a network policy can tell Prometheus from the kubelet."""
     lease_name: str = "finetune-operator"
     """Of the operators that name the same Lease, one works."""
-    lease_namespace: str | None = None
-    """Default: the service account's namespace."""
+    operator_namespace: str | None = None
+    """Where the Lease and the plans of jobs are. Default: the service account's namespace."""
     identity: Annotated[str, Field(min_length=1, max_length=253)] = socket.gethostname()
     """Holder of the Lease. The pod's name: it outlives a restart of the container, and no two pods share it."""
     drain_seconds: Seconds = 20

@@ -7,6 +7,8 @@ from time import monotonic
 from typing import Protocol
 
 from finetune_operator.cluster.port import JOBS, Cluster, ClusterError
+from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.logs import current_job
@@ -72,13 +74,53 @@ class Workers[K: Hashable]:
             current_job.reset(token)
 
 
-async def resync(cluster: Cluster, namespaces: Sequence[str], intake: Intake, *, every: float) -> None:
-    """Every so often a live listing of all jobs: whatever event was lost, no job is forgotten."""
+async def resync(
+    cluster: Cluster,
+    namespaces: Sequence[str],
+    intake: Intake,
+    plans: Plans,
+    add: Callable[[PlanKey], None],
+    *,
+    every: float,
+) -> None:
+    """At the start and every so many seconds a live listing of all jobs: whatever event was lost, no job is forgotten,
+    and no plan outlives its job.
+
+    Args:
+        cluster: the API server.
+        namespaces: those that are served; empty: all.
+        intake: hears of every job.
+        plans: where plans are stored.
+        add: puts a plan whose job was not listed on the queue.
+        every: seconds.
+    """
     while True:
-        await asyncio.sleep(every)
         try:
-            jobs = [job for scope in namespaces or (None,) for job in await cluster.list(JOBS, scope)]
+            await _resync(cluster, namespaces, intake, plans, add)
         except ClusterError as error:
             log.warning("the resync was skipped: %s", error)
-            continue
-        intake.resync(jobs)
+        await asyncio.sleep(every)
+
+
+async def _resync(
+    cluster: Cluster,
+    namespaces: Sequence[str],
+    intake: Intake,
+    plans: Plans,
+    add: Callable[[PlanKey], None],
+) -> None:
+    """Plans are listed before jobs, and what was known before both: what is created in between is not taken for gone.
+    Nothing is taken for gone where a page of either listing is missing."""
+    known = intake.keys()
+    stored = [plan async for plan in plans.stored(namespaces)]
+    uids: set[str] = set()
+    keys: set[JobKey] = set()
+    for scope in namespaces or (None,):
+        async for page in cluster.pages(JOBS, scope):
+            intake.listed(page)
+            uids.update(job["metadata"]["uid"] for job in page)
+            keys.update(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]) for job in page)
+    intake.gone(known - keys)
+    for plan in stored:
+        if plan.uid not in uids:
+            add(plan)

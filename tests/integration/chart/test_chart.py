@@ -74,14 +74,14 @@ def test_the_rights_are_those_that_the_operator_uses(render: Render) -> None:
     assert roles(objects, "ClusterRole") == {
         ("", "finetune-operator"): {*rbac.JOB_RULES, *rbac.CLUSTER_RULES},
     }
-    assert roles(objects, "Role") == {("finetune-system", "finetune-operator-leader"): {*rbac.LEASE_RULES}}
+    assert roles(objects, "Role") == {("finetune-system", "finetune-operator-own"): {*rbac.OWN_RULES}}
 
 
 def test_with_namespaces_only_profiles_are_read_cluster_wide(render: Render) -> None:
     objects = render("namespaces={team-a,team-b}")
     assert roles(objects, "ClusterRole") == {("", "finetune-operator"): {*rbac.CLUSTER_RULES}}
     assert roles(objects, "Role") == {
-        ("finetune-system", "finetune-operator-leader"): {*rbac.LEASE_RULES},
+        ("finetune-system", "finetune-operator-own"): {*rbac.OWN_RULES},
         ("team-a", "finetune-operator"): {*rbac.JOB_RULES},
         ("team-b", "finetune-operator"): {*rbac.JOB_RULES},
     }

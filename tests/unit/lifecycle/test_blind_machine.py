@@ -3,6 +3,8 @@
 Meanwhile nothing is created, and suspension, deadlines and budgets hold; what was used never falls.
 """
 
+from typing import Any
+
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -31,6 +33,8 @@ class BlindMachine(Machine):
         super().__init__()
         self.used: tuple[int, dict[str, float]] = (0, {})
         """The most that the status has said, and how often it was wiped then."""
+        self.plan: Any = None
+        """As it was stored last: of an edited job it cannot be made again."""
 
     @initialize(
         hosts=st.sampled_from(["v6e-4", "v6e-8"]),
@@ -102,6 +106,10 @@ class BlindMachine(Machine):
             )
 
     @invariant()
+    def the_plan_is_backed_up(self) -> None:
+        self.plan = self.world.config_map or self.plan
+
+    @invariant()
     def what_was_used_never_falls(self) -> None:
         status = self.world.status
         told = {
@@ -127,6 +135,7 @@ class BlindMachine(Machine):
     def teardown(self) -> None:
         self.taken = None
         self.world.unreadable = self.world.progress_unknown = None
+        self.world.config_map = self.plan
         self.lift_limits()
         if self.world.status.get("failure", {}).get("reason") in LIMITS:
             generation = self.world.job["spec"].get("retry", {}).get("generation", 0) + 1

@@ -28,7 +28,11 @@ def add_worker(world: World, name: str, **status: Any) -> None:
         "batch.kubernetes.io/job-completion-index": "0",
     }
     world.pods[f"{name}-worker-0"] = {
-        "metadata": {"name": f"{name}-worker-0", "labels": labels},
+        "metadata": {
+            "name": f"{name}-worker-0",
+            "labels": {**labels, "jobset.sigs.k8s.io/jobset-name": name},
+            "ownerReferences": [{"kind": "Job", "name": f"{name}-worker-0", "controller": True}],
+        },
         "spec": {"nodeName": "tpu-node"},
         "status": {"phase": "Failed", **status},
     }

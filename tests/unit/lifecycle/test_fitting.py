@@ -118,7 +118,7 @@ details: dict[Stage, st.SearchStrategy[dict[str, Any]]] = {
         artifacts=st.lists(
             record(
                 name=texts,
-                type=st.sampled_from(["HuggingFace", "Adapter", "ModelCard", "Report"]),
+                type=st.sampled_from(["HuggingFace", "Adapter", "OrbaxParams"]),
                 uri=uris,
                 digest=texts,
                 size_bytes=integers,

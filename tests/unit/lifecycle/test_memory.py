@@ -69,6 +69,29 @@ def test_what_was_found_for_another_slice_counts_for_nothing() -> None:
     assert "estimate" not in world.status
 
 
+OTHER_MESHES = [
+    MESH.model_copy(update={"fsdp": 8}),
+    MESH.model_copy(update={"fsdp": -4, "tensor": -1}),
+    MESH.model_copy(update={"fsdp": 0}),
+]
+
+
+@pytest.mark.parametrize("mesh", OTHER_MESHES, ids=str)
+def test_a_recorded_mesh_that_does_not_cover_the_slice_is_not_taken(mesh: MeshSpec) -> None:
+    told = after_preflight(PROVED.model_copy(update={"mesh": mesh})).request(
+        f"support-bot-{Stage.TRAIN.short}-1"
+    )
+    assert (told.mesh.fsdp, told.mesh.tensor) == (4, 1)
+
+
+def test_a_recorded_mesh_changes_only_what_preflight_may_choose() -> None:
+    mesh = MESH.model_copy(update={"hosts": 64, "slices": 9, "controller": "Pathways"})
+    told = after_preflight(PROVED.model_copy(update={"mesh": mesh})).request(
+        f"support-bot-{Stage.TRAIN.short}-1"
+    )
+    assert told.mesh == MESH
+
+
 UNKNOWN = MemoryOutcome(source="Compile", slice="v6e-4", unknown="This trainer image holds no libtpu.")
 FLOOR = MemoryOutcome(source="Analytic", slice="v6e-4", peak_bytes=GIB, limit_bytes=31 * GIB)
 CASES: list[tuple[MemoryOutcome | None, str, str]] = [

@@ -25,7 +25,7 @@ def test_each_stage_is_told_what_the_earlier_ones_found() -> None:
     told = {world.key_of(name).stage: world.request(name) for name in world.created}
     assert (told[Stage.PREFLIGHT].fingerprint, told[Stage.PREFLIGHT].converted) == (None, None)
     assert told[Stage.CONVERT].fingerprint == "f1"
-    assert told[Stage.TRAIN].converted == "gs://cache/convert/f1/0b5e3a52-1/0/items"
+    assert told[Stage.TRAIN].converted == "gs://cache/team-a/convert/f1/0b5e3a52-1/0/items"
     assert told[Stage.EXPORT].train_step == TOTAL_STEPS
 
 
@@ -145,7 +145,7 @@ def test_a_cache_that_is_not_to_be_used_is_not(setting: str) -> None:
     world.cache["f1"] = world.manifest(uid="another-job")
     name = world.until(Stage.TRAIN)
     assert "support-bot-conv-1" in world.created
-    assert world.request(name).converted == "gs://cache/convert/f1/0b5e3a52-1/0/items"
+    assert world.request(name).converted == "gs://cache/team-a/convert/f1/0b5e3a52-1/0/items"
     assert world.status["stages"][1]["cache"]["missBecause"] == [f"spec.cache is {setting}"]
 
 

@@ -1,6 +1,7 @@
 """Operator and trainer image of different releases, and jobs that run through an upgrade."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from finetune_contract import (
     StageRequest,
     StageResult,
 )
-from finetune_operator.lifecycle import AttemptFiles
+from finetune_operator.lifecycle import AttemptFiles, stored_plan
 from finetune_operator.planning import merge, snapshot
+from finetune_operator.planning.snapshot import read_snapshot, render_snapshot
 from finetune_operator.rendering import pod
 from tests.unit.lifecycle.world import World, job
 
@@ -29,7 +31,8 @@ EARLY_WORDS = (
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator speaks 1.1, in which profiling has come."""
-    monkeypatch.setattr(snapshot, "CONTRACT_VERSION", ContractVersion(1, 1))
+    for module in (snapshot, stored_plan):
+        monkeypatch.setattr(module, "CONTRACT_VERSION", ContractVersion(1, 1))
     monkeypatch.setattr(StageRequest.model_fields["profiling"], "metadata", [Since("1.1")])
 
 
@@ -37,10 +40,9 @@ def admitted(world: World, contract: str | None) -> World:
     """By an operator that spoke ``contract``; None: by one from before the plan recorded it."""
     world.reconcile()
     assert world.config_map is not None
-    if contract is None:
-        del world.config_map["data"]["contract"]
-    else:
-        world.config_map["data"]["contract"] = contract
+    version = ContractVersion.parse(contract) if contract else None
+    world.config_map = render_snapshot(replace(read_snapshot(world.config_map), contract=version))
+    world.job["status"] = {"observedGeneration": -1}
     return world
 
 
@@ -58,6 +60,42 @@ def refused(world: World) -> dict[str, Any]:
     assert (failure["class"], failure["reason"]) == ("Platform", "ContractNotSpoken")
     assert {world.status["attempts"][name] for name in ("preemption", "infrastructure", "user")} == {0}
     return failure
+
+
+def test_the_plan_records_what_the_operator_spoke_at_admission() -> None:
+    world = World()
+    world.reconcile()
+    assert world.config_map is not None
+    assert world.config_map["data"]["contract"] == str(CONTRACT_VERSION)
+    assert read_snapshot(world.config_map).contract == CONTRACT_VERSION
+
+
+def test_a_plan_of_a_newer_operator_is_read_and_keeps_its_digest() -> None:
+    world = World()
+    world.reconcile()
+    assert world.config_map is not None
+    newer = replace(
+        read_snapshot(world.config_map), contract=ContractVersion(1, 7), more={"unheard-of": "{}"}
+    )
+    world.config_map = render_snapshot(newer)
+    assert read_snapshot(world.config_map) == newer
+    world.job["status"] = {"observedGeneration": -1}
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["resolved"]["plan"]["digest"] == newer.digest
+
+
+@pytest.mark.usefixtures("newer")
+def test_a_lost_plan_is_made_again_as_the_operator_before_the_upgrade_has_made_it() -> None:
+    world = admitted(World(), "1.0")
+    name = world.until(Stage.TRAIN)
+    assert world.config_map is not None
+    lost, world.config_map = world.config_map, None
+    world.reconcile()
+    assert world.config_map is not None
+    assert world.config_map["data"] == lost["data"]
+    world.reconcile()
+    assert world.live() == [name]
 
 
 @pytest.mark.usefixtures("newer")
@@ -146,6 +184,16 @@ def test_a_request_that_the_trainer_refuses_is_the_platforms_failure(code: ExitC
     assert failure["evidence"] == words
     assert "images.trainer" in failure["suggestion"]
     assert world.created == [name]
+
+
+def test_a_stage_that_cannot_do_what_it_is_asked_is_the_platforms_failure_and_not_tried_again() -> None:
+    world = World(job=job(recovery={"maxUserRetries": 3, "maxInfrastructureRetries": 3}))
+    name = world.until(Stage.TRAIN)
+    world.fail(name, ExitCode.CONTRACT_NOT_SPOKEN, "RequestIncomplete")
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["class"] == "Platform"
+    assert world.status["attempts"]["history"][-1]["class"] == "Platform"
 
 
 def rewritten(world: World, name: str, **details: Any) -> None:

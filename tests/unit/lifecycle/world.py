@@ -45,6 +45,7 @@ from finetune_operator.lifecycle import (
 )
 from finetune_operator.lifecycle.notices import transitions
 from finetune_operator.lifecycle.observed import in_order, since
+from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests import stage_outcomes
@@ -131,6 +132,9 @@ class World:
     profiles: list[Object] = field(default_factory=lambda: [profile()])
     now: datetime = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
     config_map: Object | None = None
+    """The stored plan."""
+    first_format: Object | None = None
+    """The plan of an earlier release, in the job's namespace."""
     takeovers: list[Takeover] = field(default_factory=list)
     neighbours: list[Object] = field(default_factory=list)
     source: Object | None = None
@@ -167,13 +171,16 @@ class World:
     # --- the operator ---------------------------------------------------------------------------------------
 
     def observe(self) -> Observed:
+        labelled = copy.deepcopy(list(self.jobsets.values()))
+        jobsets = own_jobsets(self.job, labelled, self.config_map)
         return Observed(
             now=self.now,
             job=copy.deepcopy(self.job),
             profiles=tuple(copy.deepcopy(self.profiles)),
             snapshot=copy.deepcopy(self.config_map),
-            jobsets=tuple(copy.deepcopy(list(self.jobsets.values()))),
-            pods=tuple(copy.deepcopy(list(self.pods.values()))),
+            first_format=copy.deepcopy(self.first_format),
+            jobsets=jobsets,
+            pods=own_pods(self.job, copy.deepcopy(list(self.pods.values())), jobsets),
             folder=self._view(),
             source=copy.deepcopy(self.source),
             neighbours=tuple(copy.deepcopy(self.neighbours)),
@@ -259,6 +266,7 @@ class World:
         if self.config_map is not None:
             raise ConflictError
         self.config_map = copy.deepcopy(dict(config_map))
+        self.config_map["metadata"]["creationTimestamp"] = stamp(self.now)
 
     def _create_jobset(self, jobset: Any) -> None:
         name = jobset["metadata"]["name"]
@@ -319,7 +327,8 @@ class World:
                         "name": f"{name}-{index}",
                         "creationTimestamp": stamp(self.now),
                         "labels": template["template"]["metadata"]["labels"]
-                        | {RESTART_LABEL: str(self.restarts(name))},
+                        | {RESTART_LABEL: str(self.restarts(name)), "jobset.sigs.k8s.io/jobset-name": name},
+                        "ownerReferences": [{"kind": "Job", "name": f"{name}-x-0", "controller": True}],
                     },
                     "spec": template["template"]["spec"],
                     "status": {"phase": "Pending"},
@@ -563,7 +572,9 @@ class World:
         return stage_outcomes.details(request, fingerprint=self.fingerprint, steps=TOTAL_STEPS, now=self.now)
 
     def manifest(self, *, proven: bool = True, uid: str = UID) -> ConvertManifest:
-        return stage_outcomes.manifest("gs://cache", self.fingerprint, uid, now=self.now, proven=proven)
+        return stage_outcomes.manifest(
+            "gs://cache/team-a", self.fingerprint, uid, now=self.now, proven=proven
+        )
 
     # --- short cuts -----------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def test_a_template_of_a_config_map_is_read_once_and_kept_in_the_plan() -> None:
     wanted = job(datasets={"train": [SOURCE], "chatTemplate": REF})
     admission = admit(wanted, [profile()], config_map(**{"chat.jinja": TEMPLATE}))
     assert admission.plan.data.chat_template == TEMPLATE
-    kept = read_snapshot(render_snapshot(wanted, admission.snapshot))
+    kept = read_snapshot(render_snapshot(admission.snapshot))
     # The ConfigMap may be changed or deleted from now on.
     assert replan(wanted, kept).data.chat_template == TEMPLATE
 

@@ -38,7 +38,7 @@ def test_images_and_scratch_have_defaults() -> None:
     assert pathways is not None
     known = pathways_images()
     assert (pathways.server, pathways.proxy) == (known.server, known.proxy)
-    assert pathways.scratch == "gs://artifacts/pathways"
+    assert pathways.scratch == "gs://artifacts/team-a/pathways"
     assert pathways.instance_type == "tpuv6e:2x2"
     assert pathways.head_node_selector == {}
 
@@ -49,7 +49,7 @@ def test_the_profiles_own_are_taken() -> None:
     pathways = admit(wanted(), [profile(images=TRAINER | OWN, storage=storage, pathways=nodes)]).plan.pathways
     assert pathways is not None
     assert (pathways.server, pathways.proxy) == (OWN["pathwaysServer"], OWN["pathwaysProxy"])
-    assert pathways.scratch == "gs://scratch/of-team"
+    assert pathways.scratch == "gs://scratch/of-team/team-a"
     assert pathways.head_node_selector == {"pool": "head"}
 
 
@@ -77,7 +77,7 @@ def test_the_images_of_an_admitted_job_stay_when_the_operators_release_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     admission = admit(wanted(), [profile()])
-    stored = read_snapshot(render_snapshot(wanted(), admission.snapshot))
+    stored = read_snapshot(render_snapshot(admission.snapshot))
     newer = replace(pathways_images(), jax="9.9.9", server="server:jax-9.9.9", proxy="proxy:jax-9.9.9")
     monkeypatch.setattr("finetune_operator.planning.pathways.pathways_images", lambda: newer)
     assert replan(wanted(), stored).pathways == admission.plan.pathways
@@ -144,7 +144,7 @@ def test_a_machine_that_pathways_does_not_know_is_refused() -> None:
     for shape in all_shapes():
         if shape.pathways_instance_type is None:
             with pytest.raises(Refused, match=f"does not know {shape.accelerator} {shape.topology}"):
-                resolve_pathways(profile()["spec"], replace(placement, shape=shape))
+                resolve_pathways(profile()["spec"], "team-a", replace(placement, shape=shape))
 
 
 def test_capacity_that_a_queue_provisions_is_refused() -> None:
@@ -152,7 +152,7 @@ def test_capacity_that_a_queue_provisions_is_refused() -> None:
         admit(wanted(), [profile()]).plan.placement, capacity="FlexStart", queued_provisioning=True
     )
     with pytest.raises(Refused, match=r"FlexStart is provisioned through a queue.*OnDemand") as caught:
-        resolve_pathways(profile()["spec"], placement)
+        resolve_pathways(profile()["spec"], "team-a", placement)
     assert caught.value.reason == Reason.PATHWAYS_NOT_POSSIBLE
 
 

@@ -34,7 +34,7 @@ def test_the_exported_model_is_started_from_and_kept_whatever_becomes_of_the_job
     wanted = second()
     admission = admit(wanted, [profile()], source=first())
     assert admission.plan.model.uri == MODEL
-    kept = read_snapshot(render_snapshot(wanted, admission.snapshot))
+    kept = read_snapshot(render_snapshot(admission.snapshot))
     again = replan(wanted, kept)
     assert again.model.uri == MODEL
     assert again.lineage == {

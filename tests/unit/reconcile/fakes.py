@@ -2,11 +2,11 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from finetune_contract import CacheLayout, RunFolder
+from finetune_contract import CacheLayout, RunFolder, Stage
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
@@ -15,21 +15,15 @@ from finetune_operator.artifacts.port import (
     TooManyNames,
 )
 from finetune_operator.cluster.port import AlreadyExists, Conflict, Kind, NotFound, Object
+from finetune_operator.planning import Snapshot, render_snapshot
+from finetune_operator.planning.snapshot import owner_reference
 from finetune_operator.reconcile.run_folder import Folders
+from finetune_operator.rendering.labels import PLAN_ANNOTATION
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
-FOLDERS = Folders(run=RunFolder("file:///runs/team/demo-0badcafe"), cache=CacheLayout("file:///cache"))
-
-
-SNAPSHOT = {
-    "format": "1",
-    "profile-name": "local",
-    "profile-hash": "0",
-    "profile.json": "{}",
-    "spec.json": "{}",
-    "run-folder": FOLDERS.run.uri,
-    "cache": FOLDERS.cache.uri,
-}
+#: The operator's own namespace.
+OWN = "finetune-system"
+FOLDERS = Folders(run=RunFolder("file:///runs/team/demo-uid-of-d"), cache=CacheLayout("file:///cache/team"))
 
 
 class Crash(BaseException):
@@ -95,6 +89,19 @@ class FakeCluster:
                 )
             ]
 
+    async def pages(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        metadata_only: bool = False,
+    ) -> AsyncIterator[Sequence[Object]]:
+        """One object a page."""
+        for each in await self.list(kind, namespace, labels=labels):
+            with self._call(f"page {kind.plural}"):
+                yield [{"metadata": each["metadata"]} if metadata_only else each]
+
     async def apply(self, kind: Kind, manifest: Object) -> Object:
         with self._call(f"apply {kind.plural}"):
             metadata = manifest["metadata"]
@@ -132,7 +139,7 @@ class FakeCluster:
                 del self.objects[kind, namespace, name]
 
     def writes(self) -> Sequence[str]:
-        return [call for call in self.calls if not call.startswith(("get ", "list "))]
+        return [call for call in self.calls if not call.startswith(("get ", "list ", "page "))]
 
     def _find(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
         try:
@@ -205,15 +212,38 @@ def job(name: str = "demo", **status: Any) -> dict[str, Any]:
 
 
 def child(kind: str, name: str, owner: str = "demo") -> dict[str, Any]:
-    """A child of that job: a JobSet, a pod or its ConfigMap."""
-    return {
-        "apiVersion": "v1",
-        "kind": kind,
-        "metadata": {
-            "namespace": "team",
-            "name": name,
-            "labels": {"tpu-finetune.dev/job": owner, "tpu-finetune.dev/job-uid": f"uid-of-{owner}"},
-            "ownerReferences": [{"uid": f"uid-of-{owner}"}],
-        },
-        **({"data": SNAPSHOT} if kind == "ConfigMap" else {}),
+    """An object with the job's labels; a JobSet (``demo-prep-1``) or pod (``demo-prep-1-cpu-0-0-abcde``) is its own."""
+    metadata: dict[str, Any] = {
+        "namespace": "team",
+        "name": name,
+        "labels": {"tpu-finetune.dev/job": owner, "tpu-finetune.dev/job-uid": f"uid-of-{owner}"},
     }
+    parts = name.removeprefix(f"{owner}-").split("-")
+    if kind in ("JobSet", "Pod"):
+        stage = Stage.from_short(parts[0])
+        metadata["labels"] |= {"tpu-finetune.dev/stage": stage.value, "tpu-finetune.dev/attempt": parts[1]}
+    if kind == "JobSet":
+        metadata["annotations"] = {PLAN_ANNOTATION: plan(owner)["data"]["digest"]}
+        metadata["ownerReferences"] = [owner_reference(job(owner))]
+    if kind == "Pod":
+        jobset = f"{owner}-{parts[0]}-{parts[1]}"
+        metadata["labels"]["jobset.sigs.k8s.io/jobset-name"] = jobset
+        made_by = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": f"{jobset}-{parts[2]}-0",
+            "uid": "uid-of-job",
+        }
+        metadata["ownerReferences"] = [{**made_by, "controller": True}]
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata}
+
+
+def plan(owner: str = "demo") -> dict[str, Any]:
+    """The stored plan of that job."""
+    profile = {
+        "metadata": {"name": "local"},
+        "spec": {"storage": {"artifacts": "file:///runs", "cache": "file:///cache"}},
+    }
+    made = render_snapshot(Snapshot.make(job(owner), profile, {"resources": {"controller": "McJAX"}}))
+    made["metadata"]["namespace"] = OWN
+    return made

@@ -19,7 +19,8 @@ from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolder
 from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
 from finetune_operator.reconcile.errors import NameTaken
-from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeCluster, FakeStore, child, job
+from finetune_operator.reconcile.plans import Plans
+from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 
 NOTICE = Notice(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
 STATUS = {"observedGeneration": 1, "phase": "Running"}
@@ -33,7 +34,9 @@ class Bench:
         self.store = FakeStore()
         self.created: list[JobSetCreated] = []
         self.cluster.put(JOBS, job())
-        self.applier = Applier(self.cluster, self.store, created=self.created.append)
+        self.applier = Applier(
+            self.cluster, Plans(self.cluster, OWN), self.store, created=self.created.append
+        )
 
     def observed(self) -> Observed:
         return Observed(
@@ -61,7 +64,7 @@ async def test_writes_go_out_in_the_stated_order(bench: Bench) -> None:
     await bench.apply(
         Decision(
             status=STATUS,
-            snapshot=child("ConfigMap", "demo-plan"),
+            snapshot=plan(),
             jobset=child("JobSet", "demo-prep-2"),
             deletions=(Deletion(name="demo-prep-1", uid=old["metadata"]["uid"]),),
             records=((AttemptKey(Stage.PREFLIGHT, 1), Failure(code=1, reason="PodLost", message="gone")),),
@@ -117,17 +120,9 @@ async def test_a_jobset_name_that_a_stranger_holds_is_said_and_the_stranger_left
 
 
 async def test_a_snapshot_of_ours_that_appeared_meanwhile_wins(bench: Bench) -> None:
-    bench.cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
-    with pytest.raises(Conflict, match="admitted meanwhile"):
-        await bench.apply(Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")))
-
-
-async def test_a_snapshot_name_that_a_stranger_holds_is_said(bench: Bench) -> None:
-    bench.cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan", owner="stranger"))
-    with pytest.raises(
-        NameTaken, match=r'ConfigMap "demo-plan" .* does not belong to this job. Delete or rename'
-    ):
-        await bench.apply(Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")))
+    bench.cluster.put(CONFIG_MAPS, plan())
+    with pytest.raises(Conflict, match="admitted in the meantime"):
+        await bench.apply(Decision(status=STATUS, snapshot=plan()))
 
 
 async def test_nothing_is_tried_after_a_write_that_failed(bench: Bench) -> None:
@@ -163,7 +158,7 @@ async def test_a_creation_that_met_a_conflict_is_not_taken_for_a_stranger(bench:
     )
     for decision in (
         Decision(status=STATUS, jobset=child("JobSet", "demo-prep-1")),
-        Decision(status=STATUS, snapshot=child("ConfigMap", "demo-plan")),
+        Decision(status=STATUS, snapshot=plan()),
     ):
         with pytest.raises(Conflict, match="quota"):
             await bench.apply(decision)
@@ -231,7 +226,7 @@ async def test_a_store_that_takes_no_record_does_not_keep_a_slice(bench: Bench) 
     bench.cluster.put(JOBS, job(**with_pending(STATUS, [earlier])))
     bench.store.fault = lambda moment, call: StorageDenied(call, "403") if moment == "before" else None
     decision = stopping(bench, records=(STOPPED,), jobset=child("JobSet", "demo-train-2"))
-    decision = replace(decision, snapshot=child("ConfigMap", "demo-plan"))
+    decision = replace(decision, snapshot=plan())
     with pytest.raises(StorageError):
         await bench.apply(decision)
     assert bench.cluster.of(JOBSETS) == []
@@ -241,7 +236,7 @@ async def test_a_store_that_takes_no_record_does_not_keep_a_slice(bench: Bench) 
 
 async def test_where_nothing_is_stopped_a_store_that_takes_no_record_stops_the_decision(bench: Bench) -> None:
     bench.store.fault = lambda moment, call: StorageDenied(call, "403") if moment == "before" else None
-    decision = Decision(status=STATUS, records=(STOPPED,), snapshot=child("ConfigMap", "demo-plan"))
+    decision = Decision(status=STATUS, records=(STOPPED,), snapshot=plan())
     with pytest.raises(StorageError):
         await bench.apply(decision)
     assert bench.cluster.writes() == []

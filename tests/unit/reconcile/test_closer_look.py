@@ -8,9 +8,10 @@ from finetune_operator.lifecycle.decision import CloserLook, Concerned, Decision
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeCluster, FakeStore, child, job
+from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, job, plan
 
 ALL = CloserLook(hosts=2, events=Concerned(kind="Pod", name="waiting"))
 
@@ -31,11 +32,13 @@ class Asking:
 
 async def reconcile(asking: Asking, cluster: FakeCluster, store: FakeStore) -> None:
     cluster.put(JOBS, job())
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
     reconciler = Reconciler(
-        Observer(cluster, RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 1),
+        Observer(
+            cluster, Plans(cluster, OWN), RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 1
+        ),
         asking,
-        Applier(cluster, store),
+        Applier(cluster, Plans(cluster, OWN), store),
         utc_now=lambda: NOW,
     )
     await reconciler.reconcile(JobKey("team", "demo"), retry_in=1)

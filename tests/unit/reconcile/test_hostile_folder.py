@@ -247,7 +247,7 @@ async def test_a_denied_folder_is_at_fault_only_where_others_are_not_denied(
             view = await reader.view(folders)
             assert view.unreadable is not None
             assert view.unreadable.reason is Reason.STORE_UNAVAILABLE
-    deny(store, "demo-0badcafe")
+    deny(store, FOLDERS.run.uri)
     assert (await reader.view(other)).unreadable is None
     view = await reader.view(FOLDERS)
     assert view.unreadable is not None

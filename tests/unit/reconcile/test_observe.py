@@ -13,15 +13,18 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.observed import AttemptKey, Observed
 from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from tests.unit.reconcile.fakes import FOLDERS, NOW, FakeCluster, FakeStore, child, job
+from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 from tests.unit.reconcile.records import result
 
 KEY = JobKey("team", "demo")
 
 
 def observer(cluster: FakeCluster, store: FakeStore) -> Observer:
-    return Observer(cluster, RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3)
+    return Observer(
+        cluster, Plans(cluster, OWN), RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3
+    )
 
 
 async def look(cluster: FakeCluster, store: FakeStore | None = None) -> Observed | None:
@@ -52,7 +55,7 @@ async def test_profiles_are_read_only_until_admission() -> None:
     observed = await look(cluster)
     assert observed is not None
     assert observed.profiles == (profile,)
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
     observed = await look(cluster)
     assert observed is not None
     assert observed.profiles == ()
@@ -70,7 +73,7 @@ async def test_the_config_map_of_a_chat_template_is_read_only_until_admission() 
     observed = await look(cluster)
     assert observed is not None
     assert observed.template == template
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
     observed = await look(cluster)
     assert observed is not None
     assert observed.template is None
@@ -118,19 +121,37 @@ async def test_a_cluster_without_kueue_is_told_from_one_that_has_seen_nothing() 
     assert observed.workloads is None
 
 
-async def test_the_snapshot_of_an_earlier_job_of_that_name_is_none_of_ours() -> None:
+async def test_a_plan_in_the_jobs_own_namespace_is_not_read() -> None:
     cluster = FakeCluster()
     cluster.put(JOBS, job())
-    cluster.put(CONFIG_MAPS, {**child("ConfigMap", "demo-plan", owner="earlier")})
+    for name in ("demo-plan", plan()["metadata"]["name"]):
+        forged = plan()
+        forged["metadata"] |= {"namespace": "team", "name": name}
+        cluster.put(CONFIG_MAPS, forged)
     observed = await look(cluster)
     assert observed is not None
-    assert observed.snapshot is None
+    assert (observed.snapshot, observed.first_format) == (None, None)
+
+
+async def test_a_plan_of_an_earlier_release_is_read_where_its_job_may_still_need_it() -> None:
+    cluster = FakeCluster()
+    admitted = {"resolved": {"profile": {"name": "local", "hash": "0"}}}
+    cluster.put(JOBS, job(**admitted))
+    old = cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.first_format == old
+    admitted["resolved"]["plan"] = {"name": "finetune-plan-uid-of-demo", "digest": "0"}
+    cluster.put(JOBS, job(**admitted))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.first_format is None
 
 
 async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> None:
     cluster, store = FakeCluster(), FakeStore()
     cluster.put(JOBS, job())
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
 
     def end_while_being_listed(moment: str, call: str) -> None:
         # The trainer writes its record, then its JobSet ends: all between our reads.
@@ -148,12 +169,8 @@ async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> N
 async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
     cluster, store = FakeCluster(), FakeStore()
     cluster.put(JOBS, job())
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
     pod = child("Pod", "demo-train-1-slice-0-0-abcde")
-    pod["metadata"]["labels"] |= {
-        "tpu-finetune.dev/stage": "Train",
-        "tpu-finetune.dev/attempt": "1",
-    }
     kind = {"cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice"}
     cluster.put(PODS, pod | {"spec": {"nodeSelector": kind}, "status": {"phase": "Failed"}})
     cluster.put(NODES, {"metadata": {"name": "host", "labels": kind}})

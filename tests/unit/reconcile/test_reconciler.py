@@ -25,9 +25,10 @@ from finetune_operator.lifecycle.observed import AttemptKey, Observed
 from finetune_operator.lifecycle.pending import pending_records
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.reconciler import ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from tests.unit.reconcile.fakes import NOW, Crash, FakeCluster, FakeStore, child, job
+from tests.unit.reconcile.fakes import NOW, OWN, Crash, FakeCluster, FakeStore, child, job, plan
 
 KEY = JobKey("team", "demo")
 
@@ -38,9 +39,11 @@ def make(
     store = store or FakeStore()
 
     return Reconciler(
-        Observer(cluster, RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3),
+        Observer(
+            cluster, Plans(cluster, OWN), RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3
+        ),
         decide,
-        Applier(cluster, store),
+        Applier(cluster, Plans(cluster, OWN), store),
         utc_now=lambda: NOW,
     )
 
@@ -99,7 +102,7 @@ async def test_what_waits_to_be_written_stays_in_the_status_beside_the_error(clu
         records=(record,),
         deletions=(Deletion(name="demo-train-1", uid=jobset["metadata"]["uid"]),),
     )
-    cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
+    cluster.put(CONFIG_MAPS, plan())
     store.fault = lambda moment, call: (
         StorageDenied(call, "403") if moment == "before" and call.startswith("write") else None
     )
@@ -195,7 +198,7 @@ def chain(observed: Observed) -> Decision:
     wanted = next((f"demo-{stage}-1" for stage in STAGES if f"demo-{stage}-1" not in have), None)
     return Decision(
         status={"phase": "Running" if wanted else "Succeeded", "stages": len(have)},
-        snapshot=None if observed.snapshot else child("ConfigMap", "demo-plan"),
+        snapshot=None if observed.snapshot else plan(),
         jobset=child("JobSet", wanted) if wanted and observed.snapshot else None,
         notices=(Notice(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
         look_again_after=0 if wanted else None,

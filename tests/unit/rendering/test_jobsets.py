@@ -242,6 +242,7 @@ def test_slices_of_every_kind_are_the_golden_ones(
 
 
 def test_a_request_larger_than_an_environment_is_refused() -> None:
-    overrides = {f"key_{number}": "é" * 1024 for number in range(64)}
+    datasets = {**job()["spec"]["datasets"], "chatTemplate": {"inline": "é" * 32 * 1024}}
+    prompts = [f"{number} {'é' * 2000}" for number in range(16)]
     with pytest.raises(Refused, match=r"RequestTooLarge|98304"):
-        plan_offline(job(engineOverrides=overrides), profile())
+        plan_offline(job(datasets=datasets, evaluation={"prompts": prompts}), profile())

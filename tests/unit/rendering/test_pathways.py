@@ -148,7 +148,7 @@ def test_the_trainer_speaks_to_the_proxy(jobset: Object) -> None:
 
 @pytest.mark.parametrize("name", ["pathways-rm", "pathways-proxy", "pathways-worker"])
 def test_every_server_keeps_its_files_in_the_scratch_folder(jobset: Object, name: str) -> None:
-    assert "--gcs_scratch_location=gs://artifacts/pathways" in container(jobset, name)["args"]
+    assert "--gcs_scratch_location=gs://artifacts/team-a/pathways" in container(jobset, name)["args"]
 
 
 def test_pods_are_restricted(jobset: Object) -> None:

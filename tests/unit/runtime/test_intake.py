@@ -169,7 +169,7 @@ def test_a_job_that_is_gone_uses_no_profile(ears: Ears) -> None:
         ears.intake.job("ADDED", job(name, profile="local"))
     ears.added.clear()
     ears.intake.job("DELETED", job("deleted", profile="local"))
-    ears.intake.resync([])
+    ears.intake.gone([key("vanished")])
     assert ears.intake.used_by("local") == 0
     assert ears.added.count((LOCAL, USAGE_SECONDS)) == 2
 
@@ -185,10 +185,11 @@ def test_a_resync_queues_live_jobs_and_forgets_the_vanished(ears: Ears) -> None:
     for name in ("live", "finished", "vanished"):
         ears.intake.job("ADDED", job(name))
     ears.take()
-    ears.intake.resync([job("live"), job("finished", Finished="True"), job("unseen")])
+    ears.intake.listed([job("live"), job("finished", Finished="True"), job("unseen")])
+    ears.intake.gone([key("vanished")])
     assert sorted(ears.take()) == [key("live"), key("unseen"), key("vanished")]
     assert ears.intake.known == 3
-    assert ears.forgotten == [key("vanished"), key("finished")]
+    assert ears.forgotten == [key("finished"), key("vanished")]
 
 
 def workload(owner: str) -> dict[str, object]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, LEASE_RULES, Rule
+from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES, Rule
 
 RULES = Path(__file__).parents[3] / "charts" / "finetune-operator" / "templates" / "_rules.tpl"
 
@@ -27,11 +27,11 @@ def granted(template: str) -> set[Rule]:
 
 @pytest.mark.parametrize(
     ("template", "rules"),
-    [("jobRules", JOB_RULES), ("clusterRules", CLUSTER_RULES), ("leaseRules", LEASE_RULES)],
+    [("jobRules", JOB_RULES), ("clusterRules", CLUSTER_RULES), ("ownRules", OWN_RULES)],
 )
 def test_the_charts_role_is_what_the_operator_uses(template: str, rules: tuple[Rule, ...]) -> None:
     assert granted(template) == set(rules)
 
 
 def test_no_secret_is_readable() -> None:
-    assert not any(rule.resource == "secrets" for rule in (*JOB_RULES, *CLUSTER_RULES, *LEASE_RULES))
+    assert not any(rule.resource == "secrets" for rule in (*JOB_RULES, *CLUSTER_RULES, *OWN_RULES))

@@ -19,7 +19,7 @@ def test_variables_are_read_and_empty_ones_count_as_absent() -> None:
             "FINETUNE_SERVICEACCOUNT_DIR": "/sa",
             "FINETUNE_LOG_LEVEL": "INFO",
             "FINETUNE_WORKERS": "4",
-            "FINETUNE_LEASE_NAMESPACE": "",
+            "FINETUNE_OPERATOR_NAMESPACE": "",
             "FINETUNE_CACHE": "/not/ours",
         }
     )
@@ -27,7 +27,7 @@ def test_variables_are_read_and_empty_ones_count_as_absent() -> None:
     assert settings.service_account.ca == Path("/sa/ca.crt")
     assert settings.log_level == "info"
     assert settings.workers == 4
-    assert settings.lease_namespace is None
+    assert settings.operator_namespace is None
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from finetune_operator.cluster.port import JOBS, Unavailable
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Object, Unavailable
+from finetune_operator.planning.snapshot import JOB_NAMESPACE_LABEL
 from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
+from finetune_operator.rendering import UID_LABEL
 from finetune_operator.runtime.logs import current_job
 from finetune_operator.runtime.metrics import Metrics
 from finetune_operator.runtime.queue import Backoff, WorkQueue
 from finetune_operator.runtime.workers import Workers, resync
-from tests.unit.reconcile.fakes import FakeCluster
+from tests.unit.reconcile.fakes import OWN, FakeCluster, plan
 from tests.unit.runtime.objects import job, key
 
 AT_ONCE = Backoff(base=0, longest=0)
@@ -86,20 +90,102 @@ async def test_a_fault_of_a_worker_ends_them_all() -> None:
         await Workers(queue, broken, metrics=Metrics()).run(3)
 
 
-async def test_a_resync_lists_each_namespace_and_outlives_a_lost_api() -> None:
+class Ears:
+    """Hears what a resync lists and misses."""
+
+    def __init__(self, known: frozenset[JobKey] = frozenset()) -> None:
+        self.known = known
+        self.heard: list[str] = []
+        self.forgotten: asyncio.Queue[list[JobKey]] = asyncio.Queue()
+
+    def keys(self) -> frozenset[JobKey]:
+        return self.known
+
+    def listed(self, jobs: Sequence[Object]) -> None:
+        self.heard += [each["metadata"]["namespace"] for each in jobs]
+
+    def gone(self, keys: frozenset[JobKey]) -> None:
+        self.forgotten.put_nowait(sorted(keys))
+
+
+def in_namespaces(*namespaces: str) -> FakeCluster:
+    """One job in each."""
     cluster = FakeCluster()
-    for namespace in ("team", "other", "foreign"):
+    for namespace in namespaces:
         manifest = job()
-        manifest["metadata"]["namespace"] = namespace
+        manifest["metadata"] |= {"namespace": namespace, "uid": f"uid-in-{namespace}"}
         cluster.put(JOBS, manifest)
+    return cluster
+
+
+async def resynced(
+    cluster: FakeCluster, ears: Ears, namespaces: Sequence[str] = ()
+) -> tuple[list[JobKey], list[PlanKey]]:
+    """Jobs and plans that the first complete resync takes for gone."""
+    plans: list[PlanKey] = []
+    running = resync(cluster, namespaces, ears, Plans(cluster, OWN), plans.append, every=0)  # type: ignore[arg-type]
+    task = asyncio.ensure_future(running)
+    forgotten = await ears.forgotten.get()
+    task.cancel()
+    return forgotten, plans
+
+
+def stored(cluster: FakeCluster, namespace: str, uid: str) -> None:
+    """The plan of a job with that uid."""
+    made = plan()
+    made["metadata"] |= {"name": f"finetune-plan-{uid}"}
+    made["metadata"]["labels"] |= {JOB_NAMESPACE_LABEL: namespace, UID_LABEL: uid}
+    cluster.put(CONFIG_MAPS, made)
+
+
+async def test_a_resync_lists_each_namespace_and_outlives_a_lost_api() -> None:
+    cluster = in_namespaces("team", "other", "foreign")
     faults = iter([Unavailable("away", status=503)])
     cluster.fault = lambda moment, _: next(faults, None) if moment == "before" else None
-    heard: asyncio.Queue[list[str]] = asyncio.Queue()
+    ears = Ears()
+    await resynced(cluster, ears, ["team", "other"])
+    assert sorted(ears.heard) == ["other", "team"]
 
-    class Ears:
-        def resync(self, jobs: list[dict[str, dict[str, str]]]) -> None:
-            heard.put_nowait(sorted(each["metadata"]["namespace"] for each in jobs))
 
-    task = asyncio.ensure_future(resync(cluster, ["team", "other"], Ears(), every=0))  # type: ignore[arg-type]
-    assert await heard.get() == ["other", "team"]
-    task.cancel()
+async def test_plans_of_jobs_that_are_gone_are_put_on_the_queue() -> None:
+    cluster = in_namespaces("team")
+    stored(cluster, "team", "uid-in-team")
+    stored(cluster, "team", "uid-of-an-earlier-one")
+    stored(cluster, "elsewhere", "uid-gone-too")
+    _, plans = await resynced(cluster, Ears())
+    assert sorted(each.uid for each in plans) == ["uid-gone-too", "uid-of-an-earlier-one"]
+
+
+async def test_plans_of_namespaces_that_another_release_serves_are_left_alone() -> None:
+    cluster = in_namespaces("team")
+    stored(cluster, "team", "uid-gone")
+    stored(cluster, "elsewhere", "uid-of-the-other-release")
+    _, plans = await resynced(cluster, Ears(), ["team"])
+    assert [each.uid for each in plans] == ["uid-gone"]
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+async def test_nothing_is_taken_for_gone_while_a_listing_is_incomplete(at: int) -> None:
+    """Page number ``at`` of the listing of jobs is missing, the first time."""
+    cluster = in_namespaces("a", "b", "c", "d")
+    for namespace in ("a", "b", "c", "d"):
+        stored(cluster, namespace, f"uid-in-{namespace}")
+    pages = iter(range(1, 100))
+    cluster.fault = lambda moment, call: (
+        Unavailable("away", status=503)
+        if (moment, call) == ("before", "page finetunejobs") and next(pages) == at
+        else None
+    )
+    ears = Ears(frozenset(JobKey(namespace, "demo") for namespace in ("a", "b", "c", "d")))
+    assert await resynced(cluster, ears) == ([], [])
+
+
+async def test_a_job_created_while_the_resync_lists_keeps_its_plan() -> None:
+    cluster = in_namespaces("team")
+
+    def create(moment: str, call: str) -> None:
+        if (moment, call) == ("after", "page finetunejobs"):
+            stored(cluster, "team", "uid-of-a-new-job")
+
+    cluster.fault = create
+    assert await resynced(cluster, Ears()) == ([], [])

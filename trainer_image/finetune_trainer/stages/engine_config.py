@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from finetune_contract import ExitCode, StageRequest
+from finetune_contract import ExitCode, Stage, StageRequest
 from finetune_trainer import engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.errors import StageError
@@ -29,6 +29,8 @@ def training_config(
         # Only training holds the base quantized: what is judged is what will be exported.
         whole = {"lora_weight_qtype": None, "lora_tile_size": None}
         made["lora"] = {**made["lora"], **whole, "lora_restore_path": adapter}
+    if context.request.stage is Stage.EVALUATE and made["attention"] == "flash":
+        made["attention"] = "autoselected"  # the same kernel, but for decoding, which that one cannot do
     return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
 
 
@@ -52,8 +54,5 @@ def engine_settings(
 ) -> dict[str, Any]:
     """What decides the train step: the request's fields, then what preflight chose, then the user's overrides.
     Arguments as for ``settings``."""
-    from maxtext.configs.types import MaxTextConfig
-
     made = settings(request, plan, steps=steps, platform=platform, output=output)
-    chosen = overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
-    return {**made, **request.tuning, **chosen}
+    return {**made, **request.tuning, **overrides.parse(request.engine_overrides)}

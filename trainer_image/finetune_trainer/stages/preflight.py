@@ -101,8 +101,6 @@ def _check_profiling(context: Context, steps: int) -> None:
 def check_request(context: Context, plan: ModelPlan) -> None:
     """What later stages would refuse: overrides, batch and mesh, LoRA's modules, the tokenizer's size, the servers'
     JAX."""
-    from maxtext.configs.types import MaxTextConfig
-
     request = context.request
     if request.pathways_jax not in (None, jax := version("jax")):
         raise StageError(
@@ -117,7 +115,7 @@ def check_request(context: Context, plan: ModelPlan) -> None:
             expected=f"fewer than the model's {plan.context_length} tokens", fix="Lower maxNewTokens.",
         )  # fmt: skip
     settings.settings(request, plan, steps=1, platform="tpu", output="")
-    overrides.parse(request.engine_overrides, plan.settings(), MaxTextConfig)
+    overrides.parse(request.engine_overrides)
     largest = len(context.tokenizer)
     if largest > plan.vocab_size:
         raise StageError(

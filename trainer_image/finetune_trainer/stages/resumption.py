@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from finetune_contract import (
+    ContractNotSpoken,
     DatasetReport,
     ExitCode,
     ModelSource,
@@ -48,11 +49,13 @@ def _preflights(context: Context) -> Iterator[str]:
 
 def _read(context: Context, uri: str) -> StageRequest:
     try:
-        return StageRequest.model_validate_json(context.store.read(uri))
-    except ValidationError as error:
+        return StageRequest.read(context.store.read(uri))
+    except (ContractNotSpoken, ValidationError) as error:
+        saw = str(error)
+        if isinstance(error, ValidationError):
+            saw = error.errors(include_url=False, include_input=False)[0]["msg"]
         raise StageError(
-            ExitCode.BAD_REQUEST, "ResumeMismatch", "the run was begun by another release", where=uri,
-            saw=str(error.errors(include_url=False, include_input=False)[0]["msg"]),
+            ExitCode.BAD_REQUEST, "ResumeMismatch", "the run was begun by another release", where=uri, saw=saw,
             expected="a request of this release", fix="Go on with the trainer image that began it, or begin anew.",
         ) from error  # fmt: skip
 

@@ -1,0 +1,215 @@
+"""Which settings of the engine (MaxText) a job may override, and with which values: ``engine_settings.csv``.
+
+The operator judges ``spec.engineOverrides`` by this table before a job is admitted, the trainer judges its request by
+the same one. A setting that is not in the table is refused, so a new engine adds none silently.
+"""
+
+import csv
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+type Value = bool | int | float | str
+
+#: Similarity (difflib's ratio) from which on a name is suggested for another.
+_ALIKE = 0.75
+#: Whole numbers beyond it are no sizes that a device could address; and JAX's are 32 bits wide.
+_LARGEST = 2**31 - 1
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,15})")
+_FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]{0,19})(\.[0-9]{0,40})?([eE][-+]?[0-9]{1,3})?")
+_NUMBER_TYPE = re.compile(r"(?P<kind>int|float)(?P<low>>=?[0-9.]+)?(?P<high><=?[0-9.]+)?")
+#: The settings of a ``custom`` remat policy: each names what happens to one activation.
+_ACTIVATION = "remat|device|offload"
+
+
+class SettingClass(StrEnum):
+    """Who sets it."""
+
+    ALLOWED = "Allowed"
+    """A job may, with a value of the setting's type."""
+    DECIDED = "Decided"
+    """A field of the API or the trainer itself does."""
+    DANGEROUS = "Dangerous"
+    """Neither job nor profile: it reaches beyond the job, or breaks its recovery or accounting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    kind: SettingClass
+    type: str
+    """Of an allowed one: ``bool``, ``int``, ``float``, a number with bounds (``int>=1``, ``float>=0<1``), or the
+    choices (``full|minimal``). Never free text, so no value can name a place. Empty for the others."""
+    note: str
+    """Allowed: what it does. Decided: what decides it, a path in a job's spec or a part of the product. Dangerous: what
+    it does that a job may not."""
+
+
+class FaultKind(StrEnum):
+    """Why an override is refused."""
+
+    UNKNOWN = "Unknown"
+    NOT_ALLOWED = "NotAllowed"
+    INVALID = "Invalid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverrideFault:
+    """One refused override."""
+
+    key: str
+    kind: FaultKind
+    what: str
+    """A clause that needs no subject: ``MaxText has no such setting``."""
+    saw: str = ""
+    expected: str = ""
+    fix: str
+    """A sentence."""
+
+    def __str__(self) -> str:
+        values = f": saw {self.saw}, expected {self.expected}" if self.expected else ""
+        return f"spec.engineOverrides.{self.key}: {self.what}{values}. {self.fix}"
+
+
+@cache
+def engine_settings() -> Mapping[str, Setting]:
+    """Every setting of the pinned engine by its name, sorted."""
+    text = files("finetune_contract").joinpath("engine_settings.csv").read_text(encoding="utf-8")
+    return {
+        row["key"]: Setting(
+            name=row["key"], kind=SettingClass(row["class"]), type=row["type"], note=row["note"]
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+@lru_cache(maxsize=1024)  # a comparison with every name takes milliseconds, and a job may misspell 64
+def closest_setting(key: str) -> str | None:
+    """The setting that a misspelt ``key`` most likely means."""
+    close = difflib.get_close_matches(key, engine_settings(), n=1, cutoff=_ALIKE)
+    return close[0] if close else None
+
+
+def key_fault(key: str) -> OverrideFault | None:
+    """Why ``key`` may not be overridden, whatever the value and the profile; None: it may."""
+    root, dot, _ = key.partition(".")
+    setting = engine_settings().get(root)
+    if setting is None:
+        close = closest_setting(root)
+        fix = f"Did you mean {close}?" if close else "Remove it."
+        return OverrideFault(key=key, kind=FaultKind.UNKNOWN, what="MaxText has no such setting", fix=fix)
+    if setting.kind is SettingClass.ALLOWED:
+        what, fix = f"{root} has no settings of its own", f"Set {root} to {describe_type(setting)}."
+        return OverrideFault(key=key, kind=FaultKind.INVALID, what=what, fix=fix) if dot else None
+    reason, _, field = setting.note.partition("; use ")
+    if setting.kind is SettingClass.DECIDED:
+        what, field = f"{reason} decides it", reason if reason.startswith("spec.") else ""
+    else:
+        what = f"a job may not set it, as it {reason}"
+    return OverrideFault(
+        key=key,
+        kind=FaultKind.NOT_ALLOWED,
+        what=what,
+        fix=f"Remove it and set {field}." if field else "Remove it; no profile can allow it.",
+    )
+
+
+def override_faults(overrides: Mapping[str, str]) -> Iterator[OverrideFault]:
+    """Everything that is wrong with a job's ``engineOverrides``, in the order of its keys."""
+    for key in sorted(overrides):
+        if (fault := key_fault(key)) is not None:
+            yield fault
+            continue
+        text, setting = overrides[key], engine_settings()[key]
+        if parse_value(setting, text) is None:
+            yield OverrideFault(
+                key=key,
+                kind=FaultKind.INVALID,
+                what="MaxText does not take this value",
+                saw=repr(text[:100]) if text != text.strip() or not text else text[:100],
+                expected=describe_type(setting),
+                fix=_closest_choice(setting, text),
+            )
+        elif setting.type == _ACTIVATION and overrides.get("remat_policy") != "custom":
+            yield OverrideFault(
+                key=key,
+                kind=FaultKind.INVALID,
+                what="only remat_policy custom reads it",
+                saw=f"remat_policy {overrides.get('remat_policy', 'left out')}"[:100],
+                expected="custom",
+                fix="Set remat_policy: custom, or remove it.",
+            )
+
+
+def override_values(overrides: Mapping[str, str]) -> dict[str, Value]:
+    """The typed values, which are those that MaxText's command line would read. Raises ValueError where
+    ``override_faults`` finds any."""
+    for fault in override_faults(overrides):
+        raise ValueError(str(fault))
+    settings = engine_settings()
+    parsed = {key: parse_value(settings[key], text) for key, text in overrides.items()}
+    return {key: value for key, value in parsed.items() if value is not None}
+
+
+def parse_value(setting: Setting, text: str) -> Value | None:
+    """``text`` as a value of an allowed setting; None: it is none."""
+    if setting.type == "bool":
+        return _BOOLEANS.get(text.lower())
+    if (number := _NUMBER_TYPE.fullmatch(setting.type)) is None:
+        return text if text in setting.type.split("|") else None
+    if number["kind"] == "int":
+        value: int | float = int(text) if _INTEGER.fullmatch(text) else math.inf
+    else:
+        value = float(text) if _FLOAT.fullmatch(text) else math.inf
+    return value if abs(value) <= _LARGEST and _within(value, number["low"], number["high"]) else None
+
+
+def describe_type(setting: Setting) -> str:
+    """For people: ``true or false``, ``an integer >= 1``, ``one of full, minimal``."""
+    if setting.type == "bool":
+        return "true or false"
+    if (number := _NUMBER_TYPE.fullmatch(setting.type)) is None:
+        return f"one of {', '.join(setting.type.split('|'))}"
+    kind = "an integer" if number["kind"] == "int" else "a number"
+    bounds = [re.sub(r"([<>]=?)", r"\1 ", bound) for bound in (number["low"], number["high"]) if bound]
+    return f"{kind} {' and '.join(bounds)}".strip()
+
+
+def _closest_choice(setting: Setting, text: str) -> str:
+    close = difflib.get_close_matches(text, setting.type.split("|"), n=1, cutoff=_ALIKE)
+    return f"Did you mean {close[0]}?" if close and "|" in setting.type else "Correct the value."
+
+
+def _within(value: float, low: str | None, high: str | None) -> bool:
+    above = low is None or (value >= float(low[2:]) if low.startswith(">=") else value > float(low[1:]))
+    below = high is None or (value <= float(high[2:]) if high.startswith("<=") else value < float(high[1:]))
+    return above and below
+
+
+#: What preflight may choose by compiling, and all that a request's ``tuning`` may hold.
+TUNED = frozenset({"remat_policy", "decoder_layer_input", "num_vocab_tiling"})
+
+
+def _tuned(tuning: dict[str, str | int]) -> dict[str, str | int]:
+    foreign = sorted(set(tuning) - TUNED)
+    if foreign:
+        raise ValueError(f"preflight chooses {', '.join(sorted(TUNED))} only, not {', '.join(foreign)}"[:300])
+    for fault in override_faults({key: str(value) for key, value in tuning.items()}):
+        raise ValueError(str(fault))
+    return tuning
+
+
+Tuning = Annotated[dict[str, str | int], AfterValidator(_tuned)]
+"""The engine's settings that preflight chose. The record that carries them lies where the job's own account may write,
+so they are judged like a job's overrides."""

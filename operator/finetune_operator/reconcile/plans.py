@@ -1,0 +1,97 @@
+"""Where the plans of jobs are stored: immutable ConfigMaps in the operator's own namespace, one for each job's uid."""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from finetune_operator.cluster.port import (
+    CONFIG_MAPS,
+    JOBS,
+    AlreadyExists,
+    Cluster,
+    Conflict,
+    NotFound,
+    Object,
+)
+from finetune_operator.planning.snapshot import JOB_NAMESPACE_LABEL, PLAN_COMPONENT, plan_name
+from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PlanKey:
+    """The plan of a job that may be gone."""
+
+    namespace: str
+    """The job's."""
+    name: str
+    """The job's."""
+    uid: str
+    """The job's."""
+
+    def __str__(self) -> str:
+        return f"plan of {self.namespace}/{self.name} ({self.uid})"
+
+
+class Plans:
+    """Reads, creates and deletes stored plans.
+
+    Args:
+        cluster: the API server.
+        namespace: the operator's own.
+    """
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+
+    async def find(self, uid: str) -> Object | None:
+        """The stored plan of the job with that uid, or None. Raises ClusterError."""
+        try:
+            return await self._cluster.get(CONFIG_MAPS, self._namespace, plan_name(uid))
+        except NotFound:
+            return None
+
+    async def create(self, config_map: Object) -> None:
+        """Store a plan for good. Raises ClusterError; Conflict where the job has one by now."""
+        stored = {**config_map, "metadata": {**config_map["metadata"], "namespace": self._namespace}}
+        try:
+            await self._cluster.create(CONFIG_MAPS, stored)
+        except AlreadyExists as error:
+            # What it says has been decided already; this decision rests on something else.
+            raise Conflict("the job has been admitted in the meantime", status=409) from error
+
+    async def stored(self, namespaces: Sequence[str]) -> AsyncIterator[PlanKey]:
+        """All plans of jobs in those namespaces (empty: in all), page by page. Raises ClusterError.
+
+        Another release may share the operator's namespace: plans of jobs that this one does not serve are left out.
+        """
+        pages = self._cluster.pages(CONFIG_MAPS, self._namespace, labels=PLAN_COMPONENT, metadata_only=True)
+        async for page in pages:
+            for each in page:
+                labels = each["metadata"].get("labels", {})
+                key = PlanKey(
+                    labels.get(JOB_NAMESPACE_LABEL, ""), labels.get(JOB_LABEL, ""), labels.get(UID_LABEL, "")
+                )
+                served = not namespaces or key.namespace in namespaces
+                if served and each["metadata"]["name"] == plan_name(key.uid):
+                    yield key
+
+    async def collect(self, key: PlanKey) -> None:
+        """Delete the plan if its job is gone. Raises ClusterError.
+
+        The job is read live: an event or a listing may be older than the job that has its name now.
+        """
+        try:
+            job = await self._cluster.get(JOBS, key.namespace, key.name)
+        except NotFound:
+            job = None
+        if job is not None and job["metadata"]["uid"] == key.uid:
+            return
+        plan = await self.find(key.uid)
+        if plan is None:
+            return
+        name, uid = plan["metadata"]["name"], plan["metadata"]["uid"]
+        await self._cluster.delete(CONFIG_MAPS, self._namespace, name, uid=uid, foreground=False)
+        log.info("deleted the %s: the job is gone", key)

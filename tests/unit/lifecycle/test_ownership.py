@@ -1,0 +1,127 @@
+"""Objects in a job's namespace that only claim to be its children, and the worst that a perfect forgery does."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from finetune_contract import Stage
+from finetune_operator.rendering import ATTEMPT_LABEL, PLAN_ANNOTATION, RESTART_LABEL, STAGE_LABEL, UID_LABEL
+from tests.unit.lifecycle.world import UID, World, stamped
+
+
+@pytest.fixture
+def training() -> World:
+    world = World()
+    world.until(Stage.TRAIN)
+    return world
+
+
+def stranger(world: World, name: str = "somebody-elses-training", **labels: str) -> dict[str, Any]:
+    """A running JobSet of somebody else with the job's labels on it."""
+    made = copy.deepcopy(world.jobsets["support-bot-train-1"])
+    made["metadata"] |= {"name": name, "uid": "js-of-a-stranger"}
+    made["metadata"]["labels"] |= {UID_LABEL: UID, **labels}
+    del made["metadata"]["ownerReferences"]
+    world.jobsets[name] = made
+    return made
+
+
+def pods_of_a_stranger(world: World, **labels: str) -> None:
+    (pod,) = copy.deepcopy(world.pods_of("support-bot-train-1"))
+    pod["metadata"] |= {"name": "stranger", "ownerReferences": []}
+    pod["metadata"]["labels"] |= labels
+    world.pods["stranger-0"] = pod
+
+
+def test_a_jobset_with_the_jobs_labels_is_neither_adopted_nor_deleted(training: World) -> None:
+    stranger(training, **{ATTEMPT_LABEL: "2"})
+    training.succeed("support-bot-train-1")
+    training.to_the_end()
+    assert training.status["phase"] == "Succeeded"
+    assert "deletionTimestamp" not in training.jobsets["somebody-elses-training"]["metadata"]
+
+
+def test_a_jobset_whose_owner_is_not_its_controller_is_a_stranger(training: World) -> None:
+    made = stranger(training)
+    made["metadata"]["ownerReferences"] = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": UID, "controller": True},
+        {"apiVersion": "tpu-finetune.dev/v1alpha1", "kind": "FineTuneJob", "name": "support-bot", "uid": UID},
+    ]
+    training.edit(suspend=True)
+    training.reconcile()
+    assert "deletionTimestamp" not in made["metadata"]
+
+
+def test_a_pod_with_the_jobs_labels_does_not_hold_the_job_up(training: World) -> None:
+    pods_of_a_stranger(training, **{STAGE_LABEL: "Export", ATTEMPT_LABEL: "7"})
+    training.succeed("support-bot-train-1")
+    training.to_the_end()
+    assert training.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {RESTART_LABEL: "999999999"},
+        {RESTART_LABEL: "9" * 63},
+        {RESTART_LABEL: "-1"},
+        {RESTART_LABEL: "٣"},
+        {ATTEMPT_LABEL: "9" * 63},
+        {ATTEMPT_LABEL: "0"},
+        {STAGE_LABEL: "Destroy"},
+        {STAGE_LABEL: "Export", ATTEMPT_LABEL: "999"},
+    ],
+)
+@pytest.mark.parametrize("kind", ["pod", "jobset"])
+def test_numbers_in_labels_are_bounded(training: World, kind: str, labels: dict[str, str]) -> None:
+    """Also on an object whose owner references are forged with its labels."""
+    if kind == "pod":
+        (pod,) = copy.deepcopy(training.pods_of("support-bot-train-1"))
+        pod["metadata"]["labels"] |= labels
+        training.pods["forged-0"] = pod
+    else:
+        made = stranger(training, **labels)
+        made["metadata"]["ownerReferences"] = training.jobsets["support-bot-train-1"]["metadata"][
+            "ownerReferences"
+        ]
+    training.reconcile()
+    assert training.status["phase"] == "Running"
+    assert training.created[-1] == "support-bot-train-1"
+    assert training.status["attempts"]["total"] == 3
+
+
+def test_a_jobset_that_claims_a_million_restarts_costs_a_thousand_attempts_at_most(training: World) -> None:
+    training.jobsets["support-bot-train-1"]["status"] = {"restarts": 10**6}
+    training.reconcile()
+    assert training.status["attempts"]["total"] <= 1002
+
+
+def test_a_jobset_without_a_plan_is_a_stranger_unless_it_is_older_than_the_plan(training: World) -> None:
+    training.wait(60)
+    made = stranger(training, name="support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
+    made["metadata"]["ownerReferences"] = training.jobsets["support-bot-train-1"]["metadata"][
+        "ownerReferences"
+    ]
+    del made["metadata"]["annotations"][PLAN_ANNOTATION]
+    made["metadata"]["creationTimestamp"] = stamped(training)
+    training.reconcile()
+    assert training.status["stages"][3]["phase"] == "Pending"
+
+
+def test_the_worst_that_a_perfect_forgery_does_is_done_to_the_job_that_it_claims(training: World) -> None:
+    """Whoever may create JobSets in the namespace can run anything there; the operator stops the job's training and
+    goes by the forged attempt. Nothing outside the namespace is read, written, stopped or deleted."""
+    made = stranger(training, name="support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
+    made["metadata"]["ownerReferences"] = training.jobsets["support-bot-train-1"]["metadata"][
+        "ownerReferences"
+    ]
+    decision = training.reconcile()
+    assert decision.jobset is None
+    assert {each.name for each in decision.deletions} <= {"support-bot-eval-1", "support-bot-train-1"}
+    # The namespace's owner takes the forgery away, and the job comes to its end.
+    training.lose("support-bot-eval-1")
+    if training.live():
+        training.succeed(training.live()[0])
+    training.to_the_end()
+    assert training.status["phase"] == "Succeeded"

@@ -1,0 +1,212 @@
+"""Plans that are lost, forged, or of an earlier release."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from finetune_contract import Stage
+from finetune_operator.planning import admit
+from finetune_operator.planning.merge import merge
+from finetune_operator.planning.snapshot import digest
+from tests.unit.lifecycle.world import UID, World, job, profile
+
+
+def first_format(world: World, **changed: Any) -> dict[str, Any]:
+    """``<job>-plan`` as an earlier release kept it in the job's namespace; ``changed``: of its data."""
+    snapshot = admit(world.job, world.profiles).snapshot
+    data = {
+        "format": "1",
+        "profile-name": snapshot.profile_name,
+        "profile-hash": snapshot.profile_hash,
+        "profile.json": json.dumps(snapshot.profile),
+        "spec.json": json.dumps({**snapshot.spec, "suspend": False}),
+        "run-folder": snapshot.run_folder.uri,
+        "cache": "gs://cache",
+        **changed,
+    }
+    return {"metadata": {"name": "support-bot-plan", "namespace": "team-a"}, "data": data}
+
+
+def of_an_earlier_release() -> World:
+    """A job in training that a release with plans in the job's namespace has admitted."""
+    world = World()
+    world.until(Stage.TRAIN)
+    for jobset in world.jobsets.values():
+        del jobset["metadata"]["annotations"]["tpu-finetune.dev/plan"]
+    del world.status["resolved"]["plan"]
+    world.config_map = None
+    world.first_format = first_format(world)
+    return world
+
+
+def lost(**spec: Any) -> World:
+    """A job in training whose stored plan is gone."""
+    world = World(job=job(**spec))
+    world.until(Stage.TRAIN)
+    world.config_map = None
+    return world
+
+
+def reconciled(world: World) -> World:
+    for _ in range(3):
+        world.reconcile()
+    return world
+
+
+# --- lost ----------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_plan_is_made_again_where_it_comes_to_the_same() -> None:
+    world = lost()
+    named = world.status["resolved"]["plan"]["digest"]
+    reconciled(world)
+    assert world.config_map is not None
+    assert world.config_map["data"]["digest"] == named
+    assert world.status["phase"] == "Running"
+    assert world.created == ["support-bot-prep-1", "support-bot-conv-1", "support-bot-train-1"]
+
+
+def test_steering_a_job_does_not_keep_its_plan_from_being_made_again() -> None:
+    world = lost()
+    world.edit(suspend=True, retry={"generation": 3})
+    world.reconcile()
+    assert world.config_map is not None
+
+
+@pytest.mark.parametrize("change", ["profile", "job", "no profile"])
+def test_a_lost_plan_is_never_replaced_by_another(change: str) -> None:
+    world = lost()
+    if change == "profile":
+        world.profiles = [profile(images={"trainer": "registry.example/other@sha256:" + "1" * 64})]
+    elif change == "job":
+        world.edit(resources={"tpu": "v6e-8"})
+    else:
+        world.profiles = []
+    created = list(world.created)
+    reconciled(world)
+    assert world.config_map is None
+    assert world.created == created
+    stalled = world.condition("Stalled")
+    reasons = ("PlanMissing",) if change != "no profile" else ("NoDefaultProfile",)
+    assert (stalled["status"], stalled["reason"]) in {("True", reason) for reason in reasons}
+    # What was known stays, and what runs is not deleted.
+    assert world.status["resolved"]["plan"]["digest"]
+    assert world.live() == ["support-bot-train-1"]
+
+
+def test_a_job_without_its_plan_is_still_stopped_where_the_user_asks() -> None:
+    world = lost()
+    world.profiles = []
+    world.edit(suspend=True)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
+
+
+def test_a_plan_that_was_tampered_with_is_not_believed() -> None:
+    world = World()
+    world.until(Stage.TRAIN)
+    assert world.config_map is not None
+    data = world.config_map["data"]
+    data["profile.json"] = data["profile.json"].replace("finetune-trainer", "miner")
+    created = list(world.created)
+    reconciled(world)
+    assert world.condition("Stalled")["reason"] == "PlanMissing"
+    assert world.created == created
+
+
+def test_the_plan_of_another_job_is_not_believed() -> None:
+    world = World()
+    world.reconcile()
+    other = World(job=copy.deepcopy(job()))
+    other.job["metadata"]["uid"] = "another"
+    other.reconcile()
+    world.config_map = other.config_map
+    reconciled(world)
+    assert world.condition("Stalled")["reason"] == "PlanMissing"
+    assert world.created == []
+
+
+def test_a_job_created_again_under_its_name_gets_a_plan_of_its_own() -> None:
+    first, second = World(), World(job=job())
+    second.job["metadata"]["uid"] = "9" + UID[1:]
+    for world in (first, second):
+        world.reconcile()
+        assert world.config_map is not None
+    assert first.config_map["metadata"]["name"] != second.config_map["metadata"]["name"]  # type: ignore[index]
+
+
+# --- of an earlier release -----------------------------------------------------------------------------------
+
+
+def test_a_running_job_of_an_earlier_release_keeps_running_under_its_plan() -> None:
+    world = of_an_earlier_release()
+    reconciled(world)
+    assert world.config_map is not None
+    assert world.status["phase"] == "Running"
+    assert world.live() == ["support-bot-train-1"]
+    # One cache served all namespaces then, and its converted model lies there.
+    assert world.config_map["data"]["cache"] == "gs://cache"
+    world.succeed("support-bot-train-1")
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_what_an_earlier_release_has_left_is_taken_over_once() -> None:
+    world = of_an_earlier_release()
+    reconciled(world)
+    world.config_map = None
+    assert world.first_format is not None
+    reconciled(world)
+    # The status names the stored plan now, and the one in the job's namespace is not asked any more.
+    assert world.condition("Stalled")["reason"] == "PlanMissing"
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        lambda made: {**made, "images": {"trainer": "docker.io/evil/miner:latest"}},
+        lambda made: {**made, "pod": {"privileged": True, "hostNetwork": True}},
+        lambda made: {**made, "storage": {**made["storage"], "artifacts": "gs://other-team"}},
+        lambda made: {**made, "serviceAccounts": {"tpu": "cluster-admin-bot", "cpu": "cluster-admin-bot"}},
+    ],
+)
+@pytest.mark.parametrize("hashed", [False, True])
+def test_a_forged_plan_in_the_jobs_namespace_is_not_taken_over(forged: Any, hashed: bool) -> None:
+    """``hashed``: with the hash of what was forged beside it, where the status names another."""
+    world = of_an_earlier_release()
+    made = forged(profile()["spec"])
+    changed = {"profile.json": json.dumps(made)} | ({"profile-hash": digest(made)} if hashed else {})
+    world.first_format = first_format(world, **changed)
+    created = list(world.created)
+    reconciled(world)
+    assert world.config_map is None
+    assert world.condition("Stalled")["reason"] == "PlanMissing"
+    assert world.created == created
+
+
+def test_a_forged_spec_in_a_plan_of_an_earlier_release_obeys_the_profile() -> None:
+    world = World(profiles=[profile(models={"allow": ["gs://models/*"]})])
+    world.until(Stage.TRAIN)
+    del world.status["resolved"]["plan"]
+    world.config_map = None
+    spec = json.loads(first_format(world)["data"]["spec.json"])
+    world.first_format = first_format(
+        world, **{"spec.json": json.dumps(merge(spec, {"model": {"uri": "gs://elsewhere/model"}}))}
+    )
+    reconciled(world)
+    assert world.config_map is None
+    assert world.condition("Valid")["reason"] == "PolicyViolation"
+
+
+def test_without_a_job_of_an_earlier_release_a_plan_in_its_namespace_decides_nothing() -> None:
+    world = World()
+    evil = {**profile()["spec"], "images": {"trainer": "docker.io/evil/miner:latest"}}
+    world.first_format = first_format(
+        world, **{"profile.json": json.dumps(evil), "profile-hash": digest(evil)}
+    )
+    world.until(Stage.TRAIN)
+    template = world.jobsets["support-bot-prep-1"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = template["template"]["spec"]["containers"]
+    assert container["image"].startswith("registry.example/finetune-trainer@")
