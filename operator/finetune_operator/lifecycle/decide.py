@@ -49,8 +49,8 @@ def decide(observed: Observed) -> Decision:
     decision = _decide(observed)
     if observed.snapshot is None or observed.folder.unreadable or children.deleting(observed.job):
         return decision
-    if decision.status_before_deletions:
-        # The folder is another job's, or it is not known which one it is.
+    if decision.status_before_deletions or finished(observed.job):
+        # The folder is another job's, or it is not known which one it is; or there is nothing left to record.
         return decision
     # Records are written before the status that no longer holds them.
     records = {**dict(unwritten), **dict(decision.records)}

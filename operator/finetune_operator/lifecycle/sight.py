@@ -22,16 +22,16 @@ from finetune_operator.rendering import attempt_of
 
 def believed(observed: Observed) -> tuple[Observed, tuple[Record, ...]]:
     """The look as it is to be judged, and the records that have to be written for that."""
-    observed = _judged(_without_foreign_retry(with_own_attempts(observed)))
-    observed, pending = as_if_written(observed)
-    live = _live(observed)
-    damaged = tuple(
-        (key, files.failure)
-        for key, files in observed.folder.attempts.items()
-        if files.failure and files.failure.reason == RESULT_MALFORMED and files.malformed
-        if (key.stage, key.number) not in live
-    )
-    return observed, tuple({**dict(damaged), **dict(pending)}.items())
+    seen = _without_foreign_retry(with_own_attempts(observed))
+    judged = _judged(seen)
+    found, pending = as_if_written(judged)
+    before = seen.folder.attempts
+    damaged = {
+        key: files.failure
+        for key, files in judged.folder.attempts.items()
+        if files.failure and files.failure.reason == RESULT_MALFORMED and files != before[key]
+    }
+    return found, tuple({**damaged, **dict(pending)}.items())
 
 
 def _without_foreign_retry(observed: Observed) -> Observed:

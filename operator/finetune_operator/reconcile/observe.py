@@ -179,7 +179,7 @@ class Observer:
             retry=job["spec"].get("retry", {}).get("generation", 0),
         )
         if finished(job):
-            self._folder.forget(key, folders.run)
+            self._folder.forget(key)
         return view
 
     async def _nodes(self, pods: Sequence[Object]) -> Mapping[str, Object] | None:

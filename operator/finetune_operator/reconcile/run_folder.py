@@ -136,19 +136,20 @@ class RunFolderReader:
             own: see :data:`Own`.
             retry: ``spec.retry.generation``: notes of higher ones are not the operator's. None: of whatever.
         """
-        look = _Look(self._store, self._remembered, of or folders.run.uri)
+        job = of or folders.run.uri
+        look = _Look(self._store, self._remembered, job)
         try:
             view = await look.view(folders, own, retry)
         except (StorageError, MalformedError, NewerError, _UnreadableError) as error:
-            return RunFolderView(unreadable=self._why(error, folders.run, listed=look.listed))
-        self._denials.answered(folders.run.uri)
+            return RunFolderView(unreadable=self._why(error, job, folders.run, listed=look.listed))
+        self._denials.answered(job, folders.run.uri)
         return view
 
-    def _why(self, error: Exception, run: RunFolder, *, listed: bool) -> Unreadable:
+    def _why(self, error: Exception, job: Hashable, run: RunFolder, *, listed: bool) -> Unreadable:
         message = f"{error}."
         match error:
             case StorageDenied():
-                alone = self._denials.alone(run.uri, listed=listed)
+                alone = self._denials.alone(job, run.uri, listed=listed)
                 reason = Reason.STORAGE_PERMISSION_DENIED if alone else Reason.STORE_UNAVAILABLE
             case TooManyNames():
                 reason = Reason.RUN_FOLDER_TOO_LARGE
@@ -162,11 +163,10 @@ class RunFolderReader:
                 reason = Reason.STORE_UNAVAILABLE
         return Unreadable(reason=reason, message=message)
 
-    def forget(self, job: Hashable, run: RunFolder | None = None) -> None:
+    def forget(self, job: Hashable) -> None:
         """The job has ended or is gone: nothing of it is remembered any more."""
         self._remembered.forget(job)
-        if run is not None:
-            self._denials.forget(run.uri)
+        self._denials.forget(job)
 
     async def hosts(self, run: RunFolder, count: int) -> dict[int, HostProgress]:
         """What the first ``count`` processes of training say of themselves, by their number. Raises StorageError. What

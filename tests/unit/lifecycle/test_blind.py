@@ -630,3 +630,22 @@ def test_a_stage_that_reports_no_steps_has_its_limit_while_blind() -> None:
     assert world.status["attempts"]["history"][-1]["reason"] == "StageTimeout"
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
+
+
+def test_a_malformed_result_is_recorded_once() -> None:
+    world, name = training()
+    malformed(world, AttemptKey(Stage.TRAIN, 1))
+    world.end_pods(name, 0)
+    world.end_jobset(name, "Completed")
+    world.reconcile()
+    for _ in range(3):
+        assert AttemptKey(Stage.TRAIN, 1) not in dict(world.reconcile().records)
+
+
+def test_of_a_job_that_has_ended_nothing_is_recorded_any_more() -> None:
+    world = World()
+    world.to_the_end()
+    malformed(world, AttemptKey(Stage.EXPORT, 1))
+    decision = world.reconcile()
+    assert decision.records == ()
+    assert world.status["phase"] == "Succeeded"

@@ -317,7 +317,7 @@ async def test_thousands_of_live_jobs_cost_three_requests_a_look() -> None:
 async def test_what_a_job_leaves_behind_is_forgotten(store: FakeStore, reader: RunFolderReader) -> None:
     training(store)
     await reader.view(FOLDERS, of="demo")
-    reader.forget("demo", RUN)
+    reader.forget("demo")
     store.calls.clear()
     await reader.view(FOLDERS, of="demo")
     assert f"read {RUN.result('prep', 1)}" in store.calls
