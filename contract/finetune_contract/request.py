@@ -143,6 +143,8 @@ class DataSpec(Record):
     """Only where ``validation`` is empty."""
     shuffle: bool = True
     max_seq_length: int
+    max_seq_length_asked: bool = False
+    """The job names it: preflight refuses a value beyond the model's own limit. A default is lowered to it."""
     packing: bool = False
     chat_template: str | None = None
     """Jinja; None: the tokenizer's own."""

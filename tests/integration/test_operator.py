@@ -125,9 +125,12 @@ def test_a_lost_api_server_costs_no_attempt(held: Cluster, namespace: str) -> No
 def test_deleting_a_job_takes_its_children_and_leaves_no_trace(held: Cluster, namespace: str) -> None:
     held.apply(trainer_double.job(namespace, "brief", PROFILE))
     held.wait(jobset_path(namespace, "brief-prep-1"), lambda _: True, seconds=30)
+    uid = held.get(job_path(namespace, "brief"))["metadata"]["uid"]
+    plan = f"/api/v1/namespaces/finetune-system/configmaps/finetune-plan-{uid}"
+    held.get(plan)
     held.delete(job_path(namespace, "brief"))
     held.wait_gone(jobset_path(namespace, "brief-prep-1"))
-    held.wait_gone(f"/api/v1/namespaces/{namespace}/configmaps/brief-plan")
+    held.wait_gone(plan)
 
 
 def test_without_kueue_a_queued_stage_does_not_run_past_the_quota(

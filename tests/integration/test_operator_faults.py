@@ -68,13 +68,18 @@ def test_a_deleted_job_takes_its_children_and_leaves_its_artefacts(
     run = started(held, namespace, "brief")
     pods = held.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/job=brief")
     assert pods
+    uid = held.get(job_path(namespace, "brief"))["metadata"]["uid"]
+    plan = f"/api/v1/namespaces/finetune-system/configmaps/finetune-plan-{uid}"
+    held.get(plan)
     if not operator_is_there:
         held.stop("operator")
     held.delete(job_path(namespace, "brief"))
     # No finalizer: nobody has to be there.
     held.wait_gone(job_path(namespace, "brief"), seconds=10)
     held.wait_gone(jobset_path(namespace, "brief-prep-1"))
-    held.wait_gone(f"/api/v1/namespaces/{namespace}/configmaps/brief-plan")
+    if not operator_is_there:
+        held.start("operator")
+    held.wait_gone(plan)
     for pod in pods:
         held.wait_gone(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}")
     await_file(run.request("prep", 1), seconds=0)

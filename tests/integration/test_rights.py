@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.testing import Cluster
-from finetune_operator.rendering import UID_LABEL
+from finetune_operator.cluster.port import Object
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES
 from tests.integration import pods, trainer_double
@@ -42,9 +42,35 @@ def requests(cluster: Cluster) -> set[tuple[Right, int]]:
     }
 
 
+def _metadata_of_a_pod(cluster: Cluster, namespace: str, name: str) -> Object:
+    """Of one more pod of the job's first JobSet. Its Job is one that no controller manages."""
+    jobset = cluster.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1")
+    path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+    template = {"metadata": {}, "spec": {**pods.spec("true"), "restartPolicy": "Never"}}
+    manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"lived-prep-1-{name}"},
+        "spec": {"managedBy": "tests.example/nobody", "template": template},
+    }
+    made = cluster.create(path, manifest)
+    return {
+        "name": name,
+        "labels": {**jobset["metadata"]["labels"], "jobset.sigs.k8s.io/jobset-name": "lived-prep-1"},
+        "ownerReferences": [
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "name": made["metadata"]["name"],
+                "uid": made["metadata"]["uid"],
+                "controller": True,
+            }
+        ],
+    }
+
+
 def _fail_a_pod_on_a_slice(cluster: Cluster, namespace: str) -> None:
-    """The operator then looks at the slice's nodes."""
-    job = cluster.get(f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/lived")
+    """The operator then lists the slice's nodes."""
     selector = {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
         "cloud.google.com/gke-tpu-topology": "16x16",
@@ -55,7 +81,7 @@ def _fail_a_pod_on_a_slice(cluster: Cluster, namespace: str) -> None:
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": "crashed", "labels": {UID_LABEL: job["metadata"]["uid"]}},
+            "metadata": _metadata_of_a_pod(cluster, namespace, "crashed"),
             "spec": pods.spec("true", nodeSelector=selector),
         },
     )
@@ -64,9 +90,8 @@ def _fail_a_pod_on_a_slice(cluster: Cluster, namespace: str) -> None:
 
 def _let_a_pod_wait(cluster: Cluster, namespace: str) -> None:
     """The operator then looks at the pod's Events."""
-    found = cluster.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1")
     path = f"/api/v1/namespaces/{namespace}/pods"
-    waiting = {"metadata": {"name": "waiting", "labels": found["metadata"]["labels"]}}
+    waiting = {"metadata": _metadata_of_a_pod(cluster, namespace, "waiting")}
     # No scheduler takes it up, and writes over what is said of it here.
     spec = pods.spec("true", schedulerName="nobody")
     cluster.create(path, {"apiVersion": "v1", "kind": "Pod", **waiting, "spec": spec})
@@ -85,6 +110,13 @@ def _let_a_pod_wait(cluster: Cluster, namespace: str) -> None:
 
 
 def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: str) -> None:
+    # The plan of a job goes with it.
+    newborn.apply(trainer_double.job(namespace, "brief", PROFILE))
+    brief = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/brief"
+    admitted = newborn.wait(brief, lambda found: "resolved" in found["status"])
+    stored = admitted["status"]["resolved"]["plan"]["name"]
+    newborn.delete(brief)
+    newborn.wait_gone(f"/api/v1/namespaces/finetune-system/configmaps/{stored}")
     newborn.apply(trainer_double.job(namespace, "lived", PROFILE))
     jobset = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1"
     newborn.wait(jobset, lambda _: True)

@@ -7,7 +7,7 @@ import pytest
 
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import ExitCode
+from finetune_contract import ExitCode, Stage
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight
@@ -59,3 +59,26 @@ def test_a_length_within_the_models_limit_stays(context: Context, caplog: pytest
     context.request = context.request.model_copy(update={"data": data})
     assert preflight.run(context).max_seq_length == 20
     assert "lowered" not in caplog.text
+
+
+def asked(context: Context, length: int) -> Context:
+    """The same, with a length that the job names itself."""
+    data = context.request.data.model_copy(update={"max_seq_length": length, "max_seq_length_asked": True})
+    context.request = context.request.model_copy(update={"data": data})
+    return context
+
+
+def test_a_length_that_the_job_asks_for_is_never_lowered_without_a_word(context: Context) -> None:
+    with pytest.raises(StageError) as caught:
+        preflight.run(asked(context, 25))
+    assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "SequenceTooLong")
+    for told in ("spec.datasets.maxSeqLength", "saw 25 tokens", "at most 24", "Set it to 24"):
+        assert told in str(caught.value)
+    assert preflight.run(asked(context, 24)).max_seq_length == 24
+
+
+@pytest.mark.parametrize("stage", [each for each in Stage if each is not Stage.PREFLIGHT])
+def test_what_preflight_let_through_no_later_stage_refuses(context: Context, stage: Stage) -> None:
+    context.request = asked(context, 64).request.model_copy(update={"stage": stage})
+    context.plan(context.model(weights=False))
+    assert context.request.data.max_seq_length == 24

@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     Strict,
     StrictBool,
     model_validator,
@@ -20,7 +21,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from finetune_operator.api.rules import RULES_KEY, Rule, exactly_one, number
+from finetune_operator.api.rules import RULES_KEY, Rule, number
 
 GROUP: Final = "tpu-finetune.dev"
 VERSION: Final = "v1alpha1"
@@ -78,16 +79,18 @@ Whole = Annotated[int, Strict(), Field(ge=-1, le=SAFE_INTEGER_MAX)]
 """A 64-bit count of the status: sizes, tokens, generations."""
 
 
-def checked(rule: Rule) -> tuple[Any, Any]:
-    """A rule on a scalar, as annotations: checked in Python and written into the schema."""
+def checked(*rules: Rule) -> tuple[Any, Any]:
+    """Rules on a scalar, as annotations: checked in Python and written into the schema."""
 
     def check(value: Any) -> Any:
-        assert rule.holds is not None
-        if not rule.holds(value):
-            raise ValueError(rule.message)
+        for rule in rules:
+            assert rule.holds is not None
+            if not rule.holds(value):
+                raise ValueError(rule.message)
         return value
 
-    return AfterValidator(check), Field(json_schema_extra={RULES_KEY: [{**rule.document()}]})
+    documents: list[JsonValue] = [{**rule.document()} for rule in rules]
+    return AfterValidator(check), Field(json_schema_extra={RULES_KEY: documents})
 
 
 DECIMAL_PATTERN: Final = r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
@@ -115,7 +118,7 @@ Digest = Annotated[str, Field(max_length=128)]
 Address = Annotated[str, Field(max_length=1024)]
 """Of any kind: a repository's name, a URI."""
 Uri = Annotated[str, Field(pattern=r"^(gs://[a-z0-9]|file:///).+", max_length=1024)]
-"""Object storage: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
+"""Object storage, as a status reports it: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
 HubRepo = Annotated[
     str,
     Field(
@@ -196,14 +199,3 @@ class HubModelRef(ApiModel):
     """Repository, for example google/gemma-2-2b-it."""
     revision: Revision | None = None
     """Branch, tag or commit; resolved once to a commit, see status.resolved.model. Default: main."""
-
-
-class TokenizerSource(ApiModel):
-    """Where a tokenizer lies, when not with the model."""
-
-    rules: ClassVar = (exactly_one("huggingFace", "uri"),)
-
-    hugging_face: HubModelRef | None = None
-    """A repository on the Hugging Face Hub."""
-    uri: Uri | None = None
-    """A folder in Hugging Face format."""

@@ -19,9 +19,9 @@ from finetune_operator.api.common import (
     Revision,
     ShortText,
     Token,
-    Uri,
 )
 from finetune_operator.api.rules import Rule, exactly_one
+from finetune_operator.api.uris import DatasetUri
 
 
 class DatasetFormat(StrEnum):
@@ -89,7 +89,7 @@ class DatasetSource(ApiModel):
 
     hugging_face: HubDatasetRef | None = None
     """A repository on the Hugging Face Hub."""
-    uri: Uri | None = None
+    uri: DatasetUri | None = None
     """A file or a glob: .jsonl, .jsonl.gz, .json, .parquet, .arrayrecord or .txt (every line a text)."""
     format: DatasetFormat | None = None
     """How the rows are shaped. Default: Auto, seen from the columns of the first row."""
@@ -165,8 +165,9 @@ class Datasets(ApiModel):
     shuffle: Flag | None = None
     """Shuffle the rows anew in every epoch, by hyperparameters.seed. Default: true."""
     max_seq_length: Positive | None = None
-    """Longest sequence in tokens; longer rows are cut and counted in the report. Lowered to the model's own limit
-    where it is above it; status.resolved says what it came to. Default: 1024."""
+    """Longest sequence in tokens; longer rows are cut and counted in the report. Preflight refuses a value above the
+    model's own limit: max_position_embeddings of its config.json, which counts rope scalings in, or a Mistral's sliding
+    window. Default: 1024, or the model's limit where that is lower; status.resolved has the value."""
     packing: Flag | None = None
     """Put several short rows into one sequence, masked from each other. Default: true for SFT; pairs of answers are
     never packed."""

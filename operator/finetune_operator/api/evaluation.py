@@ -14,12 +14,12 @@ from finetune_operator.api.common import (
     NonNegativeDecimal,
     Positive,
     ShortText,
-    Uri,
     distinct,
     list_map,
 )
 from finetune_operator.api.data import DatasetSource
 from finetune_operator.api.rules import Rule, exactly_one
+from finetune_operator.api.uris import StorageUri
 
 
 class EvaluationMetric(StrEnum):
@@ -57,7 +57,7 @@ class Benchmark(ApiModel):
 
     name: BenchmarkName
     """Its name: one that the harness knows, for example gsm8k, or that of a YAML file in uri."""
-    uri: Uri | None = None
+    uri: StorageUri | None = None
     """A folder with <name>.yaml, a task as the harness describes them, and the files that it reads. Default: a task of
     the harness, whose dataset is on the Hugging Face Hub."""
     limit: Positive | None = None

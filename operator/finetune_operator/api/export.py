@@ -5,9 +5,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from finetune_operator.api.common import ApiModel, Flag, HubRepo, SecretKeyRef, Uri, distinct
+from finetune_operator.api.common import ApiModel, Flag, HubRepo, SecretKeyRef, distinct
 from finetune_operator.api.method import Precision
 from finetune_operator.api.rules import exactly_one
+from finetune_operator.api.uris import StorageUri
 
 
 class ExportFormat(StrEnum):
@@ -51,11 +52,12 @@ class HubDestination(ApiModel):
 
 
 class Destination(ApiModel):
-    """A place to copy the exported model to; exactly one of uri and huggingFaceHub."""
+    """A place to copy the exported model to; exactly one of uri and huggingFaceHub. Preflight tries whether Export may
+    write there."""
 
     rules: ClassVar = (exactly_one("uri", "huggingFaceHub"),)
 
-    uri: Uri | None = None
+    uri: StorageUri | None = None
     """A folder in object storage."""
     hugging_face_hub: HubDestination | None = None
     """A repository on the Hugging Face Hub."""

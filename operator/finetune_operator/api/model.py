@@ -5,8 +5,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from finetune_operator.api.common import ApiModel, HubModelRef, NonNegative, TokenizerSource, Uri
+from finetune_operator.api.common import ApiModel, HubModelRef, NonNegative
 from finetune_operator.api.rules import Rule, exactly_one
+from finetune_operator.api.uris import StorageUri
 
 
 class SourceCheckpoint(StrEnum):
@@ -15,6 +16,17 @@ class SourceCheckpoint(StrEnum):
     BEST = "Best"
     LAST = "Last"
     STEP = "Step"
+
+
+class TokenizerSource(ApiModel):
+    """Where a tokenizer lies, when not with the model."""
+
+    rules: ClassVar = (exactly_one("huggingFace", "uri"),)
+
+    hugging_face: HubModelRef | None = None
+    """A repository on the Hugging Face Hub."""
+    uri: StorageUri | None = None
+    """A folder in Hugging Face format."""
 
 
 class OrbaxModel(ApiModel):
@@ -28,7 +40,7 @@ class OrbaxModel(ApiModel):
         ),
     )
 
-    uri: Uri
+    uri: StorageUri
     """The items folder of the checkpoint, for example gs://bucket/run/checkpoints/0/items."""
 
 
@@ -67,7 +79,7 @@ class Model(ApiModel):
 
     hugging_face: HubModelRef | None = None
     """A repository on the Hugging Face Hub."""
-    uri: Uri | None = None
+    uri: StorageUri | None = None
     """A folder in Hugging Face format (config.json, safetensors, tokenizer); file:// on a local cluster only."""
     orbax: OrbaxModel | None = None
     """A MaxText checkpoint; needs maxtextModel, and a tokenizer that lies with the model's config.json."""

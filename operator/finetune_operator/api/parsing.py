@@ -152,6 +152,24 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f": known are {', '.join(known)}" if known else ""
 
 
+#: From here on a value is another one mistyped (difflib's ratio). Names of methods and the like are short: GRPO is
+#: three letters of ORPO, and something else.
+_MISTYPED = 0.8
+
+
+def one_of(word: str, known: Sequence[str]) -> str:
+    """``: known are SFT, DPO, ORPO``, and before it the one that was mistyped, if one was."""
+
+    def plain(value: str) -> str:
+        return value.lower().replace("_", "").replace("-", "")
+
+    meant = [each for each in known if plain(each) == plain(word)] or difflib.get_close_matches(
+        word, known, n=1, cutoff=_MISTYPED
+    )
+    listed = f"nown are {', '.join(known)}"
+    return f": did you mean {meant[0]}? K{listed}" if meant else f": k{listed}"
+
+
 def render_path(location: Sequence[int | str]) -> str:
     """``("spec", "train", 0, "uri")`` → ``spec.train[0].uri``"""
     path = ""

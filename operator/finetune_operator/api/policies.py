@@ -12,9 +12,9 @@ from finetune_operator.api.common import (
     Positive,
     PositiveDecimal,
     ShortText,
-    Uri,
 )
 from finetune_operator.api.rules import Rule
+from finetune_operator.api.uris import StorageUri
 
 
 class CachePolicy(StrEnum):
@@ -66,7 +66,7 @@ class ResumeFrom(ApiModel):
     """Another run to go on with, from its last checkpoint, in its folder: the job that began it must have ended or be
     gone. Model, data, method and hyperparameters must be the same, but for steps and epochs."""
 
-    run_folder: Uri
+    run_folder: StorageUri
     """Its run folder, as its status.resolved.runFolder says; of the same namespace."""
 
 

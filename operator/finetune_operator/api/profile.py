@@ -8,7 +8,6 @@ from pydantic import Field
 from finetune_operator.api.common import (
     API_VERSION,
     ApiModel,
-    DnsLabel,
     DnsName,
     Flag,
     ImageRef,
@@ -16,7 +15,6 @@ from finetune_operator.api.common import (
     LabelValue,
     NonNegative,
     ShortText,
-    Uri,
     Whole,
     distinct,
     list_map,
@@ -26,6 +24,7 @@ from finetune_operator.api.meta import ObjectMeta
 from finetune_operator.api.profile_nodes import CpuPool, Flavor, PathwaysNodes
 from finetune_operator.api.profile_policy import AllowedModels, Constraints, Defaults
 from finetune_operator.api.rules import Rule
+from finetune_operator.api.uris import StorageUri
 
 #: Marks the profile that jobs without profileRef run under.
 DEFAULT_PROFILE_ANNOTATION = "tpu-finetune.dev/is-default-profile"
@@ -33,6 +32,10 @@ DEFAULT_PROFILE_ANNOTATION = "tpu-finetune.dev/is-default-profile"
 
 QueueName = Annotated[DnsName, Field(max_length=63)]
 """Name of an object of Kueue, as a label's value holds it."""
+
+
+NamespaceName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?|\*)$", max_length=63)]
+"""A namespace, or all."""
 
 
 class Owner(ApiModel):
@@ -71,16 +74,16 @@ class Storage(ApiModel):
         ),
     )
 
-    artifacts: Uri
+    artifacts: StorageUri
     """Folder of all run folders: <artifacts>/<namespace>/<job>-<uid>."""
-    cache: Uri | None = None
+    cache: StorageUri | None = None
     """Folder of converted models, prepared data and compiled programs: <cache>/<namespace> unless cacheScope says
     otherwise. Default: <artifacts>/<namespace>/cache."""
     cache_scope: CacheScope | None = None
     """Who shares a cache. Namespace: the jobs of one namespace. Profile: the jobs of all namespaces that the profile
     serves, which then trust each other with weights, training rows and compiled programs; needs cache. Default:
     Namespace."""
-    pathways_scratch: Uri | None = None
+    pathways_scratch: StorageUri | None = None
     """Folder in gs:// for Pathways' own files, compiled programs among them: <pathwaysScratch>/<namespace>. Default:
     <artifacts>/<namespace>/pathways."""
     optimizer_state_ttl_seconds: Annotated[NonNegative | None, Field(alias="optimizerStateTTLSeconds")] = None
@@ -187,8 +190,9 @@ class FineTuneProfileSpec(ApiModel):
     """Name for people. Default: metadata.name."""
     owner: Owner | None = None
     """Whom to ask."""
-    namespaces: Annotated[tuple[DnsLabel, ...], Field(max_length=256), *distinct()] | None = None
-    """Namespaces that may use the profile. Default, and when empty: all."""
+    namespaces: Annotated[tuple[NamespaceName, ...], Field(max_length=256), *distinct()] | None = None
+    """Namespaces that may use the profile; "*" stands for all. Default, and when empty: none, and all in
+    constraints.mode Open."""
     images: Images
     """Container images."""
     storage: Storage
@@ -206,7 +210,7 @@ class FineTuneProfileSpec(ApiModel):
     pathways: PathwaysNodes | None = None
     """Nodes for Pathways' head."""
     models: AllowedModels | None = None
-    """Models that may be tuned. Default: all."""
+    """Models that may be tuned. Default: what constraints.uris.read allows."""
     defaults: Defaults | None = None
     """Values for what a job leaves out."""
     constraints: Constraints | None = None

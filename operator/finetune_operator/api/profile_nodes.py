@@ -9,6 +9,7 @@ from pydantic import Field
 from finetune_operator.api.common import (
     ApiModel,
     DnsLabel,
+    Flag,
     LabelKey,
     LabelValue,
     NonNegative,
@@ -22,6 +23,18 @@ from finetune_operator.api.common import (
 from finetune_operator.api.placement import Capacity
 from finetune_operator.api.rules import Rule
 
+_GOOGLE_NAME = "[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+Reservation = Annotated[
+    str,
+    Field(
+        pattern=(
+            f"^(projects/{_GOOGLE_NAME}/reservations/)?{_GOOGLE_NAME}"
+            f"(/reservationBlocks/{_GOOGLE_NAME}(/reservationSubBlocks/{_GOOGLE_NAME})?)?$"
+        ),
+        max_length=320,
+    ),
+]
+"""Its parts become values of node labels."""
 NodeSelector = Annotated[Mapping[LabelKey, LabelValue], Field(max_length=16)]
 
 
@@ -67,6 +80,12 @@ class Flavor(ApiModel):
             message="reservation names the reservation of capacity: Reservation: set both or neither",
             holds=lambda self: (self.capacity is Capacity.RESERVATION) == (self.reservation is not None),
         ),
+        Rule(
+            cel="!has(self.queuedProvisioning) || self.capacity == 'FlexStart'",
+            message="queuedProvisioning is for capacity: FlexStart: remove it",
+            holds=lambda self: self.queued_provisioning is None or self.capacity is Capacity.FLEX_START,
+            at=("queuedProvisioning",),
+        ),
     )
 
     name: DnsLabel
@@ -83,10 +102,16 @@ class Flavor(ApiModel):
     """Most slices per job. Default: 1."""
     chip_hour_price: NonNegativeDecimal | None = None
     """Price of a chip hour, in the profile's currency. Default: unknown, so no cost is shown."""
-    reservation: ShortText | None = None
-    """For capacity: Reservation: its name, or projects/PROJECT/reservations/NAME for one of another project."""
+    reservation: Reservation | None = None
+    """For capacity: Reservation: its name, or projects/PROJECT/reservations/NAME for one of another project; of a part
+    of it with /reservationBlocks/BLOCK, and /reservationSubBlocks/SUBBLOCK after that."""
+    queued_provisioning: Flag | None = None
+    """For capacity: FlexStart: Kueue asks for all nodes at once, by an admission check of the queue, and node pools are
+    made with --enable-queued-provisioning. false: pods select flex-start nodes by their label, queued or not. Default:
+    true where a queue admits the job's stages on TPU, else false."""
     node_selector: NodeSelector | None = None
-    """Further node labels that are asked for. A label that the operator sets itself is replaced."""
+    """Further node labels that are asked for. A label that the operator sets itself is replaced, and with the value ""
+    removed."""
     tolerations: Tolerations | None = None
     """Further tolerations."""
 
@@ -99,7 +124,9 @@ class CpuPool(ApiModel):
     tolerations: Tolerations | None = None
     """Tolerations."""
     max_memory: Quantity | None = None
-    """Most memory that a stage may ask for."""
+    """Most memory that a stage may request: what a node leaves for pods, not the size of the node. GKE leaves about
+    118 GiB of 128, and DaemonSets take some of it: 115Gi. A value between what a node of a common size leaves and that
+    size is lowered to the former. Default: no limit, so that a large model may wait for a node that no pool has."""
 
 
 class PathwaysNodes(ApiModel):

@@ -1,5 +1,6 @@
 """Of a profile: what it sets for a job, and what a job may not exceed or change."""
 
+from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -16,8 +17,17 @@ FieldPath = Annotated[
     str, Field(pattern=r"^[a-z][A-Za-z0-9]*(\.[a-z][A-Za-z0-9]*)*$", min_length=1, max_length=128)
 ]
 """A place in a job's spec, without the leading spec."""
-UriPattern = Annotated[str, Field(pattern=r"^(gs|file)://.*", max_length=1024)]
-TargetPattern = Annotated[str, Field(pattern=r"^(gs|file|hf)://.*", max_length=1024)]
+SourcePattern = Annotated[
+    str, Field(pattern=r"^((gs|file)://|hf://(models|datasets|benchmarks)/).+", max_length=1024)
+]
+TargetPattern = Annotated[str, Field(pattern=r"^(gs|file|hf)://.+", max_length=1024)]
+
+
+class Mode(StrEnum):
+    """What holds where a profile says nothing."""
+
+    STRICT = "Strict"
+    OPEN = "Open"
 
 
 class AllowedModels(ApiModel):
@@ -30,7 +40,8 @@ class AllowedModels(ApiModel):
         ]
         | None
     ) = None
-    """Repositories or URIs, * stands for any characters. Default: all."""
+    """Repositories or URIs, * stands for any characters. A repository that stands here needs no entry in
+    constraints.uris.read. Default: every model that constraints.uris.read allows."""
 
 
 class Defaults(ApiModel):
@@ -82,17 +93,28 @@ class AllowedOverrides(ApiModel):
 
 
 class AllowedUris(ApiModel):
-    """Places beyond the profile's own storage; * stands for any characters."""
+    """Places beyond the namespace's own folders; * stands for any characters."""
 
-    read: Annotated[tuple[UriPattern, ...], Field(max_length=64)] | None = None
-    """Where models and datasets may lie. Default: anywhere."""
+    read: Annotated[tuple[SourcePattern, ...], Field(max_length=64)] | None = None
+    """What jobs may read beyond <artifacts>/<namespace>/: gs://bucket/*, and of the Hugging Face Hub
+    hf://models/acme/* (tokenizers, too), hf://datasets/acme/* and hf://benchmarks/gsm8k (a task of
+    lm-evaluation-harness with the dataset that it reads). An entry opens a part of the profile's own artifacts only
+    where it names that folder before its first *, <artifacts>/<namespace>/…, and of its cache only below that.
+    Default: nothing in mode Strict, everything else in mode Open."""
     write: Annotated[tuple[TargetPattern, ...], Field(max_length=64)] | None = None
-    """Where exports may go; hf://acme/* stands for repositories of the Hugging Face Hub. Default: anywhere."""
+    """Where exports may go beyond <artifacts>/<namespace>/exports/; hf://acme/* stands for repositories of the Hugging
+    Face Hub. An entry opens a part of the profile's own artifacts only where it names that folder before its first *,
+    <artifacts>/<namespace>/<folder>/…. Run folders of other namespaces that jobs may resume stand here, too. Default:
+    nothing in mode Strict, everything else in mode Open."""
 
 
 class Constraints(ApiModel):
     """What jobs may not exceed or change."""
 
+    mode: Mode | None = None
+    """Strict: what the profile does not list is refused: namespaces, models and repositories, places to read and write.
+    Open: what it does not list is allowed, but for the folders of other namespaces and the cache, and file:// where the
+    storage is none. Default: Strict."""
     max_chip_hours: PositiveDecimal | None = None
     """Most chip hours per job, as estimated and as used."""
     limits: Annotated[tuple[Limit, ...], Field(max_length=64), *list_map("path")] | None = None

@@ -172,6 +172,16 @@ class ResolvedMemory(ApiModel):
     """How that was found out."""
 
 
+class ResolvedHostMemory(ApiModel):
+    """What the pods of the stages on CPU request, by the model's size; where the profile's nodes do not have it, what
+    the stage would need."""
+
+    convert: Quantity | None = None
+    """Convert's; absent where nothing is converted."""
+    export: Quantity | None = None
+    """Export's."""
+
+
 class ResolvedImages(ApiModel):
     """The images that run."""
 
@@ -204,6 +214,8 @@ class Resolved(ApiModel):
     """The slice, and why it was chosen."""
     memory: ResolvedMemory | None = None
     """Whether it fits."""
+    host_memory: ResolvedHostMemory | None = None
+    """What the stages on CPU request."""
     checkpoint: ShortText | None = None
     """Which checkpoint is evaluated and exported: Best or Last."""
     images: ResolvedImages | None = None

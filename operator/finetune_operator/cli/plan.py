@@ -10,12 +10,13 @@ import yaml
 
 from finetune_contract import DatasetSource, ModelSource, Stage
 from finetune_operator.api import Reason
+from finetune_operator.cli import host_memory
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, load, of_kind
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.pathways import Pathways
-from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, TPU_STAGES, plan_offline
+from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, TPU_STAGES, CpuPoolTooSmall, plan_offline
 from finetune_operator.rendering.offline import offline_plan
 from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
@@ -56,12 +57,15 @@ def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "js
         raise CliError(
             f"{file}: {error.reason}: {error.message}", fix=_OFFLINE.get(error.reason, "")
         ) from error
+    except CpuPoolTooSmall as error:
+        raise CliError(f"{file}: CpuPoolTooSmall: {error}", fix=error.fix) from error
     if output == "yaml":
         text = yaml.dump_all(jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
         return str(text).rstrip("\n")
+    memory = host_memory.host_memory(plan, job)
     if output == "json":
-        return json.dumps(_facts(plan) | {"jobSets": jobsets}, indent=2)
-    return "\n".join(_page(plan, jobsets))
+        return json.dumps(_facts(plan, memory) | {"jobSets": jobsets}, indent=2)
+    return "\n".join(_page(plan, jobsets, memory))
 
 
 def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object, Object | None]:
@@ -101,7 +105,7 @@ def _chosen(job: Object, profiles: Sequence[Object]) -> Object:
     )  # another one is refused with its reason by the operator's own code
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def _facts(plan: Plan, memory: host_memory.HostMemory) -> dict[str, Any]:
     """The plan in the words of status.resolved, for programs."""
     shape, numbers = plan.placement.shape, plan.hyperparameters
     facts: dict[str, Any] = {
@@ -128,7 +132,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "image": plan.image,
         "queues": {name: queue for name, queue in _queues(plan).items() if queue},
         "memory": {"source": plan.memory.source if plan.memory else "Off"},
-        "checkpoint": "Last",
+        "hostMemory": host_memory.facts(memory),
+        "checkpoint": plan.exported_checkpoint,
     }
     if plan.pathways is not None:
         facts["pathways"] = {
@@ -142,7 +147,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     return facts
 
 
-def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
+def _page(plan: Plan, jobsets: Sequence[Object], memory: host_memory.HostMemory) -> Iterator[str]:
     shape, mesh, numbers = plan.placement.shape, plan.mesh, plan.hyperparameters
     yield f"{plan.job.name}, with profile {plan.profile_name}"
     yield ""
@@ -185,6 +190,7 @@ def _page(plan: Plan, jobsets: Sequence[Object]) -> Iterator[str]:
         yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
     yield _row("Checkpoints", _checkpoints(plan))
     yield _row("Memory", _memory(plan))
+    yield _row("Host memory", host_memory.text(memory))
     if tried := plan.smoke:
         yield _row(
             "Smoke test", f"{tried.steps} steps on {tried.examples} rows of each source, within Preflight"

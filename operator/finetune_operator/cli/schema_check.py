@@ -11,7 +11,7 @@ import jsonschema
 from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
-from finetune_operator.api import did_you_mean
+from finetune_operator.api import did_you_mean, one_of
 from finetune_operator.api.rules import RULES_KEY
 from finetune_operator.cli.documents import Place
 
@@ -102,7 +102,7 @@ def _explained(keyword: str, limit: Any, saw: Any, meaning: str) -> tuple[str, s
         case "type":
             message, fix = f"must be {_article(limit)}, not {shown(saw)}", _type_fix(saw, limit)
         case "enum":
-            message = f"unknown value {shown(saw)}{did_you_mean(str(saw), limit)}"
+            message = f"unknown value {shown(saw)}{one_of(str(saw), limit)}"
         case "pattern":
             message = f"{shown(saw)} does not have the form {limit}"
             fix = f"Expected: {meaning}" if meaning else ""

@@ -9,13 +9,14 @@ from finetune_operator.lifecycle.blind import blind, blind_left, halted
 from finetune_operator.lifecycle.classify import RUN_FOLDER_UNREADABLE
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deletion
 from finetune_operator.lifecycle.decision import Decision, Deletion
+from finetune_operator.lifecycle.memory import too_small
 from finetune_operator.lifecycle.observed import Observed, Unreadable
 from finetune_operator.lifecycle.queueing import queueing
 from finetune_operator.lifecycle.situation import Course, Situation
 from finetune_operator.lifecycle.spending import Overspent, overspent
 from finetune_operator.lifecycle.stages import Survey, survey
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
-from finetune_operator.planning import Plan, Refused
+from finetune_operator.planning import Plan, Refused, judge_findings
 from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
 
 
@@ -48,6 +49,8 @@ def _next(  # noqa: PLR0911  one per case
         return conclude(observed, Situation(course=Course.SUCCEEDED), look)
     if look.failed:
         return conclude(observed, Situation(course=Course.FAILED, failure=_final(look)), look)
+    if broken := judge_findings(look.plan, look.findings):
+        return conclude(observed, Situation(course=Course.FAILED, failure=_not_allowed(broken)), look)
     if look.plan.plan_only and look[Stage.PREFLIGHT].done:
         return conclude(observed, Situation(course=Course.PLANNED), look)
     if suspend:
@@ -111,6 +114,16 @@ def _progress_still_unknown(observed: Observed, look: Survey) -> Unreadable | No
     return unknown if stopped and unknown and unknown.alone else None
 
 
+def _not_allowed(broken: Refused) -> Failure:
+    """What preflight counted is more than the profile allows; no edit of the job can change it."""
+    return Failure(
+        code=ExitCode.BAD_REQUEST,
+        reason=broken.reason,
+        message=broken.message,
+        fix="Create a job within the limits under another name.",
+    )
+
+
 def _create(observed: Observed, look: Survey) -> Decision:
     """The next attempt of the current stage. Every stage before it is green."""
     stage = look.current.stage
@@ -123,13 +136,7 @@ def _create(observed: Observed, look: Survey) -> Decision:
         failure = speech.refused_by_operator(error)
         return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
     except CpuPoolTooSmall as error:
-        failure = Failure(
-            code=ExitCode.OUT_OF_MEMORY,
-            reason="CpuPoolTooSmall",
-            message=str(error),
-            fix="Create the job under a profile with larger CPU nodes.",
-        )
-        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
+        return conclude(observed, Situation(course=Course.FAILED, failure=too_small(error)), look)
     # What the status tells of this look is what the next look will see: the attempt exists.
     created = survey(
         replace(observed, jobsets=(*observed.jobsets, jobset)),

@@ -208,12 +208,12 @@ def unpaid(why: str) -> Failure:
     return Failure(code=ExitCode.STOPPED, reason=BUDGET_EXHAUSTED, message=why)
 
 
-def replacement() -> Failure:
-    """The record that an attempt is stopped because the spec asks for another one since; written before that."""
+def replacement(why: str) -> Failure:
+    """The record that an attempt is stopped because another one is wanted; written before it is stopped."""
     return Failure(
         code=ExitCode.STOPPED,
         reason=REPLACED,
-        message="Stopped before it began: the job has been edited since its JobSet was made.",
+        message=f"Stopped to make room for another attempt: {why}.",
     )
 
 

@@ -6,10 +6,10 @@ from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.advance import advance
 from finetune_operator.lifecycle.attempts import attempts_of, since_retry
-from finetune_operator.lifecycle.blind import blind, stopped_by_user
+from finetune_operator.lifecycle.blind import stopped_by_user
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
-from finetune_operator.lifecycle.observed import Observed, Unreadable
+from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.pending import with_pending
 from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
@@ -76,12 +76,7 @@ def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
     try:
         takeover = note_due(observed, plan, attempts)
     except Refused as error:
-        if ended:
-            return _kept_from_retry(observed, error)
-        # What runs stays under its limits, whatever the folder says of other jobs.
-        why = Unreadable(reason=error.reason, message=error.message)
-        stop = blind(observed, plan, attempts, why, error)
-        return stop if stop.deletions else _refuse(observed, error)
+        return _kept_from_retry(observed, error) if ended else _refuse(observed, error)
     if takeover is not None:
         # The note comes first: from the next look on, what was there before is not this job's.
         return Decision(status=job.get("status") or {}, takeover=takeover, look_again_after=0.0)
@@ -176,6 +171,10 @@ def _refuse(observed: Observed, refused: Refused) -> Decision:
     decision = conclude(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
     known = {name: value for name, value in (observed.job.get("status") or {}).items() if name != "waiting"}
     decision = replace(decision, status={**known, **decision.status})
+    if refused.reason is Reason.RUN_FOLDER_TAKEN:
+        # Of two jobs in one run folder the one that has lost it stops writing.
+        stopped = tuple(deletion(each) for each in observed.jobsets if stoppable(each))
+        return replace(decision, deletions=stopped)
     return stopped_by_user(observed, attempts_of(observed), decision)
 
 

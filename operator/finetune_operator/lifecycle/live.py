@@ -27,18 +27,24 @@ from finetune_operator.lifecycle.usage import counted, rate_of, uncovered_run
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
 from finetune_operator.planning import Refused
-from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, render_jobset, spec_of
+from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, plan_of, render_jobset, spec_of
 
 #: An attempt that is ending is noted again when it has run for so much longer.
 _SAVING_SECONDS = 10.0
 
 
-def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision:
+def watch(  # noqa: PLR0911  one per case
+    observed: Observed, look: Survey, refused: Refused | None
+) -> Decision:
     """An attempt is alive: say how it goes."""
     attempt = look.live
     assert attempt is not None, "called for a live attempt"
+    if _of_another_plan(look, attempt):
+        return end(
+            observed, look, attempt, replacement("its JobSet was made under another plan than the stored one")
+        )
     if not refused and _edited(look, attempt):
-        return end(observed, look, attempt, replacement())
+        return end(observed, look, attempt, replacement("the job has been edited since its JobSet was made"))
     queue = queueing(
         attempt.jobset, attempt.workload, served=observed.workloads is not None, now=observed.now
     )
@@ -144,6 +150,11 @@ def _evicted(attempt: Attempt) -> Failure | None:
     if condition is None or attempt.files is None or (noted and noted.reason != EVICTED):
         return None
     return eviction(attempt, condition)
+
+
+def _of_another_plan(look: Survey, attempt: Attempt) -> bool:
+    """Whether the JobSet was made under a plan that is not the job's: image, slice or folder may be others."""
+    return attempt.jobset is not None and plan_of(attempt.jobset) not in (None, look.plan.digest)
 
 
 def _edited(look: Survey, attempt: Attempt) -> bool:

@@ -1,13 +1,15 @@
 """What preflight found out about memory and speed, as the status tells it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil, floor
 from typing import Any
 
-from finetune_contract import MemoryOutcome
+from finetune_contract import ExitCode, Failure, MemoryOutcome, PreflightOutcome, Stage
 from finetune_operator.lifecycle.progress import decimal, mebibytes
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.memory import place_name
+from finetune_operator.rendering import CpuPoolTooSmall
+from finetune_operator.rendering.memory import SIZED_STAGES, memory_wanted, require_cpu_memory
 
 type Object = Mapping[str, Any]
 
@@ -32,6 +34,32 @@ def memory_status(plan: Plan, findings: Findings) -> Object:
         status["estimatedPerChip"] = mebibytes(outcome.peak_bytes)
         status["limitPerChip"] = mebibytes(outcome.limit_bytes)
     return status
+
+
+def host_memory_status(plan: Plan, findings: Findings) -> Object | None:
+    """``status.resolved.hostMemory``; None before preflight has read the model's size."""
+    if findings.preflight is None:
+        return None
+    parameters = findings.preflight.model.parameters
+    return {
+        stage.lower(): f"{memory_wanted(plan, stage, parameters)}Gi"
+        for stage in SIZED_STAGES
+        if stage in plan.stages
+    }
+
+
+def not_held(plan: Plan, stages: Iterable[Stage], found: PreflightOutcome) -> CpuPoolTooSmall | None:
+    """Why the profile's CPU nodes cannot hold one of ``stages``, now that the model's size is known."""
+    try:
+        require_cpu_memory(plan, stages, found.model.parameters)
+    except CpuPoolTooSmall as error:
+        return error
+    return None
+
+
+def too_small(error: CpuPoolTooSmall) -> Failure:
+    """As the job's failure."""
+    return Failure(code=ExitCode.OUT_OF_MEMORY, reason="CpuPoolTooSmall", message=str(error), fix=error.fix)
 
 
 def estimate_status(plan: Plan, findings: Findings) -> Object | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import DatasetReport
-from finetune_operator.lifecycle.memory import memory_status
+from finetune_operator.lifecycle.memory import host_memory_status, memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.snapshot import plan_name
@@ -44,6 +44,8 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
     }
     if steps is not None:
         resolved["hyperparameters"]["steps"] = steps
+    if requested := host_memory_status(plan, findings):
+        resolved["hostMemory"] = requested
     if findings.preflight:
         if findings.preflight.max_seq_length is not None:
             resolved["hyperparameters"]["maxSeqLength"] = findings.preflight.max_seq_length

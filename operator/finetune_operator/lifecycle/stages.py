@@ -21,6 +21,7 @@ from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import budgets, gates
 from finetune_operator.lifecycle.attempts import ORDER, Attempt, since_retry
 from finetune_operator.lifecycle.classify import Ending, Verdict, classify, settled
+from finetune_operator.lifecycle.memory import not_held, too_small
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.usage import Usage, counted, usage
 from finetune_operator.lifecycle.waited import to_note
@@ -96,8 +97,8 @@ class Survey:
 
     @property
     def current(self) -> StageView:
-        """The first stage that has not succeeded; the last one when all have."""
-        return next((view for view in self.stages if not view.done), self.stages[-1])
+        """The one that has failed, else the first that has not succeeded; the last one when all have."""
+        return self.failed or next((view for view in self.stages if not view.done), self.stages[-1])
 
     @property
     def succeeded(self) -> bool:
@@ -147,6 +148,8 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
             continue
         views.append(view)
         findings = _found(findings, view)
+    if findings.preflight and not any(attempt.live for attempt in attempts):
+        views = _with_memory(views, plan, findings.preflight)
     return Survey(
         plan=plan,
         stages=tuple(views),
@@ -157,6 +160,18 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         counters=counters,
         findings=findings,
     )
+
+
+def _with_memory(views: list[StageView], plan: Plan, found: PreflightOutcome) -> list[StageView]:
+    """A stage on CPU that no node could hold has failed before anything else starts. What runs is left alone."""
+    waiting = [view.stage for view in views if not view.done and view.failure is None]
+    error = not_held(plan, waiting, found)
+    return [
+        replace(view, phase=StagePhase.FAILED, failure=too_small(error))
+        if error is not None and view.stage is error.stage
+        else view
+        for view in views
+    ]
 
 
 def _believed(verdict: Verdict, now: datetime) -> Verdict:

@@ -1,6 +1,12 @@
 """From what users wrote to what will run: merge, policy, topology, batch, stage requests. Pure."""
 
-from finetune_operator.planning.admission import Admission, admit, check_profile_object, replan
+from finetune_operator.planning.admission import (
+    Admission,
+    admit,
+    check_profile_object,
+    judge_findings,
+    replan,
+)
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.plan import CpuPool, Findings, Plan, make_plan
 from finetune_operator.planning.requests import stage_request
@@ -15,6 +21,7 @@ __all__ = [
     "Snapshot",
     "admit",
     "check_profile_object",
+    "judge_findings",
     "make_plan",
     "read_snapshot",
     "render_snapshot",

@@ -1,7 +1,7 @@
 """From a job and the profiles that exist to a snapshot and a plan, or to a refusal."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from finetune_contract.engine import override_faults
@@ -14,10 +14,12 @@ from finetune_operator.api import (
 )
 from finetune_operator.planning.chat_template import with_chat_template
 from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.limits import found_problems, limit_problems
 from finetune_operator.planning.merge import BUILT_IN, merge
-from finetune_operator.planning.plan import Plan, make_plan
-from finetune_operator.planning.policy import check_policy, check_profile
-from finetune_operator.planning.resumption import refuse_folder_in_use
+from finetune_operator.planning.places import Storage, judge_run
+from finetune_operator.planning.plan import Findings, Plan, make_plan
+from finetune_operator.planning.policy import check_policy, check_profile, refused_by, with_mode
+from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
 from finetune_operator.planning.snapshot import Snapshot
 from finetune_operator.planning.source_job import source_name, with_source_model
 from finetune_operator.planning.support import refuse_later_fields
@@ -47,12 +49,12 @@ def admit(
         profiles: all that there are.
         template: the ConfigMap that the job's chat template is in, if it names one that exists.
         source: the FineTuneJob whose model it starts from, if it names one that exists.
-        neighbours: the FineTuneJobs of its namespace, where it is to go on in another one's run folder.
+        neighbours: the FineTuneJobs, of any namespace, that may use the run folder in which it is to go on.
     """
     check_job(job)
     profile = choose_profile(job, profiles)
     check_profile_object(profile)
-    name, spec = profile["metadata"]["name"], profile["spec"]
+    name, spec = profile["metadata"]["name"], with_mode(profile["spec"], "Strict")
     base = merge(BUILT_IN, spec.get("defaults", {}))
     merged = merge(base, job["spec"])
     if source_name(merged) == job["metadata"]["name"]:
@@ -62,13 +64,49 @@ def admit(
     whole = with_source_model(with_chat_template(merged, template), source)
     check_policy(job, name, spec, whole, base)
     refuse_folder_in_use(job, neighbours)
-    provisional = make_plan(job, Snapshot.make(job, profile, whole))
+    provisional = make_plan(job, _snapshot(job, profile, whole))
+    _check_limits(provisional, spec, whole)
     # Whatever resources are edited to later, a step takes as many rows as the first plan says.
     fixed = merge(
         whole, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
     )
-    snapshot = Snapshot.make(job, profile, fixed)
+    snapshot = _snapshot(job, profile, fixed)
     return Admission(snapshot=snapshot, plan=make_plan(job, snapshot))
+
+
+def _snapshot(job: Object, profile: Object, spec: Object) -> Snapshot:
+    """With the mode in words: what a later version takes for the default does not change what was admitted."""
+    snapshot = Snapshot.make(job, profile, spec)
+    return replace(snapshot, profile=with_mode(snapshot.profile, "Strict"))
+
+
+def _check_limits(plan: Plan, profile: Object, spec: Object) -> None:
+    if problems := list(limit_problems(plan, spec)):
+        raise refused_by(plan.profile_name, profile.get("owner", {}), problems)
+
+
+def judge_findings(plan: Plan, findings: Findings) -> Refused | None:
+    """Why the profile does not allow what preflight found the job to come to; None: it does, or preflight has not
+    passed. To be asked before anything is made that holds a slice."""
+    problems = list(found_problems(plan, findings))
+    return refused_by(plan.profile_name, plan.owner_of_profile, problems) if problems else None
+
+
+def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
+    """Whether the job names a run folder that its profile lets it go on in, so that it matters who else uses it."""
+    folder = resumed_folder(job["spec"])
+    if folder is None:
+        return False
+    try:
+        check_job(job)
+        profile = choose_profile(job, profiles)
+        check_profile_object(profile)
+    except Refused:
+        return False
+    spec = profile["spec"]
+    storage = Storage.of(spec, job["metadata"].get("namespace", "default"))
+    opened = spec.get("constraints", {}).get("uris", {}).get("write", ())
+    return judge_run("", folder, storage, opened) is None
 
 
 def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Plan:
@@ -81,8 +119,12 @@ def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Pla
     base = merge(BUILT_IN, snapshot.profile.get("defaults", {}))
     # Where the model lies was found out at admission, too.
     merged = {**merge(base, job["spec"]), "model": snapshot.spec["model"]}
-    check_policy(job, snapshot.profile_name, snapshot.profile, merged, base)
-    return make_plan(job, snapshot, passed)
+    # A plan without a mode is of an operator that knew none, and allowed what its profile did not forbid.
+    profile = with_mode(snapshot.profile, "Open")
+    check_policy(job, snapshot.profile_name, profile, merged, base)
+    plan = make_plan(job, snapshot, passed)
+    _check_limits(plan, profile, merged)
+    return plan
 
 
 def check_job(job: Object) -> None:

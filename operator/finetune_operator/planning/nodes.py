@@ -11,11 +11,27 @@ type Object = Mapping[str, Any]
 _GKE = "cloud.google.com"
 _MACHINE = "node.kubernetes.io/instance-type"
 _POLICY = f"{_GKE}/placement-policy-name"
-_SHARED_RESERVATION = re.compile(r"projects/([^/]+)/reservations/([^/]+)")
+_RESERVATION = re.compile(
+    r"(?:projects/(?P<project>[^/]+)/reservations/)?(?P<name>[^/]+)"
+    r"(?:/reservationBlocks/(?P<blocks>[^/]+)(?:/reservationSubBlocks/(?P<subblocks>[^/]+))?)?"
+)
+#: What nodes are that may be taken away, or that end by themselves.
+_PASSING: Mapping[str, tuple[str, ...]] = {
+    f"{_GKE}/gke-spot": ("true",),
+    f"{_GKE}/gke-preemptible": ("true",),
+    f"{_GKE}/gke-flex-start": ("true",),
+    f"{_GKE}/gke-queued": ("true",),
+    f"{_GKE}/gke-provisioning": ("spot", "preemptible", "flex-start"),
+}
+_RECLAIMED: Mapping[str, tuple[str, ...]] = {
+    f"{_GKE}/gke-spot": ("true",),
+    f"{_GKE}/gke-preemptible": ("true",),
+    f"{_GKE}/gke-provisioning": ("spot", "preemptible"),
+}
 
 
 def node_selector(shape: TpuShape, flavor: Object, *, queued_provisioning: bool) -> dict[str, str]:
-    """Labels of the slice's nodes; what the flavor itself selects wins."""
+    """Labels of the slice's nodes. What the flavor itself selects wins; with the value "" it takes a label away."""
     selector = {f"{_GKE}/gke-tpu-accelerator": shape.accelerator, f"{_GKE}/gke-tpu-topology": shape.topology}
     if shares_labels(shape):
         # Half of an eight-chip host would satisfy a four-chip pod.
@@ -31,7 +47,22 @@ def node_selector(shape: TpuShape, flavor: Object, *, queued_provisioning: bool)
         case "FlexStart" if not queued_provisioning:
             # Queued nodes are selected by the provisioning request, which Kueue adds when they are there.
             selector[f"{_GKE}/gke-flex-start"] = "true"
-    return {**selector, **flavor.get("nodeSelector", {})}
+    own = flavor.get("nodeSelector", {})
+    removed = {label for label in selector if own.get(label) == ""}
+    return {label: value for label, value in {**selector, **own}.items() if label not in removed}
+
+
+def avoided(flavor: Object, *, queued_provisioning: bool) -> dict[str, tuple[str, ...]]:
+    """Values of labels, by label, of nodes that other kinds of capacity are made of and that no label keeps the pods
+    from; not of a label that the flavor itself selects by."""
+    match flavor["capacity"]:
+        case "OnDemand":
+            others = _PASSING
+        case "FlexStart" if queued_provisioning:
+            others = _RECLAIMED
+        case _:
+            others = {}
+    return {label: values for label, values in others.items() if label not in flavor.get("nodeSelector", {})}
 
 
 def tolerations(flavor: Object, *, queued_provisioning: bool) -> tuple[Object, ...]:
@@ -52,8 +83,10 @@ def _true(key: str) -> Object:
 
 
 def _reservation(name: str) -> dict[str, str]:
-    """Another project's reservation is named with its project."""
-    shared = _SHARED_RESERVATION.fullmatch(name)
-    if shared is None:
+    """Another project's reservation is named with its project; a part of one with its block."""
+    parts = _RESERVATION.fullmatch(name)
+    if parts is None:
+        # A profile of an earlier schema; no node has such a label, and the job says what it waits for.
         return {f"{_GKE}/reservation-name": name}
-    return {f"{_GKE}/reservation-name": shared[2], f"{_GKE}/reservation-project": shared[1]}
+    named = ("name", "project", "blocks", "subblocks")
+    return {f"{_GKE}/reservation-{part}": parts[part] for part in named if parts[part]}

@@ -31,6 +31,7 @@ from finetune_operator.planning import resolve, training
 from finetune_operator.planning.asked import asked_of_stages
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
 from finetune_operator.planning.budget import Budget, resolve_budget
+from finetune_operator.planning.limits import Bound, bounds_of
 from finetune_operator.planning.memory import resolve_memory
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
@@ -169,6 +170,10 @@ class Plan:
     queues: Queues
     pod: PodAdditions
     currency: str | None
+    owner_of_profile: Object
+    """Whom to ask: team and contact, as far as the profile says."""
+    bounds: tuple[Bound, ...]
+    """The profile's ``constraints.limits``."""
     plan_only: bool
 
     @property
@@ -195,7 +200,8 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
     spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
     resources = spec["resources"]
     refuse_other_controller(snapshot.spec["resources"]["controller"], resources["controller"])
-    queued = "localQueue" in profile.get("queue", {})
+    queues = resolve_queues(metadata, profile)
+    queued = queues.tpu is not None
     placement = place(resources, snapshot.profile_name, profile["flavors"], queued=queued, passed=passed)
     mesh = resolve_mesh(
         placement.shape, resources["slices"], resources.get("parallelism", {}), resources["controller"]
@@ -235,7 +241,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         else None,
         model=model,
         lineage=spec["model"].get("fromJob"),
-        data=resolve.data(spec),
+        data=resolve.data(spec, length_asked=job["spec"].get("datasets", {}).get("maxSeqLength") is not None),
         method=training.method(spec),
         hyperparameters=training.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
         checkpointing=checkpointing,
@@ -277,7 +283,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             tolerations=tuple(cpu_pool.get("tolerations", ())),
             max_memory=cpu_pool.get("maxMemory"),
         ),
-        queues=resolve_queues(metadata, profile),
+        queues=queues,
         pod=PodAdditions(
             env=tuple(pod.get("env", ())),
             labels=pod.get("labels", {}),
@@ -286,5 +292,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             privileged=pod.get("privileged", False),
         ),
         currency=profile.get("currency"),
+        owner_of_profile=profile.get("owner", {}),
+        bounds=bounds_of(profile),
         plan_only=bool(spec.get("planOnly", False)),
     )

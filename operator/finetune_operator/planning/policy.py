@@ -1,9 +1,7 @@
 """What the platform team allows. Every refusal names the profile, the rule and whom to ask."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from finetune_contract.engine import FaultKind, key_fault
@@ -16,8 +14,18 @@ from finetune_operator.api import (
 )
 from finetune_operator.catalog import CatalogError, shape_by_topology
 from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.limits import LIMITED
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.pathways import pathways_faults
+from finetune_operator.planning.places import (
+    Place,
+    Storage,
+    covers,
+    judge,
+    judge_run,
+    namespace_fault,
+    storage_faults,
+)
 from finetune_operator.planning.queueing import forbidden_labels
 from finetune_operator.planning.resumption import resumed_folder
 
@@ -25,6 +33,7 @@ type Object = Mapping[str, Any]
 
 #: From here on two words are one of them mistyped (difflib's ratio); below it a suggestion would mislead.
 _ALIKE = 0.8
+_HUB_MODELS = "hf://models/"
 
 
 def check_profile(name: str, profile: Object) -> None:
@@ -33,19 +42,24 @@ def check_profile(name: str, profile: Object) -> None:
         *_unknown_paths(profile),
         *_unknown_keys(profile),
         *_unknown_shapes(profile),
+        *storage_faults(profile),
         *pathways_faults(profile),
     ]
     if wrong:
-        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)} {_ask(profile)}')
+        raise Refused(
+            Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)} {_ask(profile.get("owner", {}))}'
+        )
 
 
 def _unknown_paths(profile: Object) -> Iterator[str]:
     constraints = profile.get("constraints", {})
     locked = constraints.get("locked", ())
     limited = [limit["path"] for limit in constraints.get("limits", ())]
-    yield from _unknown(
-        "limits[{}].path", limited, number_paths(FineTuneJobSpec), "no number of a job's spec"
-    )
+    numbers = number_paths(FineTuneJobSpec)
+    yield from _unknown("limits[{}].path", limited, numbers, "no number of a job's spec")
+    for index, path in enumerate(limited):
+        if path in numbers - LIMITED:
+            yield f"spec.constraints.limits[{index}].path: {path} cannot be limited: remove the limit."
     yield from _unknown("locked[{}]", locked, field_paths(Defaults), "no field that defaults can set")
 
 
@@ -84,32 +98,63 @@ def _unknown_shapes(profile: Object) -> Iterator[str]:
                     yield f"spec.flavors[{index}]: {error}"
 
 
+def with_mode(profile: Object, mode: str) -> Object:
+    """``profile`` with its ``constraints.mode`` in words; ``mode`` where it says none."""
+    return {**profile, "constraints": {"mode": mode, **profile.get("constraints", {})}}
+
+
 def check_policy(job: Object, name: str, profile: Object, merged: Object, base: Object) -> None:
     """Raise Refused when the job breaks a rule.
 
     Args:
         job: the FineTuneJob.
         name: the profile's name.
-        profile: the profile's spec.
+        profile: the profile's spec, :func:`with_mode`.
         merged: the job's spec over all defaults.
         base: the defaults alone: what locked paths must say.
     """
     namespace = job["metadata"].get("namespace", "default")
-    namespaces = profile.get("namespaces", ())
-    if namespaces and namespace not in namespaces:
-        raise Refused(
-            Reason.PROFILE_NOT_ALLOWED,
-            f'profile "{name}" serves the namespaces {", ".join(namespaces)}, not {namespace}. {_ask(profile)}',
-        )
+    _check_namespace(name, profile, namespace)
     broken = [problem for rule in _RULES for problem in rule(job["spec"], profile, merged, base)]
     broken += forbidden_labels(job["metadata"], profile)
-    broken += _foreign_run(merged, profile, namespace)
+    broken += filter(None, _places(profile, merged, Storage.of(profile, namespace)))
     if broken:
-        raise Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(broken)}. {_ask(profile)}')
+        raise refused_by(name, profile.get("owner", {}), broken)
 
 
-def _ask(profile: Object) -> str:
-    owner = profile.get("owner", {})
+def refused_by(name: str, owner: Object, problems: Iterable[str]) -> Refused:
+    """The refusal of a job that breaks rules of the profile ``name``. ``owner``: the profile's."""
+    return Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(problems)}. {_ask(owner)}')
+
+
+def _check_namespace(name: str, profile: Object, namespace: str) -> None:
+    namespaces = profile.get("namespaces", ())
+    listed = namespace in namespaces or "*" in namespaces
+    if not listed and (namespaces or _strict(profile)):
+        raise Refused(
+            Reason.PROFILE_NOT_ALLOWED,
+            f'profile "{name}" serves {_served(namespaces)}, not {namespace}: to allow it, add "{namespace}" to '
+            f"spec.namespaces of the profile. {_ask(profile.get('owner', {}))}",
+        )
+    if fault := namespace_fault(Storage.of(profile, namespace)):
+        raise Refused(
+            Reason.PROFILE_NOT_ALLOWED, f'profile "{name}": {fault}. {_ask(profile.get("owner", {}))}'
+        )
+
+
+def _served(namespaces: Sequence[str]) -> str:
+    return (
+        f"the namespaces {', '.join(namespaces)}"
+        if namespaces
+        else "the namespaces that it lists, and lists none"
+    )
+
+
+def _strict(profile: Object) -> bool:
+    return bool(profile["constraints"]["mode"] == "Strict")
+
+
+def _ask(owner: Object) -> str:
     contact = owner.get("contact") or owner.get("team")
     return f"Ask {contact}." if contact else "Ask the owner of the profile."
 
@@ -122,34 +167,16 @@ def _models(_spec: Object, profile: Object, merged: Object, _base: Object) -> It
     # A tuned model is what it was made of.
     base = model.get("fromJob", {}).get("base")
     asked = base or (model["huggingFace"]["repo"] if "huggingFace" in model else _folder_of(model))
-    if not any(fnmatchcase(asked, pattern) for pattern in allowed):
-        yield f"models.allow is {', '.join(allowed)}, which does not cover spec.model {asked}"
+    if not any(covers(pattern, asked) for pattern in allowed):
+        yield (
+            f"models.allow is {', '.join(allowed)}, which does not cover spec.model {asked}: to allow it, add "
+            f'"{asked}" to spec.models.allow of the profile'
+        )
 
 
 def _folder_of(model: Object) -> str:
     uri: str = model["orbax"]["uri"] if "orbax" in model else model["uri"]
-    return uri
-
-
-def _limits(_spec: Object, profile: Object, merged: Object, _base: Object) -> Iterator[str]:
-    for limit in profile.get("constraints", {}).get("limits", ()):
-        value = lookup(merged, limit["path"])
-        number = _decimal(value)
-        if number is None:
-            continue
-        if "max" in limit and number > Decimal(limit["max"]):
-            yield f"constraints.limits: spec.{limit['path']} is {value}, at most {limit['max']} is allowed"
-        if "min" in limit and number < Decimal(limit["min"]):
-            yield f"constraints.limits: spec.{limit['path']} is {value}, at least {limit['min']} is asked for"
-
-
-def _decimal(value: Any) -> Decimal | None:
-    if value is None or isinstance(value, bool | Mapping | list):
-        return None
-    try:
-        return Decimal(str(value))
-    except InvalidOperation:
-        return None
+    return uri.rstrip("/")
 
 
 def _locked(_spec: Object, profile: Object, merged: Object, base: Object) -> Iterator[str]:
@@ -172,63 +199,69 @@ def _overrides(spec: Object, profile: Object, _merged: Object, _base: Object) ->
         yield f"constraints.engineOverrides.allow is {listed}, which does not cover spec.engineOverrides.{key}"
 
 
-def _uris(_spec: Object, profile: Object, merged: Object, _base: Object) -> Iterator[str]:
-    uris = profile.get("constraints", {}).get("uris", {})
-    storage = profile["storage"]
-    own = [f"{storage[name].rstrip('/')}/*" for name in ("artifacts", "cache") if name in storage]
-    for rule, places in (("read", _read(merged)), ("write", _written(merged))):
-        if rule not in uris:
-            continue
-        for path, uri in places:
-            # fnmatch gives ".." no meaning, but a store does not either: object names are opaque.
-            if not any(fnmatchcase(uri, pattern) for pattern in (*own, *uris[rule])):
-                listed = ", ".join(uris[rule]) or "empty"
-                yield f"constraints.uris.{rule} is {listed}, which does not cover {path} {uri}"
+def _places(profile: Object, merged: Object, storage: Storage) -> Iterator[str | None]:
+    uris, strict = profile["constraints"].get("uris", {}), _strict(profile)
+    models = [f"{_HUB_MODELS}{each}" for each in profile.get("models", {}).get("allow", ())]
+    for place in _read(merged):
+        listed = uris.get("read")
+        if models and place.uri.startswith(_HUB_MODELS):
+            # What models.allow names needs no second entry; what it does not name needs one.
+            listed = (*(listed or ()), *models)
+        yield judge(place, storage, "read", listed, strict=strict)
+    for place in _written(merged):
+        yield judge(place, storage, "write", uris.get("write"), strict=strict)
+    if folder := resumed_folder(merged):
+        yield judge_run("spec.resumeFrom.runFolder", folder, storage, uris.get("write", ()))
 
 
-def _read(merged: Object) -> Iterator[tuple[str, str]]:
-    model, datasets = merged["model"], merged["datasets"]
+def _read(merged: Object) -> Iterator[Place]:
+    model, evaluation = merged["model"], merged["evaluation"]
     if "uri" in model:
-        yield "spec.model.fromJob" if "fromJob" in model else "spec.model.uri", model["uri"]
+        yield Place(path="spec.model.fromJob" if "fromJob" in model else "spec.model.uri", uri=model["uri"])
     if "orbax" in model:
-        yield "spec.model.orbax.uri", model["orbax"]["uri"]
-    if "uri" in model.get("tokenizer", {}):
-        yield "spec.model.tokenizer.uri", model["tokenizer"]["uri"]
-    for kind in ("train", "validation"):
-        for index, source in enumerate(datasets.get(kind, ())):
-            if "uri" in source:
-                yield f"spec.datasets.{kind}[{index}].uri", source["uri"]
-    for kind in ("datasets", "benchmarks"):
-        for index, source in enumerate(merged["evaluation"].get(kind, ())):
-            if "uri" in source:
-                yield f"spec.evaluation.{kind}[{index}].uri", source["uri"]
-
-
-def _written(merged: Object) -> Iterator[tuple[str, str]]:
-    for index, destination in enumerate(merged["export"].get("destinations", ())):
-        if "uri" in destination:
-            yield f"spec.export.destinations[{index}].uri", destination["uri"]
+        yield Place(path="spec.model.orbax.uri", uri=model["orbax"]["uri"])
+    yield from _of_hub("spec.model", model, _HUB_MODELS)
+    tokenizer = model.get("tokenizer", {})
+    if "uri" in tokenizer:
+        yield Place(path="spec.model.tokenizer.uri", uri=tokenizer["uri"])
+    yield from _of_hub("spec.model.tokenizer", tokenizer, _HUB_MODELS)
+    yield from _rows("spec.datasets.train", merged["datasets"]["train"])
+    yield from _rows("spec.datasets.validation", merged["datasets"].get("validation", ()))
+    yield from _rows("spec.evaluation.datasets", evaluation.get("datasets", ()))
+    for index, source in enumerate(evaluation.get("benchmarks", ())):
+        path = f"spec.evaluation.benchmarks[{index}]"
+        if "uri" in source:
+            yield Place(path=f"{path}.uri", uri=source["uri"])
         else:
-            repo = destination["huggingFaceHub"]["repo"]
-            yield f"spec.export.destinations[{index}].huggingFaceHub.repo", f"hf://{repo}"
+            # Which dataset a task reads, the harness alone knows.
+            yield Place(path=f"{path}.name", uri=f"hf://benchmarks/{source['name']}")
 
 
-def _foreign_run(merged: Object, profile: Object, namespace: str) -> Iterator[str]:
-    """A run folder is written to, so it is the namespace's own, or one that the profile opens by name."""
-    folder = resumed_folder(merged)
-    own = f"{profile['storage']['artifacts'].rstrip('/')}/{namespace}/"
-    opened = profile.get("constraints", {}).get("uris", {}).get("write", ())
-    if folder and not folder.startswith(own) and not any(fnmatchcase(folder, each) for each in opened):
-        yield (
-            f"spec.resumeFrom.runFolder {folder} is neither below {own} nor covered by constraints.uris.write "
-            f"({', '.join(opened) or 'empty'})"
-        )
+def _rows(path: str, sources: Sequence[Object]) -> Iterator[Place]:
+    for index, source in enumerate(sources):
+        if "uri" in source:
+            yield Place(path=f"{path}[{index}].uri", uri=source["uri"], folder=False)
+        yield from _of_hub(f"{path}[{index}]", source, "hf://datasets/")
+
+
+def _of_hub(path: str, source: Object, prefix: str) -> Iterator[Place]:
+    if "huggingFace" in source:
+        yield Place(path=f"{path}.huggingFace.repo", uri=f"{prefix}{source['huggingFace']['repo']}")
+
+
+def _written(merged: Object) -> Iterator[Place]:
+    for index, destination in enumerate(merged["export"].get("destinations", ())):
+        path = f"spec.export.destinations[{index}]"
+        if "uri" in destination:
+            yield Place(path=f"{path}.uri", uri=destination["uri"])
+        else:
+            yield Place(
+                path=f"{path}.huggingFaceHub.repo", uri=f"hf://{destination['huggingFaceHub']['repo']}"
+            )
 
 
 _RULES: tuple[Callable[[Object, Object, Object, Object], Iterator[str]], ...] = (
     _models,
-    _limits,
     _locked,
     _overrides,
-    _uris,
 )

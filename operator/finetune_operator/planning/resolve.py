@@ -65,8 +65,11 @@ def _folder(uri: str | None) -> str | None:
     return uri.rstrip("/") if uri else None
 
 
-def data(spec: Object) -> DataSpec:
-    """``spec.datasets``; its chat template has its text by now (:func:`.chat_template.with_chat_template`)."""
+def data(spec: Object, *, length_asked: bool) -> DataSpec:
+    """``spec.datasets``; its chat template has its text by now (:func:`.chat_template.with_chat_template`).
+
+    ``length_asked``: the job itself names maxSeqLength; it is not a default.
+    """
     section, check, kind = spec["datasets"], spec["preflight"]["dataset"], spec["method"]["type"]
     most_evaluated = spec["evaluation"]["maxExamples"]
     if check != "Full" and "steps" not in spec["hyperparameters"]:
@@ -90,6 +93,7 @@ def data(spec: Object) -> DataSpec:
         ],
         shuffle=section["shuffle"],
         max_seq_length=section["maxSeqLength"],
+        max_seq_length_asked=length_asked,
         packing=packing,
         split_from_train=SplitSpec(
             fraction=float(split["fraction"]),

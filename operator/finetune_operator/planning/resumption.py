@@ -18,25 +18,49 @@ def resumed_folder(spec: Object) -> str | None:
     return folder.rstrip("/") if isinstance(folder, str) else None
 
 
-def refuse_folder_in_use(job: Object, neighbours: Sequence[Object]) -> None:
-    """Raise Refused where another job of the namespace may still write into the folder.
+def blocks(other: Object, job: Object) -> bool:
+    """Whether ``other`` may write into the run folder that ``job`` is to go on in.
 
-    Of two that want to go on in it the older one may.
+    A job that only wants it counts in its own namespace, where of two the older one goes first: what another
+    namespace asks for is no reason to wait, as its profile may never allow it.
     """
     folder = resumed_folder(job["spec"])
-    if folder is None:
-        return
+    if folder is None or other["metadata"]["uid"] == job["metadata"]["uid"] or _ended(other):
+        return False
+    if _runs_in(folder, other):
+        return True
+    near = other["metadata"].get("namespace") == job["metadata"].get("namespace")
+    return near and resumed_folder(other["spec"]) == folder and _age(other) < _age(job)
+
+
+def refuse_folder_in_use(job: Object, neighbours: Sequence[Object]) -> None:
+    """Raise Refused where one of the ``neighbours``, jobs of any namespace, :func:`blocks` the job."""
+    folder = resumed_folder(job["spec"])
     for other in neighbours:
-        if other["metadata"]["uid"] == job["metadata"]["uid"] or _ended(other):
-            continue
-        runs = lookup(other, "status.resolved.runFolder") == folder
-        wants = resumed_folder(other["spec"]) == folder and _age(other) < _age(job)
-        if runs or wants:
+        if blocks(other, job):
+            uses = "uses" if folder and _runs_in(folder, other) else "is to go on in"
             raise Refused(
                 Reason.RUN_FOLDER_IN_USE,
-                f'{_PATH}: FineTuneJob "{other["metadata"]["name"]}" {"uses" if runs else "is to go on in"} {folder} '
-                "and has not ended. Delete it, or wait: the job goes on by itself when it has ended.",
+                f"{_PATH}: FineTuneJob {_named(other, job)} {uses} {folder} and has not ended. Delete it, or wait: the "
+                "job starts by itself when it has ended.",
             )
+
+
+def _runs_in(folder: str, job: Object) -> bool:
+    """Whether it is the run folder of a job, as its status says; the own one of a job whose status says nothing."""
+    told = lookup(job.get("status") or {}, "resolved.runFolder")
+    if told is not None:
+        return bool(told == folder)
+    metadata = job["metadata"]
+    own = f"/{metadata.get('namespace', 'default')}/{metadata['name']}-{metadata['uid'][:8]}"
+    return resumed_folder(job["spec"]) is None and folder.endswith(own)
+
+
+def _named(other: Object, job: Object) -> str:
+    name, namespace = other["metadata"]["name"], other["metadata"].get("namespace")
+    return (
+        f'"{name}"' if namespace == job["metadata"].get("namespace") else f'"{name}" in namespace {namespace}'
+    )
 
 
 def _age(job: Object) -> tuple[str, str]:

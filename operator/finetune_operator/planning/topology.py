@@ -45,6 +45,8 @@ class Placement:
     node_selector: Mapping[str, str]
     """Of every pod on the slice."""
     tolerations: tuple[Mapping[str, Any], ...]
+    avoided: Mapping[str, tuple[str, ...]]
+    """Values of node labels, by label, of nodes that are none of its kind of capacity."""
     chip_hour_price: str | None
     why: str
     capacities: tuple[str, ...]
@@ -211,7 +213,14 @@ def _placement(
     *,
     queued: bool,
 ) -> Placement:
-    queued_provisioning = queued and flavor["capacity"] == "FlexStart"
+    wanted = flavor.get("queuedProvisioning", queued)
+    if wanted and not queued:
+        raise Refused(
+            Reason.NO_FLAVOR_FITS,
+            f"flavor {flavor['name']} has queuedProvisioning: true, and no queue admits the job: set queue.localQueue "
+            "in the profile.",
+        )
+    queued_provisioning = wanted and flavor["capacity"] == "FlexStart"
     return Placement(
         shape=shape,
         flavor=flavor["name"],
@@ -219,6 +228,7 @@ def _placement(
         queued_provisioning=queued_provisioning,
         node_selector=nodes.node_selector(shape, flavor, queued_provisioning=queued_provisioning),
         tolerations=nodes.tolerations(flavor, queued_provisioning=queued_provisioning),
+        avoided=nodes.avoided(flavor, queued_provisioning=queued_provisioning),
         chip_hour_price=flavor.get("chipHourPrice"),
         why=f"{why}; flavor {flavor['name']}",
         capacities=tuple(dict.fromkeys([flavor["capacity"], *(each["capacity"] for each in serving)])),

@@ -32,10 +32,11 @@ from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.evidence import own_attempts
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
 from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
+from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.first_format import first_format_name
 from finetune_operator.planning.queueing import QUEUE_LABEL
-from finetune_operator.planning.resumption import resumed_folder
+from finetune_operator.planning.resumption import blocks
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
@@ -68,6 +69,7 @@ class Observer:
         folder: the run folder's reader.
         utc_now: the wall clock.
         live_jobs: how many jobs have not finished, as far as is known.
+        namespaces: those that are served; empty: all.
     """
 
     def __init__(
@@ -78,12 +80,14 @@ class Observer:
         *,
         utc_now: Callable[[], datetime],
         live_jobs: Callable[[], int],
+        namespaces: Sequence[str] = (),
     ) -> None:
         self._cluster = cluster
         self._plans = plans
         self._folder = folder
         self._utc_now = utc_now
         self._live_jobs = live_jobs
+        self._namespaces = namespaces
 
     async def observe(self, key: JobKey) -> Observed | None:
         """Everything about one job; None when there is no such job. Raises ClusterError.
@@ -103,12 +107,12 @@ class Observer:
         )
         jobsets = own_jobsets(job, labelled, snapshot)
         pods = own_pods(job, pods, jobsets)
-        profiles, first_format, template, source, neighbours = await asyncio.gather(
-            self._profiles(snapshot),
+        profiles = await self._profiles(snapshot)
+        first_format, template, source, neighbours = await asyncio.gather(
             self._first_format(job, snapshot),
             self._template(job, snapshot),
             self._source(job, snapshot),
-            self._neighbours(job, snapshot),
+            self._neighbours(job, profiles),
         )
         workloads, view = await asyncio.gather(
             self._workloads(key.namespace, jobsets), self._view(key, job, snapshot, jobsets, pods)
@@ -235,11 +239,16 @@ class Observer:
             return None
         return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
 
-    async def _neighbours(self, job: Object, snapshot: Object | None) -> Sequence[Object]:
-        """The jobs that may use the run folder that this one is to go on in, before admission."""
-        if snapshot is not None or resumed_folder(job["spec"]) is None:
+    async def _neighbours(self, job: Object, profiles: Sequence[Object]) -> Sequence[Object]:
+        """A job that uses the run folder that this one is to go on in, before admission. The job's own namespace is
+        asked first: most are there."""
+        if not profiles or not may_resume(job, profiles):
             return ()
-        return await self._cluster.list(JOBS, job["metadata"]["namespace"])
+        for scope in dict.fromkeys([job["metadata"]["namespace"], *(self._namespaces or (None,))]):
+            async for page in self._cluster.pages(JOBS, scope):
+                if found := [other for other in page if blocks(other, job)]:
+                    return found
+        return ()
 
     async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
         """The job whose model this one starts from before admission; afterwards the snapshot holds what it came to."""

@@ -7,7 +7,6 @@ from datetime import datetime
 
 from finetune_operator.cluster.port import PROFILES, Cluster, ClusterError, NotFound
 from finetune_operator.lifecycle.profiles import profile_status
-from finetune_operator.reconcile.errors import reason_of
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.reconciler import ReconcileError
@@ -50,10 +49,10 @@ class ProfileReconciler:
         try:
             await self._reconcile(key)
         except ClusterError as error:
-            raise ReconcileError(reason_of(error), str(error)) from error
+            raise ReconcileError.of(error) from error
         except Exception as error:
             log.exception("a fault of the operator")
-            raise ReconcileError(reason_of(error), repr(error)) from error
+            raise ReconcileError.of(error) from error
 
     async def _reconcile(self, key: ProfileKey) -> None:
         try:

@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Callable
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, Self
 
 from finetune_operator.artifacts.port import StorageError
+from finetune_operator.artifacts.shares import asking_for
 from finetune_operator.cluster.port import ClusterError, Conflict
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Decision
@@ -25,9 +26,18 @@ _PERSISTENT_SECONDS = 4
 class ReconcileError(Exception):
     """A reconcile failed and the status says so where it could; the key is to be tried again with backoff."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.retry_after = retry_after
+        """Seconds that the server asked to be left alone for; None where it named none."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """What that error comes to."""
+        expected = isinstance(error, ClusterError | StorageError | Refused)
+        retry_after = error.retry_after if isinstance(error, ClusterError) else None
+        return cls(reason_of(error), str(error) if expected else repr(error), retry_after=retry_after)
 
 
 class Decide(Protocol):
@@ -64,6 +74,10 @@ class Reconciler:
         Raises:
             ReconcileError: for whatever went wrong.
         """
+        with asking_for(key.namespace):
+            return await self._reconcile(key, retry_in)
+
+    async def _reconcile(self, key: JobKey, retry_in: float) -> float | None:
         observed: Observed | None = None
         try:
             observed = await self._observer.observe(key)
@@ -78,24 +92,24 @@ class Reconciler:
             # The world moved between look and write: no news for a user, unless it happens again and again.
             if retry_in >= _PERSISTENT_SECONDS:
                 await self._report(key, observed, error, retry_in)
-            raise ReconcileError(reason_of(error), str(error)) from error
+            raise ReconcileError.of(error) from error
         except StorageError as error:
-            # What waits in the status since must stay there.
+            # The job is read again: its status may hold since what waits to be written.
             await self._report(key, None, error, retry_in)
-            raise ReconcileError(reason_of(error), str(error)) from error
-        except (ClusterError, Refused) as error:
-            await self._report(key, observed, error, retry_in)
-            raise ReconcileError(reason_of(error), str(error)) from error
+            raise ReconcileError.of(error) from error
         except Exception as error:
-            log.exception("a fault of the operator")
+            if not isinstance(error, ClusterError | Refused):
+                log.exception("a fault of the operator")
             await self._report(key, observed, error, retry_in)
-            raise ReconcileError(reason_of(error), repr(error)) from error
+            raise ReconcileError.of(error) from error
         return decision.look_again_after
 
     async def _report(
         self, key: JobKey, observed: Observed | None, error: Exception, retry_in: float
     ) -> None:
         """Into the status, best effort: the API server may be what failed."""
+        if isinstance(error, ClusterError):
+            retry_in = max(retry_in, error.retry_after or 0.0)
         try:
             job = observed.job if observed else await self._observer.job(key)
             # One that has ended says for good how it ended; what is left to do for it shows in log and metrics.
@@ -104,3 +118,5 @@ class Reconciler:
                 await self._applier.write_status(job, status)
         except ClusterError as second:
             log.info("the status does not show the error: %s", second)
+        except Exception:
+            log.exception("the status does not show the error")

@@ -22,7 +22,6 @@ STAGE_LABEL = "tpu-finetune.dev/stage"
 ATTEMPT_LABEL = "tpu-finetune.dev/attempt"
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 """JobSet's own, on its Jobs and pods: how often it had been restarted when they were made."""
-RETRY_LABEL = "tpu-finetune.dev/retry-generation"
 
 
 #: On JobSets: a digest of what job and profile ask of the stage. What a release renders of that does not count, so that
@@ -82,8 +81,6 @@ def child_labels(plan: Plan, stage: Stage, attempt: int) -> dict[str, str]:
         UID_LABEL: plan.job.uid,
         STAGE_LABEL: stage.value,
         ATTEMPT_LABEL: str(attempt),
-        # Counts spec.retry.generation, which comes later; on the children from the start, so that it can be derived.
-        RETRY_LABEL: "0",
     }
 
 

@@ -32,7 +32,19 @@ def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
         ports=_PORTS if plan.mesh.slices == 1 else [*_PORTS, _MEGASCALE],
         shared_memory=True,
     )
-    return with_host_access(plan, pod)
+    return with_host_access(plan, {**pod, **slice_affinity(plan)})
+
+
+def slice_affinity(plan: Plan) -> dict[str, Any]:
+    """Keeps a pod off the nodes of other kinds of capacity; empty where labels do."""
+    expressions = [
+        {"key": label, "operator": "NotIn", "values": list(values)}
+        for label, values in plan.placement.avoided.items()
+    ]
+    if not expressions:
+        return {}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
 
 
 def host_chips(plan: Plan) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from finetune_contract import StageRequest
 from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
 from finetune_operator.rendering.group import Group, Object
-from finetune_operator.rendering.mcjax import host_chips, slice_annotations
+from finetune_operator.rendering.mcjax import host_chips, slice_affinity, slice_annotations
 from finetune_operator.rendering.pod import (
     GRACE_SECONDS,
     pod_spec,
@@ -166,6 +166,7 @@ def _worker(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, 
         **restricted(plan.service_account_tpu, grace_seconds=GRACE_SECONDS[request.stage]),
         "nodeSelector": dict(plan.placement.node_selector),
         "tolerations": [dict(toleration) for toleration in plan.placement.tolerations],
+        **slice_affinity(plan),
         "containers": [
             _server(
                 "pathways-worker",

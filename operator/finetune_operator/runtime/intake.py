@@ -32,6 +32,9 @@ class Listener(Protocol):
 class _Seen:
     """What the last event said of one job."""
 
+    uid: str
+    created: str
+    """Its creationTimestamp: of two jobs of one name the later one is there now."""
     input: bytes | None
     """A digest of all of the object that a person or a tool may have changed: everything but its status."""
     finished: bool
@@ -74,11 +77,16 @@ class Intake:
     def job(self, event_type: str | None, job: Object) -> None:
         """A FineTuneJob. A change of its status alone is our own writing and queues nothing."""
         key = _key(job)
+        uid = job["metadata"]["uid"]
         if event_type == "DELETED":
-            self._forget(key)
-            self._add(PlanKey(key.namespace, key.name, job["metadata"]["uid"]), 0.0)
+            # Events are in order for each uid only: by now there may be another job of that name.
+            if key in self._seen and self._seen[key].uid == uid:
+                self._forget(key)
+            self._add(PlanKey(key.namespace, key.name, uid), 0.0)
             return
         seen = self._remember(key, job)
+        if seen.uid != uid:
+            return
         before = seen.input
         seen.input = _input(job)
         if event_type is None:
@@ -146,7 +154,8 @@ class Intake:
         """A page of a live listing: queues the unfinished jobs."""
         for job in jobs:
             seen = self._remember(_key(job), job)
-            seen.input = _input(job)
+            if seen.uid == job["metadata"]["uid"]:
+                seen.input = _input(job)
             if not seen.finished:
                 self._add(_key(job), 0.0)
 
@@ -163,10 +172,18 @@ class Intake:
             self._add(key, 0.0)
 
     def _remember(self, key: JobKey, job: Object) -> _Seen:
+        """What is known of the job of that name now: the given one, unless that is an earlier one."""
+        uid, created = job["metadata"]["uid"], job["metadata"].get("creationTimestamp", "")
         finished, admitted = _condition(job, "Finished"), _condition(job, "Valid")
         seen = self._seen.get(key)
+        if seen is not None and seen.uid != uid:
+            if created < seen.created:
+                return seen
+            self._forget(key)
+            seen = None
         if seen is None:
-            seen = self._seen[key] = _Seen(input=None, finished=finished, admitted=admitted)
+            seen = _Seen(uid=uid, created=created, input=None, finished=finished, admitted=admitted)
+            self._seen[key] = seen
         seen.finished, seen.admitted = finished, admitted
         self._use(seen, None if finished else _profile_of(job))
         if finished:

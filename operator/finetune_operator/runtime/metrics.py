@@ -63,6 +63,12 @@ class Metrics:
             ["operation"],
             registry=self.registry,
         )
+        self._storage_refused = Counter(
+            "finetune_storage_refused",
+            "Requests to the artifact store that were not made, since it did not answer those before, by operation",
+            ["operation"],
+            registry=self.registry,
+        )
         self._leading = Gauge("finetune_leader", "1 while this process leads", registry=self.registry)
         self._finished: dict[JobKey, float] = {}
 
@@ -100,6 +106,10 @@ class Metrics:
     def storage_requested(self, operation: str) -> None:
         """One request to the artifact store begins."""
         self._storage_requests.labels(operation).inc()
+
+    def storage_refused(self, operation: str) -> None:
+        """One request to the artifact store is not made."""
+        self._storage_refused.labels(operation).inc()
 
     def jobset_finished(self, key: JobKey) -> None:
         """The watch has told that a JobSet of this job is finished; counts from the first such event on."""

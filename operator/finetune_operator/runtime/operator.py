@@ -7,13 +7,13 @@ import signal
 from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 
+from finetune_operator.artifacts.port import Store
 from finetune_operator.artifacts.stores import UniversalStore
 from finetune_operator.cluster.clock import ServerClock
 from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import WORKLOADS, Cluster, ClusterError
 from finetune_operator.reconcile.apply import Applier
-from finetune_operator.reconcile.errors import reason_of
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
@@ -23,16 +23,13 @@ from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.kopf_adapter import KopfHost, watches
 from finetune_operator.runtime.metrics import Metrics
 from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
-from finetune_operator.runtime.probes import ProbeServer, Verdict
+from finetune_operator.runtime.probes import ProbeServer, Verdict, health
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.settings import Settings
 from finetune_operator.runtime.watches import WatchAges
-from finetune_operator.runtime.workers import Reconcile, Workers, resync
+from finetune_operator.runtime.workers import Reconcile, Workers, end, resync
 
 log = logging.getLogger(__name__)
-
-#: A key that is due for so long means that the workers hang: each of their calls has a shorter deadline.
-STUCK_SECONDS = 300
 
 
 def _utc_now() -> datetime:
@@ -43,7 +40,7 @@ async def _collect(plans: Plans, key: PlanKey) -> None:
     try:
         await plans.collect(key)
     except ClusterError as error:
-        raise ReconcileError(reason_of(error), str(error)) from error
+        raise ReconcileError.of(error) from error
 
 
 class Operator:
@@ -70,7 +67,7 @@ class Operator:
         self._stop = asyncio.Event()
         self._election: LeaderElection | None = None
         self._ages: WatchAges | None = None
-        self._queue: WorkQueue[Key] | None = None
+        self._workers: Workers[Key] | None = None
         self._missing: tuple[str, ...] = ()
 
     async def run(self) -> None:
@@ -121,12 +118,16 @@ class Operator:
         wanted = watches(settings.namespaces, kueue=kueue)
         if not await wait_for_prerequisites(cluster, wanted, self._stop, self._tell_missing):
             return
-        queue = self._queue = WorkQueue[Key]()
+        queue = WorkQueue[Key]()
         intake = Intake(queue.add, self._metrics)
         ages = self._ages = WatchAges(wanted)
-        self._metrics.leads(queue=queue, intake=intake, ages=ages)
         plans = Plans(cluster, self._namespace())
-        workers = Workers(queue, self._reconcile(cluster, plans, intake), metrics=self._metrics)
+        store = UniversalStore(
+            requested=self._metrics.storage_requested, refused=self._metrics.storage_refused
+        )
+        reconcile = self._reconcile(cluster, plans, intake, store)
+        workers = self._workers = Workers(queue, reconcile, metrics=self._metrics)
+        self._metrics.leads(queue=queue, intake=intake, ages=ages)
         host = KopfHost(
             settings.service_account, settings.namespaces, intake, ages, self._environ, kueue=kueue
         )
@@ -145,9 +146,7 @@ class Operator:
             # What is in hand is finished: the next leader then finds nothing half done.
             await asyncio.wait({working}, timeout=settings.drain_seconds)
         finally:
-            for task in (working, *others):
-                task.cancel()
-            await asyncio.gather(working, *others, return_exceptions=True)
+            await end((working, *others), store, patience=settings.drain_seconds)
         for task in done:
             task.result()
 
@@ -156,10 +155,14 @@ class Operator:
         settings = self._settings
         return settings.operator_namespace or settings.service_account.namespace()
 
-    def _reconcile(self, cluster: Cluster, plans: Plans, intake: Intake) -> Reconcile[Key]:
-        store = UniversalStore(requested=self._metrics.storage_requested)
+    def _reconcile(self, cluster: Cluster, plans: Plans, intake: Intake, store: Store) -> Reconcile[Key]:
         observer = Observer(
-            cluster, plans, RunFolderReader(store), utc_now=self._clock.now, live_jobs=lambda: intake.live
+            cluster,
+            plans,
+            RunFolderReader(store),
+            utc_now=self._clock.now,
+            live_jobs=lambda: intake.live,
+            namespaces=self._settings.namespaces,
         )
         applier = Applier(cluster, plans, store, created=self._metrics.jobset_created)
         jobs = Reconciler(observer, self._decide, applier, utc_now=self._clock.now)
@@ -191,10 +194,9 @@ class Operator:
         self._missing = missing
 
     def _healthy(self) -> Verdict:
-        problems = self._ages.dead() if self._ages else ()
-        if self._queue and (overdue := self._queue.oldest()) > STUCK_SECONDS:
-            problems = (*problems, f"a job has waited {overdue:.0f} s for a worker")
-        return Verdict(problems)
+        return health(
+            self._ages.dead() if self._ages else (), self._workers.longest() if self._workers else 0.0
+        )
 
     def _ready(self) -> Verdict:
         if self._missing:

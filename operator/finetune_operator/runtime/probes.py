@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from finetune_operator.runtime.metrics import CONTENT_TYPE, Metrics
+from finetune_operator.runtime.workers import RECONCILE_SECONDS
 
 log = logging.getLogger(__name__)
+
+#: A reconcile under way for so long hangs: it should have been given up a minute ago.
+STUCK_SECONDS = RECONCILE_SECONDS + 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,21 @@ class Verdict:
     @property
     def good(self) -> bool:
         return not self.problems
+
+
+def health(dead_watches: tuple[str, ...], longest_reconcile: float) -> Verdict:
+    """Whether the process is worth keeping.
+
+    How long keys wait for their turn says nothing of that: they wait where the store or the API server is away, and a
+    restart would mend neither.
+
+    Args:
+        dead_watches: a sentence for each.
+        longest_reconcile: seconds since the oldest one under way began.
+    """
+    if longest_reconcile <= STUCK_SECONDS:
+        return Verdict(dead_watches)
+    return Verdict((*dead_watches, f"a reconcile has been under way for {longest_reconcile:.0f} s"))
 
 
 class ProbeServer:

@@ -6,6 +6,7 @@
 import asyncio
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
@@ -24,7 +25,10 @@ class Backoff:
 
 
 class Schedule[K: Hashable]:
-    """Which key is to be handled when. Times are seconds of any one clock."""
+    """Which key is to be handled when. Times are seconds of any one clock.
+
+    Keys with the same attribute ``namespace`` share their places: see :meth:`take`.
+    """
 
     def __init__(self, backoff: Backoff | None = None) -> None:
         self._backoff = backoff or Backoff()
@@ -32,8 +36,12 @@ class Schedule[K: Hashable]:
         """Waiting keys."""
         self._heap: list[tuple[float, int, K]] = []
         """May hold entries that are out of date; ``_due`` decides."""
+        self._parked: dict[str, list[tuple[float, int, K]]] = {}
+        """By namespace: entries that are due, but whose namespace has as many keys in hand as it may have."""
         self._order = itertools.count()
         self._taken: set[K] = set()
+        self._in_hand: Counter[str] = Counter()
+        """Keys taken, by namespace."""
         self._failures: dict[K, int] = {}
 
     def add(self, key: K, at: float) -> None:
@@ -44,24 +52,35 @@ class Schedule[K: Hashable]:
         if key not in self._taken:
             self._push(key)
 
-    def take(self, now: float) -> K | None:
-        """The key that has been due longest, now in the caller's hand; None when nothing is due."""
-        at = self.next_due()
-        if at is None or at > now:
-            return None
-        _, _, key = heapq.heappop(self._heap)
-        del self._due[key]
-        self._taken.add(key)
-        return key
+    def take(self, now: float, share: int | None = None) -> K | None:
+        """The key that has been due longest, now in the caller's hand; None when nothing is due.
+
+        Args:
+            share: pass over the keys of namespaces that have as many keys in hand. None: no limit.
+        """
+        while (at := self.next_due()) is not None and at <= now:
+            entry = heapq.heappop(self._heap)
+            key = entry[2]
+            namespace = _namespace(key)
+            if namespace is not None:
+                if share is not None and self._in_hand[namespace] >= share:
+                    heapq.heappush(self._parked.setdefault(namespace, []), entry)
+                    continue
+                self._in_hand[namespace] += 1
+            del self._due[key]
+            self._taken.add(key)
+            return key
+        return None
 
     def done(self, key: K, now: float, again_after: float | None) -> None:
         """The key was handled well."""
         self._failures.pop(key, None)
         self._give_back(key, None if again_after is None else now + again_after)
 
-    def failed(self, key: K, now: float) -> None:
-        """Handling failed; it is due again after :meth:`retry_in`, or earlier where it was added meanwhile."""
-        wait = self.retry_in(key)
+    def failed(self, key: K, now: float, at_least: float = 0.0) -> None:
+        """Handling failed; it is due again after :meth:`retry_in`, at least after so many seconds, or earlier where it
+        was added meanwhile."""
+        wait = max(self.retry_in(key), at_least)
         self._failures[key] = self._failures.get(key, 0) + 1
         self._give_back(key, now + wait)
 
@@ -70,13 +89,8 @@ class Schedule[K: Hashable]:
         return self._backoff.after(self._failures.get(key, 0) + 1)
 
     def next_due(self) -> float | None:
-        """When the next key is due; None when none waits."""
-        while self._heap:
-            at, _, key = self._heap[0]
-            if key not in self._taken and self._due.get(key) == at:
-                return at
-            heapq.heappop(self._heap)
-        return None
+        """When the next key is due; None when none waits, or each waits for another one of its namespace."""
+        return self._first(self._heap)
 
     def depth(self, now: float) -> int:
         """Keys that are due and in nobody's hand."""
@@ -88,8 +102,8 @@ class Schedule[K: Hashable]:
 
     def oldest(self, now: float) -> float:
         """Seconds that the most overdue key has been due; 0 when none is."""
-        at = self.next_due()
-        return 0.0 if at is None else max(0.0, now - at)
+        firsts = [self._first(heap) for heap in (self._heap, *self._parked.values())]
+        return max((now - at for at in firsts if at is not None and at < now), default=0.0)
 
     def _give_back(self, key: K, at: float | None) -> None:
         self._taken.remove(key)
@@ -97,9 +111,40 @@ class Schedule[K: Hashable]:
             self._due[key] = at
         if key in self._due:
             self._push(key)
+        namespace = _namespace(key)
+        if namespace is not None:
+            self._in_hand[namespace] -= 1
+            if not self._in_hand[namespace]:
+                del self._in_hand[namespace]
+            self._unpark(namespace)
+
+    def _unpark(self, namespace: str) -> None:
+        """One place has become free: the one key that has waited longest for it is due again."""
+        parked = self._parked.get(namespace)
+        if parked is None:
+            return
+        if self._first(parked) is not None:
+            heapq.heappush(self._heap, heapq.heappop(parked))
+        if not parked:
+            del self._parked[namespace]
+
+    def _first(self, heap: list[tuple[float, int, K]]) -> float | None:
+        """When the first key of a heap is due. Entries that are out of date are dropped."""
+        while heap:
+            at, _, key = heap[0]
+            if key not in self._taken and self._due.get(key) == at:
+                return at
+            heapq.heappop(heap)
+        return None
 
     def _push(self, key: K) -> None:
         heapq.heappush(self._heap, (self._due[key], next(self._order), key))
+
+
+def _namespace(key: Hashable) -> str | None:
+    """None for what belongs to the whole cluster."""
+    namespace: str | None = getattr(key, "namespace", None)
+    return namespace
 
 
 class WorkQueue[K: Hashable]:
@@ -116,11 +161,15 @@ class WorkQueue[K: Hashable]:
         self._schedule.add(key, self._clock() + after)
         self._wake()
 
-    async def take(self) -> K | None:
-        """Waits for a due key. None: the queue is closed. Every key taken is given to ``done`` or ``failed``."""
+    async def take(self, share: int | None = None) -> K | None:
+        """Waits for a due key. None: the queue is closed. Every key taken is given to ``done`` or ``failed``.
+
+        Args:
+            share: how many keys of one namespace may be in hand at once. None: any number.
+        """
         while not self._closed:
             now = self._clock()
-            key = self._schedule.take(now)
+            key = self._schedule.take(now, share)
             if key is not None:
                 return key
             due = self._schedule.next_due()
@@ -133,8 +182,8 @@ class WorkQueue[K: Hashable]:
         self._schedule.done(key, self._clock(), again_after)
         self._wake()
 
-    def failed(self, key: K) -> None:
-        self._schedule.failed(key, self._clock())
+    def failed(self, key: K, at_least: float = 0.0) -> None:
+        self._schedule.failed(key, self._clock(), at_least)
         self._wake()
 
     def retry_in(self, key: K) -> float:

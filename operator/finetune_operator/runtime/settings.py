@@ -37,9 +37,9 @@ class Settings(BaseModel):
     """token, ca.crt and namespace; another folder on a local cluster, where nothing is mounted."""
     namespaces: Annotated[list[str], BeforeValidator(_split)] = []
     """Comma separated; empty: all, which needs a ClusterRole."""
-    workers: Annotated[int, Field(ge=1, le=64)] = 8
-    """Jobs handled at once. A reconcile mostly waits for the API server and storage; 8 keep 1,000 jobs moving
-    and stay polite."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 16
+    """Jobs handled at once, at most half of them of one namespace. A reconcile mostly waits for the API server and
+    storage, and one that waits for more than 2 s no longer counts; 8 keep 1,000 jobs moving and stay polite."""
     resync_seconds: Seconds = 600
     """How often all live jobs are looked at without an event: the net below lost events."""
     health_host: str = "0.0.0.0"  # noqa: S104

@@ -47,6 +47,30 @@ def test_a_problem_names_file_line_place_and_fix() -> None:
     )
 
 
+@pytest.mark.parametrize("value", ["GRPO", "PPO", "KTO", "reinforce"])
+def test_a_method_that_there_is_not_gets_the_list_and_no_guess(value: str) -> None:
+    problem = only(HEAD.replace("type: SFT", f"type: {value}"))
+    assert problem.message == f'unknown value "{value}": known are SFT, DPO, ORPO'
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"), [("orpo", "ORPO"), ("DP0", None), ("ORPOO", "ORPO"), ("sft", "SFT")]
+)
+def test_a_mistyped_method_gets_the_one_that_was_meant_and_the_list(value: str, meant: str | None) -> None:
+    problem = only(HEAD.replace("type: SFT", f"type: {value}"))
+    assert ("did you mean" in problem.message) is (meant is not None)
+    assert meant is None or f"did you mean {meant}? Known are SFT, DPO, ORPO" in problem.message
+
+
+@pytest.mark.parametrize(
+    "uri", ["gs://art/team-a/../team-b/x", "gs://a/b//c", "file:///mnt/%2e%2e/x", "gs://a/b#c"]
+)
+def test_a_uri_with_more_than_one_reading_is_refused_offline(uri: str) -> None:
+    problem = only(HEAD + f'  resumeFrom: {{runFolder: "{uri}"}}\n')
+    assert problem.path == "spec.resumeFrom.runFolder"
+    assert "must" in problem.message
+
+
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [

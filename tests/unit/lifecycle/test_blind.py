@@ -8,7 +8,7 @@ import pytest
 
 from finetune_contract import Failure, Outcome, Stage
 from finetune_operator.api import FineTuneJobStatus, Reason
-from finetune_operator.lifecycle import AttemptFiles, AttemptKey, Retry, Takeover, Unreadable
+from finetune_operator.lifecycle import AttemptFiles, AttemptKey, Retry, Unreadable
 from finetune_operator.lifecycle.pending import pending_records
 from tests.unit.lifecycle.world import ConflictError, Crash, World, job, profile
 
@@ -541,34 +541,16 @@ def test_a_second_blind_look_changes_nothing(state: str, to: Callable[[World], N
     assert world.status == before
 
 
-def taken_over(world: World) -> None:
-    first = dict.fromkeys(Stage, 5)
-    world.takeovers.append(Takeover(uid="another-uid", job="another", first=first))
-
-
-def plan_lost(world: World) -> None:
+def test_a_job_whose_plan_is_lost_is_suspended_all_the_same() -> None:
+    world, name = training()
     world.config_map = None
     world.profiles.clear()
-
-
-@pytest.mark.parametrize("lost", [taken_over, plan_lost])
-def test_a_job_that_cannot_go_on_as_planned_is_suspended_all_the_same(lost: Callable[[World], None]) -> None:
-    world, name = training()
-    lost(world)
     world.reconcile()
     assert not deleting(world, name), "what runs goes on"
     world.edit(suspend=True)
     world.reconcile()
     assert deleting(world, name)
     assert [record.reason for _, record in pending_records(world.status)] == ["Suspended"]
-
-
-def test_a_note_of_another_job_does_not_lift_a_budget() -> None:
-    world, name = training(World(job=job(budget={"maxChipHours": "4"})))
-    taken_over(world)
-    world.wait(HOUR)
-    world.reconcile()
-    assert deleting(world, name)
 
 
 def test_a_budget_holds_while_a_retry_waits_to_be_noted() -> None:

@@ -1,6 +1,6 @@
 """What preflight found out about memory, in the status and in what later stages are told."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, override
 
 import pytest
@@ -151,3 +151,107 @@ def test_off_asks_nothing_and_says_so() -> None:
     assert world.request("support-bot-prep-1").memory is None
     assert "is Off" in world.condition("MemoryFits")["message"]
     assert world.status["resolved"]["memory"] == {"source": "Off"}
+
+
+# --- host memory of the stages on CPU
+
+
+class Sized(World):
+    """Its model has so many parameters."""
+
+    parameters = 0
+
+    def details(self, request: StageRequest) -> Any:
+        found = super().details(request)
+        if isinstance(found, PreflightOutcome):
+            model = found.model.model_copy(update={"parameters": self.parameters})
+            return found.model_copy(update={"model": model})
+        return found
+
+
+def sized(parameters: int, limit: str | None, **spec: Any) -> Sized:
+    pool = {"cpuPool": {"maxMemory": limit}} if limit else {}
+    world = Sized(job=job(**spec), profiles=[profile(**pool)])
+    world.parameters = parameters
+    return world
+
+
+QWEN3_14B = 14_768_307_200
+
+
+@pytest.mark.parametrize("limit", ["115Gi", "120Gi", "128Gi"])
+def test_an_export_that_no_cpu_node_could_hold_fails_the_job_before_it_is_converted(limit: str) -> None:
+    world = sized(QWEN3_14B, limit)
+    world.to_the_end()
+    assert list(world.jobsets) == ["support-bot-prep-1"]
+    failure = world.status["failure"]
+    assert (failure["reason"], failure["stage"]) == ("CpuPoolTooSmall", "Export")
+    assert "14.8 billion" in failure["message"]
+    assert "at least 130Gi" in failure["suggestion"]
+    assert world.status["summary"].startswith("Failed in Export: ")
+    assert world.status["summary"].endswith("No TPU time was used.")
+    assert world.condition("MemoryFits")["reason"] == "CpuPoolTooSmall"
+    phases = {each["name"]: each["phase"] for each in world.status["stages"]}
+    assert (phases["Convert"], phases["Train"], phases["Export"]) == ("Skipped", "Skipped", "Failed")
+
+
+def test_a_plan_alone_says_that_the_export_would_not_fit() -> None:
+    world = sized(QWEN3_14B, "115Gi", planOnly=True)
+    world.to_the_end()
+    assert world.status["failure"]["reason"] == "CpuPoolTooSmall"
+
+
+def test_a_conversion_that_is_in_the_cache_is_not_judged() -> None:
+    world = sized(QWEN3_14B, "64Gi")
+    world.cache[world.fingerprint] = world.manifest(uid="another-job")
+    world.to_the_end()
+    assert world.status["failure"]["stage"] == "Export"
+    assert "Convert" not in world.status["failure"]["message"]
+
+
+def test_the_status_says_what_the_stages_request_as_soon_as_the_size_is_known() -> None:
+    world = sized(20_000_000_000, "200Gi")
+    world.until(Stage.PREFLIGHT)
+    assert "hostMemory" not in world.status["resolved"]
+    world.until(Stage.CONVERT)
+    assert world.status["resolved"]["hostMemory"] == {"convert": "117Gi", "export": "180Gi"}
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_stage_that_already_runs_is_not_stopped_for_the_memory_of_a_later_one() -> None:
+    """As under an operator that judged memory when the stage began."""
+    world = sized(1_000_000, "115Gi")
+    name = world.until(Stage.TRAIN)
+    for key, files in world.attempts.items():
+        if key.stage is Stage.PREFLIGHT:
+            assert files.result is not None
+            assert isinstance(files.result.details, PreflightOutcome)
+            found = files.result.details
+            larger = found.model_copy(
+                update={"model": found.model.model_copy(update={"parameters": QWEN3_14B})}
+            )
+            result = files.result.model_copy(update={"details": larger})
+            world.attempts[key] = replace(files, result=result)
+    world.reconcile()
+    assert world.live() == [name]
+    world.succeed(name)
+    world.reconcile()
+    assert world.status["failure"]["reason"] == "CpuPoolTooSmall"
+
+
+def test_a_model_that_fits_requests_what_a_node_leaves() -> None:
+    world = sized(12_187_325_040, "120Gi")
+    name = world.until(Stage.EXPORT)
+    (container,) = world.jobsets[name]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert container["resources"]["requests"]["memory"] == "117Gi"
+    assert container["resources"]["limits"]["memory"] == "117Gi"
+
+
+def test_a_limit_under_which_not_even_preflight_runs_is_said_at_once() -> None:
+    world = sized(1, "100Mi")
+    world.to_the_end()
+    assert not world.jobsets
+    assert world.status["failure"]["reason"] == "CpuPoolTooSmall"

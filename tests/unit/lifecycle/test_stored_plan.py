@@ -210,3 +210,16 @@ def test_without_a_job_of_an_earlier_release_a_plan_in_its_namespace_decides_not
     template = world.jobsets["support-bot-prep-1"]["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = template["template"]["spec"]["containers"]
     assert container["image"].startswith("registry.example/finetune-trainer@")
+
+
+def test_a_jobset_made_under_another_plan_is_replaced() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.jobsets[name]["metadata"]["annotations"]["tpu-finetune.dev/plan"] = "0" * 64
+    world.reconcile()
+    world.stop(name)
+    world.to_the_end()
+    assert world.created[-3:-1] == ["support-bot-train-2", "support-bot-eval-1"]
+    history = world.status["attempts"]["history"]
+    assert [each["reason"] for each in history if each["stage"] == "Train"] == ["Replaced", "Succeeded"]
+    assert world.status["attempts"]["user"] == world.status["attempts"]["infrastructure"] == 0

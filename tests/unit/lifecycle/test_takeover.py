@@ -124,6 +124,9 @@ NEIGHBOURS: list[tuple[Any, bool]] = [
         True,
     ),
     ({**job(), "status": {"resolved": {"runFolder": "gs://artifacts/team-a/another"}}}, True),
+    # Its status was lost, or is not written yet.
+    (job(), False),
+    ({**job(), "status": None}, False),
     (second("older", "00000000-0000-4000-8000-000000000000"), False),
     (second("younger", "ffffffff-0000-4000-8000-000000000000"), True),
     (second(), True),
@@ -139,6 +142,41 @@ def test_no_two_jobs_write_into_one_folder(other: Any, free: bool) -> None:
         admit(second(), [profile()], neighbours=[other])
     assert caught.value.reason == Reason.RUN_FOLDER_IN_USE
     assert other["metadata"]["name"] in caught.value.message
+
+
+ELSEWHERE = "gs://artifacts/team-b/support-bot-0b5e3a52"
+OPENED = profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}})
+
+
+def of_team_b(other: Any) -> Any:
+    other["metadata"] |= {"namespace": "team-b"}
+    return other
+
+
+def test_a_live_owner_in_another_namespace_keeps_its_folder() -> None:
+    for status in ({"resolved": {"runFolder": ELSEWHERE}}, {}):
+        owner = of_team_b({**job(), "status": status})
+        with pytest.raises(Refused) as caught:
+            admit(second(folder=ELSEWHERE), [OPENED], neighbours=[owner])
+        assert caught.value.reason == Reason.RUN_FOLDER_IN_USE
+        assert 'FineTuneJob "support-bot" in namespace team-b uses' in caught.value.message
+
+
+def test_a_job_of_another_namespace_that_only_asks_for_a_folder_delays_nobody() -> None:
+    older = of_team_b(second("older", "00000000-0000-4000-8000-000000000000"))
+    assert admit(second(), [profile()], neighbours=[older]).plan.resumes
+
+
+def test_a_job_that_lost_its_folder_while_it_ran_stops_writing() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    taken = resumed(world, second())
+    taken.reconcile()
+    taken.reconcile()
+    world.takeovers = taken.takeovers
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+    assert world.condition("Valid")["reason"] == "RunFolderTaken"
 
 
 def test_a_folder_of_another_namespace_is_refused_but_where_the_profile_opens_it() -> None:

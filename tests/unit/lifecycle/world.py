@@ -94,7 +94,8 @@ def job(**spec: Any) -> Object:
 
 
 def profile(name: str = "local", *, default: bool = True, **spec: Any) -> Object:
-    """A profile with one-host and two-host slices."""
+    """A profile with one-host and two-host slices. Unless ``spec`` says otherwise, it allows what it does not list."""
+    spec = {**spec, "constraints": {"mode": "Open", **spec.get("constraints", {})}}
     annotations = {"tpu-finetune.dev/is-default-profile": "true"} if default else {}
     return {
         "apiVersion": "tpu-finetune.dev/v1alpha1",

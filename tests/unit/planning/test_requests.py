@@ -76,3 +76,17 @@ def test_later_stages_are_told_the_tokenizer_that_a_folder_had(own: bool) -> Non
     told = request(Stage.TRAIN, ELSEWHERE if own else spec).model
     assert told.tokenizer_digest == (None if own else WORDS)
     assert (told.tokenizer.tokenizer_digest if told.tokenizer else None) == (WORDS if own else None)
+
+
+@pytest.mark.parametrize(
+    ("own", "length", "asked"),
+    [({}, 1024, False), ({"maxSeqLength": 4096}, 4096, True), ({"maxSeqLength": 1024}, 1024, True)],
+    ids=["default", "the job's", "the job's, equal to the default"],
+)
+def test_the_trainer_is_told_whether_the_job_names_the_sequence_length(
+    own: dict[str, Any], length: int, asked: bool
+) -> None:
+    spec = {"datasets": {"train": [{"uri": "gs://data/chat.jsonl"}], **own}}
+    plan = admit(job(**spec), [profile()]).plan
+    data = stage_request(plan, Stage.PREFLIGHT, 1, Findings()).data
+    assert (data.max_seq_length, data.max_seq_length_asked) == (length, asked)

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from finetune_contract import Failure, Stage
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
@@ -15,15 +17,21 @@ from finetune_operator.lifecycle.observed import AttemptKey, Observed
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
+from tests.unit.lifecycle import world
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 from tests.unit.reconcile.records import result
 
 KEY = JobKey("team", "demo")
 
 
-def observer(cluster: FakeCluster, store: FakeStore) -> Observer:
+def observer(cluster: FakeCluster, store: FakeStore, namespaces: tuple[str, ...] = ()) -> Observer:
     return Observer(
-        cluster, Plans(cluster, OWN), RunFolderReader(store), utc_now=lambda: NOW, live_jobs=lambda: 3
+        cluster,
+        Plans(cluster, OWN),
+        RunFolderReader(store),
+        utc_now=lambda: NOW,
+        live_jobs=lambda: 3,
+        namespaces=namespaces,
     )
 
 
@@ -181,3 +189,35 @@ async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
         observed = await look(cluster, store)
         assert observed is not None
         assert cluster.calls.count("list nodes") == asked, reason
+
+
+LENT = "gs://artifacts/team-b/support-bot-0b5e3a52"
+
+
+def of_world(name: str, namespace: str, uid: str, **spec: Any) -> dict[str, Any]:
+    """A job of the world, in a namespace."""
+    wanted = world.job(**spec)
+    wanted["metadata"] |= {"name": name, "namespace": namespace, "uid": uid}
+    return wanted
+
+
+@pytest.mark.parametrize(("served", "seen"), [((), True), (("team", "team-b"), True), (("team",), False)])
+async def test_who_uses_a_run_folder_is_looked_for_in_all_served_namespaces(
+    served: tuple[str, ...], seen: bool
+) -> None:
+    cluster = FakeCluster()
+    cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}}))
+    cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
+    owner = cluster.put(JOBS, of_world("support-bot", "team-b", world.UID))
+    cluster.put(JOBS, of_world("bystander", "team-b", "0badcafe"))
+    observed = await observer(cluster, FakeStore(), served).observe(KEY)
+    assert observed is not None
+    assert observed.neighbours == ((owner,) if seen else ())
+
+
+async def test_a_folder_that_the_profile_does_not_open_costs_no_look_at_other_namespaces() -> None:
+    cluster = FakeCluster()
+    cluster.put(PROFILES, world.profile())
+    cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
+    await observer(cluster, FakeStore()).observe(KEY)
+    assert "list finetunejobs" not in cluster.calls

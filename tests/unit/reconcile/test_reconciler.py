@@ -1,6 +1,6 @@
 """Errors reach the user; and whatever dies at whatever call, a job ends with each stage made once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from finetune_contract import Failure, Stage
 from finetune_operator.api import ConditionType
-from finetune_operator.artifacts.port import StorageDenied
+from finetune_operator.artifacts.port import NAMES_LIMIT, StorageDenied
+from finetune_operator.artifacts.shares import share_of
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     EVENTS,
@@ -111,6 +112,54 @@ async def test_what_waits_to_be_written_stays_in_the_status_beside_the_error(clu
     assert cluster.of(JOBSETS) == []
     assert pending_records(cluster.of(JOBS)[0]["status"]) == (record,)
     assert condition(cluster)["reason"] == "StoragePermissionDenied"
+
+
+@pytest.mark.parametrize("strikes", ["get finetunejobs", "patch finetunejobs/status"])
+async def test_a_fault_while_an_error_is_reported_stays_with_the_job(
+    cluster: FakeCluster, strikes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(_moment: str, call: str) -> BaseException | None:
+        return RuntimeError("odd") if call in (strikes, "create jobsets") else None
+
+    cluster.fault = fault
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    with pytest.raises(ReconcileError) as caught:
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert caught.value.reason == "InternalError"
+    assert "odd" in caplog.text
+
+
+async def test_a_job_that_no_status_fits_stays_with_itself(cluster: FakeCluster) -> None:
+    del cluster.of(JOBS)[0]["metadata"]["generation"]
+    cluster.fault = lambda _, call: Rejected("no", status=403) if call == "create jobsets" else None
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    with pytest.raises(ReconcileError) as caught:
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert caught.value.reason == "RefusedByAPIServer"
+
+
+async def test_the_wait_that_the_server_asks_for_is_passed_on_and_shown(cluster: FakeCluster) -> None:
+    error = Unavailable("429 slow down", status=429, retry_after=200)
+    cluster.fault = lambda moment, call: error if (moment, call) == ("before", "create jobsets") else None
+    decision = Decision(status={"phase": "Running"}, jobset=child("JobSet", "demo-prep-1"))
+    with pytest.raises(ReconcileError) as caught:
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert caught.value.retry_after == 200
+    assert condition(cluster)["message"].endswith("Tried again every 5 minutes.")
+
+
+async def test_the_store_is_asked_on_behalf_of_the_jobs_namespace(cluster: FakeCluster) -> None:
+    cluster.put(CONFIG_MAPS, plan())
+    asked: list[str] = []
+
+    class Store(FakeStore):
+        async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
+            asked.append(share_of(uri).tenant)
+            return await super().list(uri, limit=limit)
+
+    await make(cluster, lambda _: Decision(status={"phase": "Running"}), Store()).reconcile(KEY, retry_in=1)
+    assert asked == ["team"]
+    assert share_of("gs://b/x/y").tenant == "x", "and of nobody's afterwards"
 
 
 async def test_the_next_good_reconcile_takes_the_error_away(cluster: FakeCluster) -> None:

@@ -1,6 +1,9 @@
+from typing import Any
+
 import pytest
 
 from finetune_operator.reconcile.observe import JobKey
+from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
 from finetune_operator.runtime.intake import FINISHED_LATER_SECONDS, USAGE_SECONDS, Intake
 from tests.unit.runtime.objects import job, jobset, key, profile
@@ -225,3 +228,42 @@ def test_after_a_gap_every_live_job_is_looked_at(ears: Ears) -> None:
     ears.take()
     ears.intake.missed()
     assert ears.take() == [key("new")]
+
+
+def created_again(at: str, **status: str) -> dict[str, Any]:
+    """Another job of the same name."""
+    made = job(**status)
+    made["metadata"] |= {"uid": f"uid-of-{at}", "creationTimestamp": f"2026-11-22T10:00:{at}Z"}
+    return made
+
+
+def test_the_deletion_of_an_earlier_job_does_not_forget_the_one_of_its_name(ears: Ears) -> None:
+    old, new = created_again("01", Finished="True"), created_again("02")
+    ears.intake.job("ADDED", old)
+    ears.intake.job("ADDED", new)
+    ears.take()
+    ears.forgotten.clear()
+    ears.intake.job("DELETED", old)
+    assert (ears.intake.live, ears.intake.known) == (1, 1)
+    assert ears.forgotten == []
+    assert ears.take() == [PlanKey("team", "demo", "uid-of-01")]
+    ears.intake.job("DELETED", new)
+    assert ears.intake.known == 0
+
+
+def test_a_late_event_of_an_earlier_job_changes_nothing(ears: Ears) -> None:
+    ears.intake.job("ADDED", created_again("02"))
+    ears.take()
+    ears.intake.job("MODIFIED", created_again("01", Finished="True"))
+    assert ears.take() == []
+    assert ears.intake.live == 1
+
+
+def test_a_job_that_is_created_again_is_known_afresh(ears: Ears) -> None:
+    ears.intake.job("ADDED", created_again("01", Finished="True"))
+    ears.intake.jobset("MODIFIED", jobset(Completed="True"))
+    ears.take()
+    ears.intake.job("ADDED", created_again("02"))
+    assert ears.take() == [key()]
+    ears.intake.jobset("MODIFIED", jobset(Completed="True"))
+    assert ears.finished == [key()], "the JobSet of that name is the new job's"

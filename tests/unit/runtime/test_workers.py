@@ -9,10 +9,12 @@ from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
 from finetune_operator.rendering import UID_LABEL
+from finetune_operator.runtime import workers
 from finetune_operator.runtime.logs import current_job
 from finetune_operator.runtime.metrics import Metrics
 from finetune_operator.runtime.queue import Backoff, WorkQueue
 from finetune_operator.runtime.workers import Workers, resync
+from tests.unit.cluster.fake_time import FakeTime
 from tests.unit.reconcile.fakes import OWN, FakeCluster, plan
 from tests.unit.runtime.objects import job, key
 
@@ -79,15 +81,64 @@ async def test_what_is_in_hand_is_finished_when_the_queue_is_closed() -> None:
     assert ended.is_set()
 
 
-async def test_a_fault_of_a_worker_ends_them_all() -> None:
-    queue = WorkQueue[JobKey]()
+async def test_any_fault_stays_with_its_key(caplog: pytest.LogCaptureFixture) -> None:
+    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), Metrics()
+    faults = iter([RuntimeError("odd"), asyncio.CancelledError(), TimeoutError(), KeyError("x")])
+    good: list[JobKey] = []
 
-    async def broken(_key: JobKey, /, *, retry_in: float) -> float | None:
-        raise RuntimeError("no reconcile may raise this")
+    async def reconcile(handled: JobKey, /, *, retry_in: float) -> float | None:
+        if handled == key("bad") and (fault := next(faults, None)):
+            raise fault
+        good.append(handled)
+        if len(good) == 2:
+            queue.close()
+        return None
+
+    queue.add(key("bad"))
+    queue.add(key("good"))
+    await Workers(queue, reconcile, metrics=metrics).run(3)
+    assert sorted(good) == [key("bad"), key("good")]
+    assert sample(metrics, "finetune_reconcile_errors_total", reason="InternalError") == 4
+    assert "odd" in caplog.text
+
+
+async def test_a_reconcile_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "RECONCILE_SECONDS", 0)
+    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), Metrics()
+    tries = 0
+
+    async def reconcile(_key: JobKey, /, *, retry_in: float) -> float | None:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            queue.close()
+        await asyncio.Event().wait()
+        return None
 
     queue.add(key())
-    with pytest.raises(ExceptionGroup):
-        await Workers(queue, broken, metrics=Metrics()).run(3)
+    await Workers(queue, reconcile, metrics=metrics).run(1)
+    assert sample(metrics, "finetune_reconcile_errors_total", reason="TooSlow") == 2
+
+
+@pytest.mark.parametrize(("asked", "waited"), [(60, 60), (0.1, 0.25), (None, 0.25), (86_400, 600)])
+async def test_a_server_that_asks_for_time_gets_it(asked: float | None, waited: float) -> None:
+    time = FakeTime()
+    queue = WorkQueue[JobKey](clock=time.clock)
+    failed = asyncio.Event()
+
+    async def reconcile(_key: JobKey, /, *, retry_in: float) -> float | None:
+        failed.set()
+        raise ReconcileError("APIServerUnavailable", "429", retry_after=asked)
+
+    queue.add(key())
+    working = asyncio.ensure_future(Workers(queue, reconcile, metrics=Metrics()).run(1))
+    await failed.wait()
+    queue.close()
+    await working
+    time.now = waited - 0.01
+    assert queue.depth() == 0
+    time.now = waited
+    assert queue.depth() == 1
 
 
 class Ears:

@@ -11,14 +11,19 @@ from typing import Literal
 from finetune_trainer import conversion, engine
 from finetune_trainer.export import card, folder, serving, tensors
 from finetune_trainer.export.card import CardFacts
-from finetune_trainer.export.publish import MANIFEST, Published, publish, write_manifest
+from finetune_trainer.export.publish import (
+    MANIFEST,
+    Content,
+    Published,
+    folder_names,
+    publish,
+    write_manifest,
+)
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import Store
 from finetune_trainer.weights import Weights, open_weights
 
 __all__ = ["MANIFEST", "CardFacts", "Content", "ExportInputs", "Lora", "Published", "build", "publish"]
-
-Content = Literal["Merged", "Adapter", "Both"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,7 @@ def build(inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> dict[
     ``engine.prepare(plan)`` comes first. Needs about 4 bytes of host memory per parameter for a full model, next to
     nothing for an adapter.
     """
-    wanted = {"Merged": ("model",), "Adapter": ("adapter",), "Both": ("model", "adapter")}[inputs.content]
+    wanted = folder_names(inputs.content, orbax=False)
     if inputs.lora is None and wanted != ("model",):
         raise ValueError("full fine-tuning has no adapter")
     state = conversion.restore(inputs.params, inputs.plan, scratch)

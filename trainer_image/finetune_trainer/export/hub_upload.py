@@ -8,11 +8,13 @@ not.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from finetune_contract import Destination, ExitCode, HubDestination, HubRef
@@ -20,6 +22,8 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.export.publish import MANIFEST, Kind, Published, listed_files
 from finetune_trainer.hub import asked
 
+#: Answers to a call that the server does not have.
+_UNKNOWN_CALL = (404, 405, 501)
 #: What the hub's own page puts into a new repository.
 _HUBS_OWN = frozenset({".gitattributes", "README.md", "LICENSE"})
 
@@ -45,7 +49,6 @@ def push(parts: Mapping[str, Part], destination: Destination, message: str) -> d
     assert hub is not None, "called for a repository"
     api = HfApi(token=_token(hub, destination.path))
     disable_progress_bars()  # a log is no terminal
-    ref = HubRef(repo=hub.repo)
 
     def once() -> str:
         repo = api.create_repo(hub.repo, private=hub.private, exist_ok=True).repo_id
@@ -66,14 +69,95 @@ def push(parts: Mapping[str, Part], destination: Destination, message: str) -> d
         )
         return f"hf://{repo}@{commit.oid}"
 
+    uri = _asked(once, hub, destination.path)
+    return {name: _published(part, uri) for name, part in parts.items()}
+
+
+def check(destination: Destination) -> None:
+    """Raises what ``push`` would raise of repository and token, and changes nothing.
+
+    A hub that does not say what a token may do (a mirror) is believed to let it.
+    """
+    hub, where = destination.hub, destination.path
+    assert hub is not None, "called for a repository"
+    api = HfApi(token=_token(hub, where))
+
+    def once() -> None:
+        repo = hub.repo
+        if "/" not in repo:  # the token's own
+            with _unsaid():
+                repo = f"{api.whoami()['name']}/{repo}"
+        try:
+            info = api.model_info(repo)
+        except errors.RepositoryNotFoundError:  # it would be made
+            with _unsaid():
+                if refusal := why_not(api.whoami(), repo):
+                    raise _denied(where, repo, refusal) from None
+            return
+        if hub.private and not info.private:
+            raise _public(hub, where)
+        _files_of_ours(api, repo, {sibling.rfilename for sibling in info.siblings or ()}, where)
+        with _unsaid():
+            api.auth_check(repo, write=True)
+
+    _asked(once, hub, where)
+
+
+def _asked[T](call: Callable[[], T], hub: HubDestination, where: str) -> T:
     try:
-        uri = asked(once, ref, "model", destination.path)
+        return asked(call, HubRef(repo=hub.repo), "model", where)
     except StageError as error:
+        if error.reason == "HubAccessDenied" and isinstance(error.__cause__, errors.HfHubHTTPError):
+            raise _denied(where, hub.repo, error.saw) from error
         if error.reason != "HubRepositoryMissing":
             raise
         # What may not be written is answered like what is not there; but what is not there would have been made.
-        raise _denied(destination.path, hub.repo, "refused by the hub") from error
-    return {name: _published(part, uri) for name, part in parts.items()}
+        raise _denied(where, hub.repo, "refused by the hub") from error
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """A hub that does not know the question says nothing about the answer."""
+    try:
+        yield
+    except errors.RepositoryNotFoundError:
+        raise
+    except errors.HfHubHTTPError as error:
+        if error.response.status_code not in _UNKNOWN_CALL:
+            raise
+
+
+def why_not(who: Any, repo: str) -> str:
+    """Why the token of ``who`` (the hub's answer to whoami) cannot make ``repo``; empty where nothing speaks against
+    it."""
+    owner = repo.partition("/")[0].casefold()
+    token = _at(who, "auth", "accessToken")
+    role = _at(token, "role")
+    if role == "read":
+        return "a token that may only read"
+    if role == "fineGrained":
+        scopes = _at(token, "fineGrained", "scoped")
+        if not isinstance(scopes, list) or any(_grants(each, owner, repo) for each in scopes):
+            return ""
+        return f"a fine-grained token without repo.write for {repo.partition('/')[0]}"
+    name, orgs = _at(who, "name"), _at(who, "orgs")
+    if str(name).casefold() == owner or not isinstance(orgs, list):
+        return ""
+    roles = {str(_at(org, "name")).casefold(): _at(org, "roleInOrg") for org in orgs}
+    if owner not in roles:
+        return f"a token of {name}, who does not belong to {repo.partition('/')[0]}"
+    return f"a token of {name}, who may only read in it" if roles[owner] in ("read", "no_access") else ""
+
+
+def _grants(scope: Any, owner: str, repo: str) -> bool:
+    name = str(_at(scope, "entity", "name")).casefold()
+    return name in (owner, repo.casefold()) and "repo.write" in (_at(scope, "permissions") or ())
+
+
+def _at(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _published(part: Part, uri: str) -> Published:

@@ -6,7 +6,7 @@ manifest; what the older model had and this one has not; the marker. Files that 
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,9 @@ from finetune_trainer.storage import Store, join
 
 MANIFEST = "manifest.json"
 MARKER = ".upload-in-progress.json"
+#: How the files begin that preflight writes to see whether Export can; each lives for a moment.
+PROBE = ".finetune-probe-"
+Content = Literal["Merged", "Adapter", "Both"]
 Kind = Literal["HuggingFace", "Adapter", "OrbaxParams"]
 #: The file without which nothing loads the folder.
 _CONFIG = {
@@ -37,6 +40,17 @@ class Published:
     size_bytes: int
 
 
+def folder_names(content: Content, *, orbax: bool) -> tuple[str, ...]:
+    """What an export makes, by name; the most important first."""
+    names = {"Merged": ("model",), "Adapter": ("adapter",), "Both": ("model", "adapter")}[content]
+    return (*names, "orbax") if orbax else names
+
+
+def places(names: Sequence[str]) -> Mapping[str, str]:
+    """Where each lies at a destination: the first there itself, the others below it, with a slash."""
+    return {name: f"{name}/" if i else "" for i, name in enumerate(names)}
+
+
 def write_manifest(folder: Path, kind: Kind) -> None:
     """``manifest.json`` with path, size and SHA-256 of every other file; the same files give the same bytes."""
     files = [
@@ -54,7 +68,7 @@ def publish(folder: Path, uri: str, kind: Kind, store: Store) -> Published:
     Raises ``StageError`` 64 when other people's files lie there.
     """
     manifest = (folder / MANIFEST).read_bytes()
-    old = _files_of_ours(uri, store)
+    old = require_ours(uri, store)
     store.write(join(uri, MARKER), json.dumps({"format": _FORMAT}))
     config = _CONFIG[kind]
     for name in (MANIFEST, *_CONFIG.values()):
@@ -72,8 +86,8 @@ def publish(folder: Path, uri: str, kind: Kind, store: Store) -> Published:
     )
 
 
-def _files_of_ours(uri: str, store: Store) -> set[str]:
-    """Names of an earlier model's or unfinished upload's files. Refuses a folder that holds others."""
+def require_ours(uri: str, store: Store) -> set[str]:
+    """Names of an earlier model's or unfinished upload's files. Raises ``StageError`` 64 for a folder with others."""
     present = _names(store.entries(uri), uri)
     if not present or MARKER in present:
         return present
@@ -98,7 +112,8 @@ def listed_files(manifest: bytes) -> set[str] | None:
 
 def _names(entries: Iterable[object], uri: str) -> set[str]:
     prefix = uri.rstrip("/") + "/"
-    return {str(getattr(entry, "uri", "")).removeprefix(prefix) for entry in entries}
+    names = {str(getattr(entry, "uri", "")).removeprefix(prefix) for entry in entries}
+    return {name for name in names if not name.startswith(PROBE)}
 
 
 def _sha256(path: Path) -> str:

@@ -63,12 +63,20 @@ class Context:
 
     def plan(self, model: LocalModel) -> ModelPlan:
         """What the model's config.json comes to. From here on the request's sequences are no longer than the model's
-        own limit. Raises ``StageError`` 64 or 66."""
+        own limit: a default is lowered to it, and preflight refuses a longer value of the job. Raises ``StageError``
+        64 or 66."""
         plan = families.read(model.path, where=model.source)
         if self.request.model.maxtext_model is not None:
             require_family(self.request.model.maxtext_model, plan)
         data = self.request.data
         if data.max_seq_length > plan.context_length:
+            if data.max_seq_length_asked and self.request.stage is Stage.PREFLIGHT:
+                raise StageError(
+                    ExitCode.BAD_REQUEST, "SequenceTooLong", "the sequences are longer than the model's own limit",
+                    where="spec.datasets.maxSeqLength", saw=f"{data.max_seq_length} tokens",
+                    expected=f"at most {plan.context_length}, as {model.source}/config.json says",
+                    fix=f"Set it to {plan.context_length} or less, or use a model with a longer context.",
+                )  # fmt: skip
             _LOG.warning(
                 "datasets.maxSeqLength is lowered from %d to %d tokens, the model's own limit",
                 data.max_seq_length, plan.context_length,

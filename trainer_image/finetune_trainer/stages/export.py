@@ -15,6 +15,7 @@ from finetune_trainer import engine, export, provided
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.hub_upload import Part, push
 from finetune_trainer.export.publish import Kind
+from finetune_trainer.export.publish import places as places_of
 from finetune_trainer.export.serving import Served
 from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.families import ModelPlan
@@ -97,7 +98,7 @@ def _served(context: Context, plan: ModelPlan) -> Served | None:
 
 def _copies(context: Context, folders: Mapping[str, Path], destination: Destination) -> list[Artifact]:
     """Several folders at one destination: the first lies there itself, the others below it."""
-    places = {name: "" if i == 0 else f"{name}/" for i, name in enumerate(folders)}
+    places = places_of(tuple(folders))
     if destination.hub is not None:
         parts = {
             name: Part(folder=folder, kind=KINDS[name], prefix=places[name])

@@ -9,6 +9,7 @@ from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.data import page, remarks
 from finetune_trainer.errors import StageError
+from finetune_trainer.export import probe
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages import data_check, resumption, smoke
 from finetune_trainer.stages.context import Context
@@ -24,6 +25,7 @@ def run(context: Context) -> PreflightOutcome:
     model = context.model(weights=False)
     plan = context.plan(model)
     check_request(context, plan)
+    probe.destinations(context.request.export, context.store)
     found = data_check.check(context)
     _check_profiling(context, found.steps)
     evaluation = [data_check.checked(context, dataset) for dataset in context.request.evaluation.datasets]

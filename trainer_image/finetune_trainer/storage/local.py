@@ -1,6 +1,7 @@
 """``file://`` storage: a folder of this machine, with the same guarantees as a bucket."""
 
 import base64
+import errno
 import os
 import shutil
 import tempfile
@@ -90,6 +91,8 @@ def _mapped(uri: str) -> Iterator[None]:
     except PermissionError as error:
         raise base.denied(uri, str(error)) from error
     except OSError as error:
+        if error.errno == errno.EROFS:
+            raise base.denied(uri, str(error)) from error
         raise base.unavailable(uri, str(error)) from error
 
 

@@ -1,0 +1,54 @@
+"""Places in object storage that a job or a profile names.
+
+What is judged by its text must mean one place to every program that reads it. Some resolve ``..``, some decode
+``%2e``, some cut at ``#``; so none of these is accepted. The schema says the same as the models.
+"""
+
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+from finetune_operator.api.common import checked
+from finetune_operator.api.rules import Rule
+
+_PATTERN = r"^(gs://[a-z0-9]|file:///).+"
+#: A name between two slashes: not empty, not "." and not "..".
+_NAME = r"([^/.]|\.[^/.]|\.\.[^/])[^/]*"
+_SEGMENTS = rf"^(gs://[a-z0-9][-_.a-z0-9]*|file://)(/{_NAME})*/?$"
+#: Control characters, what other programs take for a separator or a query, what they may decode to one, and any
+#: percent sign in a path of a file system.
+_AMBIGUOUS = r"[\x00-\x1f\x7f-\x9f\\#]|%([01][0-9a-fA-F]|2[eEfF5]|5[cC]|7[fF])|^file:.*%"
+_WILDCARD = r"[*?\[\]]"
+
+
+def _matches(pattern: str) -> Rule:
+    return Rule(
+        cel=f"self.matches(r'{pattern}')",
+        message=(
+            "must be gs://bucket/path or file:///path without empty segments, '.' and '..': write the path as it is"
+        ),
+        holds=lambda uri: re.fullmatch(pattern, uri) is not None,
+    )
+
+
+def _without(pattern: str, message: str) -> Rule:
+    return Rule(
+        cel=f"!self.matches(r'{pattern}')", message=message, holds=lambda uri: re.search(pattern, uri) is None
+    )
+
+
+_ONE_PATH = _matches(_SEGMENTS)
+_UNAMBIGUOUS = _without(
+    _AMBIGUOUS,
+    "must not hold control characters, '\\', '#', or a percent-encoded '.', '/', '%' or control character "
+    "(file://: no '%' at all), which programs read differently: rename the object",
+)
+_ONE_PLACE = _without(_WILDCARD, "names one place: remove '*', '?', '[' and ']'")
+
+_text = Field(pattern=_PATTERN, max_length=1024)
+
+StorageUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS, _ONE_PLACE)]
+"""One file or folder: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
+DatasetUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS)]
+"""The same, or a glob of files."""

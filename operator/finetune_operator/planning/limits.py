@@ -1,0 +1,242 @@
+"""A profile's ``constraints.limits``, judged on what a job's numbers come to, wherever they come from.
+
+Some are known only when preflight has counted the rows or chosen a mesh: they are judged then, before a slice is
+claimed.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from finetune_operator.planning.memory import place_name
+from finetune_operator.planning.merge import lookup
+
+if TYPE_CHECKING:
+    from finetune_contract import PreflightOutcome
+    from finetune_operator.planning.plan import Findings, Plan
+
+type Object = Mapping[str, Any]
+type Number = int | float | Decimal
+
+#: What is not set and therefore has no end.
+UNLIMITED = Decimal("Infinity")
+
+
+class _Later(Exception):
+    """Only preflight can know it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One of ``constraints.limits``."""
+
+    path: str
+    least: Decimal | None
+    most: Decimal | None
+
+
+def bounds_of(profile: Object) -> tuple[Bound, ...]:
+    """From a profile's spec, :func:`.policy.with_mode`. A profile without a mode is of a plan that was judged by an
+    operator which knew none: its job is not judged anew by other rules."""
+    constraints = profile.get("constraints", {})
+    return tuple(
+        Bound(
+            path=limit["path"],
+            least=Decimal(limit["min"]) if "min" in limit else None,
+            most=Decimal(limit["max"]) if "max" in limit else None,
+        )
+        for limit in (constraints.get("limits", ()) if "mode" in constraints else ())
+    )
+
+
+def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
+    """Limits that a job breaks, as far as they can be judged before preflight. ``spec``: the merged one."""
+    for bound in plan.bounds:
+        try:
+            value = _NUMBERS[bound.path](plan, spec, None)
+        except _Later:
+            if bound.path in _OF_ROWS and plan.data.check != "Full":
+                yield (
+                    f"constraints.limits: spec.{bound.path} is limited, and with spec.preflight.dataset: "
+                    f"{plan.data.check} nothing counts the rows: use Full"
+                )
+            continue
+        written = lookup(spec, bound.path) is not None
+        yield from _beyond(bound, value, "is {}" if written else "comes to {} by default or by other fields")
+
+
+def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:
+    """The others, once preflight has passed."""
+    for bound in plan.bounds if findings.preflight else ():
+        number = _NUMBERS[bound.path]
+        try:
+            number(plan, _NOTHING, None)
+        except _Later:
+            value = number(plan, _NOTHING, findings.preflight)
+            yield from _beyond(bound, value, "comes to {} by what preflight found")
+
+
+def _beyond(bound: Bound, value: Number | None, saying: str) -> Iterator[str]:
+    if value is None:
+        return
+    number = Decimal(str(value))
+    said = saying.format(f"{float(number):.10g}" if number.is_finite() else "no limit")
+    if bound.most is not None and number > bound.most:
+        yield f"constraints.limits: spec.{bound.path} {said}, at most {bound.most} is allowed"
+    if bound.least is not None and number < bound.least:
+        yield f"constraints.limits: spec.{bound.path} {said}, at least {bound.least} is asked for"
+
+
+# --- what each number comes to, by the plan, the merged spec and preflight's findings; None: the job has no such thing
+
+type _Resolve = Callable[["Plan", Object, "PreflightOutcome | None"], Number | None]
+
+_NOTHING: Object = {}
+
+
+def _of(path: str) -> _Resolve:
+    """An attribute of the plan; None where something on the way is None."""
+
+    def resolve(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number | None:
+        value: Any = plan
+        for name in path.split("."):
+            value = getattr(value, name)
+            if value is None:
+                return None
+        number: Number = value
+        return number
+
+    return resolve
+
+
+def _or_unlimited(path: str) -> _Resolve:
+    inner = _of(path)
+
+    def resolve(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> Number:
+        value = inner(plan, spec, found)
+        return UNLIMITED if value is None else value
+
+    return resolve
+
+
+def _written(path: str) -> _Resolve:
+    """What the merged spec says; for what changes no plan."""
+    return lambda _plan, spec, _found: lookup(spec, path)
+
+
+def _steps(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> int:
+    if plan.hyperparameters.steps is not None:
+        return plan.hyperparameters.steps
+    if found is None:
+        raise _Later
+    return found.steps
+
+
+def _epochs(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> Number:
+    numbers = plan.hyperparameters
+    if numbers.steps is None:
+        return numbers.epochs if numbers.epochs is not None else 1
+    if found is None:
+        raise _Later
+    rows = [each.sequences if each.epoch_sequences is None else each.epoch_sequences for each in found.train]
+    total = sum(each for each in rows if each is not None)
+    if not total or None in rows:
+        return UNLIMITED
+    return Decimal(numbers.steps * numbers.global_batch_size) / total
+
+
+def _warmup_steps(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> int:
+    numbers, steps = plan.hyperparameters, _steps(plan, spec, found)
+    if numbers.warmup_steps is not None:
+        return min(numbers.warmup_steps, steps)
+    return math.ceil(round((numbers.warmup_ratio or 0.0) * steps, 9))
+
+
+def _warmup_ratio(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> Number:
+    numbers = plan.hyperparameters
+    if numbers.warmup_ratio is not None:
+        return numbers.warmup_ratio
+    steps = _steps(plan, spec, found)
+    return Decimal(min(numbers.warmup_steps or 0, steps)) / max(1, steps)
+
+
+def _per_device(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number:
+    numbers = plan.hyperparameters
+    return Decimal(numbers.global_batch_size) / (numbers.gradient_accumulation_steps * plan.mesh.devices)
+
+
+def _axis(name: str) -> _Resolve:
+    """Preflight may choose another mesh by compiling."""
+
+    def resolve(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> Number:
+        check = plan.memory
+        mesh = plan.mesh
+        if check is not None and check.choose_parallelism:
+            if found is None:
+                raise _Later
+            if found.memory and found.memory.mesh and found.memory.slice == place_name(check, mesh):
+                mesh = found.memory.mesh
+        size: int = getattr(mesh, name)
+        return size
+
+    return resolve
+
+
+#: Counted from the rows of the training data.
+_OF_ROWS = ("hyperparameters.epochs",)
+_NUMBERS: Mapping[str, _Resolve] = {
+    "activeDeadlineSeconds": _or_unlimited("limits.active"),
+    "budget.maxChipHours": _or_unlimited("budget.chip_hours.most"),
+    "budget.maxCost": _or_unlimited("budget.cost.most"),
+    "checkpointing.everySeconds": _of("checkpointing.every_seconds"),
+    "checkpointing.everySteps": _of("checkpointing.every_steps"),
+    "checkpointing.keep.best": _of("checkpointing.keep_best"),
+    "checkpointing.keep.last": _of("checkpointing.keep_last"),
+    "childTTLSecondsAfterFinished": _or_unlimited("limits.child_ttl"),
+    "datasets.maxSeqLength": _of("data.max_seq_length"),
+    "datasets.splitFromTrain.fraction": _of("data.split_from_train.fraction"),
+    "datasets.splitFromTrain.seed": _of("data.split_from_train.seed"),
+    "evaluation.everySteps": _of("evaluation.every_steps"),
+    "evaluation.generation.maxNewTokens": _of("evaluation.max_new_tokens"),
+    "evaluation.generation.temperature": _of("evaluation.temperature"),
+    "evaluation.generation.topK": _of("evaluation.top_k"),
+    "evaluation.maxExamples": _written("evaluation.maxExamples"),
+    "hangPolicy.noStepSeconds": _of("limits.no_step"),
+    "hangPolicy.startupSeconds": _of("limits.startup"),
+    "hyperparameters.epochs": _epochs,
+    "hyperparameters.globalBatchSize": _of("hyperparameters.global_batch_size"),
+    "hyperparameters.gradientAccumulationSteps": _of("hyperparameters.gradient_accumulation_steps"),
+    "hyperparameters.learningRate": _of("hyperparameters.learning_rate"),
+    "hyperparameters.maxGradNorm": _of("hyperparameters.max_grad_norm"),
+    "hyperparameters.perDeviceBatchSize": _per_device,
+    "hyperparameters.seed": _of("hyperparameters.seed"),
+    "hyperparameters.steps": _steps,
+    "hyperparameters.warmupRatio": _warmup_ratio,
+    "hyperparameters.warmupSteps": _warmup_steps,
+    "hyperparameters.weightDecay": _of("hyperparameters.weight_decay"),
+    "method.dpo.beta": _of("method.dpo.beta"),
+    "method.dpo.labelSmoothing": _of("method.dpo.label_smoothing"),
+    "method.dpo.maxPromptLength": _of("method.dpo.max_prompt_length"),
+    "method.lora.alpha": _of("method.lora.alpha"),
+    "method.lora.rank": _of("method.lora.rank"),
+    "method.orpo.lambda": _of("method.orpo.weight"),
+    "method.orpo.maxPromptLength": _of("method.orpo.max_prompt_length"),
+    "preRunningDeadlineSeconds": _of("limits.pre_running"),
+    "preflight.smoke.examples": _of("smoke.examples"),
+    "preflight.smoke.steps": _of("smoke.steps"),
+    "profiling.startStep": _of("profiling.start_step"),
+    "profiling.steps": _of("profiling.steps"),
+    "recovery.maxInfrastructureRetries": _of("recovery.infrastructure"),
+    "recovery.maxPreemptions": _of("recovery.preemptions"),
+    "recovery.maxUserRetries": _of("recovery.user"),
+    "resources.chipsPerHost": _of("mesh.chips_per_host"),
+    "resources.parallelism.data": _axis("data"),
+    "resources.parallelism.fsdp": _axis("fsdp"),
+    "resources.parallelism.tensor": _axis("tensor"),
+    "resources.slices": _of("mesh.slices"),
+}
+#: What a limit may name: the numbers of a job's spec, except retry.generation and model.fromJob.step, which only
+#: number things.
+LIMITED = frozenset(_NUMBERS)

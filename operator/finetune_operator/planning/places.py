@@ -1,0 +1,230 @@
+"""Which places a job may read and write. Pure text: a glob is judged by all that it can match.
+
+Storage belongs to namespaces: without an entry in the profile a job reads ``<artifacts>/<namespace>/`` and writes
+``<artifacts>/<namespace>/exports/`` beside its own run folder. A cache or a Pathways scratch folder that the profile
+names belongs to no job.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+type Object = Mapping[str, Any]
+type Rule = Literal["read", "write"]
+
+EXPORTS = "exports"
+#: Folders of a namespace that are no run folders.
+_NO_RUNS = (EXPORTS, "cache", "pathways")
+_WILDCARDS = frozenset("*?[")
+#: Stands for what a wildcard of a job matches; no entry of a profile holds it.
+_UNKNOWN = "\0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Something that a job names."""
+
+    path: str
+    """The field."""
+    uri: str
+    """``gs://…`` or ``file://…``; of the hub ``hf://models/…``, ``hf://datasets/…``, ``hf://benchmarks/…``, and for
+    writing ``hf://<repository>``."""
+    folder: bool = True
+    """Everything below it is meant, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """The profile's own folders, as one namespace sees them. Folders end without a slash."""
+
+    artifacts: str
+    namespace: str
+    shared: Mapping[str, str]
+    """Folders beside the artifacts, by the name of their field: the cache and Pathways' scratch, where the profile
+    names them. Each namespace has its part of them, which no job names."""
+
+    @classmethod
+    def of(cls, profile: Object, namespace: str) -> "Storage":
+        """From a profile's spec."""
+        storage = profile["storage"]
+        return cls(
+            artifacts=storage["artifacts"].rstrip("/"),
+            namespace=namespace,
+            shared={
+                name: storage[name].rstrip("/") for name in ("cache", "pathwaysScratch") if name in storage
+            },
+        )
+
+    @property
+    def own(self) -> str:
+        """Folder of all run folders of the namespace."""
+        return f"{self.artifacts}/{self.namespace}"
+
+    @property
+    def exports(self) -> str:
+        """Where jobs of the namespace may export to."""
+        return f"{self.own}/{EXPORTS}"
+
+
+def storage_faults(profile: Object) -> Iterator[str]:
+    """Folders of a profile that cannot be kept apart."""
+    storage = Storage.of(profile, "")
+    for name, folder in storage.shared.items():
+        if folder == storage.artifacts or is_below(storage.artifacts, folder):
+            yield (
+                f"spec.storage.{name}: {folder} holds spec.storage.artifacts, {storage.artifacts}, so that jobs could "
+                "not be kept out of it: use a folder of its own."
+            )
+        if _is_file(folder) and not _is_file(storage.artifacts):
+            yield (
+                f"spec.storage.{name}: {folder} is a file system and spec.storage.artifacts, {storage.artifacts}, is "
+                "none: use a folder in gs://."
+            )
+
+
+def namespace_fault(storage: Storage) -> str | None:
+    """Why a namespace of that name has no folder of its own."""
+    for what, folder in storage.shared.items():
+        if storage.own == folder or is_below(storage.own, folder) or is_below(folder, storage.own):
+            return (
+                f"the folder of namespace {storage.namespace}, {storage.own}, and storage.{what}, {folder}, overlap: "
+                f"set storage.{what} to a folder outside storage.artifacts"
+            )
+    return None
+
+
+def judge(
+    place: Place, storage: Storage, rule: Rule, listed: Sequence[str] | None, *, strict: bool
+) -> str | None:
+    """Why ``place`` may not be read or written; None: it may.
+
+    Args:
+        place: what the job names.
+        storage: the profile's folders.
+        rule: what the job does there.
+        listed: the profile's ``constraints.uris.<rule>``; None: not set.
+        strict: nothing is allowed that is not listed.
+    """
+    uri = place.uri.rstrip("/")
+    covering = [pattern for pattern in listed or () if covers(pattern, uri)]
+    if _is_file(uri) and not _is_file(storage.artifacts):
+        return (
+            f"{place.path}: {uri} is the file system of a pod, and the profile keeps things in {storage.artifacts}: "
+            "use a gs:// URI"
+        )
+    own = storage.exports if rule == "write" else storage.own
+    for folder in _guarded(place, uri, storage, rule):
+        if folder is None or not any(_names(each, folder) for each in covering):
+            opened = f", unless an entry of spec.constraints.uris.{rule} of the profile names {folder}/"
+            return (
+                f"{place.path}: {uri} lies in the profile's own storage, where jobs of namespace {storage.namespace} "
+                f"{rule} below {own}/ alone{opened if folder else ''}"
+            )
+    if covering or _inside(uri, own) or (listed is None and not strict):
+        return None
+    entries = ", ".join(listed) if listed else "empty" if listed is not None else "not set"
+    return (
+        f"constraints.uris.{rule} is {entries}, which does not cover {place.path} {uri}: to allow it, add "
+        f'"{_entry(place, uri)}" to spec.constraints.uris.{rule} of the profile'
+    )
+
+
+def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -> str | None:
+    """Why a job may not go on in the run folder ``folder``; None: it may. It is its namespace's own, or one that
+    ``constraints.uris.write`` names."""
+    uri = folder.rstrip("/")
+    parent, _, name = uri.rpartition("/")
+    shared = any(_touches(uri, each, folder=True) for each in storage.shared.values())
+    own = parent == storage.own and name not in _NO_RUNS
+    opened = any(covers(each, uri) and _opens_run(each, uri, storage) for each in listed)
+    if not shared and (own or opened):
+        return None
+    return (
+        f"{path} {uri} is neither a run folder in {storage.own}/ nor covered by constraints.uris.write "
+        f"({', '.join(listed) or 'empty'}) with its namespace's folder named"
+    )
+
+
+def _opens_run(pattern: str, uri: str, storage: Storage) -> bool:
+    """Among the profile's own run folders an entry names at least the namespace."""
+    if not _touches(uri, storage.artifacts, folder=True):
+        return True
+    depth = len(storage.artifacts.split("/")) + 1
+    return len(uri.split("/")) == depth + 1 and _names(pattern, "/".join(uri.split("/")[:depth]))
+
+
+def _guarded(place: Place, uri: str, storage: Storage, rule: Rule) -> Iterator[str | None]:
+    """Folders of the profile that ``place`` may be in and that are not its namespace's to use so. An entry that opens
+    one names it; None: no entry can."""
+    for folder in storage.shared.values():
+        if _touches(uri, folder, folder=place.folder):
+            yield folder
+    own = storage.exports if rule == "write" else storage.own
+    if _touches(uri, storage.artifacts, folder=place.folder) and not _inside(uri, own):
+        depth = len(storage.artifacts.split("/")) + (2 if rule == "write" else 1)
+        head = uri.split("/")[:depth]
+        yield "/".join(head) if len(head) == depth and not _is_glob("/".join(head)) else None
+
+
+def covers(pattern: str, uri: str) -> bool:
+    """Whether everything that ``uri`` can match is what an entry of a profile stands for. In the entry ``*`` stands for
+    any characters, slashes too; in ``uri``, if it is a glob, no wildcard matches a slash."""
+    return fnmatchcase(_blurred(uri), pattern.replace("[", "[[]").replace("?", "[?]"))
+
+
+def is_below(uri: str, folder: str) -> bool:
+    """Whether ``uri``, of which nothing is a wildcard, is inside ``folder``."""
+    return uri.startswith(f"{folder}/")
+
+
+def _blurred(uri: str) -> str:
+    """``uri`` with one unknown in each name that has wildcards; only what is certain around it stays."""
+    return uri if uri.startswith("hf://") else "/".join(map(_blurred_name, uri.split("/")))
+
+
+def _blurred_name(name: str) -> str:
+    at = [index for index, letter in enumerate(name) if letter in _WILDCARDS]
+    if not at:
+        return name
+    # Where a set of characters ends is not always clear, so nothing behind one is certain.
+    return f"{name[: at[0]]}{_UNKNOWN}{'' if '[' in name else name[at[-1] + 1 :]}"
+
+
+def _entry(place: Place, uri: str) -> str:
+    """What an entry that covers ``uri`` may look like: of a file, its folder."""
+    if place.folder:
+        return uri
+    names = uri.split("/")[:-1]
+    fixed = next((index for index, name in enumerate(names) if _is_glob(name)), len(names))
+    return "/".join([*names[:fixed], "*"])
+
+
+def _names(pattern: str, folder: str) -> bool:
+    """Whether the entry says that it means a part of ``folder``, or it."""
+    fixed = pattern.partition("*")[0]
+    return fixed.startswith(f"{folder}/") or (fixed == pattern and pattern.rstrip("/") == folder)
+
+
+def _inside(uri: str, folder: str) -> bool:
+    """Whether all that ``uri`` can match is inside ``folder``."""
+    depth = len(folder.split("/"))
+    names = uri.split("/")
+    return len(names) > depth and names[:depth] == folder.split("/")
+
+
+def _touches(uri: str, guarded: str, *, folder: bool) -> bool:
+    """Whether something that ``uri`` can match is ``guarded``, is inside it or, where all below ``uri`` is meant, holds
+    it."""
+    names, fixed = uri.split("/"), guarded.split("/")
+    if len(names) < len(fixed) and not folder:
+        return False
+    return all(fnmatchcase(there, name) for name, there in zip(names, fixed, strict=False))
+
+
+def _is_glob(uri: str) -> bool:
+    return bool(_WILDCARDS & set(uri))
+
+
+def _is_file(uri: str) -> bool:
+    return uri.startswith("file:")

@@ -1,0 +1,284 @@
+"""A profile's limits hold for what a job's numbers come to, wherever they come from."""
+
+import re
+from typing import Any
+
+import pytest
+
+from finetune_contract import DatasetReport, ModelIdentity, PreflightOutcome, Stage
+from finetune_operator.api import FineTuneJobSpec, Reason, number_paths
+from finetune_operator.planning import Findings, Refused, admit, judge_findings, replan
+from finetune_operator.planning.limits import LIMITED
+from tests.unit.lifecycle.world import World, job, profile
+
+ROWS = {"uri": "gs://data/chat.jsonl"}
+TRAIN = {"train": [ROWS]}
+
+
+def limited(path: str, **limit: str) -> Any:
+    return profile(constraints={"limits": [{"path": path, **limit}]}, currency="USD")
+
+
+def said(spec: dict[str, Any], path: str, **limit: str) -> str:
+    with pytest.raises(Refused) as caught:
+        admit(job(**spec), [limited(path, **limit)])
+    assert caught.value.reason == Reason.POLICY_VIOLATION
+    assert caught.value.message.endswith("Ask #ml-help.")
+    return caught.value.message
+
+
+#: What a job says, the path that is limited, and what it comes to.
+RESOLVED: list[tuple[dict[str, Any], str, str]] = [
+    ({"hyperparameters": {"epochs": 9}}, "hyperparameters.epochs", "9"),
+    ({"hyperparameters": {}}, "hyperparameters.epochs", "1"),
+    ({"hyperparameters": {"steps": 500}}, "hyperparameters.steps", "500"),
+    ({"hyperparameters": {}}, "hyperparameters.globalBatchSize", "8"),
+    ({"hyperparameters": {"perDeviceBatchSize": 64}}, "hyperparameters.globalBatchSize", "256"),
+    ({"hyperparameters": {"globalBatchSize": 64}}, "hyperparameters.perDeviceBatchSize", "16"),
+    ({"hyperparameters": {}}, "hyperparameters.perDeviceBatchSize", "2"),
+    (
+        {"hyperparameters": {"globalBatchSize": 64, "gradientAccumulationSteps": 4}},
+        "hyperparameters.perDeviceBatchSize",
+        "4",
+    ),
+    ({"hyperparameters": {}}, "hyperparameters.gradientAccumulationSteps", "1"),
+    ({"method": {"type": "SFT"}}, "hyperparameters.learningRate", "2e-05"),
+    ({"method": {"type": "SFT", "lora": {}}}, "hyperparameters.learningRate", "0.0002"),
+    ({"method": {"type": "DPO", "lora": {}}, "datasets": TRAIN}, "hyperparameters.learningRate", "5e-06"),
+    ({"hyperparameters": {"learningRate": "1e-3"}}, "hyperparameters.learningRate", "0.001"),
+    ({"hyperparameters": {}}, "hyperparameters.warmupRatio", "0.03"),
+    ({"hyperparameters": {"steps": 200, "warmupSteps": 50}}, "hyperparameters.warmupRatio", "0.25"),
+    ({"hyperparameters": {"steps": 200, "warmupRatio": "0.1"}}, "hyperparameters.warmupSteps", "20"),
+    ({"hyperparameters": {"steps": 200, "warmupSteps": 5000}}, "hyperparameters.warmupSteps", "200"),
+    ({}, "hyperparameters.maxGradNorm", "1"),
+    ({}, "hyperparameters.seed", "42"),
+    ({"method": {"type": "SFT", "lora": {}}}, "method.lora.rank", "16"),
+    ({"method": {"type": "SFT", "lora": {"rank": 64}}}, "method.lora.alpha", "128"),
+    ({"method": {"type": "DPO"}, "datasets": TRAIN}, "method.dpo.beta", "0.1"),
+    ({"method": {"type": "DPO"}, "datasets": TRAIN}, "method.dpo.maxPromptLength", "512"),
+    ({"method": {"type": "ORPO"}, "datasets": TRAIN}, "method.orpo.lambda", "0.1"),
+    ({"method": {"type": "ORPO"}, "datasets": TRAIN}, "method.orpo.maxPromptLength", "512"),
+    ({}, "datasets.maxSeqLength", "1024"),
+    (
+        {"datasets": {**TRAIN, "splitFromTrain": {"fraction": "0.2"}}},
+        "datasets.splitFromTrain.fraction",
+        "0.2",
+    ),
+    ({"datasets": {**TRAIN, "splitFromTrain": {"fraction": "0.2"}}}, "datasets.splitFromTrain.seed", "42"),
+    ({}, "checkpointing.everySteps", "100"),
+    ({}, "checkpointing.everySeconds", "600"),
+    ({}, "checkpointing.keep.last", "2"),
+    (
+        {"evaluation": {"everySteps": 50}, "checkpointing": {"everySteps": 50}},
+        "checkpointing.keep.best",
+        "1",
+    ),
+    ({"evaluation": {"everySteps": 50}}, "evaluation.everySteps", "50"),
+    ({}, "evaluation.maxExamples", "500"),
+    ({}, "evaluation.generation.maxNewTokens", "128"),
+    ({"evaluation": {"generation": {"temperature": "0.7"}}}, "evaluation.generation.temperature", "0.7"),
+    ({"evaluation": {"generation": {"topK": 3}}}, "evaluation.generation.topK", "3"),
+    ({}, "hangPolicy.noStepSeconds", "900"),
+    ({}, "hangPolicy.startupSeconds", "1800"),
+    ({}, "preRunningDeadlineSeconds", "7200"),
+    ({}, "recovery.maxPreemptions", "100"),
+    ({}, "recovery.maxInfrastructureRetries", "5"),
+    ({"recovery": {"maxUserRetries": 2}}, "recovery.maxUserRetries", "2"),
+    ({}, "resources.slices", "1"),
+    ({"resources": {"tpu": "v6e-8"}}, "resources.chipsPerHost", "4"),
+    (
+        {"resources": {"tpu": "v6e-4", "parallelism": {"tensor": 2}}},
+        "resources.parallelism.tensor",
+        "2",
+    ),
+    ({"preflight": {"memory": "Off"}}, "resources.parallelism.fsdp", "4"),
+    ({"preflight": {"memory": "Off"}}, "resources.parallelism.data", "1"),
+    ({"preflight": {"smoke": {}}}, "preflight.smoke.steps", "5"),
+    ({"preflight": {"smoke": {}}}, "preflight.smoke.examples", "64"),
+    ({"profiling": {"startStep": 7}}, "profiling.startStep", "7"),
+    ({"profiling": {"startStep": 7}}, "profiling.steps", "5"),
+    ({"budget": {"maxChipHours": "30"}}, "budget.maxChipHours", "30"),
+    ({"activeDeadlineSeconds": 60}, "activeDeadlineSeconds", "60"),
+    ({"childTTLSecondsAfterFinished": 60}, "childTTLSecondsAfterFinished", "60"),
+    ({}, "activeDeadlineSeconds", "no limit"),
+    ({}, "childTTLSecondsAfterFinished", "no limit"),
+    ({}, "budget.maxChipHours", "no limit"),
+    ({}, "budget.maxCost", "no limit"),
+]
+
+
+@pytest.mark.parametrize(("spec", "path", "value"), RESOLVED)
+def test_a_limit_is_judged_on_what_the_number_comes_to(spec: dict[str, Any], path: str, value: str) -> None:
+    number = 10**9 if value == "no limit" else float(value)
+    words = rf"spec.{re.escape(path)} (is|comes to) {re.escape(value)}( by default or by other fields)?, at "
+    assert re.search(words + "most", said(spec, path, max=f"{number * 0.99:.9g}"))
+    if value != "no limit":
+        assert re.search(words + "least", said(spec, path, min=f"{number * 1.01:.9g}"))
+        assert admit(job(**spec), [limited(path, min=value, max=value)]).plan
+
+
+def test_every_number_of_a_job_can_be_limited_or_is_refused_in_the_profile() -> None:
+    assert number_paths(FineTuneJobSpec) - LIMITED == {"retry.generation", "model.fromJob.step"}
+    assert number_paths(FineTuneJobSpec) >= LIMITED
+    tested = {path for _, path, _ in RESOLVED} | {"hyperparameters.weightDecay", "method.dpo.labelSmoothing"}
+    assert tested == LIMITED
+    with pytest.raises(Refused, match=r"limits\[0\].path: retry.generation cannot be limited") as caught:
+        admit(job(), [limited("retry.generation", max="1")])
+    assert caught.value.reason == Reason.PROFILE_INVALID
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"method": {"type": "SFT"}}, "method.lora.rank"),
+        ({"method": {"type": "SFT"}}, "method.dpo.beta"),
+        ({"method": {"type": "SFT"}}, "method.dpo.labelSmoothing"),
+        ({}, "profiling.steps"),
+        ({}, "preflight.smoke.steps"),
+        ({}, "evaluation.everySteps"),
+        ({}, "datasets.splitFromTrain.seed"),
+    ],
+)
+def test_what_a_job_does_not_do_breaks_no_limit(spec: dict[str, Any], path: str) -> None:
+    assert admit(job(**spec), [limited(path, min="1000", max="1000")]).plan
+
+
+def test_decimals_are_compared_as_numbers() -> None:
+    exact = {"hyperparameters": {"weightDecay": "0.10"}}
+    assert admit(job(**exact), [limited("hyperparameters.weightDecay", min="1e-1", max="0.1")]).plan
+    assert admit(job(**exact), [limited("hyperparameters.weightDecay", max="1e99999999")]).plan
+
+
+def test_a_limit_of_the_profile_holds_for_an_edit_and_for_its_own_defaults() -> None:
+    found = limited("checkpointing.everySteps", min="50")
+    snapshot = admit(job(), [found]).snapshot
+    with pytest.raises(Refused, match=r"checkpointing.everySteps is 7, at least 50"):
+        replan(job(checkpointing={"everySteps": 7}), snapshot)
+    found["spec"]["defaults"] = {"checkpointing": {"everySteps": 3}}
+    with pytest.raises(Refused, match="is 3, at least 50"):
+        admit(job(), [found])
+
+
+# --- after preflight
+
+
+def found(steps: int, *rows: dict[str, Any]) -> Findings:
+    train = [
+        DatasetReport.model_validate(
+            {
+                "path": "spec.datasets.train[0]", "name": f"train-{index}", "uri": "…", "revision": "r",
+                "format": "Text", "rows": 10, "tokens": 100, "trained_tokens": 50, **each,
+            }
+        )
+        for index, each in enumerate(rows or ({"sequences": 80},))
+    ]  # fmt: skip
+    model = ModelIdentity(
+        source="m", revision="r", architecture="A", parameters=1, maxtext_model="m", layout="scanned/float32"
+    )
+    return Findings(
+        preflight=PreflightOutcome(
+            model=model,
+            train=train,
+            steps=steps,
+            fingerprint="f",
+            fingerprint_inputs={},
+            report="gs://a/r",
+        )
+    )
+
+
+LATER: list[tuple[dict[str, Any], str, str, Findings, str]] = [
+    (
+        {"epochs": 3},
+        "hyperparameters.steps",
+        "29",
+        found(30),
+        "comes to 30 by what preflight found, at most 29",
+    ),
+    (
+        {"epochs": 3},
+        "hyperparameters.warmupSteps",
+        "2",
+        found(100),
+        "comes to 3 by what preflight found, at most 2",
+    ),
+    (
+        {"epochs": 3, "warmupSteps": 50},
+        "hyperparameters.warmupRatio",
+        "0.4",
+        found(100),
+        "comes to 0.5 by what preflight found, at most 0.4",
+    ),
+    # 100 steps of 8 rows, of which an epoch has 80.
+    (
+        {"steps": 100},
+        "hyperparameters.epochs",
+        "9",
+        found(100),
+        "comes to 10 by what preflight found, at most 9",
+    ),
+    (
+        {"steps": 100},
+        "hyperparameters.epochs",
+        "9",
+        found(100, {"sequences": 40, "epoch_sequences": 60}, {"sequences": 20}),
+        "comes to 10 by what preflight found, at most 9",
+    ),
+    (
+        {"steps": 100},
+        "hyperparameters.epochs",
+        "9",
+        found(100, {"sequences": 40}, {"sequences": None}),
+        "comes to no limit by what preflight found, at most 9",
+    ),
+    (
+        {"steps": 100},
+        "hyperparameters.epochs",
+        "9",
+        found(100, {"sequences": 0}),
+        "comes to no limit by what preflight found, at most 9",
+    ),
+]
+
+
+@pytest.mark.parametrize(("numbers", "path", "most", "findings", "message"), LATER)
+def test_what_only_preflight_can_count_is_judged_when_it_has(
+    numbers: dict[str, Any], path: str, most: str, findings: Findings, message: str
+) -> None:
+    plan = admit(job(hyperparameters=numbers), [limited(path, max=most)]).plan
+    assert judge_findings(plan, Findings()) is None
+    broken = judge_findings(plan, findings)
+    assert broken is not None
+    assert broken.reason == Reason.POLICY_VIOLATION
+    assert message in broken.message
+    assert broken.message.endswith("Ask #ml-help.")
+    enough = admit(job(hyperparameters=numbers), [limited(path, max="1e9")]).plan
+    assert (judge_findings(enough, findings) is None) is ("no limit" not in message)
+
+
+def test_epochs_that_nothing_counts_are_refused_at_once() -> None:
+    spec = {"hyperparameters": {"steps": 100}, "preflight": {"dataset": "Sample"}}
+    assert "spec.preflight.dataset: Sample nothing counts the rows: use Full" in said(
+        spec, "hyperparameters.epochs", max="5"
+    )
+
+
+def test_a_job_beyond_a_limit_ends_before_it_holds_a_slice() -> None:
+    world = World(
+        job=job(hyperparameters={"steps": 100}), profiles=[limited("hyperparameters.epochs", max="1")]
+    )
+    world.to_the_end()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "PolicyViolation"
+    assert world.status["failure"]["class"] == "User"
+    assert "hyperparameters.epochs" in world.status["failure"]["message"]
+    assert {world.key_of(name).stage for name in world.created} == {Stage.PREFLIGHT}
+
+
+def test_a_plan_beyond_a_limit_is_not_called_planned() -> None:
+    world = World(
+        job=job(hyperparameters={"epochs": 1}, planOnly=True),
+        profiles=[limited("hyperparameters.steps", max="5")],
+    )
+    world.to_the_end()
+    assert world.status["phase"] == "Failed"

@@ -1,0 +1,97 @@
+"""Whether Export will be able to write to every destination, tried before anything is converted or trained.
+
+Preflight runs under the account that Export runs under, so what it may do there, Export may do. Nothing is left behind,
+and nothing that lies there is changed.
+"""
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from finetune_contract import Destination, ExitCode, ExportSpec
+from finetune_trainer.errors import StageError
+from finetune_trainer.export import hub_upload
+from finetune_trainer.export.publish import PROBE, folder_names, places, require_ours
+from finetune_trainer.storage import Store, join, local_path
+
+
+def destinations(export: ExportSpec, store: Store) -> None:
+    """Raises ``StageError``: 64 for a destination that Export would refuse, 66 where the bucket is not there, 77 where
+    a right is missing, 69 where nothing answers, retries included."""
+    for destination in export.destinations:
+        if destination.hub is not None:
+            hub_upload.check(destination)
+        else:
+            _folder(destination, export, store)
+
+
+def _folder(destination: Destination, export: ExportSpec, store: Store) -> None:
+    root = destination.uri
+    assert root is not None, "a destination is one of two"
+    local = local_path(root)
+    if local is not None:
+        _require_folder(local, destination.path)
+    for place in places(folder_names(export.content, orbax=export.orbax)).values():
+        uri = join(root, place).rstrip("/")
+        _try("list what lies there", destination, partial(require_ours, uri, store))
+    probe = join(root, f"{PROBE}{uuid.uuid4().hex}")
+    made = [] if local is None else [each for each in (local, *local.parents) if not each.exists()]
+    # The right to delete is tried first, on a name that nothing has: without it, the file could not be removed.
+    _try("delete a file", destination, lambda: store.delete(probe))
+    try:
+        _try("write a file", destination, lambda: store.create(probe, b""))
+        _try(f"delete the file {probe}", destination, lambda: store.delete(probe))
+    finally:
+        for folder in made:
+            with suppress(OSError):  # somebody else uses it by now
+                folder.rmdir()
+
+
+def _try(what: str, destination: Destination, call: Callable[[], object]) -> None:
+    """``call``, with its refusal in terms of the destination."""
+    uri = str(destination.uri)
+    try:
+        call()
+    except StageError as error:
+        match error.code:
+            case ExitCode.PERMISSION_DENIED:
+                raise StageError(
+                    error.code, error.reason, f"Export could not {what}", where=destination.path,
+                    saw=f"{uri}: {error.saw}", expected="the right to list, create and delete files there",
+                    fix=_grant(uri),
+                ) from error  # fmt: skip
+            case ExitCode.INPUT_MISSING:
+                raise StageError(
+                    error.code, "DestinationMissing", f"Export could not {what}: there is no such place",
+                    where=destination.path, saw=uri, expected="a bucket that exists",
+                    fix="Correct the address, or create the bucket.",
+                ) from error  # fmt: skip
+            case ExitCode.BAD_REQUEST:
+                raise StageError(
+                    error.code, error.reason, error.what, where=destination.path, saw=f"{uri}: {error.saw}",
+                    expected=error.expected, fix=error.fix,
+                ) from error  # fmt: skip
+            case _:
+                raise
+
+
+def _grant(uri: str) -> str:
+    if local_path(uri) is not None:
+        return "Mount a volume there that the stage's user can write to."
+    return (
+        f"Grant the account of the profile's serviceAccounts.cpu the role roles/storage.objectUser on {uri} "
+        "(a managed folder) or on its bucket."
+    )
+
+
+def _require_folder(path: Path, where: str) -> None:
+    """That ``path`` is a folder, or can become one."""
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    if not existing.is_dir():
+        raise StageError(
+            ExitCode.BAD_REQUEST, "DestinationNotAFolder", "the destination cannot be a folder", where=where,
+            saw=f"{existing}, which is a file", expected="a folder, or a name for one",
+            fix="Choose another destination.",
+        )  # fmt: skip
