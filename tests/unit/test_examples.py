@@ -13,12 +13,12 @@ from finetune_operator.cli.plan import show_plan
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
-JOBS = [path for path in EXAMPLES if path.parent.name != "profiles"]
+JOBS = [path for path in EXAMPLES if "kind: FineTuneJob" in path.read_text()]
 LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
 PROFILES = ROOT / "examples" / "profiles"
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, LOCAL], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*JOBS, *PROFILES.glob("*.yaml"), LOCAL], ids=lambda path: path.name)
 def test_validates(path: Path) -> None:
     assert check_files([path]) == []
 
