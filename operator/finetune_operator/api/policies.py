@@ -144,12 +144,15 @@ class Recovery(ApiModel):
 
 
 class HangPolicy(ApiModel):
-    """When a silent training is taken for dead. A NaN or infinite loss fails at once."""
+    """When a stage that makes no progress is taken for dead and started again. A NaN or infinite loss fails at once."""
 
     startup_seconds: Positive | None = None
     """From running pods to the first step. Default: 1800."""
     no_step_seconds: Positive | None = None
     """From one step to the next. Default: 900."""
+    stage_seconds: Positive | None = None
+    """From running pods to the end of an attempt at any stage but Train, which reports no steps. Default: 21600 for
+    Evaluate, which holds a slice; 86400 for the stages on CPU."""
 
 
 class SmokeTest(ApiModel):

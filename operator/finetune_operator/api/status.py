@@ -7,7 +7,14 @@ from pydantic import Field
 from finetune_contract import Stage
 from finetune_operator.api.common import ApiModel, Message, NonNegative, Timestamp, Whole, list_map
 from finetune_operator.api.conditions import Condition, Phase, WaitingReason
-from finetune_operator.api.status_course import Attempts, Cost, Goodput, ProgressStatus, StageStatus
+from finetune_operator.api.status_course import (
+    ActiveTime,
+    Attempts,
+    Cost,
+    Goodput,
+    ProgressStatus,
+    StageStatus,
+)
 from finetune_operator.api.status_outcome import ArtifactStatus, Checkpoint, EvaluationStatus, FailureStatus
 from finetune_operator.api.status_resolved import Estimate, Resolved
 
@@ -52,6 +59,8 @@ class FineTuneJobStatus(ApiModel):
     """How often stages were started."""
     goodput: Goodput | None = None
     """Share of the time that moved the training forward."""
+    active_time: ActiveTime | None = None
+    """How long the job has run."""
     cost: Cost | None = None
     """What the job has used so far."""
     checkpoints: Annotated[tuple[Checkpoint, ...], Field(max_length=10)] | None = None

@@ -44,9 +44,9 @@ def advance(
 def _next(  # noqa: PLR0911  one per case
     observed: Observed, look: Survey, refused: Refused | None, *, suspend: bool
 ) -> Decision:
-    left = deadlines.active_left(look.plan.limits, look.attempts, observed.now)
+    left = deadlines.active_left(look.plan.limits, look.used)
     expired = left is not None and left <= 0
-    over = overspent(look, observed.now)
+    over = overspent(look)
     if look.live:
         return _of_live(observed, look, look.live, refused, over, suspend=suspend, expired=expired)
     if look.succeeded:
@@ -61,7 +61,8 @@ def _next(  # noqa: PLR0911  one per case
         return conclude(observed, Situation(course=Course.SUSPENDED, refused=refused), look)
     if refused:
         return conclude(observed, Situation(course=Course.INVALID, refused=refused), look)
-    failure = deadlines.active_exceeded(look.plan.limits) if expired else _no_capacity_left(look)
+    none_left = deadlines.no_capacity_left(look.plan, look.current.stage, look.fresh)
+    failure = deadlines.active_exceeded(look.plan.limits) if expired else none_left
     if failure or (over and over.fails):
         failure = failure or (over.failure if over else None)
         return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
@@ -110,15 +111,6 @@ def _not_allowed(broken: Refused) -> Failure:
         message=broken.message,
         fix="Create a job within the limits under another name.",
     )
-
-
-def _no_capacity_left(look: Survey) -> Failure | None:
-    """Every kind of capacity was waited for in vain."""
-    passed = deadlines.passed_capacities(look.attempts)
-    if look.current.stage not in TPU_STAGES or not passed or set(look.plan.placement.capacities) - passed:
-        return None
-    noted = next(each.files.failure for each in reversed(look.attempts) if each.files and each.files.failure)
-    return noted.model_copy(update={"message": f"{noted.message} No other kind is left."})
 
 
 def _create(observed: Observed, look: Survey) -> Decision:

@@ -26,7 +26,14 @@ from finetune_contract import (
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle import children, speech
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.deadlines import DEADLINE_EXCEEDED, HUNG, NO_CAPACITY, STARTUP_TIMEOUT
+from finetune_operator.lifecycle.deadlines import (
+    DEADLINE_EXCEEDED,
+    HUNG,
+    NO_CAPACITY,
+    PODS_MISSING,
+    STAGE_TIMEOUT,
+    STARTUP_TIMEOUT,
+)
 from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Disruption, disruption
 from finetune_operator.lifecycle.pressure import PRESSURES, pressure
 from finetune_operator.lifecycle.queueing import being_evicted
@@ -46,7 +53,16 @@ BUDGET_EXHAUSTED = "BudgetExhausted"
 WORKERS_FAILED = "WorkersFailed"
 _ON_PURPOSE = (SUSPENDED, REPLACED, NO_CAPACITY, DEADLINE_EXCEEDED, BUDGET_EXHAUSTED)
 #: Reasons of its own judgement, which the trainer's last words do not change.
-_JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT, WORKERS_FAILED, *PRESSURES)
+_JUDGED = (
+    PREEMPTED,
+    PLACEMENT_RACE,
+    HUNG,
+    STARTUP_TIMEOUT,
+    STAGE_TIMEOUT,
+    PODS_MISSING,
+    WORKERS_FAILED,
+    *PRESSURES,
+)
 
 #: What a stage must have found out to have succeeded.
 _DETAILS = {
@@ -130,7 +146,7 @@ def classify(  # noqa: PLR0911  one per case
     if evicted and stopped and noted is None:
         return Verdict(ending=Ending.EVICTED, finished=finished, record=eviction(attempt, evicted))
     taken = disruption(attempt, nodes, ended=finished, now=now)
-    failure = _told_by_pods(attempt, job, taken) if stopped and noted is None else None
+    failure = _told_by_pods(attempt, job, taken, finished) if stopped and noted is None else None
     if failure:
         return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
     if result:
@@ -166,6 +182,15 @@ def eviction(attempt: Attempt, evicted: children.Object) -> Failure:
         reason=EVICTED,
         message=f"{attempt.key.stage}: Kueue took its quota away: {evicted.get('message', '')}"[:1024],
         at=parse(since) if since else None,
+    )
+
+
+def earlier_run(attempt: Attempt) -> Failure:
+    """The record that a run of the attempt has ended, which the present one follows."""
+    return Failure(
+        code=ExitCode.STOPPED,
+        reason=EVICTED,
+        message=f"{attempt.key.stage}: an earlier run was stopped, and its JobSet was let go again.",
     )
 
 
@@ -319,9 +344,11 @@ def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:
     )
 
 
-def _told_by_pods(attempt: Attempt, job: str, taken: Disruption | None) -> Failure | None:
+def _told_by_pods(
+    attempt: Attempt, job: str, taken: Disruption | None, ended: datetime | None
+) -> Failure | None:
     """What pods tell of an attempt that was only stopped, and that is no preemption."""
-    short = pressure(attempt)
+    short = pressure(attempt, ended)
     if short is None and taken is None and attempt.jobset and children.workers_given_up(attempt.jobset):
         return _workers_failed(attempt, job)
     return short

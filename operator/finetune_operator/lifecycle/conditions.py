@@ -47,7 +47,7 @@ def conditions(
         ConditionType.EXPORT_PROVEN: _export_proven(look),
         ConditionType.QUOTA_RESERVED: _quota_reserved(situation, look),
         ConditionType.RUNNING: _running(situation, look),
-        ConditionType.WITHIN_BUDGET: _within_budget(look, now),
+        ConditionType.WITHIN_BUDGET: _within_budget(look),
         ConditionType.GATE_PASSED: _gate_passed(look),
         ConditionType.SUSPENDED: _suspended(situation),
         **_outcome(situation.course, *_because(situation, look)),
@@ -198,11 +198,11 @@ def _gate_passed(look: Survey | None) -> Told:
     return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
 
 
-def _within_budget(look: Survey | None, now: datetime) -> Told:
+def _within_budget(look: Survey | None) -> Told:
     ceilings = look.plan.budget.ceilings if look else ()
     if look is None or not ceilings:
         return TRUE, Reason.NOT_REQUESTED, "The job has no budget."
-    if over := overspent(look, now) or used_up(look, now):
+    if over := overspent(look) or used_up(look):
         return FALSE, over.reason, over.text
     limits = " and ".join(f"{decimal(each.most)} ({each.path})" for each in ceilings)
     return TRUE, Reason.WITHIN_BUDGET, f"The job may use up to {limits}."

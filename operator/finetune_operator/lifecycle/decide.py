@@ -5,7 +5,7 @@ from dataclasses import replace
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.advance import advance
-from finetune_operator.lifecycle.attempts import attempts_of
+from finetune_operator.lifecycle.attempts import attempts_of, since_retry
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
 from finetune_operator.lifecycle.observed import Observed
@@ -53,7 +53,8 @@ def decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
         snapshot = stored_plan(observed)
         if snapshot is None:
             return _keep(observed) if ended else _admit(observed)
-        plan, refused = _plan(job, snapshot, deadlines.passed_capacities(attempts))
+        fresh = [each for each in attempts if since_retry(observed.folder.retry, each)]
+        plan, refused = _plan(job, snapshot, deadlines.passed_capacities(fresh))
     except Refused as error:
         return _keep(observed) if ended else _refuse(observed, error)
     try:

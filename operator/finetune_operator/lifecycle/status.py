@@ -20,15 +20,19 @@ from finetune_operator.lifecycle.progress import goodput_status, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
 from finetune_operator.lifecycle.retry import seen
 from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.spending import cost_status, spent
+from finetune_operator.lifecycle.spending import cost_status
 from finetune_operator.lifecycle.stage_status import attempts_status, stages_status
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.summary import summarize
-from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.times import parse, stamp
+from finetune_operator.lifecycle.usage import active_time
 from finetune_operator.lifecycle.waited import waited_in_training
 from finetune_operator.rendering import TPU_STAGES
 
 type Object = Mapping[str, Any]
+
+#: Seconds between two reports of what a job has used while nothing else of it moves.
+_USAGE_SECONDS = 60.0
 
 
 def pace(live_jobs: int) -> float:
@@ -61,8 +65,8 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
         saved := checkpoints_status(look, observed, kept=progress is previous.get("progress"))
     ):
         status["checkpoints"] = saved
-    if look is not None and (cost := _cost(observed, status, look, previous)):
-        status["cost"] = cost
+    if look is not None:
+        status |= _usage(observed, status, look, previous)
     workers = sum(each.get("workerRestarts", 0) for each in status.get("stages", ()))
     status["summary"] = summarize(situation, look, progress, workers)
     if situation.wait:
@@ -120,14 +124,21 @@ def _progress(observed: Observed, status: Object, look: Survey | None, previous:
     )
 
 
-def _cost(observed: Observed, status: Object, look: Survey, previous: Object) -> Object | None:
-    """It moves with the clock, so that it is told anew only where something else is."""
+def _usage(observed: Observed, status: Object, look: Survey, previous: Object) -> Object:
+    """``activeTime`` and ``cost``. They move with the clock, so that they are told anew only where something else is,
+    or now and then: what the next look counts on from must not be old."""
+    told = {name: previous[name] for name in ("activeTime", "cost") if name in previous}
     moved = _moving_parts(status) != _moving_parts(previous)
-    if not moved and status.get("progress") is previous.get("progress") and "cost" in previous:
-        return dict(previous["cost"])
-    if not any(attempt.key.stage in TPU_STAGES for attempt in look.attempts):
-        return None
-    return cost_status(look.plan, spent(look.plan, look.attempts, observed.now))
+    if not moved and status.get("progress") is previous.get("progress") and "activeTime" in told:
+        age = (observed.now - parse(told["activeTime"]["asOf"])).total_seconds()
+        if age < max(_USAGE_SECONDS, pace(observed.live_jobs)) or look.live is None:
+            return told
+    if not look.attempts:
+        return told
+    found = {"activeTime": active_time(look.used, observed.now)}
+    if "cost" in told or any(attempt.key.stage in TPU_STAGES for attempt in look.attempts):
+        found["cost"] = cost_status(look.plan, look.used)
+    return found
 
 
 def _goodput(observed: Observed, look: Survey | None) -> Object | None:

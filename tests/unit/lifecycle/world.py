@@ -314,6 +314,7 @@ class World:
                 {
                     "metadata": {
                         "name": f"{name}-{index}",
+                        "creationTimestamp": stamp(self.now),
                         "labels": template["template"]["metadata"]["labels"]
                         | {RESTART_LABEL: str(self.restarts(name)), "jobset.sigs.k8s.io/jobset-name": name},
                         "ownerReferences": [{"kind": "Job", "name": f"{name}-x-0", "controller": True}],
@@ -433,7 +434,8 @@ class World:
         jobset = self.jobsets[name]
         jobset["spec"]["suspend"] = held
         jobset["status"] = {
-            "conditions": [{"type": "Suspended", "status": str(held), "lastTransitionTime": stamp(self.now)}]
+            **jobset.get("status", {}),
+            "conditions": [{"type": "Suspended", "status": str(held), "lastTransitionTime": stamp(self.now)}],
         }
         if held:
             for pod in [pod for pod in self.pods if pod.rpartition("-")[0] == name]:
