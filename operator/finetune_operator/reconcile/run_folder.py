@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from finetune_contract import (
     CacheLayout,
     ConvertManifest,
+    ConvertOutcome,
     Failure,
     HostProgress,
     Outcome,
@@ -22,7 +24,7 @@ from finetune_contract import (
     Stage,
     StageResult,
 )
-from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.artifacts.port import StorageError, Store, TooLarge
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.classify import settled
 from finetune_operator.lifecycle.observed import (
@@ -35,6 +37,8 @@ from finetune_operator.lifecycle.observed import (
     since,
 )
 from finetune_operator.planning.snapshot import read_snapshot
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +78,14 @@ class RunFolderReader:
             listed = await self._store.list(folders.run.attempts)
             takeovers = await self._takeovers(folders.run, listed)
             attempts = await self._attempts(folders.run, listed, takeovers)
+            manifest, fault = await self._convert_manifest(folders.cache, attempts)
             return RunFolderView(
                 attempts=attempts,
                 takeovers=takeovers,
                 retry=await self._retry(folders.run, listed),
                 progress=await self._progress(folders.run, attempts, last=not takeovers),
-                convert_manifest=await self._convert_manifest(folders.cache, attempts),
+                convert_manifest=manifest,
+                convert_manifest_fault=fault,
             )
         except (StorageError, _NotUnderstoodError) as error:
             return RunFolderView(unreadable=str(error))
@@ -154,12 +160,19 @@ class RunFolderReader:
 
     async def _convert_manifest(
         self, cache: CacheLayout, attempts: dict[AttemptKey, AttemptFiles]
-    ) -> ConvertManifest | None:
+    ) -> tuple[ConvertManifest | None, str]:
+        """What the cache has for the model, or why it cannot be read. Whoever shares the cache may have written it, so
+        it says nothing about this job: it is a miss. Not read once an attempt has converted the model."""
         fingerprint = fingerprint_of(attempts)
-        if fingerprint is None:
-            return None
-        # Not remembered: people may empty the cache, and a hit must not outlive its files.
-        return await self._fresh(cache.convert_manifest(fingerprint), ConvertManifest)
+        if fingerprint is None or _converted(attempts):
+            return None, ""
+        uri = cache.convert_manifest(fingerprint)
+        try:
+            # Not remembered: people may empty the cache, and a hit must not outlive its files.
+            return await self._fresh(uri, ConvertManifest), ""
+        except (TooLarge, _NotUnderstoodError) as error:
+            log.warning("the converted model in the cache is not used: %s", error)
+            return None, f"its manifest in the cache cannot be read: {error}"
 
     async def _fresh[T: BaseModel](self, uri: str, model: type[T]) -> T | None:
         """A file that may change."""
@@ -197,6 +210,12 @@ _HOST = re.compile(r"[0-9]{1,5}\.json")
 _STAGES = {stage.short: stage for stage in Stage}
 #: 999 JobSets at most: what fits the names of pods.
 _ATTEMPT = re.compile(f"({'|'.join(_STAGES)})-([1-9][0-9]{{0,2}})(?:\\.([1-9][0-9]{{0,8}}))?")
+
+
+def _converted(attempts: dict[AttemptKey, AttemptFiles]) -> bool:
+    return any(
+        files.result and isinstance(files.result.details, ConvertOutcome) for files in attempts.values()
+    )
 
 
 def fingerprint_of(attempts: dict[AttemptKey, AttemptFiles]) -> str | None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class Context:
     scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finetune-")))
     _vocab_size: int | None = field(default=None, init=False)
     """The model's; None until its plan is made."""
+    run: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Tells this process from others that run the same attempt: what they write to the cache must not mix."""
 
     @property
     def folder(self) -> RunFolder:
@@ -168,18 +171,20 @@ class Context:
         request = self.request
         if request.use_cache == "Off":
             return None
-        # What preflight has refreshed is fresh for the stages after it.
+        # What preflight has refreshed is fresh for the stages after it. Those need no right to write to the cache: what
+        # they miss (it was damaged since) they make again for themselves.
         refresh = request.use_cache == "Refresh" and request.stage is Stage.PREFLIGHT
         return DataCache(
             store=self.store,
             layout=CacheLayout(request.cache),
             scratch=self.scratch,
             reads=not refresh,
-            writes=self.processes.first,
+            writes=self.processes.first and request.stage is Stage.PREFLIGHT,
             replaces=refresh,
             uid=request.job.uid,
             attempt=request.attempt,
             restart=request.restart,
+            run=self.run,
         )
 
 

@@ -4,7 +4,7 @@ import os
 from importlib.metadata import version
 
 from finetune_contract import BenchmarkReport, ExitCode, PreflightOutcome
-from finetune_trainer import fingerprint, provided
+from finetune_trainer import converted, fingerprint, provided
 from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.data import page, remarks, special_tokens
@@ -58,6 +58,9 @@ def run(context: Context) -> PreflightOutcome:
         report=context.folder.data_page,
         memory=memory,
         smoke=tried,
+        conversion=None
+        if context.request.model.orbax is not None
+        else converted.use_of(converted.find(context.request, prints, context.store)),
     )
     resumption.check(context, outcome)
     context.store.write(context.folder.preflight_samples, page.samples_jsonl(found))
