@@ -5,7 +5,16 @@ from typing import Annotated
 from pydantic import Field
 
 from finetune_contract import Stage
-from finetune_operator.api.common import ApiModel, Message, NonNegative, Timestamp, Whole, list_map
+from finetune_operator.api.common import (
+    ApiModel,
+    Message,
+    NonNegative,
+    Positive,
+    ReasonText,
+    Timestamp,
+    Whole,
+    list_map,
+)
 from finetune_operator.api.conditions import Condition, Phase, WaitingReason
 from finetune_operator.api.status_course import (
     ActiveTime,
@@ -28,6 +37,21 @@ class Waiting(ApiModel):
     """Since when."""
     message: Message
     """In a sentence."""
+
+
+class PendingRecord(ApiModel):
+    """The record of an attempt's end that could not be written to the run folder."""
+
+    stage: Stage
+    """Of the attempt."""
+    number: Positive
+    """Of its JobSet."""
+    restart: NonNegative | None = None
+    """Of the JobSet. Absent: 0."""
+    reason: ReasonText
+    """Why it was stopped."""
+    record: Annotated[str, Field(max_length=8192)]
+    """What is to be written, as JSON."""
 
 
 class FineTuneJobStatus(ApiModel):
@@ -59,6 +83,9 @@ class FineTuneJobStatus(ApiModel):
     """How often stages were started."""
     goodput: Goodput | None = None
     """Share of the time that moved the training forward."""
+    pending: Annotated[tuple[PendingRecord, ...], Field(max_length=16)] | None = None
+    """Ends of attempts that the run folder does not hold yet, because it cannot be read or written. They are written
+    when it can."""
     active_time: ActiveTime | None = None
     """How long the job has run."""
     cost: Cost | None = None

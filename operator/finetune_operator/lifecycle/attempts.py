@@ -1,7 +1,7 @@
 """Which attempts there are: JobSets and the run folder's listing taken together."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -9,6 +9,7 @@ from finetune_contract import Outcome, Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, Retry, Takeover
 from finetune_operator.lifecycle.queueing import newest
+from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import attempt_of
 
 ORDER = {stage: index for index, stage in enumerate(Stage)}
@@ -100,10 +101,25 @@ def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
     return (replace(newest, restart=restart) for restart in range(newest.restart + 1))
 
 
-def next_number(attempts: Sequence[Attempt], stage: Stage, takeovers: Sequence[Takeover] = ()) -> int:
-    """The number of the stage's next attempt; ``takeovers``: those of the run folder."""
+def next_number(
+    attempts: Sequence[Attempt],
+    stage: Stage,
+    takeovers: Sequence[Takeover] = (),
+    strangers: Collection[AttemptKey] = (),
+) -> int:
+    """The number of the stage's next attempt.
+
+    Args:
+        attempts: the job's.
+        stage: which one.
+        takeovers: those of the run folder.
+        strangers: attempts in the run folder that are not the job's: their numbers are left out, as long as there are
+            others.
+    """
     first = takeovers[-1].first.get(stage, 1) if takeovers else 1
-    return max(first, 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0))
+    next_ = max(first, 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0))
+    taken = {key.number for key in strangers if key.stage is stage}
+    return next((number for number in range(next_, MAX_ATTEMPT) if number not in taken), next_)
 
 
 def since_retry(retry: Retry | None, attempt: Attempt) -> bool:

@@ -51,7 +51,21 @@ EVICTED = "Evicted"
 BUDGET_EXHAUSTED = "BudgetExhausted"
 #: Pathways' workers kept ending, and with them the attempt; the head was only told to stop.
 WORKERS_FAILED = "WorkersFailed"
-_ON_PURPOSE = (SUSPENDED, REPLACED, NO_CAPACITY, DEADLINE_EXCEEDED, BUDGET_EXHAUSTED)
+#: Stopped because its progress could not be seen, see :mod:`.blind`.
+RUN_FOLDER_UNREADABLE = "RunFolderUnreadable"
+#: Of an attempt that another has followed: its result cannot be understood, see :mod:`.sight`.
+RECORD_IGNORED = "RecordIgnored"
+#: Of an attempt whose result cannot be understood.
+RESULT_MALFORMED = "ResultMalformed"
+_ON_PURPOSE = (
+    SUSPENDED,
+    REPLACED,
+    NO_CAPACITY,
+    DEADLINE_EXCEEDED,
+    BUDGET_EXHAUSTED,
+    RUN_FOLDER_UNREADABLE,
+    RECORD_IGNORED,
+)
 #: Reasons of its own judgement, which the trainer's last words do not change.
 _JUDGED = (
     PREEMPTED,

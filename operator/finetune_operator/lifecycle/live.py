@@ -6,6 +6,7 @@ from finetune_contract import ContractNotSpoken, Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, hosts
 from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.blind import halted, unseen
 from finetune_operator.lifecycle.classify import (
     EVICTED,
     earlier_run,
@@ -16,7 +17,7 @@ from finetune_operator.lifecycle.classify import (
 )
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deleting
 from finetune_operator.lifecycle.decision import CloserLook, Decision
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import Observed, Unreadable
 from finetune_operator.lifecycle.queueing import Standing, being_evicted, queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.spending import Overspent, seconds_left
@@ -55,7 +56,8 @@ def watch(  # noqa: PLR0911  one per case
             return _noted(observed, look, decision, attempt, evicted)
         return _kept(look, decision, attempt)
     late = deadlines.overdue(attempt, look.plan, observed.folder.progress, observed.now)
-    if late:
+    silent = late and late.reason in (deadlines.HUNG, deadlines.STARTUP_TIMEOUT)
+    if late and not (silent and observed.folder.progress_unknown):
         return _end_late(observed, look, attempt, late)
     running = attempt.running
     wait = input_wait(look)
@@ -92,6 +94,12 @@ def stop_spending(observed: Observed, look: Survey, attempt: Attempt, over: Over
     return _noted(observed, look, deleting(observed, look, situation), attempt, unpaid(over.message))
 
 
+def stop_unseen(observed: Observed, look: Survey, attempt: Attempt, why: Unreadable) -> Decision:
+    """It saves and ends, and nobody is charged."""
+    situation = Situation(course=Course.SUSPENDING, running=attempt.running, over=halted(why))
+    return _noted(observed, look, deleting(observed, look, situation), attempt, unseen(look.plan.limits, why))
+
+
 def end(observed: Observed, look: Survey, attempt: Attempt, why: Failure) -> Decision:
     """It is stopped, and the next one follows."""
     situation = Situation(course=Course.ACTIVE, starting=True, recovering=recovering(look))
@@ -109,7 +117,7 @@ def _end_late(observed: Observed, look: Survey, attempt: Attempt, late: Failure)
     if not stands or look.plan.pathways is not None or mesh.hosts * mesh.slices == 1:
         return end(observed, look, attempt, late)
     if observed.hosts is None:
-        return replace(end(observed, look, attempt, late), closer=CloserLook(hosts=True))
+        return replace(end(observed, look, attempt, late), closer=CloserLook(hosts=mesh.hosts * mesh.slices))
     return end(observed, look, attempt, hosts.blame(late, attempt, observed.hosts, mesh))
 
 

@@ -48,7 +48,12 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
         "observedGeneration": generation,
         "phase": str(_phase(situation, look)),
         "conditions": conditions(
-            situation, look, previous.get("conditions", ()), generation=generation, now=observed.now
+            situation,
+            look,
+            None if observed.snapshot is None else observed.folder,
+            previous.get("conditions", ()),
+            generation=generation,
+            now=observed.now,
         ),
     }
     if generation := seen(observed):
@@ -100,9 +105,11 @@ def _of_survey(observed: Observed, situation: Situation, look: Survey, previous:
         "stage": str(look.live.key.stage if look.live else look.current.stage),
         "resolved": resolved_status(look.plan, look.findings),
         "stages": stages_status(observed, situation, look, previous),
-        "attempts": attempts_status(look, previous),
         "startTime": previous.get("startTime") or stamp(observed.now),
     }
+    if observed.snapshot is not None:
+        # Before, nobody has looked into the run folder: what the cluster shows may not be all.
+        status["attempts"] = attempts_status(look, previous)
     if estimate := estimate_status(look.plan, look.findings):
         status["estimate"] = estimate
     if evaluation := evaluation_status(look):
@@ -120,7 +127,7 @@ def _progress(observed: Observed, status: Object, look: Survey | None, previous:
         look.findings.train if look else None,
         previous.get("progress"),
         pace=pace(observed.live_jobs),
-        moved=_moving_parts(status) != _moving_parts(previous),
+        moved=moving_parts(status) != moving_parts(previous),
     )
 
 
@@ -128,11 +135,10 @@ def _usage(observed: Observed, status: Object, look: Survey, previous: Object) -
     """``activeTime`` and ``cost``. They move with the clock, so that they are told anew only where something else is,
     or now and then: what the next look counts on from must not be old."""
     told = {name: previous[name] for name in ("activeTime", "cost") if name in previous}
-    moved = _moving_parts(status) != _moving_parts(previous)
-    if not moved and status.get("progress") is previous.get("progress") and "activeTime" in told:
-        age = (observed.now - parse(told["activeTime"]["asOf"])).total_seconds()
-        if age < max(_USAGE_SECONDS, pace(observed.live_jobs)) or look.live is None:
-            return told
+    moved = moving_parts(status) != moving_parts(previous)
+    still = not moved and status.get("progress") is previous.get("progress")
+    if still and not usage_is_old(observed, look):
+        return told
     if not look.attempts:
         return told
     found = {"activeTime": active_time(look.used, observed.now)}
@@ -146,7 +152,16 @@ def _goodput(observed: Observed, look: Survey | None) -> Object | None:
     return goodput_status(observed.folder.progress, waits)
 
 
-def _moving_parts(status: Object) -> Any:
+def usage_is_old(observed: Observed, look: Survey) -> bool:
+    """Whether what the status says of the time and money used is to be told anew though nothing else has moved."""
+    told = (observed.job.get("status") or {}).get("activeTime")
+    if told is None:
+        return True
+    age = (observed.now - parse(told["asOf"])).total_seconds()
+    return look.live is not None and age >= max(_USAGE_SECONDS, pace(observed.live_jobs))
+
+
+def moving_parts(status: Object) -> Any:
     """What makes a write due at once."""
     return (
         status.get("observedGeneration"),

@@ -94,6 +94,8 @@ class Limits:
     """Of one attempt at Evaluate, which reports no steps and holds a slice."""
     cpu_stage: int
     """Of one attempt at a stage on CPU."""
+    blind: int | None
+    """Running while the run folder alone cannot be read."""
     child_ttl: int | None
     """From the job's end to the deletion of its children."""
 
@@ -274,6 +276,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             no_step=spec["hangPolicy"]["noStepSeconds"],
             evaluate=spec["hangPolicy"].get("stageSeconds", EVALUATE_SECONDS),
             cpu_stage=spec["hangPolicy"].get("stageSeconds", CPU_STAGE_SECONDS),
+            blind=spec["hangPolicy"].get("blindSeconds"),
             child_ttl=spec.get("childTTLSecondsAfterFinished"),
         ),
         run_folder=snapshot.run_folder,
