@@ -10,6 +10,7 @@ would issue tokens. It runs in a thread of the caller's process.
 """
 
 import asyncio
+import io
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
@@ -181,8 +182,10 @@ class BucketProxy:
     ) -> web.Response:
         url = f"{self._upstream}{path}" + (f"?{query}" if query else "")
         headers = _passed_on(request.headers)
+        # as a file: large bytes would be sent at once
+        data = io.BytesIO(body) if body else None
         async with self._session.request(
-            request.method, URL(url, encoded=True), headers=headers, data=body or None
+            request.method, URL(url, encoded=True), headers=headers, data=data
         ) as answer:
             content = await answer.read()
         passed = _passed_on(answer.headers)

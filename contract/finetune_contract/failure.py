@@ -11,6 +11,9 @@ from finetune_contract.exit_codes import ExitCode
 #: Reason of a process that ended because another process of its stage was gone without a word; somebody else may know
 #: more (the culprit's pod).
 PEER_LOST = "PeerLost"
+#: Reason of a stage that found the converted model damaged, which ``where`` names by its ``items``. The operator never
+#: gives that conversion to a stage again.
+CONVERTED_MODEL_DAMAGED = "ConvertedModelDamaged"
 
 
 class FailureClass(StrEnum):
@@ -48,13 +51,21 @@ class Failure(Record):
     checkpoint: int | None = None
     """The step of training's newest checkpoint."""
     seconds: float | None = None
-    """How long its processes ran."""
+    """How long its processes ran, over all runs of the attempt."""
+    seconds_before: float | None = None
+    """Of these, in the runs before the one that this record is about: a queue may end a run and begin another."""
+    chips: int | None = None
+    """TPU chips that it held; 0 on CPU."""
+    chip_hour_price: float | None = None
+    """What each of them cost an hour then."""
     queued: float | None = None
     """Seconds that it waited for quota."""
     provisioning: float | None = None
     """Seconds from then until all its processes ran: nodes, images."""
     at: Timestamp | None = None
     """When a run of the attempt was ended that another run of it may follow."""
+    written: Timestamp | None = None
+    """When the operator judged the attempt."""
 
     @property
     def failure_class(self) -> FailureClass:

@@ -19,14 +19,16 @@ from finetune_contract import (
 )
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import budgets, gates
-from finetune_operator.lifecycle.attempts import ORDER, Attempt
-from finetune_operator.lifecycle.classify import Ending, Verdict, classify
-from finetune_operator.lifecycle.deadlines import ran
+from finetune_operator.lifecycle.attempts import ORDER, Attempt, since_retry
+from finetune_operator.lifecycle.classify import Ending, Verdict, classify, settled
+from finetune_operator.lifecycle.conversion import Damages, in_cache, succeeded
 from finetune_operator.lifecycle.memory import not_held, too_small
-from finetune_operator.lifecycle.observed import Observed, Retry
+from finetune_operator.lifecycle.observed import Observed, RunFolderView
+from finetune_operator.lifecycle.usage import Usage, counted, usage
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
+from finetune_operator.rendering import TPU_STAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class StageView:
     """Of the attempt that succeeded."""
     hit: ConvertManifest | None = None
     """Convert: another job has done this conversion."""
+    missed: tuple[str, ...] = ()
+    """Convert: why no other job's conversion was used, where that is known."""
     failure: Failure | None = None
     """There when the stage has failed for good."""
     exhausted: budgets.Exhausted | None = None
@@ -71,8 +75,11 @@ class Survey:
     plan: Plan
     stages: tuple[StageView, ...]
     attempts: tuple[Attempt, ...]
+    fresh: tuple[Attempt, ...]
+    """Those since the last retry by hand."""
     judged: tuple[budgets.Judged, ...]
     """Every attempt that has ended."""
+    used: Usage
     counters: budgets.Counters
     findings: Findings
 
@@ -116,28 +123,29 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         for attempt in attempts
     )
     judged = [
-        (attempt, _completed(_believed(verdict, observed.now), attempt, observed))
+        (attempt, _completed(_believed(verdict, observed.now), attempt, plan, observed))
         for attempt, verdict in zip(attempts, verdicts, strict=True)
         if verdict
     ]
     retry = observed.folder.retry
     # What was before a retry by hand is told, and charged to nothing.
-    counted = [pair for pair in judged if _since(retry, pair[0])]
-    counters = budgets.count(counted)
+    since = [pair for pair in judged if since_retry(retry, pair[0])]
+    counters = budgets.count(since)
+    damages = Damages.of(judged)
     views: list[StageView] = []
-    findings = Findings()
+    findings = Findings(reconvert=bool(damages.found))
     # A stage that runs or has run belongs to the story even where an edit has made it needless since.
     present = {attempt.key.stage for attempt in attempts}
     for stage in Stage:
         if stage not in plan.stages and stage not in present:
             continue
         own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
-        ended = tuple(pair for pair in counted if pair[0].key.stage is stage)
-        view = _view(stage, plan, own, ended, counters)
+        ended = tuple(pair for pair in since if pair[0].key.stage is stage)
+        view = _view(stage, plan, own, ended, counters=counters, damages=damages)
         if retry is not None and ORDER[stage] < ORDER[retry.from_stage]:
-            view = _done_before(view, judged)
+            view = _done_before(view, judged, damages)
         if stage is Stage.CONVERT:
-            view = _with_cache(view, observed.folder.convert_manifest, plan, findings.preflight)
+            view = _with_cache(view, observed.folder, plan, findings.preflight, damages)
         if stage is Stage.EVALUATE:
             view = _gated(view, plan)
         if stage not in plan.stages and not view.done and view.live is None:
@@ -150,7 +158,9 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         plan=plan,
         stages=tuple(views),
         attempts=tuple(attempts),
+        fresh=tuple(attempt for attempt in attempts if since_retry(retry, attempt)),
         judged=tuple(judged),
+        used=usage(plan, attempts, observed.now, observed.job.get("status") or {}),
         counters=counters,
         findings=findings,
     )
@@ -173,13 +183,13 @@ def _believed(verdict: Verdict, now: datetime) -> Verdict:
     return verdict if verdict.finished is None or verdict.finished <= now else replace(verdict, finished=None)
 
 
-def _done_before(view: StageView, judged: Sequence[budgets.Judged]) -> StageView:
+def _done_before(view: StageView, judged: Sequence[budgets.Judged], damages: Damages) -> StageView:
     """A retry of a later stage leaves what this one has done."""
     done = next(
         (
             attempt
             for attempt, verdict in reversed(judged)
-            if attempt.key.stage is view.stage and verdict.ending is Ending.SUCCEEDED
+            if attempt.key.stage is view.stage and succeeded(attempt, verdict, damages)
         ),
         None,
     )
@@ -189,17 +199,14 @@ def _done_before(view: StageView, judged: Sequence[budgets.Judged]) -> StageView
     return replace(view, phase=StagePhase.SUCCEEDED, result=done.files.result)
 
 
-def _since(retry: Retry | None, attempt: Attempt) -> bool:
-    """Whether it was made after the last retry by hand, and counts."""
-    return retry is None or attempt.key.number >= retry.first.get(attempt.key.stage, 1)
-
-
-def _completed(verdict: Verdict, attempt: Attempt, observed: Observed) -> Verdict:
-    """A record that is still to be written also tells what nobody can tell later."""
-    if verdict.record is None:
+def _completed(verdict: Verdict, attempt: Attempt, plan: Plan, observed: Observed) -> Verdict:
+    """A record that is still to be written also tells what nothing tells later."""
+    record = verdict.record or _uncounted(verdict, attempt)
+    if record is None:
         return verdict
     told: dict[str, object] = {
-        "seconds": ran(attempt, observed.now) or None,
+        "written": observed.now,
+        **counted(attempt, plan, observed.now),
         **to_note(attempt, observed.now),
     }
     progress, key = observed.folder.progress, attempt.key
@@ -209,10 +216,19 @@ def _completed(verdict: Verdict, attempt: Attempt, observed: Observed) -> Verdic
         and (progress.attempt, progress.restart) == (key.number, key.restart)
     ):
         told["checkpoint"] = max(progress.checkpoints, default=None)
-    record = verdict.record.model_copy(update=told)
-    return replace(
-        verdict, record=record, failure=record if verdict.failure == verdict.record else verdict.failure
-    )
+    judged = verdict.failure == verdict.record
+    record = record.model_copy(update=told)
+    return replace(verdict, record=record, failure=record if judged else verdict.failure)
+
+
+def _uncounted(verdict: Verdict, attempt: Attempt) -> Failure | None:
+    """A record of the attempt's end that stands, and does not say when it was judged and what it used: a trainer's, or
+    of an eviction that it had gone on after."""
+    noted = attempt.files.failure if attempt.files else None
+    if noted is None or noted.written or settled(noted) or attempt.jobset is None:
+        return None
+    ended = noted == verdict.failure or (attempt.restarted and verdict.ending is Ending.EVICTED)
+    return noted if ended and attempt.key.stage in TPU_STAGES else None
 
 
 def _view(
@@ -220,9 +236,11 @@ def _view(
     plan: Plan,
     attempts: tuple[Attempt, ...],
     judged: tuple[budgets.Judged, ...],
+    *,
     counters: budgets.Counters,
+    damages: Damages,
 ) -> StageView:
-    done = next((a for a, verdict in reversed(judged) if verdict.ending is Ending.SUCCEEDED), None)
+    done = next((a for a, verdict in reversed(judged) if succeeded(a, verdict, damages)), None)
     if done is not None:
         assert done.files is not None, "a success is read from the trainer's record"
         return StageView(
@@ -276,18 +294,23 @@ def _final(
 
 
 def _with_cache(
-    view: StageView, manifest: ConvertManifest | None, plan: Plan, preflight: PreflightOutcome | None
+    view: StageView,
+    folder: RunFolderView,
+    plan: Plan,
+    preflight: PreflightOutcome | None,
+    damages: Damages,
 ) -> StageView:
     """Convert is also done when its result lies in the cache, and only when the export is proven."""
+    cached = in_cache(folder.convert_manifest, folder.convert_manifest_fault, plan, preflight, damages)
+    view = replace(view, missed=cached.missed)
     own = _details(view, ConvertOutcome)
     if own is not None:
         if own.manifest.export_proven or not plan.export_proof:
             return view
-        return StageView(
-            stage=view.stage,
+        return replace(
+            view,
             phase=StagePhase.FAILED,
-            attempts=view.attempts,
-            judged=view.judged,
+            result=None,
             failure=Failure(
                 code=ExitCode.BAD_REQUEST,
                 reason="ExportNotProven",
@@ -297,23 +320,9 @@ def _with_cache(
                 "or create a new job.",
             ),
         )
-    usable = (
-        manifest is not None
-        and preflight is not None
-        and manifest.fingerprint == preflight.fingerprint
-        and (manifest.export_proven or not plan.export_proof)
-        # An attempt of this job may have finished its work and died before it could say so.
-        and (plan.use_cache == "Use" or f"/{plan.job.uid[:8]}-" in manifest.items)
-    )
-    if not usable or view.live is not None:
+    if cached.usable is None or view.live is not None:
         return view
-    return StageView(
-        stage=view.stage,
-        phase=StagePhase.SUCCEEDED,
-        attempts=view.attempts,
-        judged=view.judged,
-        hit=manifest,
-    )
+    return replace(view, phase=StagePhase.SUCCEEDED, hit=cached.usable, failure=None, exhausted=None)
 
 
 def _gated(view: StageView, plan: Plan) -> StageView:
@@ -328,7 +337,7 @@ def _found(findings: Findings, view: StageView) -> Findings:
     match view.stage:
         case Stage.PREFLIGHT:
             speaks = ContractVersion.parse(view.result.speaks) if view.result else None
-            return Findings(preflight=_details(view, PreflightOutcome), speaks=speaks)
+            return replace(findings, preflight=_details(view, PreflightOutcome), speaks=speaks)
         case Stage.CONVERT:
             own = _details(view, ConvertOutcome)
             return replace(findings, converted=own.manifest if own else view.hit)

@@ -42,13 +42,15 @@ def summarize(  # noqa: PLR0911  one per case
                 return f"Suspended{_at_step(progress)}: {situation.over.text}"
             return f"Suspended{_at_step(progress)}. Set spec.suspend to false to go on."
         case Course.SUSPENDING:
+            if look.live and (look.succeeded or look.failed):
+                return f"Ending: {look.live.key.stage} has been decided, and what is left of it stops."
             why = f" {situation.over.message}" if situation.over else ""
             return f"Suspending: {look.current.stage} saves and stops.{why}"
     return _active(situation, look, progress, workers)
 
 
 def _active(situation: Situation, look: Survey, progress: Object | None, workers: int) -> str:
-    if situation.store_error and situation.wait:
+    if situation.unreadable and situation.wait:
         return f"Waiting: {situation.wait.message}"
     if situation.refused:
         return f"{look.current.stage} waits: {situation.refused.message}"

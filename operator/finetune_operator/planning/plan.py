@@ -37,12 +37,16 @@ from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.queueing import Queues, resolve_queues
 from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, owner_reference
-from finetune_operator.planning.topology import Placement, place
+from finetune_operator.planning.topology import Placement, Terms, place, terms
 
 type Object = Mapping[str, Any]
 
 #: What never changes after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
+#: spec.hangPolicy.stageSeconds where nothing is said: several times what the largest models take. Evaluate holds a
+#: slice meanwhile; on CPU, downloads decide.
+EVALUATE_SECONDS = 6 * 3600
+CPU_STAGE_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +85,17 @@ class Limits:
     active: int | None
     """Running, over all attempts."""
     pre_running: int
-    """From quota to running pods, for each kind of capacity."""
+    """From quota, or a restart, to running pods: for each kind of capacity, and for a stage on CPU."""
     startup: int
     """From running pods to the first step of training."""
     no_step: int
     """From one step to the next."""
+    evaluate: int
+    """Of one attempt at Evaluate, which reports no steps and holds a slice."""
+    cpu_stage: int
+    """Of one attempt at a stage on CPU."""
+    blind: int | None
+    """Running while the run folder alone cannot be read."""
     child_ttl: int | None
     """From the job's end to the deletion of its children."""
 
@@ -96,6 +106,8 @@ class Findings:
 
     preflight: PreflightOutcome | None = None
     converted: ConvertManifest | None = None
+    reconvert: bool = False
+    """A stage found the converted model damaged: Convert must not take it from the cache again."""
     train: TrainOutcome | None = None
     evaluated: EvaluateOutcome | None = None
     speaks: ContractVersion | None = None
@@ -122,6 +134,8 @@ class Plan:
     stages: tuple[Stage, ...]
     """In order; Convert and Evaluate only where they have something to do."""
     placement: Placement
+    flavors: Mapping[str, Terms]
+    """All of the profile's, by name: an earlier attempt may have run on another one."""
     mesh: MeshSpec
     pathways: Pathways | None
     """None: the controller is McJAX."""
@@ -228,6 +242,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             )
         ),
         placement=placement,
+        flavors=terms(profile["flavors"]),
         mesh=mesh,
         pathways=resolve_pathways(profile, snapshot.job.namespace, placement)
         if mesh.controller == "Pathways"
@@ -259,6 +274,9 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             pre_running=spec["preRunningDeadlineSeconds"],
             startup=spec["hangPolicy"]["startupSeconds"],
             no_step=spec["hangPolicy"]["noStepSeconds"],
+            evaluate=spec["hangPolicy"].get("stageSeconds", EVALUATE_SECONDS),
+            cpu_stage=spec["hangPolicy"].get("stageSeconds", CPU_STAGE_SECONDS),
+            blind=spec["hangPolicy"].get("blindSeconds"),
             child_ttl=spec.get("childTTLSecondsAfterFinished"),
         ),
         run_folder=snapshot.run_folder,

@@ -13,6 +13,7 @@ from typing import Any
 
 from finetune_contract import (
     CheckpointRecord,
+    ConversionCacheUse,
     ConvertManifest,
     ConvertOutcome,
     ExitCode,
@@ -28,6 +29,7 @@ from finetune_contract import (
     StageResult,
     TrainOutcome,
 )
+from finetune_operator.api import Reason
 from finetune_operator.lifecycle import (
     AttemptFiles,
     AttemptKey,
@@ -38,6 +40,7 @@ from finetune_operator.lifecycle import (
     Retry,
     RunFolderView,
     Takeover,
+    Unreadable,
     children,
     decide,
 )
@@ -144,7 +147,9 @@ class World:
     progress: Progress | None = None
     cache: dict[str, ConvertManifest] = field(default_factory=dict)
     nodes: dict[str, Object] | None = None
-    unreadable: str | None = None
+    unreadable: str | Unreadable | None = None
+    """Why the run folder cannot be read; a text: the store is away."""
+    progress_unknown: Unreadable | None = None
     retry: Retry | None = None
     checkpoint: int = 0
     """The step of the last checkpoint."""
@@ -157,6 +162,10 @@ class World:
     """Names of JobSets in the order of their creation."""
     look_again_after: float | None = None
     fingerprint: str = "f1"
+    conversion: ConversionCacheUse | None = None
+    """What preflight says of the cache of converted models; None: it is of a release that did not look."""
+    manifest_fault: str = ""
+    """Why the manifest in that cache cannot be read."""
     live_jobs: int = 1
     workloads: dict[str, Object] | None = field(default_factory=dict)
     """Kueue's, by the name of their JobSet; None: Kueue is not installed."""
@@ -189,6 +198,9 @@ class World:
     def _view(self) -> RunFolderView:
         if self.config_map is None:
             return RunFolderView()
+        if isinstance(self.unreadable, str):
+            away = Unreadable(reason=Reason.STORE_UNAVAILABLE, message=self.unreadable)
+            return RunFolderView(unreadable=away)
         if self.unreadable:
             return RunFolderView(unreadable=self.unreadable)
         found = any(
@@ -200,8 +212,10 @@ class World:
             attempts={key: files for key, files in self.attempts.items() if since(takeovers, key)},
             takeovers=takeovers,
             retry=self.retry,
-            progress=self.progress,
+            progress=None if self.progress_unknown else self.progress,
+            progress_unknown=self.progress_unknown,
             convert_manifest=self.cache.get(self.fingerprint) if found else None,
+            convert_manifest_fault=self.manifest_fault if found else "",
         )
 
     def reconcile(self, *, crash_after: int | None = None, observed: Observed | None = None) -> Decision:
@@ -237,11 +251,15 @@ class World:
         writes += [lambda k=key, f=failure: self._record(k, f) for key, failure in decision.records]  # type: ignore[misc]
         if decision.snapshot is not None:
             writes.append(lambda: self._create_snapshot(decision.snapshot))
-        writes += [lambda d=each: self._delete(d.name, d.uid) for each in decision.deletions]  # type: ignore[misc]
+        deletions = [lambda d=each: self._delete(d.name, d.uid) for each in decision.deletions]  # type: ignore[misc]
+        if not decision.status_before_deletions:
+            writes += deletions
         if decision.jobset is not None:
             writes.append(lambda: self._create_jobset(decision.jobset))
         writes += [lambda n=notice: self._tell(n) for notice in decision.notices]  # type: ignore[misc]
         writes.append(lambda: self._write_status(decision.status))
+        if decision.status_before_deletions:
+            writes += deletions
         for number, write in enumerate(writes):
             if crash_after is not None and number >= crash_after:
                 raise Crash
@@ -314,6 +332,7 @@ class World:
                 {
                     "metadata": {
                         "name": f"{name}-{index}",
+                        "creationTimestamp": stamp(self.now),
                         "labels": template["template"]["metadata"]["labels"]
                         | {RESTART_LABEL: str(self.restarts(name)), "jobset.sigs.k8s.io/jobset-name": name},
                         "ownerReferences": [{"kind": "Job", "name": f"{name}-x-0", "controller": True}],
@@ -433,7 +452,8 @@ class World:
         jobset = self.jobsets[name]
         jobset["spec"]["suspend"] = held
         jobset["status"] = {
-            "conditions": [{"type": "Suspended", "status": str(held), "lastTransitionTime": stamp(self.now)}]
+            **jobset.get("status", {}),
+            "conditions": [{"type": "Suspended", "status": str(held), "lastTransitionTime": stamp(self.now)}],
         }
         if held:
             for pod in [pod for pod in self.pods if pod.rpartition("-")[0] == name]:
@@ -459,8 +479,14 @@ class World:
             self.train(name, TOTAL_STEPS)
         details = self.details(request)
         if isinstance(details, ConvertOutcome):
-            self.cache.setdefault(self.fingerprint, details.manifest)
+            self._keep(request, details.manifest)
         self._write_result(name, Outcome.SUCCEEDED, 0, details=details)
+
+    def _keep(self, request: StageRequest, manifest: ConvertManifest) -> None:
+        if request.use_cache == "Refresh":
+            self.cache[self.fingerprint] = manifest
+        else:
+            self.cache.setdefault(self.fingerprint, manifest)
 
     def train(self, name: str, step: int) -> None:
         """Training reaches a step; checkpoints lie where they are due."""
@@ -557,7 +583,12 @@ class World:
     def details(self, request: StageRequest) -> Any:
         if request.stage is Stage.TRAIN:
             return self.train_outcome()
-        return stage_outcomes.details(request, fingerprint=self.fingerprint, steps=TOTAL_STEPS, now=self.now)
+        details = stage_outcomes.details(
+            request, fingerprint=self.fingerprint, steps=TOTAL_STEPS, now=self.now
+        )
+        if isinstance(details, PreflightOutcome):
+            return details.model_copy(update={"conversion": self.conversion})
+        return details
 
     def manifest(self, *, proven: bool = True, uid: str = UID) -> ConvertManifest:
         return stage_outcomes.manifest(

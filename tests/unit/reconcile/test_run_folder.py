@@ -1,8 +1,9 @@
 import pytest
 
-from finetune_contract import Failure, Outcome, Stage
+from finetune_contract import ConvertOutcome, Failure, Outcome, Stage
+from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import StorageUnavailable
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView, Takeover
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView, Takeover, Unreadable
 from finetune_operator.reconcile.run_folder import RunFolderReader, attempt_of
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore
 from tests.unit.reconcile.records import FINGERPRINT, manifest, progress, result
@@ -98,11 +99,11 @@ async def test_a_long_history_of_preemptions_costs_its_last_attempt_alone(store:
 async def test_memory_is_bounded(store: FakeStore) -> None:
     for number in range(1, 6):
         put(store, RUN.result("prep", number), result(Stage.PREFLIGHT, number))
-    reader = RunFolderReader(store, remembered=2)
+    reader = RunFolderReader(store, remembered_bytes=100)
     await reader.view(FOLDERS)
     view = await reader.view(FOLDERS)
     assert len(view.attempts) == 5
-    assert len(reader._known) == 2
+    assert store.calls.count(f"read {RUN.result('prep', 1)}") == 2
 
 
 async def test_the_conversion_is_looked_up_by_the_latest_preflight(store: FakeStore) -> None:
@@ -119,6 +120,41 @@ async def test_a_conversion_that_was_deleted_is_not_remembered(store: FakeStore)
     await reader.view(FOLDERS)
     del store.files[FOLDERS.cache.convert_manifest(FINGERPRINT)]
     assert (await reader.view(FOLDERS)).convert_manifest is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"\xff",
+        b'{"files": [{"path": "model.safetensors"}]}',
+        b'{"version": 2}',
+        b"[" * 100_000,
+        b"",
+        b" " * 2**21,
+    ],
+    ids=["cut", "no text", "an export's manifest", "another version", "deep", "empty", "huge"],
+)
+async def test_a_conversion_that_cannot_be_understood_is_a_miss_and_blinds_nobody(
+    store: FakeStore, content: bytes
+) -> None:
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
+    store.files[FOLDERS.cache.convert_manifest(FINGERPRINT)] = content
+    view = await RunFolderReader(store).view(FOLDERS)
+    assert (view.unreadable, view.convert_manifest) == (None, None)
+    assert view.convert_manifest_fault.startswith("its manifest in the cache cannot be read: ")
+    (warning,) = view.warnings
+    assert FOLDERS.cache.convert_manifest(FINGERPRINT) in warning
+
+
+async def test_the_cache_is_not_looked_at_once_the_job_has_converted_the_model(store: FakeStore) -> None:
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
+    own = result(Stage.CONVERT).model_copy(update={"details": ConvertOutcome(manifest=manifest())})
+    put(store, RUN.result("conv", 1), own)
+    store.files[FOLDERS.cache.convert_manifest(FINGERPRINT)] = b"{"
+    view = await RunFolderReader(store).view(FOLDERS)
+    assert (view.unreadable, view.convert_manifest, view.convert_manifest_fault) == (None, None, "")
+    assert not [call for call in store.calls if "/convert/" in call]
 
 
 async def test_progress_is_read_anew_while_training_and_once_after_it(store: FakeStore) -> None:
@@ -150,15 +186,16 @@ async def test_a_store_that_cannot_be_asked_is_never_absence(store: FakeStore, f
     store.fault = lambda moment, call: (
         StorageUnavailable("gs://b", "no answer in 20 s") if moment == "before" and failing in call else None
     )
-    assert await RunFolderReader(store).view(FOLDERS) == RunFolderView(unreadable="gs://b: no answer in 20 s")
+    unreadable = Unreadable(reason=Reason.STORE_UNAVAILABLE, message="gs://b: no answer in 20 s.")
+    assert await RunFolderReader(store).view(FOLDERS) == RunFolderView(unreadable=unreadable)
 
 
 async def test_a_record_of_another_version_is_named_and_not_half_understood(store: FakeStore) -> None:
     store.files[RUN.result("prep", 1)] = b'{"version": 2}'
-    unreadable = (await RunFolderReader(store).view(FOLDERS)).unreadable
-    assert unreadable is not None
-    assert unreadable.startswith(f"{RUN.result('prep', 1)} is not a StageResult")
-    assert "trainer image of another version" in unreadable
+    files = (await RunFolderReader(store).view(FOLDERS)).attempts[AttemptKey(Stage.PREFLIGHT, 1)]
+    assert files.result is None
+    assert files.newer is not None
+    assert files.newer.startswith(f"{RUN.result('prep', 1)} was written under version 2 of the contract")
 
 
 async def test_what_was_there_before_a_job_took_the_folder_over_is_not_its_own(store: FakeStore) -> None:
