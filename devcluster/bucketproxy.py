@@ -13,19 +13,18 @@ import asyncio
 import io
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
 
 from devcluster import gcs
-from devcluster.bucketrights import BUCKET, CREATE, DELETE, GET, LIST, Grant, Need, holds, needs
+from devcluster.bucketrights import BUCKET, Grant, Need, holds, needs
 
 #: Headers that concern one connection alone, or that are made anew.
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"})
@@ -142,21 +141,10 @@ class BucketProxy:
             return await self._forward(request, account, path, query, body)
         asked = needs(request.method, path, request.query, body)
         await self._released(asked)
-        if any(need.permission == CREATE for need in asked) and (
-            request.query.get("ifGenerationMatch") != "0"
-        ):
-            asked += tuple([need async for need in self._replaced(asked)])
         for need in asked:
             if not self._allowed(account, need):
                 return _forbidden(account, need)
-        answer = await self._forward(request, account, path, query, body)
-        (need, *_) = asked
-        if answer.status == 404 and need.permission == GET:
-            # whether there is such an object is part of the listing
-            listing = Need(permission=LIST, bucket=need.bucket, name=need.name)
-            if not holds(self._grants, account, listing):
-                return _forbidden(account, need)
-        return answer
+        return await self._forward(request, account, path, query, body)
 
     def _allowed(self, account: str, need: Need) -> bool:
         allowed = holds(self._grants, account, need)
@@ -167,15 +155,6 @@ class BucketProxy:
         for (bucket, folder), gate in list(self._held.items()):
             if any(need.bucket == bucket and need.name.startswith(folder) for need in asked):
                 await gate.wait()
-
-    async def _replaced(self, asked: Iterable[Need]) -> AsyncIterator[Need]:
-        """The rights to replace those objects that are there already."""
-        for need in asked:
-            if need.permission == CREATE:
-                place = f"{self._upstream}/storage/v1/b/{need.bucket}/o/{quote(need.name, safe='')}"
-                async with self._session.get(place) as answer:
-                    if answer.status == 200:
-                        yield Need(permission=DELETE, bucket=need.bucket, name=need.name)
 
     async def _forward(
         self, request: web.Request, account: str, path: str, query: str, body: bytes

@@ -61,7 +61,7 @@ def holds(grants: Iterable[Grant], account: str, need: Need) -> bool:
 
 
 def needs(method: str, path: str, query: Mapping[str, str], body: bytes) -> tuple[Need, ...]:
-    """What a request needs; whether what it writes replaces something, which also needs DELETE, is not known here.
+    """What a request needs. To replace an object needs DELETE, too, which every role with CREATE gives here.
 
     Args:
         path: not decoded: an object's name is one segment of it.
