@@ -239,3 +239,17 @@ def test_a_job_without_its_plan_stays_within_its_limits(limit: dict[str, Any]) -
     assert pending["reason"] in ("DeadlineExceeded", "BudgetExhausted")
     reconciled(world)
     assert world.condition("Stalled")["reason"] == "PlanMissing"
+
+
+def test_the_status_shows_what_the_plan_says() -> None:
+    world = World(job=job(method={"type": "SFT", "lora": {"rank": 8}}))
+    world.reconcile()
+    world.reconcile()
+    resolved = world.status["resolved"]
+    assert resolved["method"] == {"type": "SFT", "loraRank": 8, "loraAlpha": "16"}
+    numbers = resolved["hyperparameters"]
+    assert (numbers["learningRate"], numbers["optimizer"], numbers["warmupRatio"]) == ("0.0002", "AdamW", "0.03")
+    assert resolved["serviceAccounts"] == {"tpu": "ft-train", "cpu": "ft-cpu"}
+    assert resolved["cache"] == "gs://cache/team-a"
+    assert world.config_map is not None
+    assert resolved["plan"]["digest"] == world.config_map["data"]["digest"]
