@@ -255,9 +255,89 @@ def test_a_forged_spec_in_a_plan_of_an_earlier_release_obeys_the_profile() -> No
     world.first_format = first_format(
         world, **{"spec.json": json.dumps(merge(spec, {"model": {"uri": "gs://elsewhere/model"}}))}
     )
+    created = list(world.created)
+    reconciled(world)
+    world.succeed("support-bot-train-1")
+    reconciled(world)
+    assert world.condition("Valid")["reason"] == "PolicyViolation"
+    assert world.created == created
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"datasets": {"train": "x"}},
+        {"datasets": {"train": [{"uri": ["gs://data/chat.jsonl"]}]}},
+        {"datasets": {"train": [{"uri": "gs://artifacts/team-a/../team-b/rows.jsonl"}]}},
+        {"model": {"orbax": {"uri": "gs://elsewhere/0/items"}}},
+        {"model": {"fromJob": {"name": "x", "uid": "y", "base": "Qwen/Qwen3-0.6B"}}},
+        {"resumeFrom": {"runFolder": "gs://artifacts/team-b/other-12345678"}},
+        {"resumeFrom": {"runFolder": ["gs://artifacts/team-b/other-12345678"]}},
+        {"resources": "x"},
+        {"engineOverrides": {"base_output_directory": 1}},
+    ],
+)
+def test_a_spec_that_cannot_have_been_admitted_is_not_taken_over(forged: dict[str, Any]) -> None:
+    world = of_an_earlier_release()
+    spec = json.loads(first_format(world)["data"]["spec.json"])
+    world.first_format = first_format(world, **{"spec.json": json.dumps(merge(spec, forged))})
+    created = list(world.created)
     reconciled(world)
     assert world.config_map is None
+    assert world.condition("Stalled")["reason"] == "PlanMissing"
+    assert world.created == created
+
+
+def test_a_forged_number_of_steps_obeys_the_profile() -> None:
+    limits = {"limits": [{"path": "hyperparameters.steps", "max": "100"}]}
+    world = World(profiles=[profile(constraints=limits)])
+    world.until(Stage.TRAIN)
+    del world.status["resolved"]["plan"]
+    world.config_map = None
+    spec = merge(json.loads(first_format(world)["data"]["spec.json"]), {"hyperparameters": {"steps": 10**6}})
+    world.first_format = first_format(world, **{"spec.json": json.dumps(spec)})
+    created = list(world.created)
+    reconciled(world)
+    world.succeed("support-bot-train-1")
+    reconciled(world)
     assert world.condition("Valid")["reason"] == "PolicyViolation"
+    assert world.created == created
+
+
+def of_an_earlier_release_that_is_refused_now(**spec: Any) -> World:
+    """A job in training that exports to a folder of its bucket that belongs to no namespace, which was allowed."""
+    world = of_an_earlier_release(**spec)
+    export = {"destinations": [{"uri": "gs://artifacts/exports/bot"}]}
+    world.job["spec"]["export"] = export
+    made = merge(json.loads(world.first_format["data"]["spec.json"]), {"export": export})  # type: ignore[index]
+    world.first_format["data"]["spec.json"] = json.dumps(made)  # type: ignore[index]
+    return world
+
+
+@pytest.mark.parametrize("limit", [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": "1"}}])
+def test_a_job_of_an_earlier_release_that_is_refused_now_stays_within_its_limits(
+    limit: dict[str, Any],
+) -> None:
+    world = of_an_earlier_release_that_is_refused_now(**limit)
+    reconciled(world)
+    assert world.config_map is not None
+    assert world.condition("Valid")["reason"] == "PolicyViolation"
+    assert world.live() == ["support-bot-train-1"]
+    world.wait(3601)
+    reconciled(world)
+    assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
+
+
+def test_an_edit_heals_a_job_of_an_earlier_release_that_is_refused_now() -> None:
+    world = of_an_earlier_release_that_is_refused_now()
+    reconciled(world)
+    world.succeed("support-bot-train-1")
+    created = list(world.created)
+    reconciled(world)
+    assert world.created == created
+    world.edit(export={"destinations": [{"uri": "gs://artifacts/team-a/exports/bot"}]})
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
 
 
 def test_without_a_job_of_an_earlier_release_a_plan_in_its_namespace_decides_nothing() -> None:
