@@ -48,13 +48,21 @@ class Failure(Record):
     checkpoint: int | None = None
     """The step of training's newest checkpoint."""
     seconds: float | None = None
-    """How long its processes ran."""
+    """How long its processes ran, over all runs of the attempt."""
+    seconds_before: float | None = None
+    """Of these, in the runs before the one that this record is about: a queue may end a run and begin another."""
+    chips: int | None = None
+    """TPU chips that it held; 0 on CPU."""
+    chip_hour_price: float | None = None
+    """What each of them cost an hour then."""
     queued: float | None = None
     """Seconds that it waited for quota."""
     provisioning: float | None = None
     """Seconds from then until all its processes ran: nodes, images."""
     at: Timestamp | None = None
     """When a run of the attempt was ended that another run of it may follow."""
+    written: Timestamp | None = None
+    """When the operator judged the attempt."""
 
     @property
     def failure_class(self) -> FailureClass:

@@ -31,7 +31,7 @@ class EvaluationPoint(Record):
     loss: float
     perplexity: float | None = None
     tokens: int
-    by_set: dict[str, float] = {}
+    by_set: Annotated[dict[str, float], Field(max_length=64)] = {}
     """The loss of each, where there are several."""
     reward_accuracy: float | None = None
     reward_margin: float | None = None
@@ -72,7 +72,7 @@ class Progress(Record):
     """Over all attempts, the newest ones."""
     peak_memory_bytes: int | None = None
     """The most that any device of process 0 has held, where devices tell."""
-    seconds: dict[str, float] = {}
+    seconds: Annotated[dict[str, float], Field(max_length=64)] = {}
     """Where the time went, over all attempts so far: startup, data, restore, compile, productive, evaluate, recomputed
     (steps that a later attempt had to do again)."""
     updated: Timestamp

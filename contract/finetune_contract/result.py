@@ -15,6 +15,18 @@ from finetune_contract.versions import FIRST_VERSION, VersionText
 _NEWER = frozenset({"union_tag_invalid", "literal_error", "enum"})
 
 
+#: Of lists and maps that have an entry for each dataset, metric, phase or file.
+Few = Field(max_length=64)
+#: Of those that have one for each setting or candidate.
+Many = Field(max_length=256)
+#: Of one training.
+MOST_CHECKPOINTS = 1000
+#: Candidates that a result names.
+MOST_TRIED = 256
+#: Of each text of a sample in a result.
+SHOWN_CHARACTERS = 2000
+
+
 class Outcome(StrEnum):
     SUCCEEDED = "Succeeded"
     STOPPED = "Stopped"
@@ -54,7 +66,7 @@ class DatasetReport(Record):
     """Tokens that count towards the loss."""
     truncated_rows: int = 0
     dropped_rows: int = 0
-    drop_reasons: dict[str, int] = {}
+    drop_reasons: Annotated[dict[str, int], Few] = {}
     duplicate_rows: int = 0
     """Rows that are equal to an earlier one."""
     weight: float | None = None
@@ -81,7 +93,7 @@ class DataManifest(Record):
 
     version: Version = 1
     fingerprint: str
-    inputs: dict[str, str]
+    inputs: Annotated[dict[str, str], Many]
     tokens: Uri
     index: Uri
     format: str
@@ -103,7 +115,7 @@ class DataCacheUse(Record):
     """Where it lies; None where it was not kept."""
     size_bytes: int = 0
     saved_seconds: float = 0.0
-    miss_because: list[str] = []
+    miss_because: Annotated[list[str], Few] = []
     """What differed from the last preparation of the same source."""
 
 
@@ -130,8 +142,8 @@ class MemoryOutcome(Record):
     """What was compiled: the request's, or the better one that was found."""
     tuning: Tuning = {}
     """MaxText's settings that were chosen."""
-    tried: list[str] = []
-    """One line for each candidate that was compiled."""
+    tried: Annotated[list[str], Many] = []
+    """One line for each candidate that was compiled, the first ones."""
     cached: bool = False
 
 
@@ -151,20 +163,20 @@ class SmokeOutcome(Record):
 class PreflightOutcome(Record):
     kind: Literal["Preflight"] = "Preflight"
     model: ModelIdentity
-    train: list[DatasetReport]
-    validation: list[DatasetReport] = []
-    evaluation: list[DatasetReport] = []
+    train: Annotated[list[DatasetReport], Few]
+    validation: Annotated[list[DatasetReport], Few] = []
+    evaluation: Annotated[list[DatasetReport], Few] = []
     """Of evaluation.datasets, in their order."""
-    benchmarks: list[BenchmarkReport] = []
+    benchmarks: Annotated[list[BenchmarkReport], Few] = []
     """Of evaluation.benchmarks, in their order."""
     steps: int
     """Optimizer steps of the whole training."""
     max_seq_length: int | None = None
     """What sequences are cut to: datasets.maxSeqLength, or the model's own limit where that is lower."""
     fingerprint: str
-    fingerprint_inputs: dict[str, str]
+    fingerprint_inputs: Annotated[dict[str, str], Many]
     """What went into the fingerprint, by name, so that a miss can say which input differed."""
-    prepared: list[DataCacheUse] = []
+    prepared: Annotated[list[DataCacheUse], Many] = []
     warnings: Annotated[list[str], Field(max_length=16)] = []
     """What is worth a look before training; all is in the report."""
     report: Uri
@@ -180,7 +192,7 @@ class ConvertManifest(Record):
 
     version: Version = 1
     fingerprint: str
-    inputs: dict[str, str]
+    inputs: Annotated[dict[str, str], Many]
     items: Uri
     size_bytes: int
     seconds: float
@@ -199,7 +211,7 @@ class ConvertOutcome(Record):
 class CheckpointRecord(Record):
     step: int
     uri: Uri
-    metrics: dict[str, float] = {}
+    metrics: Annotated[dict[str, float], Few] = {}
 
 
 class TrainOutcome(Record):
@@ -214,11 +226,12 @@ class TrainOutcome(Record):
     """Of the final evaluation on the validation set."""
     best_step: int | None = None
     """The best of ``checkpoints`` by the policy's metric; None where nothing tells which is better."""
-    checkpoints: list[CheckpointRecord] = []
+    checkpoints: Annotated[list[CheckpointRecord], Field(max_length=MOST_CHECKPOINTS)] = []
+    """Those that were kept, oldest first; of more, the newest and the best."""
     tokens: int = 0
     trace: Uri | None = None
     """The folder of the profile, where one was recorded in this or an earlier attempt."""
-    seconds: dict[str, float] = {}
+    seconds: Annotated[dict[str, float], Few] = {}
     """startup, restore, compile, productive, checkpoint …"""
 
 
@@ -230,6 +243,16 @@ class Sample(Record):
     tuned: str | None = None
     reference: str | None = None
 
+    def shown(self) -> "Sample":
+        """The same with texts of at most SHOWN_CHARACTERS: a record has no room for whole documents."""
+        texts = {name: getattr(self, name) for name in ("prompt", "baseline", "tuned", "reference")}
+        cut = {
+            name: f"{text[: SHOWN_CHARACTERS - 1]}…"
+            for name, text in texts.items()
+            if text is not None and len(text) > SHOWN_CHARACTERS
+        }
+        return self.model_copy(update=cut)
+
 
 class EvaluationResult(Record):
     loss: float
@@ -239,7 +262,7 @@ class EvaluationResult(Record):
     tokens: int
     """Whose probability counts."""
     rows: int
-    by_set: dict[str, float] = {}
+    by_set: Annotated[dict[str, float], Few] = {}
     """The loss of each validation set, where there are several."""
     reward_accuracy: float | None = None
     """Share of pairs whose chosen answer has the higher reward; of DPO and ORPO, as the next."""
@@ -251,8 +274,8 @@ class DatasetScores(Record):
 
     name: str
     rows: int
-    baseline: dict[str, float] = {}
-    tuned: dict[str, float]
+    baseline: Annotated[dict[str, float], Few] = {}
+    tuned: Annotated[dict[str, float], Few]
 
 
 class GateResult(Record):
@@ -275,10 +298,10 @@ class EvaluateOutcome(Record):
     baseline: EvaluationResult | None = None
     tuned: EvaluationResult | None = None
     """On the validation rows."""
-    datasets: list[DatasetScores] = []
+    datasets: Annotated[list[DatasetScores], Few] = []
     gates: Annotated[list[GateResult], Field(max_length=16)] = []
     samples: Annotated[list[Sample], Field(max_length=16)] = []
-    """The first ones; all are in ``samples_uri``."""
+    """The first ones, their texts cut (:meth:`Sample.shown`); all are whole in ``samples_uri``."""
     samples_uri: Uri | None = None
 
     def metrics(self, which: Literal["baseline", "tuned"]) -> dict[str, float]:
@@ -307,7 +330,7 @@ class Artifact(Record):
 
 class ExportOutcome(Record):
     kind: Literal["Export"] = "Export"
-    artifacts: list[Artifact]
+    artifacts: Annotated[list[Artifact], Few]
     manifest: Uri
     step: int | None = None
     """The checkpoint that they were made of."""

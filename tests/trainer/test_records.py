@@ -15,6 +15,7 @@ from jax.errors import JaxRuntimeError
 
 from finetune_contract import (
     CONTRACT_VERSION,
+    CheckpointPolicy,
     DiscardedCheckpoint,
     EvaluationPoint,
     ExitCode,
@@ -26,6 +27,7 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_contract.failure import PEER_LOST
+from finetune_contract.result import MOST_CHECKPOINTS
 from finetune_trainer import by_hand
 from finetune_trainer.attempt import Attempt, LogTail, as_stage_error
 from finetune_trainer.errors import StageError
@@ -35,6 +37,7 @@ from finetune_trainer.redaction import BLOT, Redactor
 from finetune_trainer.stages import resumption
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.report import LatestWriter, Report, thinned
+from finetune_trainer.training.retention import Retention
 from tests.trainer.requests import request
 
 CANARY = "hf_canary5f1dcanary"
@@ -372,3 +375,12 @@ def test_arguments_that_make_no_request_are_told_by_hand(capsys: pytest.CaptureF
     )
     said = capsys.readouterr().err
     assert "BadRequest: these arguments make no request:\n  model.uri: String should match pattern" in said
+
+
+def test_of_very_many_checkpoints_a_result_names_the_newest_and_the_best() -> None:
+    policy = CheckpointPolicy(every_steps=1, every_seconds=600, keep_last=5000, keep_best=1)
+    retention = Retention(policy=policy, measured={7: 0.5, 4999: 1.5})
+    told = [record.step for record in retention.records(range(1, 5001), RunFolder("gs://b/run"))]
+    assert len(told) == MOST_CHECKPOINTS
+    assert told[0] == 7
+    assert told[1:] == list(range(5001 - MOST_CHECKPOINTS + 1, 5001))

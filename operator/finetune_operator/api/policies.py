@@ -144,12 +144,19 @@ class Recovery(ApiModel):
 
 
 class HangPolicy(ApiModel):
-    """When a silent training is taken for dead. A NaN or infinite loss fails at once."""
+    """When a stage that makes no progress is taken for dead and started again. A NaN or infinite loss fails at once."""
 
     startup_seconds: Positive | None = None
     """From running pods to the first step. Default: 1800."""
     no_step_seconds: Positive | None = None
     """From one step to the next. Default: 900."""
+    blind_seconds: Positive | None = None
+    """While the job's run folder alone cannot be read, so that a training that stands still is not noticed. The job is
+    then suspended, and goes on by itself when the folder can be read. A store that is away as a whole does not count.
+    Default: no limit."""
+    stage_seconds: Positive | None = None
+    """From running pods to the end of an attempt at any stage but Train, which reports no steps. Default: 21600 for
+    Evaluate, which holds a slice; 86400 for the stages on CPU."""
 
 
 class SmokeTest(ApiModel):

@@ -5,9 +5,25 @@ from typing import Annotated
 from pydantic import Field
 
 from finetune_contract import Stage
-from finetune_operator.api.common import ApiModel, Message, NonNegative, Timestamp, Whole, list_map
+from finetune_operator.api.common import (
+    ApiModel,
+    Message,
+    NonNegative,
+    Positive,
+    ReasonText,
+    Timestamp,
+    Whole,
+    list_map,
+)
 from finetune_operator.api.conditions import Condition, Phase, WaitingReason
-from finetune_operator.api.status_course import Attempts, Cost, Goodput, ProgressStatus, StageStatus
+from finetune_operator.api.status_course import (
+    ActiveTime,
+    Attempts,
+    Cost,
+    Goodput,
+    ProgressStatus,
+    StageStatus,
+)
 from finetune_operator.api.status_outcome import ArtifactStatus, Checkpoint, EvaluationStatus, FailureStatus
 from finetune_operator.api.status_resolved import Estimate, Resolved
 
@@ -21,6 +37,21 @@ class Waiting(ApiModel):
     """Since when."""
     message: Message
     """In a sentence."""
+
+
+class PendingRecord(ApiModel):
+    """The record of an attempt's end that could not be written to the run folder."""
+
+    stage: Stage
+    """Of the attempt."""
+    number: Positive
+    """Of its JobSet."""
+    restart: NonNegative | None = None
+    """Of the JobSet. Absent: 0."""
+    reason: ReasonText
+    """Why it was stopped."""
+    record: Annotated[str, Field(max_length=8192)]
+    """What is to be written, as JSON."""
 
 
 class FineTuneJobStatus(ApiModel):
@@ -52,6 +83,11 @@ class FineTuneJobStatus(ApiModel):
     """How often stages were started."""
     goodput: Goodput | None = None
     """Share of the time that moved the training forward."""
+    pending: Annotated[tuple[PendingRecord, ...], Field(max_length=16)] | None = None
+    """Ends of attempts that the run folder does not hold yet, because it cannot be read or written. They are written
+    when it can."""
+    active_time: ActiveTime | None = None
+    """How long the job has run."""
     cost: Cost | None = None
     """What the job has used so far."""
     checkpoints: Annotated[tuple[Checkpoint, ...], Field(max_length=10)] | None = None

@@ -223,12 +223,21 @@ class Goodput(ApiModel):
     """Where the time went."""
 
 
+class ActiveTime(ApiModel):
+    """How long the job has run; what spec.activeDeadlineSeconds limits."""
+
+    seconds: NonNegative
+    """While processes of any stage ran, over all attempts; suspended and waiting time do not count."""
+    as_of: Timestamp
+    """When this and cost were counted."""
+
+
 class Cost(ApiModel):
     """What the job has used so far."""
 
     chip_hours: Decimal
     """TPU chip hours, while processes ran."""
     amount: Decimal | None = None
-    """Money for them, in the profile's currency, at the price of the capacity that the job has now."""
+    """Money for them, in the profile's currency, each hour at the price of the flavor that it ran on."""
     budget_remaining: Decimal | None = None
     """What is left of the budget: money where it is limited, else chip hours."""

@@ -9,6 +9,7 @@ from finetune_operator.lifecycle.observed import (
     Retry,
     RunFolderView,
     Takeover,
+    Unreadable,
 )
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Retry",
     "RunFolderView",
     "Takeover",
+    "Unreadable",
     "decide",
     "finished",
 ]

@@ -3,25 +3,21 @@
 from dataclasses import replace
 
 from finetune_contract import ContractNotSpoken, ExitCode, Failure, Stage
-from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, live, speech
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
-from finetune_operator.lifecycle.conclude import conclude, deletion
-from finetune_operator.lifecycle.conditions import OUTCOME
+from finetune_operator.lifecycle.blind import blind, blind_left, halted
+from finetune_operator.lifecycle.classify import RUN_FOLDER_UNREADABLE
+from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deletion
 from finetune_operator.lifecycle.decision import Decision, Deletion
 from finetune_operator.lifecycle.memory import too_small
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import Observed, Unreadable
 from finetune_operator.lifecycle.queueing import queueing
-from finetune_operator.lifecycle.situation import Course, Situation, Wait
+from finetune_operator.lifecycle.situation import Course, Situation
 from finetune_operator.lifecycle.spending import Overspent, overspent
 from finetune_operator.lifecycle.stages import Survey, survey
-from finetune_operator.lifecycle.status import build_status
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
 from finetune_operator.planning import Plan, Refused, judge_findings
 from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
-
-#: Seconds; nothing tells the job when the store comes back.
-_STORE_LOOK = 5.0
 
 
 def advance(
@@ -30,7 +26,7 @@ def advance(
     """``refused``: why the spec as it reads now cannot be; what runs goes on by the plan that was admitted."""
     suspend = bool(observed.job["spec"].get("suspend", False))
     if observed.folder.unreadable:
-        return _blind(observed, plan, attempts, observed.folder.unreadable)
+        return blind(observed, plan, attempts, observed.folder.unreadable, refused)
     look = survey(observed, plan, attempts, suspend=suspend)
     records = tuple((attempt.key, verdict.record) for attempt, verdict in look.judged if verdict.record)
     decision = _next(observed, look, refused, suspend=suspend)
@@ -44,9 +40,9 @@ def advance(
 def _next(  # noqa: PLR0911  one per case
     observed: Observed, look: Survey, refused: Refused | None, *, suspend: bool
 ) -> Decision:
-    left = deadlines.active_left(look.plan.limits, look.attempts, observed.now)
+    left = deadlines.active_left(look.plan.limits, look.used)
     expired = left is not None and left <= 0
-    over = overspent(look, observed.now)
+    over = overspent(look)
     if look.live:
         return _of_live(observed, look, look.live, refused, over, suspend=suspend, expired=expired)
     if look.succeeded:
@@ -61,12 +57,15 @@ def _next(  # noqa: PLR0911  one per case
         return conclude(observed, Situation(course=Course.SUSPENDED, refused=refused), look)
     if refused:
         return conclude(observed, Situation(course=Course.INVALID, refused=refused), look)
-    failure = deadlines.active_exceeded(look.plan.limits) if expired else _no_capacity_left(look)
+    none_left = deadlines.no_capacity_left(look.plan, look.current.stage, look.fresh)
+    failure = deadlines.active_exceeded(look.plan.limits) if expired else none_left
     if failure or (over and over.fails):
         failure = failure or (over.failure if over else None)
         return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
     if over:
         return conclude(observed, Situation(course=Course.SUSPENDED, over=over), look)
+    if unknown := _progress_still_unknown(observed, look):
+        return conclude(observed, Situation(course=Course.SUSPENDED, over=halted(unknown)), look, SAFETY_LOOK)
     due = look.current.retry_at
     if due is not None and due > observed.now:
         left = (due - observed.now).total_seconds()
@@ -99,7 +98,20 @@ def _of_live(
         return live.suspend(observed, look, attempt, refused)
     if over and attempt.key.stage in TPU_STAGES:
         return live.stop_spending(observed, look, attempt, over)
+    unknown = observed.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None
+    left = blind_left(observed, look.plan.limits, unknown)
+    if unknown and left is not None and left <= 0:
+        return live.stop_unseen(observed, look, attempt, unknown)
     return live.watch(observed, look, refused)
+
+
+def _progress_still_unknown(observed: Observed, look: Survey) -> Unreadable | None:
+    """Why a training is not started again that was stopped because its progress could not be seen: the next one could
+    not be seen either."""
+    verdict = look.current.last_verdict
+    stopped = look.current.stage is Stage.TRAIN and verdict and verdict.purpose == RUN_FOLDER_UNREADABLE
+    unknown = observed.folder.progress_unknown
+    return unknown if stopped and unknown and unknown.alone else None
 
 
 def _not_allowed(broken: Refused) -> Failure:
@@ -112,19 +124,10 @@ def _not_allowed(broken: Refused) -> Failure:
     )
 
 
-def _no_capacity_left(look: Survey) -> Failure | None:
-    """Every kind of capacity was waited for in vain."""
-    passed = deadlines.passed_capacities(look.attempts)
-    if look.current.stage not in TPU_STAGES or not passed or set(look.plan.placement.capacities) - passed:
-        return None
-    noted = next(each.files.failure for each in reversed(look.attempts) if each.files and each.files.failure)
-    return noted.model_copy(update={"message": f"{noted.message} No other kind is left."})
-
-
 def _create(observed: Observed, look: Survey) -> Decision:
     """The next attempt of the current stage. Every stage before it is green."""
     stage = look.current.stage
-    number = next_number(look.current.attempts, stage, observed.folder.takeovers)
+    number = next_number(look.current.attempts, stage, observed.folder.takeovers, observed.folder.strangers)
     try:
         jobset = render_jobset(look.plan, stage, number, look.findings)
     except Refused as error:
@@ -150,30 +153,6 @@ def _create(observed: Observed, look: Survey) -> Decision:
     )
     decision = conclude(observed, situation, created, NO_PODS_SECONDS)
     return replace(decision, jobset=jobset)
-
-
-def _blind(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], why: str) -> Decision:
-    """The store could not be read: nothing is created, nothing is lost, the status says so."""
-    situation = Situation(
-        course=Course.ACTIVE,
-        store_error=why,
-        wait=Wait(reason=WaitingReason.RETRY, message=f"the artifact store could not be read: {why}"),
-    )
-    live = [attempt for attempt in attempts if attempt.live]
-    told = build_status(observed, situation, survey(observed, plan, live, suspend=False))
-    previous = observed.job.get("status") or {}
-    if "resolved" in previous:
-        # What was known from the store is still true; only what is told of now changes.
-        fresh = {each["type"]: each for each in told["conditions"]}
-        told = {
-            **previous,
-            "waiting": told["waiting"],
-            "summary": told["summary"],
-            "conditions": [
-                fresh[each["type"]] if each["type"] in OUTCOME else each for each in previous["conditions"]
-            ],
-        }
-    return Decision(status=told, look_again_after=max(_STORE_LOOK, observed.live_jobs / 20))
 
 
 def _final(look: Survey) -> Failure:

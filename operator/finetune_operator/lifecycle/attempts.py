@@ -1,13 +1,15 @@
 """Which attempts there are: JobSets and the run folder's listing taken together."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from finetune_contract import Outcome, Stage
 from finetune_operator.lifecycle import children
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, Takeover
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, Retry, Takeover
 from finetune_operator.lifecycle.queueing import newest
+from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import attempt_of
 
 ORDER = {stage: index for index, stage in enumerate(Stage)}
@@ -23,7 +25,11 @@ class Attempt:
     jobset: children.Object | None
     pods: tuple[children.Object, ...]
     files: AttemptFiles | None
-    """None: its trainer has written nothing (yet)."""
+    """Of its present run, or the last. None: its trainer has written nothing (yet)."""
+    written: AttemptFiles | None = None
+    """The same with what was said of earlier runs of it."""
+    follows: datetime | None = None
+    """Of a restart inside the JobSet: when the one before it had ended, as far as is known."""
     restarted: bool = False
     """The JobSet has been restarted since, which it does after disruptions alone."""
     workload: children.Object | None = None
@@ -68,6 +74,8 @@ def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
                 jobset=jobset,
                 pods=tuple(pods.get(key, ())),
                 files=_of_this_run(files, jobset, restarted=restarted),
+                written=files,
+                follows=_end_before(key, observed),
                 restarted=restarted,
                 workload=workloads.get(jobset["metadata"].get("uid")) if jobset else None,
             )
@@ -93,10 +101,42 @@ def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
     return (replace(newest, restart=restart) for restart in range(newest.restart + 1))
 
 
-def next_number(attempts: Sequence[Attempt], stage: Stage, takeovers: Sequence[Takeover] = ()) -> int:
-    """The number of the stage's next attempt; ``takeovers``: those of the run folder."""
+def next_number(
+    attempts: Sequence[Attempt],
+    stage: Stage,
+    takeovers: Sequence[Takeover] = (),
+    strangers: Collection[AttemptKey] = (),
+) -> int:
+    """The number of the stage's next attempt.
+
+    Args:
+        attempts: the job's.
+        stage: which one.
+        takeovers: those of the run folder.
+        strangers: attempts in the run folder that are not the job's: their numbers are left out, as long as there are
+            others.
+    """
     first = takeovers[-1].first.get(stage, 1) if takeovers else 1
-    return max(first, 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0))
+    next_ = max(first, 1 + max((each.key.number for each in attempts if each.key.stage is stage), default=0))
+    taken = {key.number for key in strangers if key.stage is stage}
+    return next((number for number in range(next_, MAX_ATTEMPT) if number not in taken), next_)
+
+
+def since_retry(retry: Retry | None, attempt: Attempt) -> bool:
+    """Whether it was made after the last retry by hand, and counts."""
+    return retry is None or attempt.key.number >= retry.first.get(attempt.key.stage, 1)
+
+
+def _end_before(key: AttemptKey, observed: Observed) -> datetime | None:
+    """When the attempt that this one is a restart of had ended."""
+    if not key.restart:
+        return None
+    files = observed.folder.attempts.get(replace(key, restart=key.restart - 1))
+    result, noted = (files.result, files.failure) if files else (None, None)
+    if noted and noted.at and not noted.written:
+        # Of a run of it that another one may have followed. When it ended is noted now.
+        return None
+    return max((time for time in (result and result.finished, noted and noted.written) if time), default=None)
 
 
 def _workloads(observed: Observed) -> dict[str | None, children.Object]:
@@ -114,9 +154,14 @@ def _of_this_run(
     """Without what was said of an earlier run of the same attempt. Kueue stops a JobSet by suspending it, which mostly
     ends no Job and counts no restart; when there is quota again, the same pods' successors run the same attempt."""
     resumed = children.resumed_at(jobset) if jobset else None
-    if files is None or resumed is None:
-        return files
+    if files is None:
+        return None
     result, noted = files.result, files.failure
+    if noted and noted.at and result and noted.at < result.started:
+        # A run that began after the one that was noted has left a record.
+        noted = None
+    if resumed is None:
+        return replace(files, failure=noted)
     earlier = result is not None and result.outcome is Outcome.STOPPED and result.finished < resumed
     # An attempt that a restart follows ended with the run that was noted, unless a later one has left a record.
     another = not restarted or (result is not None and not earlier)

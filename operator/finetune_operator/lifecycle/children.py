@@ -10,6 +10,8 @@ from finetune_operator.lifecycle.times import parse
 from finetune_operator.rendering.pathways import WORKER
 
 type Object = Mapping[str, Any]
+type Place = tuple[str | None, str | None, str]
+"""Replicated job, slice and index of a pod."""
 
 _INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
@@ -83,11 +85,22 @@ def hosts_per_slice(jobset: Object) -> int:
     )
 
 
+def suspended(jobset: Object) -> bool:
+    """By Kueue or by hand: it may have no pods now."""
+    return bool(jobset["spec"].get("suspend"))
+
+
 def let_go_at(jobset: Object, *, queued: bool) -> datetime | None:
     """Since when it may make its pods. In a queue that is when its own controller let it go, a moment after Kueue."""
-    if queued:
-        return resumed_at(jobset)
-    created = jobset["metadata"].get("creationTimestamp")
+    resumed = resumed_at(jobset)
+    if queued or resumed:
+        return resumed
+    return created_at(jobset)
+
+
+def created_at(child: Object) -> datetime | None:
+    """When the API server took it; None where it does not say."""
+    created = child["metadata"].get("creationTimestamp")
     return parse(created) if created else None
 
 
@@ -109,6 +122,28 @@ def pod_started(pod: Object) -> bool:
     """Its container runs or has run."""
     phase: str = pod.get("status", {}).get("phase", "Pending")
     return phase != "Pending"
+
+
+def pod_placed(pod: Object) -> bool:
+    """It has a node: what it still waits for is no capacity."""
+    status = pod.get("status", {})
+    told = status.get("containerStatuses") or status.get("initContainerStatuses")
+    return pod_started(pod) or bool(told) or "nodeName" in pod.get("spec", {})
+
+
+def waiting_since(pods: Iterable[Object]) -> datetime | None:
+    """Since when the oldest of pods that wait has been there; None where none of them says."""
+    return min((since for pod in pods if (since := _made_at(pod))), default=None)
+
+
+def _made_at(pod: Object) -> datetime | None:
+    unscheduled = (
+        each.get("lastTransitionTime")
+        for each in pod.get("status", {}).get("conditions", ())
+        if each["type"] == "PodScheduled" and each["status"] == "False"
+    )
+    told = next((each for each in unscheduled if each), None)
+    return created_at(pod) or (parse(told) if told else None)
 
 
 def hindrance(pods: Iterable[Object]) -> Hindrance | None:
@@ -161,15 +196,34 @@ def _hindrance(pod: Object) -> Hindrance | None:
 
 
 def running_span(pods: Iterable[Object]) -> tuple[datetime, datetime | None] | None:
-    """From the start of the last container to the end of the last, None while one runs; None where none has started."""
-    states = _states(pods)
-    begun = _starts(states)
-    if not begun:
+    """From the moment that each place of the slice had its process to the end of the last one, None while one runs;
+    None where none has started. A pod or a container that takes the place of another begins nothing anew."""
+    every = list(pods)
+    states = _states(every)
+    first: dict[Place, datetime] = {}
+    for pod in every:
+        if begun := _starts(_states([pod], last=True)):
+            place = _place(pod)
+            first[place] = min([*begun, *([first[place]] if place in first else ())])
+    if not first:
         return None
+    begin = max(first.values())
     if any("running" in state for state in states):
-        return max(begun), None
-    ended = [parse(told["finishedAt"]) for state in states if (told := state["terminated"]).get("finishedAt")]
-    return max(begun), max(ended, default=max(begun))
+        return begin, None
+    return begin, max([begin, *_ends(states)])
+
+
+def pod_ended_at(pod: Object) -> datetime | None:
+    """When its last container ended; None where it does not say."""
+    return max(_ends(_states([pod])), default=None)
+
+
+def _place(pod: Object) -> Place:
+    """Which of a JobSet's pods it is, or stands in for."""
+    labels = pod["metadata"].get("labels", {})
+    index = labels.get(_INDEX_LABEL)
+    # Without an index it is a place of its own.
+    return labels.get(_GROUP_LABEL), labels.get(_SLICE_LABEL), index or pod["metadata"]["name"]
 
 
 def slice_kind(pod: Object) -> tuple[tuple[str, str], ...]:
@@ -183,13 +237,24 @@ def first_start(pods: Iterable[Object]) -> datetime | None:
     return min(_starts(_states(pods)), default=None)
 
 
-def _states(pods: Iterable[Object]) -> list[Object]:
-    """Of the containers that have started."""
+def _states(pods: Iterable[Object], *, last: bool = False) -> list[Object]:
+    """Of the containers that have started; ``last``: with what the same container was before the kubelet started it
+    again."""
+    kinds = ("state", "lastState") if last else ("state",)
     return [
-        container["state"]
+        container[kind]
         for pod in pods
         for container in pod.get("status", {}).get("containerStatuses", ())
-        if container.get("state", {}).keys() & {"running", "terminated"}
+        for kind in kinds
+        if container.get(kind, {}).keys() & {"running", "terminated"}
+    ]
+
+
+def _ends(states: Iterable[Object]) -> list[datetime]:
+    return [
+        parse(told["finishedAt"])
+        for state in states
+        if (told := state.get("terminated")) and told.get("finishedAt")
     ]
 
 

@@ -26,7 +26,13 @@ from finetune_contract import (
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle import children, speech
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.deadlines import DEADLINE_EXCEEDED, HUNG, NO_CAPACITY, STARTUP_TIMEOUT
+from finetune_operator.lifecycle.deadlines import (
+    DEADLINE_EXCEEDED,
+    HUNG,
+    NO_CAPACITY,
+    STAGE_TIMEOUT,
+    STARTUP_TIMEOUT,
+)
 from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Disruption, disruption
 from finetune_operator.lifecycle.pressure import PRESSURES, pressure
 from finetune_operator.lifecycle.queueing import being_evicted
@@ -44,9 +50,23 @@ EVICTED = "Evicted"
 BUDGET_EXHAUSTED = "BudgetExhausted"
 #: Pathways' workers kept ending, and with them the attempt; the head was only told to stop.
 WORKERS_FAILED = "WorkersFailed"
-_ON_PURPOSE = (SUSPENDED, REPLACED, NO_CAPACITY, DEADLINE_EXCEEDED, BUDGET_EXHAUSTED)
+#: Stopped because its progress could not be seen, see :mod:`.blind`.
+RUN_FOLDER_UNREADABLE = "RunFolderUnreadable"
+#: Of an attempt that another has followed: its result cannot be understood, see :mod:`.sight`.
+RECORD_IGNORED = "RecordIgnored"
+#: Of an attempt whose result cannot be understood.
+RESULT_MALFORMED = "ResultMalformed"
+_ON_PURPOSE = (
+    SUSPENDED,
+    REPLACED,
+    NO_CAPACITY,
+    DEADLINE_EXCEEDED,
+    BUDGET_EXHAUSTED,
+    RUN_FOLDER_UNREADABLE,
+    RECORD_IGNORED,
+)
 #: Reasons of its own judgement, which the trainer's last words do not change.
-_JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT, WORKERS_FAILED, *PRESSURES)
+_JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT, STAGE_TIMEOUT, WORKERS_FAILED, *PRESSURES)
 
 #: What a stage must have found out to have succeeded.
 _DETAILS = {
@@ -130,7 +150,7 @@ def classify(  # noqa: PLR0911  one per case
     if evicted and stopped and noted is None:
         return Verdict(ending=Ending.EVICTED, finished=finished, record=eviction(attempt, evicted))
     taken = disruption(attempt, nodes, ended=finished, now=now)
-    failure = _told_by_pods(attempt, job, taken) if stopped and noted is None else None
+    failure = _told_by_pods(attempt, job, taken, finished) if stopped and noted is None else None
     if failure:
         return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
     if result:
@@ -166,6 +186,15 @@ def eviction(attempt: Attempt, evicted: children.Object) -> Failure:
         reason=EVICTED,
         message=f"{attempt.key.stage}: Kueue took its quota away: {evicted.get('message', '')}"[:1024],
         at=parse(since) if since else None,
+    )
+
+
+def earlier_run(attempt: Attempt) -> Failure:
+    """The record that a run of the attempt has ended, which the present one follows."""
+    return Failure(
+        code=ExitCode.STOPPED,
+        reason=EVICTED,
+        message=f"{attempt.key.stage}: an earlier run was stopped, and its JobSet was let go again.",
     )
 
 
@@ -319,9 +348,11 @@ def _taken(attempt: Attempt, taken: Disruption, evidence: str) -> Failure:
     )
 
 
-def _told_by_pods(attempt: Attempt, job: str, taken: Disruption | None) -> Failure | None:
+def _told_by_pods(
+    attempt: Attempt, job: str, taken: Disruption | None, ended: datetime | None
+) -> Failure | None:
     """What pods tell of an attempt that was only stopped, and that is no preemption."""
-    short = pressure(attempt)
+    short = pressure(attempt, ended)
     if short is None and taken is None and attempt.jobset and children.workers_given_up(attempt.jobset):
         return _workers_failed(attempt, job)
     return short

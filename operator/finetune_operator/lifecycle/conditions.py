@@ -8,6 +8,7 @@ from finetune_contract import ExitCode, PreflightOutcome, Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
 from finetune_operator.lifecycle import gates
 from finetune_operator.lifecycle.memory import found
+from finetune_operator.lifecycle.observed import AttemptKey, RunFolderView
 from finetune_operator.lifecycle.progress import decimal, mebibytes
 from finetune_operator.lifecycle.queueing import Standing
 from finetune_operator.lifecycle.situation import Course, Situation
@@ -16,6 +17,8 @@ from finetune_operator.lifecycle.stages import Survey, waiting_input
 from finetune_operator.lifecycle.times import stamp
 
 type Object = Mapping[str, Any]
+#: Files that a condition names.
+_WARNINGS = 3
 type Told = tuple[ConditionStatus, str, str]
 """Status, reason, message."""
 
@@ -37,9 +40,15 @@ _OUTCOMES: Mapping[Course, tuple[ConditionStatus, ...]] = {
 
 
 def conditions(
-    situation: Situation, look: Survey | None, previous: Sequence[Object], *, generation: int, now: datetime
+    situation: Situation,
+    look: Survey | None,
+    folder: RunFolderView | None,
+    previous: Sequence[Object],
+    *,
+    generation: int,
+    now: datetime,
 ) -> list[Object]:
-    """``status.conditions``, in the order of their enumeration."""
+    """``status.conditions``, in the order of their enumeration. ``folder``: None before admission."""
     told: dict[ConditionType, Told] = {
         ConditionType.VALID: _valid(situation),
         ConditionType.DATA_READY: _data_ready(look),
@@ -47,8 +56,9 @@ def conditions(
         ConditionType.EXPORT_PROVEN: _export_proven(look),
         ConditionType.QUOTA_RESERVED: _quota_reserved(situation, look),
         ConditionType.RUNNING: _running(situation, look),
-        ConditionType.WITHIN_BUDGET: _within_budget(look, now),
+        ConditionType.WITHIN_BUDGET: _within_budget(look),
         ConditionType.GATE_PASSED: _gate_passed(look),
+        ConditionType.RUN_FOLDER_READABLE: _run_folder_readable(situation, look, folder),
         ConditionType.SUSPENDED: _suspended(situation),
         **_outcome(situation.course, *_because(situation, look)),
     }
@@ -198,11 +208,11 @@ def _gate_passed(look: Survey | None) -> Told:
     return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
 
 
-def _within_budget(look: Survey | None, now: datetime) -> Told:
+def _within_budget(look: Survey | None) -> Told:
     ceilings = look.plan.budget.ceilings if look else ()
     if look is None or not ceilings:
         return TRUE, Reason.NOT_REQUESTED, "The job has no budget."
-    if over := overspent(look, now) or used_up(look, now):
+    if over := overspent(look) or used_up(look):
         return FALSE, over.reason, over.text
     limits = " and ".join(f"{decimal(each.most)} ({each.path})" for each in ceilings)
     return TRUE, Reason.WITHIN_BUDGET, f"The job may use up to {limits}."
@@ -245,6 +255,28 @@ def _running(situation: Situation, look: Survey | None) -> Told:  # noqa: PLR091
             return FALSE, Reason.NOT_STARTED, "Pods are being started."
 
 
+def _run_folder_readable(situation: Situation, look: Survey | None, folder: RunFolderView | None) -> Told:
+    if folder is None:
+        return UNKNOWN, Reason.NOT_STARTED, "The job has no run folder yet."
+    unknown = situation.unreadable or folder.unreadable
+    if unknown is None and look is not None and not look[Stage.TRAIN].done:
+        unknown = folder.progress_unknown
+    if unknown is not None:
+        return FALSE if unknown.alone else UNKNOWN, unknown.reason, unknown.message
+    ignored = [*folder.warnings, *(_stranger(key) for key in sorted(folder.strangers))]
+    if folder.progress_unknown is not None:
+        ignored.append(folder.progress_unknown.message.rstrip("."))
+    if not ignored:
+        return TRUE, Reason.READABLE, "The run folder can be read."
+    more = f"; and {len(ignored) - _WARNINGS} more" if len(ignored) > _WARNINGS else ""
+    return TRUE, Reason.RECORDS_IGNORED, f"Ignored: {'; '.join(ignored[:_WARNINGS])}{more}."
+
+
+def _stranger(key: AttemptKey) -> str:
+    folder = f"{key.stage.short}-{key.number}{f'.{key.restart}' if key.restart else ''}"
+    return f"attempts/{folder} is of no attempt that this job has made"
+
+
 def _suspended(situation: Situation) -> Told:
     if situation.course is Course.SUSPENDED and situation.over:
         return TRUE, situation.over.reason, situation.over.text
@@ -281,8 +313,8 @@ def _because(situation: Situation, look: Survey | None) -> tuple[str, str]:  # n
         return situation.refused.reason, situation.refused.message
     if situation.queue and situation.wait and situation.course is Course.INADMISSIBLE:
         return situation.queue.reason, situation.wait.message
-    if situation.store_error:
-        return Reason.STORE_UNAVAILABLE, situation.store_error
+    if situation.unreadable:
+        return situation.unreadable.reason, situation.unreadable.message
     if situation.wait:
         return situation.wait.reason, situation.wait.message
     if situation.recovering:

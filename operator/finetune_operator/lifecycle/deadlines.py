@@ -1,12 +1,15 @@
-"""What takes too long: running altogether, waiting for nodes, starting up, and the next step of training."""
+"""What takes too long: running altogether, waiting for nodes, starting up, the next step of training, and a stage that
+reports no steps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from finetune_contract import ExitCode, Failure, Progress, Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.usage import Usage, terms_of
+from finetune_operator.planning import Plan
 from finetune_operator.planning.plan import Limits
 from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.rendering import TPU_STAGES
@@ -16,29 +19,20 @@ DEADLINE_EXCEEDED = "DeadlineExceeded"
 NO_CAPACITY = "NoCapacity"
 STARTUP_TIMEOUT = "StartupTimeout"
 HUNG = "Hung"
+STAGE_TIMEOUT = "StageTimeout"
+
+#: Seconds of one attempt at a stage that reports no steps, where spec.hangPolicy.stageSeconds says nothing: several
+#: times what the largest models take. Evaluate holds a slice meanwhile; on CPU, downloads decide.
+EVALUATE_SECONDS = 6 * 3600
+CPU_STAGE_SECONDS = 24 * 3600
+#: Seconds between two looks at an attempt that JobSet is about to start again.
+INTERRUPTED_LOOK = 5.0
+_CPU = "CPU"
 
 
-def ran(attempt: Attempt, now: datetime) -> float:
-    """Seconds that its processes ran, by whoever saw most of it; 0 where nobody can tell any more.
-
-    What was counted once stays counted: the trainer's own record begins after its imports, and pods go.
-    """
-    told, files = [0.0], attempt.files
-    if files and files.result:
-        told.append((files.result.finished - files.result.started).total_seconds())
-    if span := children.running_span(attempt.pods):
-        begun, ended = span
-        told.append(((ended or now) - begun).total_seconds())
-    if files and files.failure and files.failure.seconds:
-        told.append(files.failure.seconds)
-    return max(told)
-
-
-def active_left(limits: Limits, attempts: Iterable[Attempt], now: datetime) -> float | None:
+def active_left(limits: Limits, used: Usage) -> float | None:
     """Seconds that the job may still run; None: as long as it likes."""
-    if limits.active is None:
-        return None
-    return limits.active - sum(ran(attempt, now) for attempt in attempts)
+    return None if limits.active is None else limits.active - used.seconds
 
 
 def active_exceeded(limits: Limits) -> Failure:
@@ -51,38 +45,55 @@ def active_exceeded(limits: Limits) -> Failure:
     )
 
 
-def overdue(
-    attempt: Attempt, limits: Limits, progress: Progress | None, capacity: str, now: datetime
-) -> Failure | None:
+def overdue(attempt: Attempt, plan: Plan, progress: Progress | None, now: datetime) -> Failure | None:
     """The record of a live attempt that has come to nothing; it is to be ended then."""
-    stage = attempt.key.stage
-    if stage not in TPU_STAGES:
+    since = waiting_since(attempt, progress)
+    if since is None:
+        return _silent(attempt, plan.limits, progress, now)
+    if now - since <= timedelta(seconds=plan.limits.pre_running):
         return None
-    if not attempt.running:
-        since = _placed_since(attempt)
-        if since is None or now - since <= timedelta(seconds=limits.pre_running):
-            return None
-        return Failure(
-            code=ExitCode.UNAVAILABLE,
-            reason=NO_CAPACITY,
-            message=f"{stage} waited for {capacity} capacity for the {limits.pre_running} s of "
-            "spec.preRunningDeadlineSeconds.",
-            saw=capacity,
-            fix="Allow other kinds of capacity or another slice in spec.resources.",
-        )
-    return _silent(attempt, limits, progress, now) if stage is Stage.TRAIN else None
+    return _no_capacity(attempt, plan)
 
 
-def next_due(attempt: Attempt, limits: Limits, now: datetime) -> float | None:
+def next_due(attempt: Attempt, limits: Limits, progress: Progress | None, now: datetime) -> float | None:
     """Seconds until an attempt that waits for nodes has waited too long."""
-    since = _placed_since(attempt)
-    if since is None or attempt.running or attempt.key.stage not in TPU_STAGES:
+    since = waiting_since(attempt, progress)
+    return None if since is None else max(1.0, limits.pre_running - (now - since).total_seconds() + 1.0)
+
+
+def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | None:
+    """When the attempt began to wait for nodes; None where it does not.
+
+    An attempt that has run since its JobSet was let go, or was restarted, does not: pods that are missing then have
+    vanished, and JobSet starts all of them again. Waiting for quota is another thing, and so is a JobSet that somebody
+    has suspended.
+    """
+    if attempt.running or not _may_run(attempt) or stepped(attempt, progress):
         return None
-    return max(1.0, limits.pre_running - (now - since).total_seconds() + 1.0)
+    waiting = [pod for pod in attempt.pods if not children.pod_started(pod)]
+    ran = attempt.files is not None or children.first_start(attempt.pods) is not None
+    if not waiting:
+        return None if ran else _let_go(attempt)
+    if attempt.key.stage not in TPU_STAGES and all(children.pod_placed(pod) for pod in waiting):
+        # An image or a Secret is missing, which no other node has.
+        return None
+    # A pod that takes the place of another waits from then on.
+    return children.waiting_since(waiting) or (None if ran else _let_go(attempt))
+
+
+def interrupted(attempt: Attempt, progress: Progress | None) -> bool:
+    """Whether it has run and pods of it are gone, so that JobSet is about to start all of them again."""
+    if attempt.running or not _may_run(attempt):
+        return False
+    if waiting_since(attempt, progress) is not None:
+        return False
+    # What an earlier run has left tells nothing of this one.
+    here = attempt.files is not None and attempt.files == attempt.written
+    return stepped(attempt, progress) or children.first_start(attempt.pods) is not None or here
 
 
 def passed_capacities(attempts: Sequence[Attempt]) -> frozenset[str]:
-    """Kinds that were waited for in vain since the last attempt that ran."""
+    """Kinds that had no nodes since the last attempt that ran. ``attempts``: those since the last retry by hand."""
     passed: set[str] = set()
     for attempt in reversed([each for each in attempts if each.key.stage in TPU_STAGES]):
         noted = attempt.files.failure if attempt.files else None
@@ -93,38 +104,131 @@ def passed_capacities(attempts: Sequence[Attempt]) -> frozenset[str]:
     return frozenset(passed)
 
 
-def _placed_since(attempt: Attempt) -> datetime | None:
-    """When it began to wait for nodes: waiting for quota is another thing. Of a restart inside a JobSet nobody tells;
-    its place is kept for it."""
-    if attempt.jobset is None or attempt.key.restart or children.deleting(attempt.jobset):
+def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> Failure | None:
+    """The job's failure where the stage has waited for every kind of node that it may have. ``attempts``: as above."""
+    on_tpu = stage in TPU_STAGES
+    own = [each for each in attempts if (each.key.stage in TPU_STAGES if on_tpu else each.key.stage is stage)]
+    noted = [
+        each.files.failure
+        for each in own
+        if each.files and each.files.failure and each.files.failure.reason == NO_CAPACITY
+    ]
+    if on_tpu:
+        passed = passed_capacities(attempts)
+        left = not passed or bool(set(plan.placement.capacities) - passed)
+    else:
+        left = not (own and noted and own[-1].files and own[-1].files.failure is noted[-1])
+    if left:
         return None
-    queued = QUEUE_LABEL in attempt.jobset["metadata"].get("labels", {})
-    if queued and attempt.jobset["spec"].get("suspend"):
+    more = " No other kind is left." if on_tpu else ""
+    return noted[-1].model_copy(update={"message": f"{noted[-1].message}{more}"[:1024]})
+
+
+def _no_capacity(attempt: Attempt, plan: Plan) -> Failure:
+    stage, seconds = attempt.key.stage, plan.limits.pre_running
+    found = children.hindrance(attempt.pods)
+    last = f" Last: {found.message.rstrip('.')}." if found else ""
+    if stage not in TPU_STAGES:
+        nodes = ", ".join(f"{key}={value}" for key, value in sorted(plan.cpu_pool.node_selector.items()))
+        return Failure(
+            code=ExitCode.UNAVAILABLE,
+            reason=NO_CAPACITY,
+            message=f"{stage} waited for a CPU node for the {seconds} s of spec.preRunningDeadlineSeconds.{last}"[
+                :1024
+            ],
+            saw=_CPU,
+            fix=f"Ask the platform team for CPU nodes that have room{f' ({nodes})' if nodes else ''}, or raise "
+            "spec.preRunningDeadlineSeconds; then raise spec.retry.generation."[:512],
+        )
+    capacity = terms_of(attempt.jobset, plan).capacity if attempt.jobset else plan.placement.capacity
+    return Failure(
+        code=ExitCode.UNAVAILABLE,
+        reason=NO_CAPACITY,
+        message=f"{stage} waited for {capacity} capacity for the {seconds} s of spec.preRunningDeadlineSeconds.{last}"[
+            :1024
+        ],
+        saw=capacity,
+        fix="Allow other kinds of capacity or another slice in spec.resources.",
+    )
+
+
+def _may_run(attempt: Attempt) -> bool:
+    """Whether its JobSet may have pods now."""
+    jobset = attempt.jobset
+    return jobset is not None and not children.deleting(jobset) and not children.suspended(jobset)
+
+
+def _let_go(attempt: Attempt) -> datetime | None:
+    """When its pods could be made: a restart inside the JobSet follows the attempt before."""
+    jobset = attempt.jobset
+    if jobset is None:
         return None
-    return children.let_go_at(attempt.jobset, queued=queued)
+    resumed = children.resumed_at(jobset)
+    if attempt.key.restart:
+        # Of the attempt before, the record is on its way where there is none.
+        return max(attempt.follows, resumed) if attempt.follows and resumed else attempt.follows
+    return children.let_go_at(jobset, queued=QUEUE_LABEL in jobset["metadata"].get("labels", {}))
+
+
+def stepped(attempt: Attempt, progress: Progress | None) -> bool:
+    """Whether training has made a step in its present run."""
+    if attempt.key.stage is not Stage.TRAIN or progress is None:
+        return False
+    resumed = children.resumed_at(attempt.jobset) if attempt.jobset else None
+    fresh = resumed is None or progress.updated >= resumed
+    return fresh and (progress.attempt, progress.restart) == (attempt.key.number, attempt.key.restart)
 
 
 def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: datetime) -> Failure | None:
-    key, span = attempt.key, children.running_span(attempt.pods)
+    """Of an attempt that has run, whether all its pods are there or not."""
+    if not attempt.running and not _may_run(attempt):
+        return None
+    span = children.running_span(attempt.pods)
     # Where a queue has taken the slice away and given it again, the record is of the run before.
-    fresh = progress is not None and (span is None or progress.updated >= span[0])
-    if progress and fresh and (progress.attempt, progress.restart) == (key.number, key.restart):
-        if now - progress.updated <= timedelta(seconds=limits.no_step):
-            return None
+    if progress and stepped(attempt, progress) and (span is None or progress.updated >= span[0]):
+        return _hung(limits, progress, now)
+    begun = span[0] if span else _unseen_start(attempt, limits)
+    stage = attempt.key.stage
+    limit = limits.startup if stage is Stage.TRAIN else _stage_seconds(stage, limits)
+    if begun is None or now - begun <= timedelta(seconds=limit):
+        return None
+    if stage is Stage.TRAIN:
         return Failure(
             code=ExitCode.UNAVAILABLE,
-            reason=HUNG,
-            message=f"Training stands still: step {progress.step} of {progress.total_steps} was done at "
-            f"{stamp(progress.updated)}, and nothing since for the {limits.no_step} s of "
-            "spec.hangPolicy.noStepSeconds.",
-            fix="It goes on from the last checkpoint. If steps take that long, raise spec.hangPolicy.noStepSeconds.",
+            reason=STARTUP_TIMEOUT,
+            message=f"Training made no step in the {limit} s of spec.hangPolicy.startupSeconds after its pods "
+            "had started.",
+            fix="If restoring and compiling take that long, raise spec.hangPolicy.startupSeconds.",
         )
-    if span is None or now - span[0] <= timedelta(seconds=limits.startup):
+    return Failure(
+        code=ExitCode.UNAVAILABLE,
+        reason=STAGE_TIMEOUT,
+        message=f"{stage} had not ended {limit} s after its pods had started, and spec.hangPolicy.stageSeconds "
+        "allows no more.",
+        fix="It is started again. If it takes that long, raise spec.hangPolicy.stageSeconds.",
+    )
+
+
+def _hung(limits: Limits, progress: Progress, now: datetime) -> Failure | None:
+    if now - progress.updated <= timedelta(seconds=limits.no_step):
         return None
     return Failure(
         code=ExitCode.UNAVAILABLE,
-        reason=STARTUP_TIMEOUT,
-        message=f"Training made no step in the {limits.startup} s of spec.hangPolicy.startupSeconds after its pods "
-        "had started.",
-        fix="If restoring and compiling take that long, raise spec.hangPolicy.startupSeconds.",
+        reason=HUNG,
+        message=f"Training stands still: step {progress.step} of {progress.total_steps} was done at "
+        f"{stamp(progress.updated)}, and nothing since for the {limits.no_step} s of "
+        "spec.hangPolicy.noStepSeconds.",
+        fix="It goes on from the last checkpoint. If steps take that long, raise spec.hangPolicy.noStepSeconds.",
     )
+
+
+def _stage_seconds(stage: Stage, limits: Limits) -> int:
+    return limits.stage or (EVALUATE_SECONDS if stage in TPU_STAGES else CPU_STAGE_SECONDS)
+
+
+def _unseen_start(attempt: Attempt, limits: Limits) -> datetime | None:
+    """The latest moment at which an attempt can have begun to run whose pods are all gone."""
+    let_go = _let_go(attempt)
+    if attempt.pods or let_go is None:
+        return None
+    return let_go + timedelta(seconds=limits.pre_running)

@@ -5,10 +5,13 @@ from dataclasses import replace
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.advance import advance
-from finetune_operator.lifecycle.attempts import attempts_of
+from finetune_operator.lifecycle.attempts import attempts_of, since_retry
+from finetune_operator.lifecycle.blind import stopped_by_user
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
 from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.pending import with_pending
+from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import survey
 from finetune_operator.lifecycle.status import build_status
@@ -40,8 +43,21 @@ _MAY_COME = (
 _PROFILE_LOOK = 15.0
 
 
-def decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
+def decide(observed: Observed) -> Decision:
     """One decision from one look. It raises nothing but what is a fault of the operator itself."""
+    observed, unwritten = believed(observed)
+    decision = _decide(observed)
+    if observed.snapshot is None or observed.folder.unreadable or children.deleting(observed.job):
+        return decision
+    if decision.status_before_deletions or finished(observed.job):
+        # The folder is another job's, or it is not known which one it is; or there is nothing left to record.
+        return decision
+    # Records are written before the status that no longer holds them.
+    records = {**dict(unwritten), **dict(decision.records)}
+    return replace(decision, status=with_pending(decision.status, ()), records=tuple(records.items()))
+
+
+def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
     job = observed.job
     if children.deleting(job):
         return Decision(status=job.get("status") or {})
@@ -53,7 +69,8 @@ def decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
         snapshot = stored_plan(observed)
         if snapshot is None:
             return _keep(observed) if ended else _admit(observed)
-        plan, refused = _plan(job, snapshot, deadlines.passed_capacities(attempts))
+        fresh = [each for each in attempts if since_retry(observed.folder.retry, each)]
+        plan, refused = _plan(job, snapshot, deadlines.passed_capacities(fresh))
     except Refused as error:
         return _keep(observed) if ended else _refuse(observed, error)
     try:
@@ -64,13 +81,17 @@ def decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
         # The note comes first: from the next look on, what was there before is not this job's.
         return Decision(status=job.get("status") or {}, takeover=takeover, look_again_after=0.0)
     generation = retry.asked(observed)
-    if generation is None:
-        return advance(observed, plan, attempts, refused)
+    if not ended:
+        decision = advance(observed, plan, attempts, refused)
+        if generation is None or decision.deletions:
+            # A note on a retry that cannot be written must not keep waiting what is to be stopped.
+            return decision
+    assert generation is not None, "a job that has ended is looked at no further unless it is to be retried"
     note = retry.note(observed, survey(observed, plan, attempts, suspend=False), generation)
     if note is not None:
         # The note comes first: the next look acts by it, whatever becomes of this operator.
         return Decision(status=job.get("status") or {}, retry=note, look_again_after=0.0)
-    decision = _keep(observed) if ended else advance(observed, plan, attempts, refused)
+    decision = _keep(observed) if ended else decision
     return replace(decision, status={**decision.status, "retryGeneration": generation})
 
 
@@ -149,10 +170,12 @@ def _refuse(observed: Observed, refused: Refused) -> Decision:
         situation = replace(situation, course=Course.ACTIVE, refused=None)
     decision = conclude(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
     known = {name: value for name, value in (observed.job.get("status") or {}).items() if name != "waiting"}
-    # Of two jobs in one run folder the one that has lost it stops writing.
-    halted = observed.job["spec"].get("suspend", False) or refused.reason is Reason.RUN_FOLDER_TAKEN
-    stopped = tuple(deletion(each) for each in observed.jobsets if halted and stoppable(each))
-    return replace(decision, status={**known, **decision.status}, deletions=stopped)
+    decision = replace(decision, status={**known, **decision.status})
+    if refused.reason is Reason.RUN_FOLDER_TAKEN:
+        # Of two jobs in one run folder the one that has lost it stops writing.
+        stopped = tuple(deletion(each) for each in observed.jobsets if stoppable(each))
+        return replace(decision, deletions=stopped)
+    return stopped_by_user(observed, attempts_of(observed), decision)
 
 
 def _plan(job: Object, snapshot: Snapshot, passed: frozenset[str]) -> tuple[Plan, Refused | None]:

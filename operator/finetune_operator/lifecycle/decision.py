@@ -48,15 +48,16 @@ class Concerned:
 class CloserLook:
     """What is asked only where it matters, since it costs more than it tells of a job that goes well."""
 
-    hosts: bool = False
-    """``Observed.hosts``."""
+    hosts: int = 0
+    """``Observed.hosts``, of so many processes; 0: none."""
     events: Concerned | None = None
     """``Observed.events``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Applied in this order: retry, takeover, records, snapshot, deletions, JobSet, notices, status.
+    """Applied in this order: retry, takeover, records, snapshot, deletions, JobSet, notices, status. With
+    ``status_before_deletions`` the deletions come last.
 
     Notices follow from the status that was there before: written after the new one, a crash between the two would
     lose them. Before it, they are decided again, and the API server knows them by their names.
@@ -76,6 +77,8 @@ class Decision:
     records: tuple[tuple[AttemptKey, Failure], ...] = ()
     """Failure records (``failure.json``) to write where the trainer could not say it: the process was killed, or
     its end was asked for. What is written must be seen by the next observation."""
+    status_before_deletions: bool = False
+    """The status holds records that the run folder cannot take now (``status.pending``)."""
     notices: tuple[Notice, ...] = ()
     look_again_after: float | None = None
     """Seconds; None: only when something changes."""

@@ -11,13 +11,14 @@ from datetime import datetime, timedelta
 
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.times import parse
 
 PREEMPTED = "Preempted"
 #: JobSet itself removed a pod that had landed in another pool than its leader; nothing was taken away.
 PLACEMENT_RACE = "PlacementRace"
 _PLACEMENT = "ExclusivePlacementViolation"
 
-#: How long after an attempt's end its nodes tell of it.
+#: How long before an attempt's end a disruption explains it, and how long after it the nodes do.
 WINDOW = timedelta(minutes=3)
 _LEAVING = frozenset(
     {
@@ -53,7 +54,8 @@ def disruption(
         ended: when it ended, where that is known.
         now: the time of this look.
     """
-    targets = [found for pod in attempt.pods if (found := children.condition(pod, "DisruptionTarget"))]
+    end = ended_at(attempt, ended)
+    targets = [found for pod in attempt.pods if (found := disruption_target(pod, end))]
     for target in targets:
         if target.get("reason") != _PLACEMENT:
             return Disruption(
@@ -74,6 +76,28 @@ def disruption(
             reason=PREEMPTED, message="A pod was taken away, and JobSet started all of them again."
         )
     return None
+
+
+def ended_at(attempt: Attempt, ended: datetime | None) -> datetime | None:
+    """When the attempt ended: as told, else when the trainer's last container did; None where nothing tells."""
+    ends = (each["finishedAt"] for _, each in children.terminated(attempt.pods) if each.get("finishedAt"))
+    return ended or max(map(parse, ends), default=None)
+
+
+def disruption_target(pod: children.Object, ended: datetime | None) -> children.Object | None:
+    """The pod's condition that it was taken away, where that explains the end of its attempt: the pod of a Pathways
+    worker that was replaced hours before stays, and explains nothing.
+
+    A pod may save for as long as its grace period before it ends.
+    """
+    found = children.condition(pod, "DisruptionTarget")
+    taken = found.get("lastTransitionTime") if found else None
+    if found is None or taken is None or ended is None:
+        return found
+    gone = children.pod_ended_at(pod)
+    grace = timedelta(seconds=pod.get("spec", {}).get("terminationGracePeriodSeconds", 0))
+    saved = grace if gone is not None and gone >= ended - WINDOW else timedelta()
+    return found if parse(taken) >= ended - WINDOW - saved else None
 
 
 def _nodes_lost(pods: Iterable[children.Object], nodes: Mapping[str, children.Object]) -> Iterator[str]:

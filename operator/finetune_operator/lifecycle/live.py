@@ -6,22 +6,36 @@ from finetune_contract import ContractNotSpoken, Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, hosts
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.classify import EVICTED, eviction, replacement, suspension, unpaid
+from finetune_operator.lifecycle.blind import halted, unseen
+from finetune_operator.lifecycle.classify import (
+    EVICTED,
+    earlier_run,
+    eviction,
+    replacement,
+    suspension,
+    unpaid,
+)
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deleting
 from finetune_operator.lifecycle.decision import CloserLook, Decision
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import Observed, Unreadable
 from finetune_operator.lifecycle.queueing import Standing, being_evicted, queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.spending import Overspent, seconds_left
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.status import pace
+from finetune_operator.lifecycle.usage import counted, rate_of, uncovered_run
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
 from finetune_operator.planning import Refused
 from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, plan_of, render_jobset, spec_of
 
+#: An attempt that is ending is noted again when it has run for so much longer.
+_SAVING_SECONDS = 10.0
 
-def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision:
+
+def watch(  # noqa: PLR0911  one per case
+    observed: Observed, look: Survey, refused: Refused | None
+) -> Decision:
     """An attempt is alive: say how it goes."""
     attempt = look.live
     assert attempt is not None, "called for a live attempt"
@@ -38,15 +52,12 @@ def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision
         situation = queued(look.current.stage, queue, refused)
         decision = conclude(observed, situation, look, _next_look(observed, look, attempt))
         evicted = _evicted(attempt)
-        return _noted(observed, decision, attempt, evicted) if evicted else decision
-    late = deadlines.overdue(
-        attempt,
-        look.plan.limits,
-        observed.folder.progress,
-        look.plan.placement.capacity,
-        observed.now,
-    )
-    if late:
+        if evicted:
+            return _noted(observed, look, decision, attempt, evicted)
+        return _kept(look, decision, attempt)
+    late = deadlines.overdue(attempt, look.plan, observed.folder.progress, observed.now)
+    silent = late and late.reason in (deadlines.HUNG, deadlines.STARTUP_TIMEOUT)
+    if late and not (silent and observed.folder.progress_unknown):
         return _end_late(observed, look, attempt, late)
     running = attempt.running
     wait = input_wait(look)
@@ -60,11 +71,12 @@ def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision
         refused=refused,
         running=running,
         starting=not running,
-        recovering=not running and recovering(look),
+        recovering=not running
+        and (recovering(look) or deadlines.interrupted(attempt, observed.folder.progress)),
         wait=wait,
         queue=queue,
     )
-    decision = conclude(observed, situation, look, _next_look(observed, look, attempt))
+    decision = _kept(look, conclude(observed, situation, look, _next_look(observed, look, attempt)), attempt)
     if obstacle and obstacle.about and observed.events is None:
         return replace(decision, closer=CloserLook(events=obstacle.about))
     return decision
@@ -73,19 +85,25 @@ def watch(observed: Observed, look: Survey, refused: Refused | None) -> Decision
 def suspend(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
     """It saves and ends, and nobody is charged."""
     situation = Situation(course=Course.SUSPENDING, refused=refused, running=attempt.running)
-    return _noted(observed, deleting(observed, look, situation), attempt, suspension())
+    return _noted(observed, look, deleting(observed, look, situation), attempt, suspension())
 
 
 def stop_spending(observed: Observed, look: Survey, attempt: Attempt, over: Overspent) -> Decision:
     """It saves and ends, and nobody is charged."""
     situation = Situation(course=Course.SUSPENDING, running=attempt.running, over=over)
-    return _noted(observed, deleting(observed, look, situation), attempt, unpaid(over.message))
+    return _noted(observed, look, deleting(observed, look, situation), attempt, unpaid(over.message))
+
+
+def stop_unseen(observed: Observed, look: Survey, attempt: Attempt, why: Unreadable) -> Decision:
+    """It saves and ends, and nobody is charged."""
+    situation = Situation(course=Course.SUSPENDING, running=attempt.running, over=halted(why))
+    return _noted(observed, look, deleting(observed, look, situation), attempt, unseen(look.plan.limits, why))
 
 
 def end(observed: Observed, look: Survey, attempt: Attempt, why: Failure) -> Decision:
     """It is stopped, and the next one follows."""
     situation = Situation(course=Course.ACTIVE, starting=True, recovering=recovering(look))
-    return _noted(observed, deleting(observed, look, situation), attempt, why)
+    return _noted(observed, look, deleting(observed, look, situation), attempt, why)
 
 
 def _end_late(observed: Observed, look: Survey, attempt: Attempt, late: Failure) -> Decision:
@@ -99,7 +117,7 @@ def _end_late(observed: Observed, look: Survey, attempt: Attempt, late: Failure)
     if not stands or look.plan.pathways is not None or mesh.hosts * mesh.slices == 1:
         return end(observed, look, attempt, late)
     if observed.hosts is None:
-        return replace(end(observed, look, attempt, late), closer=CloserLook(hosts=True))
+        return replace(end(observed, look, attempt, late), closer=CloserLook(hosts=mesh.hosts * mesh.slices))
     return end(observed, look, attempt, hosts.blame(late, attempt, observed.hosts, mesh))
 
 
@@ -111,14 +129,16 @@ def stop(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | 
 
 def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
     """Seconds. Only training writes to its run folder before it ends, and no watch tells of that."""
+    if deadlines.interrupted(attempt, observed.folder.progress):
+        return max(deadlines.INTERRUPTED_LOOK, observed.live_jobs / 20)
     if attempt.running and attempt.key.stage is Stage.TRAIN:
         regular = pace(observed.live_jobs)
     else:
         regular = max(SAFETY_LOOK if attempt.pods else NO_PODS_SECONDS, pace(observed.live_jobs))
     due = (
-        deadlines.next_due(attempt, look.plan.limits, observed.now),
-        deadlines.active_left(look.plan.limits, look.attempts, observed.now),
-        seconds_left(look, observed.now) if attempt.key.stage in TPU_STAGES else None,
+        deadlines.next_due(attempt, look.plan.limits, observed.folder.progress, observed.now),
+        deadlines.active_left(look.plan.limits, look.used),
+        seconds_left(look, attempt) if attempt.key.stage in TPU_STAGES else None,
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
@@ -158,13 +178,28 @@ def _edited(look: Survey, attempt: Attempt) -> bool:
     return not queues or claim_of(jobset) not in (None, claim_of(now))
 
 
-def _noted(observed: Observed, decision: Decision, attempt: Attempt, why: Failure) -> Decision:
-    """The note comes before the signal: whatever the trainer says last, the attempt ended of that. It tells what nobody
-    can tell when the JobSet is gone."""
-    noted = attempt.files.failure if attempt.files else None
-    counted = {"seconds": why.seconds, "queued": why.queued, "provisioning": why.provisioning}
-    if noted and noted.model_copy(update=counted) == why:
+def _kept(look: Survey, decision: Decision, attempt: Attempt) -> Decision:
+    """With a note of how long an earlier run of it has lasted, whose record the present one will replace."""
+    found = uncovered_run(attempt)
+    if found is None or (attempt.files and attempt.files.failure):
         return decision
-    seen = {"seconds": deadlines.ran(attempt, observed.now) or None, **to_note(attempt, observed.now)}
+    rate = rate_of(attempt, look.plan, look.attempts)
+    held = {"chips": rate.chips, "chip_hour_price": rate.price} if attempt.key.stage in TPU_STAGES else {}
+    record = earlier_run(attempt).model_copy(update={**found, **held})
+    return replace(decision, records=((attempt.key, record),))
+
+
+def _noted(observed: Observed, look: Survey, decision: Decision, attempt: Attempt, why: Failure) -> Decision:
+    """The note comes before the signal: whatever the trainer says last, the attempt ended of that. It holds what cannot
+    be seen any more when the JobSet is gone."""
+    noted = attempt.files.failure if attempt.files else None
+    seen = counted(attempt, look.plan, observed.now) | to_note(attempt, observed.now)
     record = why.model_copy(update=seen)
+    uncounted = dict.fromkeys(seen)
+    if (
+        noted
+        and noted.model_copy(update=uncounted) == why.model_copy(update=uncounted)
+        and (record.seconds or 0.0) <= (noted.seconds or 0.0) + _SAVING_SECONDS
+    ):
+        return decision
     return replace(decision, records=((attempt.key, record),))

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, Stage, StageResult
+from finetune_operator.api import Reason
 
 type Object = Mapping[str, Any]
 
@@ -32,6 +33,28 @@ class AttemptFiles:
 
     result: StageResult | None = None
     failure: Failure | None = None
+    malformed: str | None = None
+    """Why ``result.json`` is no record of this contract, as a sentence; then ``result`` is None."""
+    newer: str | None = None
+    """The same where a newer major version of the contract wrote it: how the attempt ended is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """Why something in the run folder is unknown."""
+
+    reason: Reason
+    message: str
+    """As a sentence."""
+
+    @property
+    def alone(self) -> bool:
+        """This run folder is at fault: neither the store as a whole, nor the operator's version, nor another job."""
+        return self.reason in (
+            Reason.RECORD_MALFORMED,
+            Reason.STORAGE_PERMISSION_DENIED,
+            Reason.RUN_FOLDER_TOO_LARGE,
+        )
 
 
 class Retry(BaseModel):
@@ -64,7 +87,7 @@ class Takeover(BaseModel):
 class RunFolderView:
     """What object storage says.
 
-    ``unreadable`` is set when it could not be asked: then nothing here is evidence of absence.
+    ``unreadable`` is set when it could not be read: then nothing here is evidence of absence.
     """
 
     attempts: Mapping[AttemptKey, AttemptFiles] = field(default_factory=dict)
@@ -76,8 +99,14 @@ class RunFolderView:
     """The newest."""
     convert_manifest: ConvertManifest | None = None
     """Of the fingerprint that preflight found; None also when there was nothing to look up."""
-    unreadable: str | None = None
-    """Why storage could not be read, as a sentence."""
+    strangers: frozenset[AttemptKey] = frozenset()
+    """Attempts that the listing shows and that this job has not made: their records are not read."""
+    progress_unknown: Unreadable | None = None
+    """Why ``progress`` is None although there is a progress record."""
+    warnings: tuple[str, ...] = ()
+    """Files that were ignored, one sentence each."""
+    unreadable: Unreadable | None = None
+    """Why nothing is known of the run folder."""
 
 
 def in_order(notes: Iterable[Takeover]) -> tuple[Takeover, ...]:

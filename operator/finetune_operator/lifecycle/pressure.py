@@ -5,10 +5,11 @@ so it is charged, and says what is short.
 """
 
 import re
+from datetime import datetime
 
 from finetune_contract import ExitCode, Failure
-from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.disruption import disruption_target, ended_at
 
 PRESSURES = ("DiskPressure", "MemoryPressure")
 #: In the kubelet's words (pkg/kubelet/eviction/helpers.go): a node is low, or a pod is beyond a limit of its own.
@@ -19,10 +20,10 @@ _DISK = re.compile(
 _MEMORY = re.compile(r"low on resource: memory", re.IGNORECASE)
 
 
-def pressure(attempt: Attempt) -> Failure | None:
-    """The failure of an attempt that has ended so; None for any other."""
+def pressure(attempt: Attempt, ended: datetime | None) -> Failure | None:
+    """The failure of an attempt that has ended so; None for any other. ``ended``: when, where that is known."""
     for pod in attempt.pods:
-        evicted = children.condition(pod, "DisruptionTarget")
+        evicted = disruption_target(pod, ended_at(attempt, ended))
         if evicted is None or evicted.get("reason") != "TerminationByKubelet":
             continue
         told = " ".join(str(evicted.get("message", "")).split())

@@ -5,7 +5,8 @@ from datetime import datetime
 from enum import StrEnum, auto
 
 from finetune_contract import Failure, Stage
-from finetune_operator.api import WaitingReason
+from finetune_operator.api import Reason, WaitingReason
+from finetune_operator.lifecycle.observed import Unreadable
 from finetune_operator.lifecycle.queueing import Queueing, Standing
 from finetune_operator.lifecycle.spending import Overspent
 from finetune_operator.planning import Refused
@@ -40,6 +41,19 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Halted:
+    """Why a job is suspended that its user has not suspended, the budget aside."""
+
+    reason: Reason
+    message: str
+    fix: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.message} {self.fix}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """Derived by ``decide`` from stages and children."""
 
@@ -56,9 +70,10 @@ class Situation:
     queue: Queueing | None = None
     """Of the live attempt, where a queue holds or held it."""
     failure: Failure | None = None
-    over: Overspent | None = None
-    """The budget: why the job is suspended, or being suspended, where its user has not asked for that."""
-    store_error: str | None = None
+    over: Overspent | Halted | None = None
+    """Why the job is suspended, or being suspended, where its user has not asked for that."""
+    unreadable: Unreadable | None = None
+    """Why the run folder cannot be read."""
 
 
 def queued(stage: Stage, queue: Queueing, refused: Refused | None) -> Situation:

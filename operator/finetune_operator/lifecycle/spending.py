@@ -1,18 +1,17 @@
 """What a job has spent on TPU slices, and what stands in the way of spending more."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from math import floor
 from typing import Any
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.deadlines import ran
 from finetune_operator.lifecycle.memory import least_chip_hours
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.usage import Usage, rate_of
 from finetune_operator.planning import Plan
 from finetune_operator.planning.budget import Ceiling
 from finetune_operator.rendering import TPU_STAGES
@@ -20,14 +19,6 @@ from finetune_operator.rendering import TPU_STAGES
 type Object = Mapping[str, Any]
 
 _HOUR = 3600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    chip_hours: float
-    """While processes ran; waiting for nodes is not counted."""
-    cost: float | None
-    """At the price of the capacity that the job has now; None where the profile names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +39,11 @@ class Overspent:
         return f"{self.message} {self.fix}"
 
 
-def spent(plan: Plan, attempts: Iterable[Attempt], now: datetime) -> Spent:
-    """Over all attempts at the stages that hold a slice."""
-    hours = sum(
-        ran(attempt, now) * _chips(attempt, plan) / _HOUR
-        for attempt in attempts
-        if attempt.key.stage in TPU_STAGES
-    )
-    return Spent(chip_hours=hours, cost=_priced(plan, hours))
-
-
-def cost_status(plan: Plan, used: Spent) -> Object:
+def cost_status(plan: Plan, used: Usage) -> Object:
     """``status.cost``."""
-    told = {"chipHours": decimal(round(used.chip_hours, 4))}
+    told = {"chipHours": _figure(used.chip_hours)}
     if used.cost is not None:
-        told["amount"] = decimal(round(used.cost, 4))
+        told["amount"] = _figure(used.cost)
     left = [ceiling.most - amount for ceiling, amount in _against(plan, used)]
     if left:
         # Money where it is limited, else chip hours.
@@ -70,15 +51,15 @@ def cost_status(plan: Plan, used: Spent) -> Object:
     return told
 
 
-def overspent(look: Survey, now: datetime) -> Overspent | None:
+def overspent(look: Survey) -> Overspent | None:
     """Whether the stage at work, or due, may go on. What runs on CPU costs nothing."""
-    exhausted = used_up(look, now) if look.current.stage in TPU_STAGES and not look.succeeded else None
+    exhausted = used_up(look) if look.current.stage in TPU_STAGES and not look.succeeded else None
     return exhausted or _unaffordable(look)
 
 
-def used_up(look: Survey, now: datetime) -> Overspent | None:
+def used_up(look: Survey) -> Overspent | None:
     """Whether nothing is left, whatever is at work."""
-    for ceiling, amount in _against(look.plan, spent(look.plan, look.attempts, now)):
+    for ceiling, amount in _against(look.plan, look.used):
         if amount >= ceiling.most:
             return Overspent(
                 reason=Reason.BUDGET_EXHAUSTED,
@@ -89,14 +70,15 @@ def used_up(look: Survey, now: datetime) -> Overspent | None:
     return None
 
 
-def seconds_left(look: Survey, now: datetime) -> float | None:
-    """Until the running attempt has used up what is left; None: no limit."""
-    used = spent(look.plan, look.attempts, now)
-    rates = {"chip_hours": 1.0, "cost": _priced(look.plan, 1.0) or 0.0}
+def seconds_left(look: Survey, attempt: Attempt) -> float | None:
+    """Until the attempt, which runs, has used up what is left; None: no limit."""
+    rate = rate_of(attempt, look.plan, look.attempts)
+    hourly = Usage(chip_hours=float(rate.chips), cost=rate.chips * (rate.price or 0.0))
+    used, each_hour = _against(look.plan, look.used), _against(look.plan, hourly)
     left = [
-        (ceiling.most - getattr(used, name)) / (rate * look.plan.chips) * _HOUR
-        for name, rate in rates.items()
-        if (ceiling := getattr(look.plan.budget, name)) is not None and rate > 0
+        (ceiling.most - amount) / more * _HOUR
+        for (ceiling, amount), (_, more) in zip(used, each_hour, strict=True)
+        if more > 0
     ]
     return min(left, default=None)
 
@@ -107,7 +89,7 @@ def _unaffordable(look: Survey) -> Overspent | None:
     hours = least_chip_hours(look.plan, look.findings)
     if hours is None or look[Stage.TRAIN].attempts or look.succeeded:
         return None
-    for ceiling, amount in _against(look.plan, Spent(chip_hours=hours, cost=_priced(look.plan, hours))):
+    for ceiling, amount in _against(look.plan, Usage(chip_hours=hours, cost=_priced(look.plan, hours))):
         if amount > ceiling.most:
             return Overspent(
                 reason=Reason.BUDGET_TOO_SMALL,
@@ -126,10 +108,10 @@ def _raise(ceiling: Ceiling) -> str:
     return "Ask its owner to raise it; a job that is created after that may use more."
 
 
-def _against(plan: Plan, used: Spent) -> list[tuple[Ceiling, float]]:
+def _against(plan: Plan, used: Usage) -> list[tuple[Ceiling, float]]:
     """Each limit with what counts towards it."""
-    pairs = ((plan.budget.chip_hours, used.chip_hours), (plan.budget.cost, used.cost))
-    return [(ceiling, amount) for ceiling, amount in pairs if ceiling is not None and amount is not None]
+    pairs = ((plan.budget.chip_hours, used.chip_hours), (plan.budget.cost, used.cost or 0.0))
+    return [(ceiling, amount) for ceiling, amount in pairs if ceiling is not None]
 
 
 def _priced(plan: Plan, hours: float) -> float | None:
@@ -137,6 +119,7 @@ def _priced(plan: Plan, hours: float) -> float | None:
     return None if price is None else hours * float(price)
 
 
-def _chips(attempt: Attempt, plan: Plan) -> int:
-    """Of its own slice; of the job's where its JobSet is gone."""
-    return children.chips(attempt.jobset) if attempt.jobset else plan.chips
+def _figure(value: float) -> str:
+    """To four decimals, and never more than it is: the next status counts on from what this one says."""
+    whole = floor(value * 10_000 + 1e-6)
+    return f"{whole / 10_000:.4f}".rstrip("0").rstrip(".")

@@ -19,14 +19,15 @@ from finetune_contract import (
 )
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import budgets, gates
-from finetune_operator.lifecycle.attempts import ORDER, Attempt
-from finetune_operator.lifecycle.classify import Ending, Verdict, classify
-from finetune_operator.lifecycle.deadlines import ran
+from finetune_operator.lifecycle.attempts import ORDER, Attempt, since_retry
+from finetune_operator.lifecycle.classify import Ending, Verdict, classify, settled
 from finetune_operator.lifecycle.memory import not_held, too_small
-from finetune_operator.lifecycle.observed import Observed, Retry
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.usage import Usage, counted, usage
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
+from finetune_operator.rendering import TPU_STAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +72,11 @@ class Survey:
     plan: Plan
     stages: tuple[StageView, ...]
     attempts: tuple[Attempt, ...]
+    fresh: tuple[Attempt, ...]
+    """Those since the last retry by hand."""
     judged: tuple[budgets.Judged, ...]
     """Every attempt that has ended."""
+    used: Usage
     counters: budgets.Counters
     findings: Findings
 
@@ -116,14 +120,14 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         for attempt in attempts
     )
     judged = [
-        (attempt, _completed(_believed(verdict, observed.now), attempt, observed))
+        (attempt, _completed(_believed(verdict, observed.now), attempt, plan, observed))
         for attempt, verdict in zip(attempts, verdicts, strict=True)
         if verdict
     ]
     retry = observed.folder.retry
     # What was before a retry by hand is told, and charged to nothing.
-    counted = [pair for pair in judged if _since(retry, pair[0])]
-    counters = budgets.count(counted)
+    since = [pair for pair in judged if since_retry(retry, pair[0])]
+    counters = budgets.count(since)
     views: list[StageView] = []
     findings = Findings()
     # A stage that runs or has run belongs to the story even where an edit has made it needless since.
@@ -132,7 +136,7 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         if stage not in plan.stages and stage not in present:
             continue
         own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
-        ended = tuple(pair for pair in counted if pair[0].key.stage is stage)
+        ended = tuple(pair for pair in since if pair[0].key.stage is stage)
         view = _view(stage, plan, own, ended, counters)
         if retry is not None and ORDER[stage] < ORDER[retry.from_stage]:
             view = _done_before(view, judged)
@@ -150,7 +154,9 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         plan=plan,
         stages=tuple(views),
         attempts=tuple(attempts),
+        fresh=tuple(attempt for attempt in attempts if since_retry(retry, attempt)),
         judged=tuple(judged),
+        used=usage(plan, attempts, observed.now, observed.job.get("status") or {}),
         counters=counters,
         findings=findings,
     )
@@ -189,17 +195,14 @@ def _done_before(view: StageView, judged: Sequence[budgets.Judged]) -> StageView
     return replace(view, phase=StagePhase.SUCCEEDED, result=done.files.result)
 
 
-def _since(retry: Retry | None, attempt: Attempt) -> bool:
-    """Whether it was made after the last retry by hand, and counts."""
-    return retry is None or attempt.key.number >= retry.first.get(attempt.key.stage, 1)
-
-
-def _completed(verdict: Verdict, attempt: Attempt, observed: Observed) -> Verdict:
-    """A record that is still to be written also tells what nobody can tell later."""
-    if verdict.record is None:
+def _completed(verdict: Verdict, attempt: Attempt, plan: Plan, observed: Observed) -> Verdict:
+    """A record that is still to be written also tells what nothing tells later."""
+    record = verdict.record or _uncounted(verdict, attempt)
+    if record is None:
         return verdict
     told: dict[str, object] = {
-        "seconds": ran(attempt, observed.now) or None,
+        "written": observed.now,
+        **counted(attempt, plan, observed.now),
         **to_note(attempt, observed.now),
     }
     progress, key = observed.folder.progress, attempt.key
@@ -209,10 +212,19 @@ def _completed(verdict: Verdict, attempt: Attempt, observed: Observed) -> Verdic
         and (progress.attempt, progress.restart) == (key.number, key.restart)
     ):
         told["checkpoint"] = max(progress.checkpoints, default=None)
-    record = verdict.record.model_copy(update=told)
-    return replace(
-        verdict, record=record, failure=record if verdict.failure == verdict.record else verdict.failure
-    )
+    judged = verdict.failure == verdict.record
+    record = record.model_copy(update=told)
+    return replace(verdict, record=record, failure=record if judged else verdict.failure)
+
+
+def _uncounted(verdict: Verdict, attempt: Attempt) -> Failure | None:
+    """A record of the attempt's end that stands, and does not say when it was judged and what it used: a trainer's, or
+    of an eviction that it had gone on after."""
+    noted = attempt.files.failure if attempt.files else None
+    if noted is None or noted.written or settled(noted) or attempt.jobset is None:
+        return None
+    ended = noted == verdict.failure or (attempt.restarted and verdict.ending is Ending.EVICTED)
+    return noted if ended and attempt.key.stage in TPU_STAGES else None
 
 
 def _view(

@@ -20,15 +20,19 @@ from finetune_operator.lifecycle.progress import goodput_status, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
 from finetune_operator.lifecycle.retry import seen
 from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.spending import cost_status, spent
+from finetune_operator.lifecycle.spending import cost_status
 from finetune_operator.lifecycle.stage_status import attempts_status, stages_status
 from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.summary import summarize
-from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.times import parse, stamp
+from finetune_operator.lifecycle.usage import active_time
 from finetune_operator.lifecycle.waited import waited_in_training
 from finetune_operator.rendering import TPU_STAGES
 
 type Object = Mapping[str, Any]
+
+#: Seconds between two reports of what a job has used while nothing else of it moves.
+_USAGE_SECONDS = 60.0
 
 
 def pace(live_jobs: int) -> float:
@@ -44,7 +48,12 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
         "observedGeneration": generation,
         "phase": str(_phase(situation, look)),
         "conditions": conditions(
-            situation, look, previous.get("conditions", ()), generation=generation, now=observed.now
+            situation,
+            look,
+            None if observed.snapshot is None else observed.folder,
+            previous.get("conditions", ()),
+            generation=generation,
+            now=observed.now,
         ),
     }
     if generation := seen(observed):
@@ -61,8 +70,8 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
         saved := checkpoints_status(look, observed, kept=progress is previous.get("progress"))
     ):
         status["checkpoints"] = saved
-    if look is not None and (cost := _cost(observed, status, look, previous)):
-        status["cost"] = cost
+    if look is not None:
+        status |= _usage(observed, status, look, previous)
     workers = sum(each.get("workerRestarts", 0) for each in status.get("stages", ()))
     status["summary"] = summarize(situation, look, progress, workers)
     if situation.wait:
@@ -96,9 +105,11 @@ def _of_survey(observed: Observed, situation: Situation, look: Survey, previous:
         "stage": str(look.live.key.stage if look.live else look.current.stage),
         "resolved": resolved_status(look.plan, look.findings),
         "stages": stages_status(observed, situation, look, previous),
-        "attempts": attempts_status(look, previous),
         "startTime": previous.get("startTime") or stamp(observed.now),
     }
+    if observed.snapshot is not None:
+        # Before, nobody has looked into the run folder: what the cluster shows may not be all.
+        status["attempts"] = attempts_status(look, previous)
     if estimate := estimate_status(look.plan, look.findings):
         status["estimate"] = estimate
     if evaluation := evaluation_status(look):
@@ -116,18 +127,24 @@ def _progress(observed: Observed, status: Object, look: Survey | None, previous:
         look.findings.train if look else None,
         previous.get("progress"),
         pace=pace(observed.live_jobs),
-        moved=_moving_parts(status) != _moving_parts(previous),
+        moved=moving_parts(status) != moving_parts(previous),
     )
 
 
-def _cost(observed: Observed, status: Object, look: Survey, previous: Object) -> Object | None:
-    """It moves with the clock, so that it is told anew only where something else is."""
-    moved = _moving_parts(status) != _moving_parts(previous)
-    if not moved and status.get("progress") is previous.get("progress") and "cost" in previous:
-        return dict(previous["cost"])
-    if not any(attempt.key.stage in TPU_STAGES for attempt in look.attempts):
-        return None
-    return cost_status(look.plan, spent(look.plan, look.attempts, observed.now))
+def _usage(observed: Observed, status: Object, look: Survey, previous: Object) -> Object:
+    """``activeTime`` and ``cost``. They move with the clock, so that they are told anew only where something else is,
+    or now and then: what the next look counts on from must not be old."""
+    told = {name: previous[name] for name in ("activeTime", "cost") if name in previous}
+    moved = moving_parts(status) != moving_parts(previous)
+    still = not moved and status.get("progress") is previous.get("progress")
+    if still and not usage_is_old(observed, look):
+        return told
+    if not look.attempts:
+        return told
+    found = {"activeTime": active_time(look.used, observed.now)}
+    if "cost" in told or any(attempt.key.stage in TPU_STAGES for attempt in look.attempts):
+        found["cost"] = cost_status(look.plan, look.used)
+    return found
 
 
 def _goodput(observed: Observed, look: Survey | None) -> Object | None:
@@ -135,7 +152,16 @@ def _goodput(observed: Observed, look: Survey | None) -> Object | None:
     return goodput_status(observed.folder.progress, waits)
 
 
-def _moving_parts(status: Object) -> Any:
+def usage_is_old(observed: Observed, look: Survey) -> bool:
+    """Whether what the status says of the time and money used is to be told anew though nothing else has moved."""
+    told = (observed.job.get("status") or {}).get("activeTime")
+    if told is None:
+        return True
+    age = (observed.now - parse(told["asOf"])).total_seconds()
+    return look.live is not None and age >= max(_USAGE_SECONDS, pace(observed.live_jobs))
+
+
+def moving_parts(status: Object) -> Any:
     """What makes a write due at once."""
     return (
         status.get("observedGeneration"),

@@ -48,7 +48,7 @@ def summarize(  # noqa: PLR0911  one per case
 
 
 def _active(situation: Situation, look: Survey, progress: Object | None, workers: int) -> str:
-    if situation.store_error and situation.wait:
+    if situation.unreadable and situation.wait:
         return f"Waiting: {situation.wait.message}"
     if situation.refused:
         return f"{look.current.stage} waits: {situation.refused.message}"

@@ -9,6 +9,7 @@ from finetune_contract import Stage
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.deadlines import interrupted, stepped
 from finetune_operator.lifecycle.decision import Concerned
 from finetune_operator.lifecycle.events import autoscaler, refusal
 from finetune_operator.lifecycle.observed import Observed
@@ -69,12 +70,14 @@ def input_wait(look: Survey) -> Wait | None:
     return Wait(reason=WaitingReason.INPUT, message=f"{missing.message} It is being looked for again.")
 
 
-def obstruction(
+def obstruction(  # noqa: PLR0911  one per case
     observed: Observed, look: Survey, attempt: Attempt, queue: Queueing | None
 ) -> Obstruction | None:
     """What keeps the attempt's pods from being made or started; None where nothing is known to."""
     plan, stage = look.plan, attempt.key.stage
-    if let_go := _without_pods_since(observed, attempt, queue):
+    if queue is None and attempt.jobset is not None and children.suspended(attempt.jobset):
+        return Obstruction(wait=_suspended_by_hand(plan, attempt))
+    if let_go := _without_pods_since(observed, attempt, queue, pre_running=plan.limits.pre_running):
         job = f"{_name(plan, attempt)}-{first_group(plan, stage)}-0"
         return Obstruction(
             wait=Wait(
@@ -129,13 +132,28 @@ def no_pods(plan: Plan, attempt: Attempt, events: Iterable[Object] | None) -> st
     )
 
 
-def _without_pods_since(observed: Observed, attempt: Attempt, queue: Queueing | None) -> datetime | None:
+def _without_pods_since(
+    observed: Observed, attempt: Attempt, queue: Queueing | None, *, pre_running: int
+) -> datetime | None:
     """When a JobSet that should have pods by now was let go."""
     if attempt.jobset is None or attempt.pods or attempt.key.restart or children.deleting(attempt.jobset):
         return None
     let_go = children.let_go_at(attempt.jobset, queued=queue is not None)
-    late = let_go is not None and (observed.now - let_go).total_seconds() > NO_PODS_SECONDS
-    return let_go if late else None
+    if let_go is None or children.suspended(attempt.jobset) or stepped(attempt, observed.folder.progress):
+        return None
+    waited = (observed.now - let_go).total_seconds()
+    # One that had never made any would have been ended by then: this one has run, and JobSet is about to restart it.
+    over = waited > pre_running and interrupted(attempt, observed.folder.progress)
+    return let_go if waited > NO_PODS_SECONDS and not over else None
+
+
+def _suspended_by_hand(plan: Plan, attempt: Attempt) -> Wait:
+    name, namespace = _name(plan, attempt), plan.job.namespace
+    return Wait(
+        reason=WaitingReason.INPUT,
+        message=f"JobSet {name} is suspended, and no queue holds it. Let it go with: kubectl -n {namespace} patch "
+        f'jobset {name} --type merge -p \'{{"spec":{{"suspend":false}}}}\'',
+    )
 
 
 def _wait(found: children.Hindrance, message: str) -> Wait:

@@ -37,7 +37,7 @@ from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
 from finetune_operator.planning.queueing import Queues, resolve_queues
 from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, owner_reference
-from finetune_operator.planning.topology import Placement, place
+from finetune_operator.planning.topology import Placement, Terms, place, terms
 
 type Object = Mapping[str, Any]
 
@@ -81,11 +81,15 @@ class Limits:
     active: int | None
     """Running, over all attempts."""
     pre_running: int
-    """From quota to running pods, for each kind of capacity."""
+    """From quota, or a restart, to running pods: for each kind of capacity, and for a stage on CPU."""
     startup: int
     """From running pods to the first step of training."""
     no_step: int
     """From one step to the next."""
+    blind: int | None
+    """Running while the run folder alone cannot be read."""
+    stage: int | None
+    """Of one attempt at a stage that reports no steps; None: the stage's own default."""
     child_ttl: int | None
     """From the job's end to the deletion of its children."""
 
@@ -122,6 +126,8 @@ class Plan:
     stages: tuple[Stage, ...]
     """In order; Convert and Evaluate only where they have something to do."""
     placement: Placement
+    flavors: Mapping[str, Terms]
+    """All of the profile's, by name: an earlier attempt may have run on another one."""
     mesh: MeshSpec
     pathways: Pathways | None
     """None: the controller is McJAX."""
@@ -228,6 +234,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             )
         ),
         placement=placement,
+        flavors=terms(profile["flavors"]),
         mesh=mesh,
         pathways=resolve_pathways(profile, snapshot.job.namespace, placement)
         if mesh.controller == "Pathways"
@@ -259,6 +266,8 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             pre_running=spec["preRunningDeadlineSeconds"],
             startup=spec["hangPolicy"]["startupSeconds"],
             no_step=spec["hangPolicy"]["noStepSeconds"],
+            blind=spec["hangPolicy"].get("blindSeconds"),
+            stage=spec["hangPolicy"].get("stageSeconds"),
             child_ttl=spec.get("childTTLSecondsAfterFinished"),
         ),
         run_folder=snapshot.run_folder,

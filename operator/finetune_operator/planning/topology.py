@@ -15,6 +15,25 @@ _UNPRICED = Decimal("Infinity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a flavor of the profile is, and what it costs."""
+
+    capacity: str
+    chip_hour_price: float | None
+
+
+def terms(flavors: Sequence[Mapping[str, Any]]) -> dict[str, Terms]:
+    """By the flavor's name."""
+    return {
+        flavor["name"]: Terms(
+            capacity=flavor["capacity"],
+            chip_hour_price=float(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else None,
+        )
+        for flavor in flavors
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """A slice and the flavor of the profile that it is taken from."""
 

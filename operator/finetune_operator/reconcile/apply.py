@@ -6,14 +6,14 @@ was stale: Conflict, and the job is looked at again.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
 from finetune_contract import RunFolder
-from finetune_operator.artifacts.port import Store
+from finetune_operator.artifacts.port import StorageError, Store
 from finetune_operator.cluster.port import (
     EVENTS,
     JOBS,
@@ -22,10 +22,12 @@ from finetune_operator.cluster.port import (
     Cluster,
     ClusterError,
     Object,
+    Rejected,
 )
-from finetune_operator.lifecycle.decision import Decision, Notice
+from finetune_operator.lifecycle.decision import Decision, Deletion, Notice
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.ownership import own_jobsets
+from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders
@@ -73,7 +75,8 @@ class Applier:
         self._created = created
 
     async def apply(self, observed: Observed, decision: Decision) -> None:
-        """Raises ClusterError or StorageError at the first write that fails; nothing after it was tried."""
+        """Raises ClusterError or StorageError at the first write that fails; nothing after it was tried, but for the
+        deletions where a record of an attempt could not be written."""
         job = observed.job
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         if decision.retry is not None:
@@ -86,11 +89,15 @@ class Applier:
             note = decision.takeover.model_dump_json().encode()
             await self._store.write(run.taken_over(decision.takeover.uid), note)
         if decision.records:
-            await self._write_records(observed, decision)
+            try:
+                await self._write_records(observed, decision)
+            except StorageError:
+                await self._stop_unrecorded(job, decision)
+                raise
         if decision.snapshot is not None:
             await self._plans.create(decision.snapshot)
-        for deletion in decision.deletions:
-            await self._cluster.delete(JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True)
+        if not decision.status_before_deletions:
+            await self._delete(job, decision.deletions)
         if decision.jobset is not None:
             await self._create_jobset(observed, decision.jobset)
             created = decision.jobset["metadata"]["name"]
@@ -98,7 +105,10 @@ class Applier:
             self._created(JobSetCreated(namespace, name, created))
         for notice in decision.notices:
             await self._tell(job, notice, observed.now)
-        await self.write_status(job, decision.status)
+        if decision.status_before_deletions:
+            await self._write_status_then_delete(job, decision.status, decision.deletions)
+        else:
+            await self.write_status(job, decision.status)
 
     async def write_status(self, job: Object, status: Object) -> None:
         """Only where it differs. Conflict where the job has moved on since it was observed."""
@@ -112,6 +122,33 @@ class Applier:
             status,
             resource_version=metadata["resourceVersion"],
         )
+
+    async def _stop_unrecorded(self, job: Object, decision: Decision) -> None:
+        """A store that takes no record must not keep a slice: the records wait in the status, all else of the decision
+        is not done."""
+        if decision.deletions:
+            status = job.get("status") or {}
+            records = {**dict(pending_records(status)), **dict(decision.records)}
+            await self._write_status_then_delete(
+                job, with_pending(status, records.items()), decision.deletions
+            )
+
+    async def _write_status_then_delete(
+        self, job: Object, status: Object, deletions: Sequence[Deletion]
+    ) -> None:
+        """Conflict: nothing is deleted, the job is looked at again. An API server that refuses the status for another
+        reason does not keep the JobSets; that is reported afterwards."""
+        try:
+            await self.write_status(job, status)
+        except Rejected:
+            await self._delete(job, deletions)
+            raise
+        await self._delete(job, deletions)
+
+    async def _delete(self, job: Object, deletions: Sequence[Deletion]) -> None:
+        namespace = job["metadata"]["namespace"]
+        for deletion in deletions:
+            await self._cluster.delete(JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True)
 
     async def _write_records(self, observed: Observed, decision: Decision) -> None:
         run = self._run_folder(observed, decision)

@@ -5,7 +5,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
+from finetune_contract import HostProgress, RunFolder
+from finetune_operator.artifacts.port import StorageError
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     EVENTS,
@@ -23,8 +26,10 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.children import slice_kind
 from finetune_operator.lifecycle.classify import settled
+from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import CloserLook, Concerned
 from finetune_operator.lifecycle.disruption import WINDOW
+from finetune_operator.lifecycle.evidence import own_attempts
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
 from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
 from finetune_operator.planning.admission import may_resume
@@ -92,6 +97,7 @@ class Observer:
         """
         job = await self.job(key)
         if job is None:
+            self._folder.forget(key)
             return None
         uid = job["metadata"]["uid"]
         snapshot, labelled, pods = await asyncio.gather(
@@ -108,7 +114,9 @@ class Observer:
             self._source(job, snapshot),
             self._neighbours(job, profiles),
         )
-        workloads, view = await asyncio.gather(self._workloads(key.namespace, jobsets), self._view(snapshot))
+        workloads, view = await asyncio.gather(
+            self._workloads(key.namespace, jobsets), self._view(key, job, snapshot, jobsets, pods)
+        )
         nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)])
         return Observed(
             now=self._utc_now(),
@@ -129,15 +137,23 @@ class Observer:
         )
 
     async def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
-        """The same look with more detail. Raises ClusterError or StorageError."""
+        """The same look with more detail. Raises ClusterError."""
         assert observed.snapshot is not None, "a job that runs was admitted"
         run = Folders.of(observed.snapshot).run
         namespace = observed.job["metadata"]["namespace"]
         return replace(
             observed,
-            hosts=await self._folder.hosts(run) if at.hosts else observed.hosts,
+            hosts=await self._hosts(run, at.hosts) if at.hosts else observed.hosts,
             events=await self._events(namespace, at.events) if at.events else observed.events,
         )
+
+    async def _hosts(self, run: RunFolder, count: int) -> Mapping[int, HostProgress]:
+        """Empty where they cannot be read: that an attempt stands still does not depend on them."""
+        try:
+            return await self._folder.hosts(run, count)
+        except StorageError as error:
+            log.warning("it cannot be told which host lags: %s", error)
+            return {}
 
     async def job(self, key: JobKey) -> Object | None:
         """The FineTuneJob alone; None when there is none. Raises ClusterError."""
@@ -149,8 +165,26 @@ class Observer:
         except NotFound:
             return None
 
-    async def _view(self, snapshot: Object | None) -> RunFolderView:
-        return RunFolderView() if snapshot is None else await self._folder.view(Folders.of(snapshot))
+    async def _view(
+        self,
+        key: JobKey,
+        job: Object,
+        snapshot: Object | None,
+        jobsets: Sequence[Object],
+        pods: Sequence[Object],
+    ) -> RunFolderView:
+        if snapshot is None:
+            return RunFolderView()
+        folders = Folders.of(snapshot)
+        view = await self._folder.view(
+            folders,
+            of=key,
+            own=partial(own_attempts, job=job, jobsets=jobsets, pods=pods),
+            retry=job["spec"].get("retry", {}).get("generation", 0),
+        )
+        if finished(job):
+            self._folder.forget(key)
+        return view
 
     async def _nodes(self, pods: Sequence[Object]) -> Mapping[str, Object] | None:
         """All nodes of the slice's kind, in one request, while a failure on it is fresh and not judged. Without the

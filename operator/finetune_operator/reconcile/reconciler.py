@@ -97,8 +97,12 @@ class Reconciler:
             if retry_in >= _PERSISTENT_SECONDS:
                 await self._report(key, observed, error, retry_in)
             raise ReconcileError.of(error) from error
+        except StorageError as error:
+            # The job is read again: its status may hold since what waits to be written.
+            await self._report(key, None, error, retry_in)
+            raise ReconcileError.of(error) from error
         except Exception as error:
-            if not isinstance(error, ClusterError | StorageError | Refused):
+            if not isinstance(error, ClusterError | Refused):
                 log.exception("a fault of the operator")
             await self._report(key, observed, error, retry_in)
             raise ReconcileError.of(error) from error

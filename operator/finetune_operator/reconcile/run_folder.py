@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import batched
 from typing import Self
 
 from pydantic import BaseModel, ValidationError
@@ -22,7 +22,16 @@ from finetune_contract import (
     Stage,
     StageResult,
 )
-from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.api import Reason
+from finetune_operator.artifacts.port import (
+    PROGRESS_LIMIT,
+    RECORD_LIMIT,
+    StorageDenied,
+    StorageError,
+    Store,
+    TooLarge,
+    TooManyNames,
+)
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.classify import settled
 from finetune_operator.lifecycle.observed import (
@@ -31,10 +40,21 @@ from finetune_operator.lifecycle.observed import (
     Retry,
     RunFolderView,
     Takeover,
+    Unreadable,
     in_order,
-    since,
 )
 from finetune_operator.planning.snapshot import read_snapshot
+from finetune_operator.reconcile.denials import Denials
+from finetune_operator.reconcile.listing import (
+    attempt_of,
+    files_by_attempt,
+    retry_generations,
+    taken_over_by,
+)
+from finetune_operator.reconcile.records import MalformedError, NewerError, parsed
+from finetune_operator.reconcile.remembered import RememberedFiles
+
+__all__ = ["Folders", "RunFolderReader", "attempt_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,170 +71,294 @@ class Folders:
         return cls(run=read.run_folder, cache=read.cache)
 
 
-class _NotUnderstoodError(Exception):
-    """A file of the contract that this operator cannot read."""
+#: Bytes of all records that one look reads: those of a thousand attempts.
+_LOOK_LIMIT = 16 * 2**20
+#: Requests of one look at a time.
+_AT_ONCE = 16
+#: Notes of jobs that went on in the folder.
+_MOST_TAKEOVERS = 100
+#: What may stand in an address.
+_FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,128}")
+_NOTE_FIX = "Delete it; where it is a note on a retry, raise spec.retry.generation, too."
+
+type Own = Callable[[Collection[AttemptKey], tuple[Takeover, ...]], Collection[AttemptKey]]
+"""Of the attempts that are listed, those of the job."""
+
+
+class _UnreadableError(Exception):
+    """Nothing can be said of the run folder."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def _always(_record: object) -> bool:
+    return True
+
+
+def _never(_record: object) -> bool:
+    return False
+
+
+def _all(listed: Collection[AttemptKey], _takeovers: tuple[Takeover, ...]) -> Collection[AttemptKey]:
+    return listed
 
 
 class RunFolderReader:
-    """Remembers what cannot change any more, so that a long job's look costs one listing and one read.
+    """Reads what other people may write: every read and every listing is bounded.
+
+    It remembers what cannot change any more, so that a look at a long job costs one listing and one or two reads.
 
     Args:
         store: where run folders lie.
-        remembered: how many immutable files are kept, of a few KiB each.
+        remembered_bytes: of files that are remembered, for all live jobs together.
     """
 
-    def __init__(self, store: Store, *, remembered: int = 2000) -> None:
+    def __init__(self, store: Store, *, remembered_bytes: int = 64 * 2**20) -> None:
         self._store = store
-        self._remembered = remembered
-        self._known: OrderedDict[str, BaseModel] = OrderedDict()
+        self._remembered = RememberedFiles(remembered_bytes)
+        self._denials = Denials()
 
-    async def view(self, folders: Folders) -> RunFolderView:
-        """One look. ``unreadable`` is set where the store or a file in it could not be read."""
+    @property
+    def remembered_bytes(self) -> int:
+        """Of all jobs together."""
+        return self._remembered.size
+
+    async def view(
+        self, folders: Folders, *, of: Hashable = None, own: Own = _all, retry: int | None = None
+    ) -> RunFolderView:
+        """One look. What is wrong with a file is part of it, and no exception.
+
+        Args:
+            folders: where to look.
+            of: the job, until it is forgotten.
+            own: see :data:`Own`.
+            retry: ``spec.retry.generation``: notes of higher ones are not the operator's. None: of whatever.
+        """
+        job = of or folders.run.uri
+        look = _Look(self._store, self._remembered, job)
         try:
-            listed = await self._store.list(folders.run.attempts)
-            takeovers = await self._takeovers(folders.run, listed)
-            attempts = await self._attempts(folders.run, listed, takeovers)
-            return RunFolderView(
-                attempts=attempts,
-                takeovers=takeovers,
-                retry=await self._retry(folders.run, listed),
-                progress=await self._progress(folders.run, attempts, last=not takeovers),
-                convert_manifest=await self._convert_manifest(folders.cache, attempts),
-            )
-        except (StorageError, _NotUnderstoodError) as error:
-            return RunFolderView(unreadable=str(error))
+            view = await look.view(folders, own, retry)
+        except (StorageError, MalformedError, NewerError, _UnreadableError) as error:
+            return RunFolderView(unreadable=self._why(error, job, folders.run, listed=look.listed))
+        self._denials.answered(job, folders.run.uri)
+        return view
 
-    async def hosts(self, run: RunFolder) -> dict[int, HostProgress]:
-        """What the processes of training say of themselves, by their number. Raises StorageError. What cannot be
-        understood is left out: it would only make a judgement better."""
-        names = [name for name in await self._store.list(run.hosts) if _HOST.fullmatch(name)]
-        contents = await asyncio.gather(*(self._store.read(f"{run.hosts}/{name}") for name in names))
+    def _why(self, error: Exception, job: Hashable, run: RunFolder, *, listed: bool) -> Unreadable:
+        message = f"{error}."
+        match error:
+            case StorageDenied():
+                alone = self._denials.alone(job, run.uri, listed=listed)
+                reason = Reason.STORAGE_PERMISSION_DENIED if alone else Reason.STORE_UNAVAILABLE
+            case TooManyNames():
+                reason = Reason.RUN_FOLDER_TOO_LARGE
+            case TooLarge() | MalformedError():
+                reason, message = Reason.RECORD_MALFORMED, f"{message} {_NOTE_FIX}"
+            case NewerError():
+                reason = Reason.CONTRACT_NEWER
+            case _UnreadableError():
+                reason = error.reason
+            case _:
+                reason = Reason.STORE_UNAVAILABLE
+        return Unreadable(reason=reason, message=message)
+
+    def forget(self, job: Hashable) -> None:
+        """The job has ended or is gone: nothing of it is remembered any more."""
+        self._remembered.forget(job)
+        self._denials.forget(job)
+
+    async def hosts(self, run: RunFolder, count: int) -> dict[int, HostProgress]:
+        """What the first ``count`` processes of training say of themselves, by their number. Raises StorageError. What
+        cannot be understood is left out: it would only make a judgement better."""
         told: dict[int, HostProgress] = {}
-        for content in contents:
-            with contextlib.suppress(ValidationError):
-                word = HostProgress.model_validate_json(content or b"")
-                told[word.host] = word
+        for some in batched(range(count), _AT_ONCE):
+            contents = await asyncio.gather(*(self._host(run.host(number)) for number in some))
+            for content in contents:
+                with contextlib.suppress(ValidationError):
+                    word = HostProgress.model_validate_json(content or b"")
+                    told[word.host] = word
         return told
 
-    async def _takeovers(self, run: RunFolder, listed: Sequence[str]) -> tuple[Takeover, ...]:
-        uids = [match[1] for name in listed if (match := _TAKEOVER.fullmatch(name))]
-        notes = await asyncio.gather(*(self._immutable(run.taken_over(uid), Takeover) for uid in uids))
+    async def _host(self, uri: str) -> bytes | None:
+        with contextlib.suppress(TooLarge):
+            return await self._store.read(uri, limit=PROGRESS_LIMIT)
+        return None
+
+
+class _Look:
+    """One look at one run folder."""
+
+    def __init__(self, store: Store, remembered: RememberedFiles, job: Hashable) -> None:
+        self._store = store
+        self._remembered = remembered
+        self._job = job
+        self._left = _LOOK_LIMIT
+        self._warnings: list[str] = []
+        self.listed = False
+        """Whether the store has shown the folder's names."""
+
+    async def view(self, folders: Folders, own: Own, retry: int | None) -> RunFolderView:
+        run = folders.run
+        names = await self._store.list(run.attempts)
+        self.listed = True
+        takeovers = await self._takeovers(run, names)
+        files = files_by_attempt(names, takeovers)
+        mine = own(files.keys(), takeovers)
+        attempts = await self._attempts(run, {key: files[key] for key in sorted(mine)})
+        progress, unknown = await self._progress(run, attempts, last=not takeovers)
+        return RunFolderView(
+            attempts=attempts,
+            takeovers=takeovers,
+            retry=await self._retry(run, names, retry),
+            progress=progress,
+            progress_unknown=unknown,
+            convert_manifest=await self._convert_manifest(folders.cache, attempts),
+            strangers=frozenset(files.keys() - set(mine)),
+            warnings=tuple(self._warnings),
+        )
+
+    async def _takeovers(self, run: RunFolder, names: Sequence[str]) -> tuple[Takeover, ...]:
+        uids = taken_over_by(names)
+        if len(uids) > _MOST_TAKEOVERS:
+            text = f"{run.attempts} holds {len(uids)} notes taken-over-*.json, and {_MOST_TAKEOVERS} are read"
+            raise _UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
+        # One that cannot be read may say that the folder is another job's by now.
+        notes = [await self._read(run.taken_over(uid), Takeover, final=_always) for uid in uids]
         return in_order(note for note in notes if note is not None)
 
     async def _attempts(
-        self, run: RunFolder, listed: Sequence[str], takeovers: Sequence[Takeover]
+        self, run: RunFolder, files: Mapping[AttemptKey, Collection[str]]
     ) -> dict[AttemptKey, AttemptFiles]:
-        files: dict[AttemptKey, set[str]] = {}
-        for path in listed:
-            folder, _, name = path.partition("/")
-            key = attempt_of(folder)
-            if key is not None and since(takeovers, key):
-                files.setdefault(key, set()).add(name)
-        keys = sorted(files)
-        newest = {key.stage: key for key in keys}
-        found = [self._attempt(run, key, files[key], last=key == newest[key.stage]) for key in keys]
-        return dict(zip(keys, await asyncio.gather(*found), strict=True))
+        newest = {key.stage: key for key in files}
+        found: dict[AttemptKey, AttemptFiles] = {}
+        for some in batched(files, _AT_ONCE):
+            reads = (self._attempt(run, key, files[key], last=key == newest[key.stage]) for key in some)
+            found |= zip(some, await asyncio.gather(*reads), strict=True)
+        return found
 
     async def _attempt(
         self, run: RunFolder, key: AttemptKey, names: Collection[str], *, last: bool
     ) -> AttemptFiles:
         """``last``: of its stage, so far."""
-        result, failure = run.result(*key.place), run.failure(*key.place)
-        return AttemptFiles(
-            result=await self._result(result, last=last) if "result.json" in names else None,
-            failure=await self._failure(failure) if "failure.json" in names else None,
-        )
+        result, malformed, newer = None, None, None
+        if "result.json" in names:
+            try:
+                result = await self._result(run.result(*key.place), last=last)
+            except (MalformedError, TooLarge) as error:
+                malformed = str(error)
+            except NewerError as error:
+                newer = str(error)
+        failure = await self._failure(run.failure(*key.place)) if "failure.json" in names else None
+        return AttemptFiles(result=result, failure=failure, malformed=malformed, newer=newer)
 
     async def _result(self, uri: str, *, last: bool) -> StageResult | None:
         """Written once, but for that of an attempt that was stopped: a JobSet that Kueue has stopped may run the same
         attempt again, to another end, for as long as no other attempt has followed."""
-        return await self._once(
-            uri, StageResult, final=lambda record: not last or record.outcome is not Outcome.STOPPED
-        )
+
+        def final(record: StageResult) -> bool:
+            return not last or record.outcome is not Outcome.STOPPED
+
+        return await self._read(uri, StageResult, final=final, settled_if_bad=not last)
 
     async def _failure(self, uri: str) -> Failure | None:
-        """A trainer's may still be replaced by the operator's own judgement, and that by nothing."""
-        return await self._once(uri, Failure, final=settled)
+        """A trainer's may still be replaced by the operator's own judgement, and that by nothing. One that cannot be
+        read says nothing: the attempt is judged by what else is left of it."""
+        try:
+            return await self._read(uri, Failure, final=settled)
+        except (MalformedError, TooLarge) as error:
+            self._warnings.append(str(error))
+            return None
 
-    async def _retry(self, run: RunFolder, listed: Sequence[str]) -> Retry | None:
-        generations = [int(match[1]) for name in listed if (match := _RETRY.fullmatch(name))]
-        return await self._immutable(run.retry(max(generations)), Retry) if generations else None
+    async def _retry(self, run: RunFolder, names: Sequence[str], wanted: int | None) -> Retry | None:
+        acted_on = [each for each in retry_generations(names) if wanted is None or each <= wanted]
+        return await self._read(run.retry(max(acted_on)), Retry, final=_always) if acted_on else None
 
     async def _progress(
-        self, run: RunFolder, attempts: dict[AttemptKey, AttemptFiles], *, last: bool
-    ) -> Progress | None:
+        self, run: RunFolder, attempts: Mapping[AttemptKey, AttemptFiles], *, last: bool
+    ) -> tuple[Progress | None, Unreadable | None]:
         """``last``: no other job has trained in the folder before, whose end may be remembered."""
-        trained = [files for key, files in attempts.items() if key.stage is Stage.TRAIN]
+        trained = [files for key, files in sorted(attempts.items()) if key.stage is Stage.TRAIN]
         if not trained:
-            return None
+            return None, None
+        result = trained[-1].result
         # The trainer writes its last progress before its result: after a success, the file stands still.
-        if last and any(files.result and files.result.outcome is Outcome.SUCCEEDED for files in trained):
-            return await self._immutable(run.progress, Progress)
-        return await self._fresh(run.progress, Progress)
+        done = last and result is not None and result.outcome is Outcome.SUCCEEDED
+        try:
+            found = await self._read(
+                run.progress, Progress, limit=PROGRESS_LIMIT, final=_always if done else _never
+            )
+        except (MalformedError, TooLarge) as error:
+            return None, Unreadable(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
+        except NewerError as error:
+            return None, Unreadable(reason=Reason.CONTRACT_NEWER, message=f"{error}.")
+        return found, None
 
     async def _convert_manifest(
-        self, cache: CacheLayout, attempts: dict[AttemptKey, AttemptFiles]
+        self, cache: CacheLayout, attempts: Mapping[AttemptKey, AttemptFiles]
     ) -> ConvertManifest | None:
         fingerprint = fingerprint_of(attempts)
-        if fingerprint is None:
+        if fingerprint is None or not _FINGERPRINT.fullmatch(fingerprint):
             return None
-        # Not remembered: people may empty the cache, and a hit must not outlive its files.
-        return await self._fresh(cache.convert_manifest(fingerprint), ConvertManifest)
+        try:
+            # Not remembered: people may empty the cache, and a hit must not outlive its files.
+            return await self._read(cache.convert_manifest(fingerprint), ConvertManifest)
+        except (MalformedError, NewerError, TooLarge) as error:
+            self._warnings.append(f"{error}; the model counts as not converted")
+            return None
 
-    async def _fresh[T: BaseModel](self, uri: str, model: type[T]) -> T | None:
-        """A file that may change."""
-        content = await self._store.read(uri)
-        return None if content is None else _parsed(uri, content, model)
+    async def _read[T: BaseModel](
+        self,
+        uri: str,
+        model: type[T],
+        *,
+        limit: int = RECORD_LIMIT,
+        final: Callable[[T], bool] = _never,
+        settled_if_bad: bool = False,
+    ) -> T | None:
+        """None where it is not there (yet).
 
-    async def _immutable[T: BaseModel](self, uri: str, model: type[T]) -> T | None:
-        """A file that is written once; None where it is not there (yet)."""
-        return await self._once(uri, model, final=lambda _: True)
+        Raises MalformedError, NewerError and StorageError.
 
-    async def _once[T: BaseModel](self, uri: str, model: type[T], *, final: Callable[[T], bool]) -> T | None:
-        """A file that is not read again when what it says is ``final``."""
-        known = self._known.get(uri)
-        if isinstance(known, model):
-            self._known.move_to_end(uri)
-            return known
-        record = await self._fresh(uri, model)
-        if record is None or not final(record):
-            return record
-        self._known[uri] = record
-        while len(self._known) > self._remembered:
-            self._known.popitem(last=False)
+        Args:
+            uri: the file.
+            model: what it should hold.
+            limit: bytes.
+            final: whether a file that says this cannot change any more.
+            settled_if_bad: whether one that is no such record cannot either.
+        """
+        known = None if final is _never else self._remembered.get(self._job, uri)
+        try:
+            content = known if known is not None else await self._fetch(uri, limit)
+            if content is None:
+                return None
+            record = parsed(uri, content, model)
+        except (MalformedError, TooLarge):
+            if settled_if_bad and known is None:
+                # Without what it holds, which is of no use to anyone.
+                self._remembered.keep(self._job, uri, b"")
+            raise
+        if known is None and final(record):
+            self._remembered.keep(self._job, uri, content)
         return record
 
-
-def attempt_of(folder: str) -> AttemptKey | None:
-    """``train-2`` -> (Train, 2, 0), ``train-2.1`` -> (Train, 2, 1); None for a name that is no attempt's."""
-    match = _ATTEMPT.fullmatch(folder)
-    return AttemptKey(_STAGES[match[1]], int(match[2]), int(match[3] or 0)) if match else None
-
-
-_RETRY = re.compile(r"retry-([1-9][0-9]{0,9})\.json")
-_TAKEOVER = re.compile(r"taken-over-([^/]{1,8})\.json")
-_HOST = re.compile(r"[0-9]{1,5}\.json")
-_STAGES = {stage.short: stage for stage in Stage}
-#: 999 JobSets at most: what fits the names of pods.
-_ATTEMPT = re.compile(f"({'|'.join(_STAGES)})-([1-9][0-9]{{0,2}})(?:\\.([1-9][0-9]{{0,8}}))?")
+    async def _fetch(self, uri: str, limit: int) -> bytes | None:
+        try:
+            content = await self._store.read(uri, limit=limit)
+        except TooLarge:
+            self._left -= limit
+            raise
+        self._left -= len(content or b"")
+        if self._left < 0:
+            text = f"{uri}: the records of this run folder have more than {_LOOK_LIMIT:,} bytes together"
+            raise _UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
+        return content
 
 
-def fingerprint_of(attempts: dict[AttemptKey, AttemptFiles]) -> str | None:
+def fingerprint_of(attempts: Mapping[AttemptKey, AttemptFiles]) -> str | None:
     """Of the converted model, as the latest preflight that succeeded found it."""
     for key in sorted(attempts, reverse=True):
         result = attempts[key].result
         if key.stage is Stage.PREFLIGHT and result and isinstance(result.details, PreflightOutcome):
             return result.details.fingerprint
     return None
-
-
-def _parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
-    try:
-        return model.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise _NotUnderstoodError(
-            f"{uri} is not a {model.__name__} that this operator understands: {where}: {first['msg']}. "
-            "Was it written by a trainer image of another version?"
-        ) from error

@@ -19,6 +19,7 @@ from finetune_operator.rendering.cpu import cpu_pod
 from finetune_operator.rendering.group import Group, render_group
 from finetune_operator.rendering.labels import (
     CLAIM_ANNOTATION,
+    FLAVOR_ANNOTATION,
     PLAN_ANNOTATION,
     SPEC_ANNOTATION,
     child_labels,
@@ -61,7 +62,9 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         "failurePolicy": _failure_policy(),
     }
     annotations: Mapping[str, str] = {}
-    claim = {CLAIM_ANNOTATION: _claim(plan)} if stage in TPU_STAGES else {}
+    claim = {}
+    if stage in TPU_STAGES:
+        claim = {CLAIM_ANNOTATION: _claim(plan), FLAVOR_ANNOTATION: plan.placement.flavor}
     if stage not in TPU_STAGES:
         groups = [Group(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
     elif plan.pathways is None:

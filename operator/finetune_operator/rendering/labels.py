@@ -55,6 +55,16 @@ def claim_of(jobset: Object) -> str | None:
     return found
 
 
+#: On JobSets of stages on TPU: the profile's flavor that they were rendered for.
+FLAVOR_ANNOTATION = "tpu-finetune.dev/flavor"
+
+
+def flavor_of(jobset: Object) -> str | None:
+    """The name of its flavor; None for one that carries no such annotation."""
+    found: str | None = jobset["metadata"].get("annotations", {}).get(FLAVOR_ANNOTATION)
+    return found
+
+
 def jobset_name(job: str, stage: Stage, attempt: int) -> str:
     """``<job>-<prep|conv|train|eval|export>-<attempt>``."""
     return f"{job}-{stage.short}-{attempt}"

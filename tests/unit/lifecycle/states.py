@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import ExitCode, Stage
+from finetune_operator.api import Reason
 from finetune_operator.cluster.port import Unavailable
+from finetune_operator.lifecycle import Unreadable
 from finetune_operator.reconcile.errors import status_with_error
 from tests.unit.lifecycle.world import World, job, profile
 
@@ -149,6 +151,48 @@ def _store_lost() -> World:
 def _store_lost_while_invalid() -> World:
     world = _edit_refused_between_stages()
     world.unreadable = "gs://artifacts: timed out"
+    world.reconcile()
+    return world
+
+
+def _run_folder_damaged() -> World:
+    world = at(Stage.TRAIN)
+    world.unreadable = Unreadable(reason=Reason.RECORD_MALFORMED, message="gs://artifacts/x is no Retry.")
+    world.reconcile()
+    return world
+
+
+def _progress_damaged() -> World:
+    world = at(Stage.TRAIN)
+    world.progress_unknown = Unreadable(
+        reason=Reason.RECORD_MALFORMED, message="gs://artifacts/x is no Progress."
+    )
+    world.reconcile()
+    return world
+
+
+def _contract_newer() -> World:
+    world = at(Stage.TRAIN)
+    world.unreadable = Unreadable(reason=Reason.CONTRACT_NEWER, message="gs://artifacts/x is of version 2.")
+    world.reconcile()
+    return world
+
+
+def _suspended_blind() -> World:
+    world = _run_folder_damaged()
+    world.edit(hangPolicy={"blindSeconds": 60})
+    world.wait(61)
+    world.reconcile()
+    world.stop(world.live()[0])
+    world.reconcile()
+    return world
+
+
+def _suspended_while_the_store_is_away() -> World:
+    world = _store_lost()
+    world.edit(suspend=True)
+    world.reconcile()
+    world.stop(world.live()[0])
     world.reconcile()
     return world
 
@@ -307,6 +351,11 @@ STATES: Mapping[str, tuple[Callable[[], World], Row]] = {
     "an edit refused while a stage runs": (_edit_refused_while_running, ACTIVE),
     "store out of reach": (_store_lost, ACTIVE),
     "store out of reach while invalid": (_store_lost_while_invalid, ACTIVE),
+    "run folder damaged": (_run_folder_damaged, ACTIVE),
+    "progress record damaged": (_progress_damaged, ACTIVE),
+    "record of a newer contract": (_contract_newer, ACTIVE),
+    "suspended as the run folder cannot be read": (_suspended_blind, SUSPENDED),
+    "suspended while the store is out of reach": (_suspended_while_the_store_is_away, SUSPENDED),
     "an error at the first look": (_error_first, ACTIVE),
     "an error while invalid": (_error_while_invalid, ACTIVE),
     "queued": (lambda: _queued("WaitingForQuota", "4 more needed"), ACTIVE),

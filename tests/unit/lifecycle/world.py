@@ -28,6 +28,7 @@ from finetune_contract import (
     StageResult,
     TrainOutcome,
 )
+from finetune_operator.api import Reason
 from finetune_operator.lifecycle import (
     AttemptFiles,
     AttemptKey,
@@ -38,6 +39,7 @@ from finetune_operator.lifecycle import (
     Retry,
     RunFolderView,
     Takeover,
+    Unreadable,
     children,
     decide,
 )
@@ -144,7 +146,9 @@ class World:
     progress: Progress | None = None
     cache: dict[str, ConvertManifest] = field(default_factory=dict)
     nodes: dict[str, Object] | None = None
-    unreadable: str | None = None
+    unreadable: str | Unreadable | None = None
+    """Why the run folder cannot be read; a text: the store is away."""
+    progress_unknown: Unreadable | None = None
     retry: Retry | None = None
     checkpoint: int = 0
     """The step of the last checkpoint."""
@@ -189,6 +193,9 @@ class World:
     def _view(self) -> RunFolderView:
         if self.config_map is None:
             return RunFolderView()
+        if isinstance(self.unreadable, str):
+            away = Unreadable(reason=Reason.STORE_UNAVAILABLE, message=self.unreadable)
+            return RunFolderView(unreadable=away)
         if self.unreadable:
             return RunFolderView(unreadable=self.unreadable)
         found = any(
@@ -200,7 +207,8 @@ class World:
             attempts={key: files for key, files in self.attempts.items() if since(takeovers, key)},
             takeovers=takeovers,
             retry=self.retry,
-            progress=self.progress,
+            progress=None if self.progress_unknown else self.progress,
+            progress_unknown=self.progress_unknown,
             convert_manifest=self.cache.get(self.fingerprint) if found else None,
         )
 
@@ -237,11 +245,15 @@ class World:
         writes += [lambda k=key, f=failure: self._record(k, f) for key, failure in decision.records]  # type: ignore[misc]
         if decision.snapshot is not None:
             writes.append(lambda: self._create_snapshot(decision.snapshot))
-        writes += [lambda d=each: self._delete(d.name, d.uid) for each in decision.deletions]  # type: ignore[misc]
+        deletions = [lambda d=each: self._delete(d.name, d.uid) for each in decision.deletions]  # type: ignore[misc]
+        if not decision.status_before_deletions:
+            writes += deletions
         if decision.jobset is not None:
             writes.append(lambda: self._create_jobset(decision.jobset))
         writes += [lambda n=notice: self._tell(n) for notice in decision.notices]  # type: ignore[misc]
         writes.append(lambda: self._write_status(decision.status))
+        if decision.status_before_deletions:
+            writes += deletions
         for number, write in enumerate(writes):
             if crash_after is not None and number >= crash_after:
                 raise Crash
@@ -314,6 +326,7 @@ class World:
                 {
                     "metadata": {
                         "name": f"{name}-{index}",
+                        "creationTimestamp": stamp(self.now),
                         "labels": template["template"]["metadata"]["labels"]
                         | {RESTART_LABEL: str(self.restarts(name)), "jobset.sigs.k8s.io/jobset-name": name},
                         "ownerReferences": [{"kind": "Job", "name": f"{name}-x-0", "controller": True}],

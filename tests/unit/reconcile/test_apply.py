@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from finetune_contract import Failure, Stage
+from finetune_operator.artifacts.port import StorageDenied, StorageError
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     EVENTS,
@@ -15,6 +16,7 @@ from finetune_operator.cluster.port import (
 )
 from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
+from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
@@ -178,3 +180,63 @@ def test_events_differ_in_name_where_they_differ_in_what_they_say_or_in_the_tran
     names = {event_of(subject, notice, NOW)["metadata"]["name"] for notice in (NOTICE, other, again, NOTICE)}
     assert len(names) == 3
     assert all(len(name) < 64 for name in names)
+
+
+STOPPED = (
+    AttemptKey(Stage.TRAIN, 1, 2),
+    Failure(code=75, reason="Suspended", message="The job was suspended."),
+)
+
+
+def stopping(bench: Bench, **more: object) -> Decision:
+    old = bench.cluster.put(JOBSETS, child("JobSet", "demo-train-1"))
+    deletion = Deletion(name="demo-train-1", uid=old["metadata"]["uid"])
+    return replace(Decision(status=STATUS, deletions=(deletion,)), **more)  # type: ignore[arg-type]
+
+
+async def test_a_status_that_holds_records_is_written_before_the_deletions(bench: Bench) -> None:
+    held = with_pending(STATUS, [STOPPED])
+    await bench.apply(stopping(bench, status=held, status_before_deletions=True))
+    assert bench.cluster.calls == ["patch finetunejobs/status", "delete jobsets"]
+    assert pending_records(bench.cluster.of(JOBS)[0]["status"]) == (STOPPED,)
+
+
+async def test_where_the_job_has_changed_meanwhile_nothing_is_deleted(bench: Bench) -> None:
+    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
+    observed = bench.observed()
+    bench.cluster.put(JOBS, {**job(), "metadata": {**job()["metadata"], "generation": 2}})
+    with pytest.raises(Conflict):
+        await bench.applier.apply(observed, decision)
+    assert bench.cluster.of(JOBSETS)
+
+
+async def test_a_status_that_the_api_server_refuses_does_not_keep_a_slice(bench: Bench) -> None:
+    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
+    bench.cluster.fault = lambda moment, call: (
+        Rejected("status.pending: unknown", status=422) if moment == "before" and "status" in call else None
+    )
+    with pytest.raises(Rejected):
+        await bench.apply(decision)
+    assert bench.cluster.of(JOBSETS) == []
+
+
+async def test_a_store_that_takes_no_record_does_not_keep_a_slice(bench: Bench) -> None:
+    """The record waits in the status, beside those that waited already; what else was decided is not done."""
+    earlier = (AttemptKey(Stage.PREFLIGHT, 1), Failure(code=75, reason="Suspended", message="Once before."))
+    bench.cluster.put(JOBS, job(**with_pending(STATUS, [earlier])))
+    bench.store.fault = lambda moment, call: StorageDenied(call, "403") if moment == "before" else None
+    decision = stopping(bench, records=(STOPPED,), jobset=child("JobSet", "demo-train-2"))
+    decision = replace(decision, snapshot=plan())
+    with pytest.raises(StorageError):
+        await bench.apply(decision)
+    assert bench.cluster.of(JOBSETS) == []
+    assert bench.cluster.of(CONFIG_MAPS) == []
+    assert pending_records(bench.cluster.of(JOBS)[0]["status"]) == (earlier, STOPPED)
+
+
+async def test_where_nothing_is_stopped_a_store_that_takes_no_record_stops_the_decision(bench: Bench) -> None:
+    bench.store.fault = lambda moment, call: StorageDenied(call, "403") if moment == "before" else None
+    decision = Decision(status=STATUS, records=(STOPPED,), snapshot=plan())
+    with pytest.raises(StorageError):
+        await bench.apply(decision)
+    assert bench.cluster.writes() == []

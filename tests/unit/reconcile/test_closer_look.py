@@ -13,7 +13,7 @@ from finetune_operator.reconcile.reconciler import Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, job, plan
 
-ALL = CloserLook(hosts=True, events=Concerned(kind="Pod", name="waiting"))
+ALL = CloserLook(hosts=2, events=Concerned(kind="Pod", name="waiting"))
 
 
 class Asking:

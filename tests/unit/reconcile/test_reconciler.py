@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finetune_contract import Failure, Stage
 from finetune_operator.api import ConditionType
 from finetune_operator.artifacts.port import NAMES_LIMIT, StorageDenied
 from finetune_operator.artifacts.shares import share_of
@@ -21,7 +22,8 @@ from finetune_operator.cluster.port import (
     Unavailable,
 )
 from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import AttemptKey, Observed
+from finetune_operator.lifecycle.pending import pending_records
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
@@ -91,6 +93,25 @@ async def test_an_error_is_in_the_status_with_what_to_do_and_when(
     assert shown["message"].endswith("Tried again every minute.")
     assert "secret" not in shown["message"]
     assert cluster.of(JOBS)[0]["status"]["summary"] == shown["message"]
+
+
+async def test_what_waits_to_be_written_stays_in_the_status_beside_the_error(cluster: FakeCluster) -> None:
+    jobset, store = cluster.put(JOBSETS, child("JobSet", "demo-train-1")), FakeStore()
+    record = (AttemptKey(Stage.TRAIN, 1), Failure(code=75, reason="Suspended", message="Stopped."))
+    decision = Decision(
+        status={"observedGeneration": 1},
+        records=(record,),
+        deletions=(Deletion(name="demo-train-1", uid=jobset["metadata"]["uid"]),),
+    )
+    cluster.put(CONFIG_MAPS, plan())
+    store.fault = lambda moment, call: (
+        StorageDenied(call, "403") if moment == "before" and call.startswith("write") else None
+    )
+    with pytest.raises(ReconcileError):
+        await make(cluster, lambda _: decision, store).reconcile(KEY, retry_in=1)
+    assert cluster.of(JOBSETS) == []
+    assert pending_records(cluster.of(JOBS)[0]["status"]) == (record,)
+    assert condition(cluster)["reason"] == "StoragePermissionDenied"
 
 
 @pytest.mark.parametrize("strikes", ["get finetunejobs", "patch finetunejobs/status"])

@@ -1,8 +1,9 @@
 import pytest
 
 from finetune_contract import Failure, Outcome, Stage
+from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import StorageUnavailable
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView, Takeover
+from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView, Takeover, Unreadable
 from finetune_operator.reconcile.run_folder import RunFolderReader, attempt_of
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore
 from tests.unit.reconcile.records import FINGERPRINT, manifest, progress, result
@@ -98,11 +99,11 @@ async def test_a_long_history_of_preemptions_costs_its_last_attempt_alone(store:
 async def test_memory_is_bounded(store: FakeStore) -> None:
     for number in range(1, 6):
         put(store, RUN.result("prep", number), result(Stage.PREFLIGHT, number))
-    reader = RunFolderReader(store, remembered=2)
+    reader = RunFolderReader(store, remembered_bytes=100)
     await reader.view(FOLDERS)
     view = await reader.view(FOLDERS)
     assert len(view.attempts) == 5
-    assert len(reader._known) == 2
+    assert store.calls.count(f"read {RUN.result('prep', 1)}") == 2
 
 
 async def test_the_conversion_is_looked_up_by_the_latest_preflight(store: FakeStore) -> None:
@@ -150,15 +151,16 @@ async def test_a_store_that_cannot_be_asked_is_never_absence(store: FakeStore, f
     store.fault = lambda moment, call: (
         StorageUnavailable("gs://b", "no answer in 20 s") if moment == "before" and failing in call else None
     )
-    assert await RunFolderReader(store).view(FOLDERS) == RunFolderView(unreadable="gs://b: no answer in 20 s")
+    unreadable = Unreadable(reason=Reason.STORE_UNAVAILABLE, message="gs://b: no answer in 20 s.")
+    assert await RunFolderReader(store).view(FOLDERS) == RunFolderView(unreadable=unreadable)
 
 
 async def test_a_record_of_another_version_is_named_and_not_half_understood(store: FakeStore) -> None:
     store.files[RUN.result("prep", 1)] = b'{"version": 2}'
-    unreadable = (await RunFolderReader(store).view(FOLDERS)).unreadable
-    assert unreadable is not None
-    assert unreadable.startswith(f"{RUN.result('prep', 1)} is not a StageResult")
-    assert "trainer image of another version" in unreadable
+    files = (await RunFolderReader(store).view(FOLDERS)).attempts[AttemptKey(Stage.PREFLIGHT, 1)]
+    assert files.result is None
+    assert files.newer is not None
+    assert files.newer.startswith(f"{RUN.result('prep', 1)} was written under version 2 of the contract")
 
 
 async def test_what_was_there_before_a_job_took_the_folder_over_is_not_its_own(store: FakeStore) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from finetune_contract import ExitCode, MemoryCheck, MemoryOutcome, StageRequest
+from finetune_contract.result import MOST_TRIED
 from finetune_trainer.compiled import analytic
 from finetune_trainer.compiled.asking import Asking, NoCompiler
 from finetune_trainer.compiled.question import Candidate, Exceeded, NotCompiled
@@ -88,7 +89,7 @@ def _outcome(found: Found, start: Candidate, *, cached: bool) -> MemoryOutcome:
         step_seconds=answer.step_seconds,
         mesh=found.best.mesh,
         tuning=found.best.tuning,
-        tried=list(found.tried),
+        tried=list(found.tried[:MOST_TRIED]),
         cached=cached,
     )
 
@@ -108,7 +109,7 @@ def _refuse(found: Found, start: Candidate) -> MemoryOutcome:
         source="Compile",
         slice=start.place,
         unknown=f"The train step could not be compiled beforehand: {found.refusal.message}",
-        tried=list(found.tried),
+        tried=list(found.tried[:MOST_TRIED]),
     )
 
 

@@ -133,7 +133,7 @@ def run(context: Context) -> EvaluateOutcome:
             )
             for i, (name, rows) in enumerate(work.scored)
         ],
-        samples=samples[:_SHOWN_SAMPLES],
+        samples=[sample.shown() for sample in samples[:_SHOWN_SAMPLES]],
         samples_uri=context.folder.evaluation_samples,
     )
     gates = judge(request.evaluation.gates, outcome.metrics("baseline"), outcome.metrics("tuned"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import CheckpointPolicy, CheckpointRecord, RunFolder
+from finetune_contract.result import MOST_CHECKPOINTS
 from finetune_trainer.evaluation.numbers import perplexity
 
 
@@ -39,9 +40,15 @@ class Retention:
         return next(iter(self.ranked(steps)), None) if self.policy.keep_best else None
 
     def records(self, steps: Iterable[int], folder: RunFolder) -> list[CheckpointRecord]:
+        """Of these checkpoints, oldest first, as many as a result holds: the newest, and the best."""
+        saved = list(steps)
+        told = saved[-MOST_CHECKPOINTS:]
+        best = self.best(saved)
+        if best is not None and best not in told:
+            told[0] = best
         return [
             CheckpointRecord(step=step, uri=folder.checkpoint(step), metrics=self._metrics(step))
-            for step in steps
+            for step in told
         ]
 
     def _metrics(self, step: int) -> dict[str, float]:

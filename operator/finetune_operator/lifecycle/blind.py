@@ -1,0 +1,229 @@
+"""A job whose run folder cannot be read. Nothing is created, and nothing that is known is lost.
+
+What the cluster and the job's own status tell is enough to stop: suspension, spec.activeDeadlineSeconds, budgets, and
+spec.hangPolicy.blindSeconds act at once. Why an attempt was stopped waits in the status until the run folder can hold
+it (:mod:`.pending`). Whether the job has succeeded or failed is decided when the folder can be read again.
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from finetune_contract import ExitCode, Failure, Stage
+from finetune_operator.api import ConditionType, Reason, StagePhase, WaitingReason
+from finetune_operator.lifecycle import children, deadlines
+from finetune_operator.lifecycle.attempts import Attempt
+from finetune_operator.lifecycle.classify import RUN_FOLDER_UNREADABLE, suspension, unpaid
+from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
+from finetune_operator.lifecycle.conditions import OUTCOME
+from finetune_operator.lifecycle.decision import Decision
+from finetune_operator.lifecycle.observed import Observed, Unreadable
+from finetune_operator.lifecycle.pending import newest_reason, standing, with_pending
+from finetune_operator.lifecycle.queueing import queueing
+from finetune_operator.lifecycle.situation import Course, Halted, Situation, Wait
+from finetune_operator.lifecycle.spending import seconds_left, used_up
+from finetune_operator.lifecycle.stages import StageView, Survey, survey
+from finetune_operator.lifecycle.status import moving_parts, usage_is_old
+from finetune_operator.lifecycle.times import parse
+from finetune_operator.lifecycle.usage import counted, ran
+from finetune_operator.lifecycle.waited import to_note
+from finetune_operator.planning import Plan, Refused
+from finetune_operator.planning.plan import Limits
+from finetune_operator.rendering import TPU_STAGES, jobset_name
+
+#: Seconds; nothing tells the job when the store comes back.
+_STORE_LOOK = 5.0
+#: What is seen without the run folder; all else stays as it was.
+_SEEN = (
+    ConditionType.VALID,
+    ConditionType.QUOTA_RESERVED,
+    ConditionType.RUNNING,
+    ConditionType.WITHIN_BUDGET,
+    ConditionType.RUN_FOLDER_READABLE,
+    ConditionType.SUSPENDED,
+    *OUTCOME,
+)
+
+
+def blind_left(observed: Observed, limits: Limits, why: Unreadable | None) -> float | None:
+    """Seconds until a job has run for as long as it may while its run folder alone cannot be read; None: no limit, or
+    the folder is not to blame. The condition RunFolderReadable tells since when."""
+    if limits.blind is None or why is None or not why.alone:
+        return None
+    conditions = (observed.job.get("status") or {}).get("conditions", ())
+    since = next(
+        (
+            parse(each["lastTransitionTime"])
+            for each in conditions
+            if each["type"] == ConditionType.RUN_FOLDER_READABLE and each["status"] == "False"
+        ),
+        observed.now,
+    )
+    return (since + timedelta(seconds=limits.blind) - observed.now).total_seconds()
+
+
+def unseen(limits: Limits, why: Unreadable) -> Failure:
+    """The record that an attempt is stopped because its progress cannot be seen; nothing is charged for it."""
+    return Failure(
+        code=ExitCode.STOPPED,
+        reason=RUN_FOLDER_UNREADABLE,
+        message=f"Stopped after the {limits.blind} s of spec.hangPolicy.blindSeconds without knowledge of its "
+        f"progress: {why.message}"[:1024],
+    )
+
+
+def halted(why: Unreadable) -> Halted:
+    """Why a job is suspended that nobody has suspended."""
+    return Halted(
+        reason=Reason.RUN_FOLDER_UNREADABLE,
+        message=f"The progress of the training cannot be seen: {why.message}",
+        fix="Put the run folder right: the job then goes on by itself from its last checkpoint.",
+    )
+
+
+def blind(
+    observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], why: Unreadable, refused: Refused | None
+) -> Decision:
+    """``attempts``: what JobSets and pods tell of them."""
+    live = next((_known(each, observed, plan) for each in reversed(attempts) if each.live), None)
+    look = _look(observed, plan, attempts, live)
+    held = standing(observed)
+    stop, situation = _situation(observed, look, why, newest_reason(held))
+    situation = replace(situation, refused=refused, unreadable=why)
+    records = held
+    if live and stop and live.key not in dict(held):
+        seen = counted(live, plan, observed.now) | to_note(live, observed.now)
+        records = (*held, (live.key, stop.model_copy(update=seen)))
+    decision = conclude(observed, situation, look, _next_look(observed, look, why))
+    return replace(
+        decision,
+        status=with_pending(_kept(observed, look, decision), records),
+        deletions=tuple(deletion(each) for each in observed.jobsets if stop and stoppable(each)),
+        status_before_deletions=True,
+    )
+
+
+def stopped_by_user(observed: Observed, attempts: tuple[Attempt, ...], decision: Decision) -> Decision:
+    """``decision`` about a job that cannot be planned, with what runs stopped where the job is suspended."""
+    live = [attempt for attempt in attempts if attempt.live]
+    if not observed.job["spec"].get("suspend", False) or not live:
+        return decision
+    records = {
+        attempt.key: suspension().model_copy(
+            update={"seconds": ran(attempt, observed.now) or None, **to_note(attempt, observed.now)}
+        )
+        for attempt in live
+    } | dict(standing(observed))
+    return replace(
+        decision,
+        status=with_pending(decision.status, records.items()),
+        deletions=tuple(deletion(each) for each in observed.jobsets if stoppable(each)),
+        status_before_deletions=True,
+    )
+
+
+def _situation(  # noqa: PLR0911  one per case
+    observed: Observed, look: Survey, why: Unreadable, stopped_for: str | None
+) -> tuple[Failure | None, Situation]:
+    """Why the live attempt is stopped, if it is, and how things stand."""
+    suspend = bool(observed.job["spec"].get("suspend", False))
+    limits, live = look.plan.limits, look.live
+    over = used_up(look)
+    wait = Wait(
+        reason=WaitingReason.RETRY, message=f"the artifact store could not be read: {why.message.rstrip('.')}"
+    )
+    active = Situation(course=Course.ACTIVE, wait=wait, running=live is not None and live.running)
+    if live is None:
+        if suspend:
+            return None, Situation(course=Course.SUSPENDED)
+        if stopped_for == RUN_FOLDER_UNREADABLE and why.alone:
+            return None, Situation(course=Course.SUSPENDED, over=halted(why))
+        if over and not over.fails and _was_suspended(observed, stopped_for):
+            return None, Situation(course=Course.SUSPENDED, over=over)
+        return None, active
+    left = deadlines.active_left(limits, look.used)
+    unseen_left = blind_left(observed, limits, why)
+    suspending = Situation(course=Course.SUSPENDING, running=live.running)
+    if suspend:
+        return suspension(), suspending
+    if left is not None and left <= 0:
+        return deadlines.active_exceeded(limits), active
+    if over and live.key.stage in TPU_STAGES:
+        return unpaid(over.message), replace(suspending, over=over)
+    if unseen_left is not None and unseen_left <= 0:
+        return unseen(limits, why), replace(suspending, over=halted(why))
+    late = deadlines.overdue(live, look.plan, None, observed.now)
+    if late and late.reason == deadlines.STAGE_TIMEOUT:
+        # The only silence that the pods alone tell of.
+        return late, active
+    queue = queueing(live.jobset, live.workload, served=observed.workloads is not None, now=observed.now)
+    return None, replace(active, queue=queue)
+
+
+def _was_suspended(observed: Observed, stopped_for: str | None) -> bool:
+    """Whether it is the budget that holds the job up: what else would, is not known."""
+    conditions = (observed.job.get("status") or {}).get("conditions", ())
+    return stopped_for == Reason.BUDGET_EXHAUSTED or any(
+        each["type"] == ConditionType.SUSPENDED and each["reason"] == Reason.BUDGET_EXHAUSTED
+        for each in conditions
+    )
+
+
+def _look(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], live: Attempt | None) -> Survey:
+    """Of the stage that runs, or that the status spoke of last."""
+    last = (observed.job.get("status") or {}).get("stage", Stage.PREFLIGHT)
+    view = (
+        StageView(stage=live.key.stage, phase=StagePhase.RUNNING, attempts=(live,))
+        if live
+        else StageView(stage=Stage(last), phase=StagePhase.PENDING)
+    )
+    # Attempts that have ended are judged when their records can be read.
+    return replace(survey(observed, plan, attempts, suspend=False), stages=(view,), judged=())
+
+
+def _known(attempt: Attempt, observed: Observed, plan: Plan) -> Attempt:
+    """With the number that the status gave it: without the run folder, those before it cannot be counted."""
+    name = jobset_name(plan.job.name, attempt.key.stage, attempt.key.number)
+    told = next(
+        (each for each in (observed.job.get("status") or {}).get("stages", ()) if each.get("jobSet") == name),
+        None,
+    )
+    if told is None or "attempt" not in told:
+        return attempt
+    return replace(attempt, ordinal=told["attempt"] + attempt.key.restart - told.get("restart", 0))
+
+
+def _next_look(observed: Observed, look: Survey, why: Unreadable) -> float:
+    """Seconds."""
+    live = look.live
+    due = (
+        (
+            deadlines.active_left(look.plan.limits, look.used),
+            seconds_left(look, live) if live.key.stage in TPU_STAGES else None,
+            blind_left(observed, look.plan.limits, why),
+        )
+        if live and not (live.jobset and children.deleting(live.jobset))
+        else ()
+    )
+    regular = max(_STORE_LOOK, observed.live_jobs / 20)
+    return max(1.0, min([regular, *(each for each in due if each is not None)]))
+
+
+def _kept(observed: Observed, look: Survey, decision: Decision) -> dict[str, object]:
+    """The status: what was known from the run folder still holds."""
+    previous, told = observed.job.get("status") or {}, dict(decision.status)
+    if "resolved" not in previous:
+        # A count of those that the cluster shows would pass for a count of all.
+        return {name: value for name, value in told.items() if name not in ("stages", "attempts")}
+    fresh = {each["type"]: each for each in told["conditions"]}
+    known = {each["type"]: each for each in previous["conditions"]}
+    seen = ("observedGeneration", "phase", "summary", "waiting")
+    kept = {
+        **{name: value for name, value in previous.items() if name != "waiting"},
+        **{name: told[name] for name in seen if name in told},
+        "conditions": [
+            fresh[kind] if kind in _SEEN else known.get(kind, fresh[kind]) for kind in map(str, ConditionType)
+        ],
+    }
+    if moving_parts(kept) != moving_parts(previous) or usage_is_old(observed, look):
+        kept |= {name: told[name] for name in ("activeTime", "cost") if name in told}
+    return kept

@@ -1,0 +1,1 @@
+"""Whose file a name in the run folder is."""

@@ -1,0 +1,29 @@
+"""What a file of the store says, if it is the record that its name promises."""
+
+from pydantic import BaseModel, ValidationError
+
+from finetune_contract.versions import CONTRACT_VERSION, major_of
+
+
+class MalformedError(Exception):
+    """A file is not the record that its name promises."""
+
+
+class NewerError(Exception):
+    """A file is a record of a newer major version of the contract."""
+
+
+def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
+    """Raises MalformedError and NewerError, with a sentence that names ``uri`` and has no full stop."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        major = major_of(content)
+        if major is not None and major > CONTRACT_VERSION.major:
+            raise NewerError(
+                f"{uri} was written under version {major} of the contract, and this operator knows up to "
+                f"{CONTRACT_VERSION}. Upgrade the operator"
+            ) from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise MalformedError(f"{uri} is no {model.__name__}: {where[:128]}: {first['msg'][:256]}") from error

@@ -1,0 +1,53 @@
+"""Records hold only so much: whoever writes one cuts it, and a reader refuses one that nobody has cut."""
+
+import pytest
+from pydantic import ValidationError
+
+from finetune_contract import CheckpointRecord, Stage, StageResult, TrainOutcome
+from finetune_contract.result import MOST_CHECKPOINTS, SHOWN_CHARACTERS, Sample
+from finetune_operator.artifacts.port import PROGRESS_LIMIT, RECORD_LIMIT
+from tests.unit.reconcile.fakes import NOW
+from tests.unit.reconcile.records import progress, result
+
+
+def test_the_texts_of_a_shown_sample_are_cut() -> None:
+    sample = Sample(prompt="p" * 5000, tuned="t" * SHOWN_CHARACTERS)
+    shown = sample.shown()
+    assert len(shown.prompt) == SHOWN_CHARACTERS
+    assert shown.prompt.endswith("…")
+    assert shown.tuned == sample.tuned
+    assert shown.baseline is shown.reference is None
+
+
+def test_sixteen_samples_of_whole_documents_fit_a_record() -> None:
+    sample = Sample(
+        prompt="語" * 100_000, baseline="語" * 100_000, tuned="語" * 100_000, reference="語" * 100_000
+    )
+    assert 16 * len(sample.shown().to_json().encode()) < RECORD_LIMIT / 2
+
+
+def test_a_training_with_the_most_checkpoints_fits_a_record() -> None:
+    uri = f"gs://{'b' * 63}/{'n' * 63}/{'j' * 63}-00000000/train/checkpoints/123456789"
+    one = CheckpointRecord(step=123456789, uri=uri, metrics={"loss": 1.2345678901234567, "perplexity": 3.4})
+    outcome = TrainOutcome(step=1, total_steps=1, checkpoints=[one] * MOST_CHECKPOINTS)
+    assert len(outcome.to_json().encode()) < RECORD_LIMIT / 2
+    with pytest.raises(ValidationError):
+        TrainOutcome(step=1, total_steps=1, checkpoints=[one] * (MOST_CHECKPOINTS + 1))
+
+
+def test_a_map_beyond_all_measure_is_refused() -> None:
+    document = result(Stage.PREFLIGHT).model_dump(mode="json")
+    document["details"]["fingerprint_inputs"] = {f"k{number}": "v" for number in range(600)}
+    with pytest.raises(ValidationError):
+        StageResult.model_validate(document)
+
+
+def test_the_longest_progress_fits_its_limit() -> None:
+    longest = progress(3).model_copy(
+        update={
+            "curve": [(10**9, 1.2345678901234567)] * 48,
+            "seconds": {f"{'k' * 60}{number}": 1.2345678901234567e10 for number in range(64)},
+            "updated": NOW,
+        }
+    )
+    assert len(longest.to_json().encode()) < PROGRESS_LIMIT / 2

@@ -1,0 +1,633 @@
+"""What a job does while its run folder cannot be read, and what is made of damaged and foreign files in it."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from finetune_contract import Failure, Outcome, Stage
+from finetune_operator.api import FineTuneJobStatus, Reason
+from finetune_operator.lifecycle import AttemptFiles, AttemptKey, Retry, Unreadable
+from finetune_operator.lifecycle.pending import pending_records
+from tests.unit.lifecycle.world import ConflictError, Crash, World, job, profile
+
+AWAY = "gs://artifacts: no answer in 20 s"
+MALFORMED = Unreadable(
+    reason=Reason.RECORD_MALFORMED, message="gs://artifacts/x/attempts/retry-1.json is no Retry."
+)
+DENIED = Unreadable(reason=Reason.STORAGE_PERMISSION_DENIED, message="gs://artifacts/x: 403")
+HUGE = Unreadable(reason=Reason.RUN_FOLDER_TOO_LARGE, message="gs://artifacts/x: more than 20,000 files")
+NEWER = Unreadable(reason=Reason.CONTRACT_NEWER, message="gs://artifacts/x was written under version 2.")
+HOUR = 3600
+WAYS = pytest.mark.parametrize("why", [AWAY, MALFORMED, DENIED, HUGE, NEWER], ids=lambda each: str(each)[:40])
+
+
+def training(world: World | None = None, step: int = 40) -> tuple[World, str]:
+    world = world or World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, step)
+    world.reconcile()
+    return world, name
+
+
+def deleting(world: World, name: str) -> bool:
+    return "deletionTimestamp" in world.jobsets[name]["metadata"]
+
+
+def reasons(world: World) -> list[str]:
+    return [
+        each["reason"] for each in world.status["attempts"].get("history", ()) if each["stage"] == "Train"
+    ]
+
+
+@WAYS
+def test_a_suspended_job_stops_at_once(why: str | Unreadable) -> None:
+    world, name = training()
+    world.unreadable = why
+    world.reconcile()
+    world.edit(suspend=True)
+    world.reconcile()
+    assert deleting(world, name)
+    world.stop(name)
+    world.reconcile()
+    assert world.status["phase"] == "Suspended"
+    assert world.condition("Suspended")["reason"] == "SuspendedByUser"
+    assert world.status["observedGeneration"] == world.job["metadata"]["generation"]
+    FineTuneJobStatus.model_validate(world.status, by_alias=True, by_name=False)
+    world.unreadable = None
+    world.reconcile()
+    assert world.status["attempts"]["infrastructure"] == world.status["attempts"]["preemption"] == 0
+    assert reasons(world) == ["Suspended"]
+    assert "pending" not in world.status
+    world.edit(suspend=False)
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_stop_while_blind_is_not_charged_where_the_trainer_wrote_nothing() -> None:
+    world, name = training()
+    world.unreadable = AWAY
+    world.edit(suspend=True)
+    world.reconcile()
+    world.kill(name)
+    world.edit(suspend=False)
+    world.wait(HOUR)
+    world.reconcile()
+    world.unreadable = None
+    world.reconcile()
+    assert world.status["attempts"]["infrastructure"] == 0
+    assert reasons(world) == ["Suspended"]
+    assert world.created[-1] == "support-bot-train-2"
+
+
+@WAYS
+def test_a_job_that_has_run_for_its_deadline_is_stopped_and_fails_of_it(why: str | Unreadable) -> None:
+    world, name = training(World(job=job(activeDeadlineSeconds=HOUR)))
+    world.unreadable = why
+    world.wait(HOUR + 1)
+    world.reconcile()
+    assert deleting(world, name)
+    world.stop(name)
+    world.reconcile()
+    assert world.status["phase"] not in ("Failed", "Running"), "how it ended is not known yet"
+    world.unreadable = None
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "DeadlineExceeded"
+
+
+@WAYS
+@pytest.mark.parametrize("platforms", [False, True])
+def test_what_a_budget_allows_is_all_that_is_used(why: str | Unreadable, platforms: bool) -> None:
+    profiles = [profile(constraints={"maxChipHours": "8"} if platforms else {})]
+    spec = {} if platforms else {"budget": {"maxChipHours": "8"}}
+    world, name = training(World(job=job(**spec), profiles=profiles))
+    world.unreadable = why
+    world.wait(HOUR)
+    world.reconcile()
+    assert not deleting(world, name)
+    world.wait(HOUR)
+    world.reconcile()
+    assert deleting(world, name)
+    assert world.condition("WithinBudget")["reason"] == "BudgetExhausted"
+    world.stop(name)
+    world.reconcile()
+    world.unreadable = None
+    world.reconcile()
+    assert world.status["attempts"]["infrastructure"] == world.status["attempts"]["preemption"] == 0
+    assert reasons(world) == ["BudgetExhausted"]
+    assert world.status["phase"] == ("Failed" if platforms else "Suspended")
+    if platforms:
+        assert world.status["failure"]["reason"] == "BudgetExhausted"
+
+
+def test_a_job_that_its_budget_has_suspended_stays_so_while_blind() -> None:
+    world, name = training(World(job=job(budget={"maxChipHours": "4"})))
+    world.unreadable = AWAY
+    world.wait(HOUR)
+    world.reconcile()
+    world.stop(name)
+    for _ in range(3):
+        world.wait(HOUR)
+        world.reconcile()
+        assert world.status["phase"] == "Suspended"
+        assert world.condition("Suspended")["reason"] == "BudgetExhausted"
+
+
+def test_hours_go_on_from_what_the_status_said_last() -> None:
+    """Those of an earlier attempt, whose record cannot be read, count too."""
+    world, name = training(World(job=job(budget={"maxChipHours": "12"})))
+    world.wait(HOUR)
+    world.reconcile()
+    world.stop(name)
+    name = world.until(Stage.TRAIN)
+    world.wait(HOUR)
+    world.train(name, 50)
+    world.reconcile()
+    world.unreadable = AWAY
+    world.reconcile()
+    assert float(world.status["cost"]["chipHours"]) == pytest.approx(8, abs=0.1)
+    world.wait(HOUR / 2)
+    world.reconcile()
+    assert not deleting(world, name)
+    world.wait(HOUR / 2)
+    world.reconcile()
+    assert deleting(world, name)
+
+
+@pytest.mark.parametrize("crash_after", range(4))
+@pytest.mark.parametrize("asked_again", [True, False])
+def test_a_crash_at_any_write_loses_no_record(crash_after: int, asked_again: bool) -> None:
+    world, name = training()
+    world.unreadable = AWAY
+    world.edit(suspend=True)
+    with suppress(Crash):
+        world.reconcile(crash_after=crash_after)
+    if not asked_again:
+        world.edit(suspend=False)
+    world.reconcile()
+    if deleting(world, name):
+        world.kill(name)
+    else:
+        assert not asked_again
+        assert pending_records(world.status) == (), "what goes on has not been stopped"
+        world.stop(name)
+    world.reconcile()
+    world.unreadable = None
+    for after in range(4):
+        try:
+            world.reconcile(crash_after=after)
+        except (Crash, ConflictError):
+            continue
+    world.edit(suspend=False)
+    world.reconcile()
+    assert world.status["attempts"]["infrastructure"] == 0
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_an_operator_that_was_down_meanwhile_reads_the_record_in_the_status() -> None:
+    """The JobSet and its pods are gone when it comes back, and so is the reason to stop."""
+    world, name = training()
+    world.unreadable = AWAY
+    world.edit(suspend=True)
+    world.reconcile()
+    world.lose(name)
+    world.edit(suspend=False)
+    world.unreadable = None
+    world.reconcile()
+    assert reasons(world) == ["Suspended"]
+    assert world.attempts[AttemptKey(Stage.TRAIN, 1)].failure is not None
+    assert world.status["attempts"]["infrastructure"] == 0
+
+
+@pytest.mark.parametrize("why", [MALFORMED, DENIED, HUGE])
+def test_a_blind_job_is_suspended_after_the_time_that_its_user_allows(why: Unreadable) -> None:
+    world, name = training()
+    world.edit(hangPolicy={"blindSeconds": 600})
+    world.unreadable = why
+    world.reconcile()
+    assert world.condition("RunFolderReadable")["status"] == "False"
+    assert world.condition("RunFolderReadable")["reason"] == why.reason
+    world.wait(599)
+    world.reconcile()
+    assert not deleting(world, name)
+    world.wait(2)
+    world.reconcile()
+    assert deleting(world, name)
+    world.stop(name)
+    world.reconcile()
+    assert world.status["phase"] == "Suspended"
+    assert world.condition("Suspended")["reason"] == "RunFolderUnreadable"
+    assert why.message.rstrip(".") in world.status["summary"]
+    assert world.condition("Stalled")["status"] == "False"
+    world.unreadable = None
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert world.created[-2:] == ["support-bot-eval-1", "support-bot-export-1"]
+    assert reasons(world)[0] == "RunFolderUnreadable"
+    assert world.status["attempts"]["infrastructure"] == 0
+
+
+@pytest.mark.parametrize("why", [AWAY, NEWER])
+def test_the_time_does_not_run_while_the_store_is_away(why: str | Unreadable) -> None:
+    world, name = training()
+    world.edit(hangPolicy={"blindSeconds": 600})
+    world.unreadable = why
+    for _ in range(48):
+        world.wait(HOUR)
+        world.reconcile()
+    assert not deleting(world, name)
+    assert world.condition("RunFolderReadable")["status"] == "Unknown"
+
+
+def test_without_a_limit_a_blind_training_goes_on() -> None:
+    world, name = training()
+    world.unreadable = MALFORMED
+    for _ in range(48):
+        world.wait(HOUR)
+        world.reconcile()
+    assert world.live() == [name]
+    assert world.status["phase"] == "Running"
+
+
+def test_a_malformed_progress_record_is_no_hang_and_blinds_nothing() -> None:
+    world, name = training()
+    world.progress_unknown = MALFORMED
+    for _ in range(24):
+        world.wait(HOUR)
+        world.reconcile()
+    assert world.live() == [name]
+    assert world.status["phase"] == "Running"
+    assert world.condition("RunFolderReadable")["reason"] == "RecordMalformed"
+    world.succeed(name)
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_training_whose_progress_stays_malformed_is_suspended_once() -> None:
+    world, name = training()
+    world.edit(hangPolicy={"blindSeconds": 600})
+    world.progress_unknown = MALFORMED
+    world.reconcile()
+    world.wait(601)
+    world.reconcile()
+    assert deleting(world, name)
+    world.stop(name)
+    for _ in range(3):
+        world.wait(HOUR)
+        world.reconcile()
+        assert world.live() == []
+        assert world.status["phase"] == "Suspended"
+        assert world.look_again_after is not None
+    world.progress_unknown = None
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_store_that_comes_back_lets_nothing_be_forgotten() -> None:
+    world, name = training()
+    before = world.status
+    world.unreadable = AWAY
+    for _ in range(5):
+        world.wait(HOUR)
+        world.reconcile()
+    for kept in ("stages", "attempts", "resolved", "progress", "startTime"):
+        assert world.status[kept] == before[kept]
+    assert world.condition("RunFolderReadable")["reason"] == "StoreUnavailable"
+    assert world.condition("DataReady")["status"] == "True"
+    assert world.condition("Running")["message"] == "All pods of Train, attempt 1, run."
+    world.unreadable = None
+    world.reconcile()
+    assert world.condition("RunFolderReadable")["reason"] == "Readable"
+    assert world.live() == [name]
+
+
+def test_pods_that_end_while_blind_are_not_said_to_run() -> None:
+    world, name = training()
+    world.unreadable = AWAY
+    world.succeed(name)
+    world.reconcile()
+    assert world.condition("Running")["status"] == "False"
+    assert world.status["phase"] != "Running"
+
+
+def test_a_retry_that_cannot_be_noted_does_not_keep_a_suspension_waiting() -> None:
+    world, name = training()
+    world.edit(suspend=True, retry={"generation": 1})
+    decision = world.reconcile()
+    assert decision.retry is None
+    assert deleting(world, name)
+    world.stop(name)
+    world.reconcile()
+    assert world.retry is not None
+
+
+# --- damaged records
+
+
+def malformed(world: World, key: AttemptKey) -> None:
+    files = world.attempts.get(key, AttemptFiles())
+    world.attempts[key] = replace(files, result=None, malformed=f"gs://a/{key.place} is no StageResult")
+
+
+def test_a_malformed_result_is_a_failure_of_its_attempt() -> None:
+    world, name = training()
+    malformed(world, AttemptKey(Stage.TRAIN, 1))
+    world.reconcile()
+    assert not deleting(world, name), "the stage still runs"
+    world.end_pods(name, 0)
+    world.end_jobset(name, "Completed")
+    world.reconcile()
+    assert world.status["attempts"]["infrastructure"] == 1
+    assert reasons(world) == ["ResultMalformed"]
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert reasons(world)[0] == "ResultMalformed"
+    assert world.status["attempts"]["infrastructure"] == 1
+
+
+def test_malformed_results_use_up_the_budget_of_faults() -> None:
+    world, name = training()
+    for _ in range(40):
+        if world.finished:
+            break
+        for name in world.live():
+            world.run(name)
+            malformed(world, world.key_of(name))
+            world.end_pods(name, 0)
+            world.end_jobset(name, "Completed")
+        world.reconcile()
+        world.wait(world.look_again_after or 300)
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["class"] == "Infrastructure"
+
+
+def test_an_old_attempts_malformed_result_is_ignored_with_a_warning() -> None:
+    world, name = training()
+    world.stop(name)
+    world.fail(world.until(Stage.TRAIN), 69)
+    second = world.until(Stage.TRAIN)
+    before = world.status["attempts"]["infrastructure"]
+    malformed(world, AttemptKey(Stage.TRAIN, 1))
+    world.reconcile()
+    assert world.live() == [second]
+    assert world.status["attempts"]["infrastructure"] <= before
+    condition = world.condition("RunFolderReadable")
+    assert (condition["status"], condition["reason"]) == ("True", "RecordsIgnored")
+    assert "train" in condition["message"]
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_result_of_a_newer_major_version_is_unknown() -> None:
+    world, name = training()
+    world.write_success(name)
+    key = AttemptKey(Stage.TRAIN, 1)
+    good = world.attempts[key]
+    world.attempts[key] = replace(
+        good, result=None, newer="gs://a was written under version 2 of the contract"
+    )
+    world.end_pods(name, 0)
+    world.end_jobset(name, "Completed")
+    created = list(world.created)
+    for _ in range(5):
+        world.wait(HOUR)
+        world.reconcile()
+    assert world.created == created
+    condition = world.condition("RunFolderReadable")
+    assert (condition["status"], condition["reason"]) == ("Unknown", "ContractNewer")
+    assert world.condition("Stalled")["status"] == "False"
+    world.attempts[key] = good
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+# --- attempts that nobody made
+
+
+def failed_files(world: World, key: AttemptKey) -> AttemptFiles:
+    succeeded = next(each.result for each in world.attempts.values() if each.result)
+    failure = Failure(code=65, reason="BadData", message="somebody says so")
+    record = succeeded.model_copy(
+        update={
+            "stage": key.stage,
+            "attempt": key.number,
+            "restart": key.restart,
+            "outcome": Outcome.FAILED,
+            "exit_code": 65,
+            "details": None,
+            "failure": failure,
+        }
+    )
+    return AttemptFiles(result=record, failure=failure)
+
+
+FOREIGN = [
+    AttemptKey(Stage.EVALUATE, 999),
+    AttemptKey(Stage.EVALUATE, 1),
+    AttemptKey(Stage.TRAIN, 2),
+    AttemptKey(Stage.TRAIN, 999),
+    AttemptKey(Stage.TRAIN, 1, 7),
+    AttemptKey(Stage.PREFLIGHT, 2),
+    AttemptKey(Stage.EXPORT, 1),
+    AttemptKey(Stage.CONVERT, 500),
+]
+
+
+@pytest.mark.parametrize("key", FOREIGN, ids=str)
+@pytest.mark.parametrize("what", ["request", "failed", "malformed", "newer"])
+def test_an_attempt_that_the_job_has_not_made_changes_nothing(key: AttemptKey, what: str) -> None:
+    world, name = training()
+    world.attempts[key] = {
+        "request": AttemptFiles(),
+        "failed": failed_files(world, key),
+        "malformed": AttemptFiles(malformed="gs://a is no StageResult"),
+        "newer": AttemptFiles(newer="gs://a was written under version 2"),
+    }[what]
+    decision = world.reconcile()
+    assert decision.deletions == ()
+    assert world.live() == [name]
+    assert world.status["phase"] == "Running"
+    assert world.condition("RunFolderReadable")["reason"] == "RecordsIgnored"
+    assert f"{key.stage.short}-{key.number}" in world.condition("RunFolderReadable")["message"]
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["attempts"]["user"] == world.status["attempts"]["infrastructure"] == 0
+    assert all(int(each.rpartition("-")[2]) <= 2 for each in world.created)
+
+
+def test_a_folder_full_of_foreign_numbers_does_not_stop_a_job() -> None:
+    world, name = training()
+    for number in range(2, 1000):
+        world.attempts[AttemptKey(Stage.TRAIN, number)] = AttemptFiles()
+    world.fail(name, 69)
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def wiped(world: World) -> None:
+    world.job["status"] = {"observedGeneration": -1}
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+@pytest.mark.parametrize("plan_lost", [True, False])
+def test_a_job_whose_status_and_children_were_lost_knows_its_attempts_by_their_numbers(
+    stage: Stage, plan_lost: bool
+) -> None:
+    world = World()
+    name = world.until(stage)
+    for each in [each for each in world.jobsets if each != name]:
+        world.lose(each)
+    before = list(world.created)
+    wiped(world)
+    if plan_lost:
+        world.config_map = None
+    world.unreadable = AWAY
+    world.reconcile()
+    world.reconcile()
+    world.unreadable = None
+    world.reconcile()
+    assert world.live() == [name]
+    assert world.status["stage"] == str(stage)
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert len(set(world.created)) == len(world.created)
+    assert world.created[: len(before)] == before
+    assert world.status["attempts"]["infrastructure"] == 0
+
+
+def test_a_long_history_that_the_status_has_cut_still_counts() -> None:
+    world = World(job=job(recovery={"maxInfrastructureRetries": 100}))
+    for index in range(13):
+        name = world.until(Stage.TRAIN)
+        world.train(name, 5 + index)
+        world.checkpoint = 5 + index
+        world.stop(name)
+        world.lose(name)
+        for each in [each for each in world.jobsets if each not in world.live()]:
+            world.lose(each)
+    world.reconcile()
+    total = world.status["attempts"]["total"]
+    world.reconcile()
+    assert world.status["attempts"]["total"] == total >= 13
+
+
+def test_a_retry_note_that_nobody_asked_for_changes_nothing() -> None:
+    world = World()
+    world.to_the_end()
+    created = list(world.created)
+    world.retry = Retry(generation=7, from_stage=Stage.PREFLIGHT, first=dict.fromkeys(Stage, 2))
+    for _ in range(3):
+        world.reconcile()
+    assert world.created == created
+
+
+STATES: list[tuple[str, Callable[[World], None]]] = [
+    ("away", lambda world: setattr(world, "unreadable", AWAY)),
+    ("malformed", lambda world: setattr(world, "unreadable", MALFORMED)),
+    ("newer", lambda world: setattr(world, "unreadable", NEWER)),
+]
+
+
+@pytest.mark.parametrize(("state", "to"), STATES, ids=[name for name, _ in STATES])
+def test_a_second_blind_look_changes_nothing(state: str, to: Callable[[World], None]) -> None:
+    world, _ = training()
+    to(world)
+    world.reconcile()
+    before = world.status
+    world.reconcile()
+    assert world.status == before
+
+
+def test_a_job_whose_plan_is_lost_is_suspended_all_the_same() -> None:
+    world, name = training()
+    world.config_map = None
+    world.profiles.clear()
+    world.reconcile()
+    assert not deleting(world, name), "what runs goes on"
+    world.edit(suspend=True)
+    world.reconcile()
+    assert deleting(world, name)
+    assert [record.reason for _, record in pending_records(world.status)] == ["Suspended"]
+
+
+def test_a_budget_holds_while_a_retry_waits_to_be_noted() -> None:
+    world, name = training(World(job=job(budget={"maxChipHours": "4"})))
+    world.edit(retry={"generation": 1})
+    world.wait(HOUR)
+    decision = world.reconcile()
+    assert decision.retry is None
+    assert deleting(world, name)
+
+
+def test_what_is_used_while_blind_is_written_now_and_then() -> None:
+    """So that little is lost where the pods go, and nothing is written at every look."""
+    world, _ = training()
+    world.unreadable = AWAY
+    world.reconcile()
+    writes, before = 0, world.status
+    for _ in range(120):
+        world.wait(5)
+        world.reconcile()
+        writes += world.status != before
+        before = world.status
+    assert 8 <= writes <= 12
+    assert float(world.status["cost"]["chipHours"]) == pytest.approx(4 * 600 / HOUR, rel=0.15)
+
+
+def test_hours_never_fall_though_every_witness_goes_while_blind() -> None:
+    world, name = training()
+    world.unreadable = AWAY
+    hours = 0.0
+    for _ in range(6):
+        world.wait(HOUR)
+        world.reconcile()
+        assert float(world.status["cost"]["chipHours"]) >= hours
+        hours = float(world.status["cost"]["chipHours"])
+    world.lose(name)
+    world.reconcile()
+    world.unreadable = None
+    world.reconcile()
+    world.run(world.live()[0])
+    world.wait(HOUR)
+    world.reconcile()
+    assert float(world.status["cost"]["chipHours"]) == pytest.approx(28, abs=0.2)
+
+
+def test_a_stage_that_reports_no_steps_has_its_limit_while_blind() -> None:
+    world = World()
+    world.edit(hangPolicy={"stageSeconds": HOUR})
+    name = world.until(Stage.EVALUATE)
+    world.unreadable = AWAY
+    world.wait(HOUR + 1)
+    world.reconcile()
+    assert deleting(world, name)
+    world.kill(name)
+    world.reconcile()
+    world.unreadable = None
+    world.reconcile()
+    assert world.status["attempts"]["infrastructure"] == 1
+    assert world.status["attempts"]["history"][-1]["reason"] == "StageTimeout"
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_malformed_result_is_recorded_once() -> None:
+    world, name = training()
+    malformed(world, AttemptKey(Stage.TRAIN, 1))
+    world.end_pods(name, 0)
+    world.end_jobset(name, "Completed")
+    world.reconcile()
+    for _ in range(3):
+        assert AttemptKey(Stage.TRAIN, 1) not in dict(world.reconcile().records)
+
+
+def test_of_a_job_that_has_ended_nothing_is_recorded_any_more() -> None:
+    world = World()
+    world.to_the_end()
+    malformed(world, AttemptKey(Stage.EXPORT, 1))
+    decision = world.reconcile()
+    assert decision.records == ()
+    assert world.status["phase"] == "Succeeded"

@@ -1,0 +1,293 @@
+"""Hours and money add up over every run, at their own price, and never fall."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import Stage
+from finetune_operator.lifecycle import AttemptFiles
+from tests.unit.lifecycle.test_endings import DISRUPTED
+from tests.unit.lifecycle.test_limits import flavors, until_placed, wait_step_by_step
+from tests.unit.lifecycle.test_queueing import ADMITTED, BACK, EVICTED, RESERVED, evict, resume
+from tests.unit.lifecycle.world import World, job, profile
+
+HOUR = 3600
+#: The job's slice has four chips.
+CHIPS = 4
+
+
+def hours(world: World) -> float:
+    return float(world.status["cost"]["chipHours"])
+
+
+def amount(world: World) -> float:
+    return float(world.status["cost"]["amount"])
+
+
+def in_queue(**spec: Any) -> tuple[World, str]:
+    """Training runs, let go by its queue."""
+    constraints = spec.pop("constraints", {})
+    world = World(
+        job=job(**spec), profiles=[profile(queue={"localQueue": "team-tpu"}, constraints=constraints)]
+    )
+    name = world.until(Stage.TRAIN)
+    world.workload(name, RESERVED, ADMITTED)
+    world.hold(name, held=False)
+    world.run(name)
+    world.reconcile()
+    return world, name
+
+
+def work(world: World, name: str, seconds: float, *, step: int = 10, looks: int = 6) -> None:
+    for _ in range(looks):
+        world.wait(seconds / looks)
+        world.train(name, step)
+        world.reconcile()
+
+
+def unseen_eviction(world: World, name: str, *, saved: bool) -> None:
+    """The quota is taken away and given again between two looks."""
+    if saved:
+        world.save(name)
+    world.hold(name, held=True)
+    world.wait(60)
+    world.workload(name, RESERVED, ADMITTED, BACK)
+    world.hold(name, held=False)
+    world.wait(5)
+    world.run(name)
+
+
+@pytest.mark.parametrize("wiped", [False, True], ids=["", "the status is lost"])
+def test_every_run_that_a_queue_ended_and_began_again_counts(wiped: bool) -> None:
+    world, name = in_queue()
+    for number in range(1, 9):
+        work(world, name, 10 * HOUR, step=number)
+        if wiped:
+            world.job["status"] = {"observedGeneration": -1}
+            world.reconcile()
+        assert hours(world) == pytest.approx(number * 10 * CHIPS, rel=1e-3)
+        evict(world, name, number)
+        resume(world, name)
+    world.succeed(name)
+    world.to_the_end()
+    assert hours(world) == pytest.approx(8 * 10 * CHIPS, rel=1e-3)
+
+
+def test_the_platforms_ceiling_is_reached_over_several_runs() -> None:
+    world, name = in_queue(constraints={"maxChipHours": "100"})
+    for number in range(1, 9):
+        work(world, name, 10 * HOUR, step=number)
+        if "deletionTimestamp" in world.jobsets[name]["metadata"]:
+            break
+        evict(world, name, number)
+        resume(world, name)
+    assert number == 3
+    world.stop(name)
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "BudgetExhausted"
+
+
+def test_running_time_is_limited_over_several_runs() -> None:
+    world, name = in_queue(activeDeadlineSeconds=25 * HOUR)
+    for number in range(1, 9):
+        work(world, name, 10 * HOUR, step=number)
+        if "deletionTimestamp" in world.jobsets[name]["metadata"]:
+            break
+        assert world.status["activeTime"]["seconds"] == pytest.approx(number * 10 * HOUR, rel=1e-3)
+        evict(world, name, number)
+        resume(world, name)
+    assert number == 3
+
+
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("seen", ["while it runs again", "not at all until it runs again"])
+def test_runs_that_end_between_two_looks_count_as_far_as_anything_tells(saved: bool, seen: str) -> None:
+    world, name = in_queue()
+    for number in range(1, 6):
+        work(world, name, HOUR, step=number)
+        unseen_eviction(world, name, saved=saved)
+        if seen == "while it runs again":
+            world.reconcile()
+    world.reconcile()
+    assert hours(world) == pytest.approx(5 * CHIPS, abs=0.2)
+
+
+def test_several_short_runs_whose_records_replace_each_other_count() -> None:
+    world, name = in_queue()
+    for _ in range(20):
+        world.wait(90)
+        world.train(name, 10)
+        world.save(name)
+        world.reconcile()
+        unseen_eviction(world, name, saved=True)
+        world.reconcile()
+    assert hours(world) == pytest.approx(20 * 90 * CHIPS / HOUR, rel=0.02)
+
+
+def test_a_run_is_counted_once_though_record_note_and_pods_all_tell_of_it() -> None:
+    world, name = in_queue()
+    work(world, name, HOUR)
+    stats = {"evictions": [{"reason": "Preempted", "underlyingCause": "", "count": 1}]}
+    world.workload(name, RESERVED, ADMITTED, EVICTED, schedulingStats=stats)
+    world.jobsets[name]["spec"]["suspend"] = True
+    for _ in range(10):
+        world.wait(30)
+        world.reconcile()
+    world.save(name)
+    world.hold(name, held=True)
+    world.reconcile()
+    for _ in range(3):
+        world.wait(HOUR)
+        world.reconcile()
+    resume(world, name)
+    assert hours(world) == pytest.approx((HOUR + 300) * CHIPS / HOUR, rel=1e-3)
+    work(world, name, HOUR)
+    assert hours(world) == pytest.approx((2 * HOUR + 300) * CHIPS / HOUR, rel=1e-2)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_restarts_inside_the_jobset_add_up(saved: bool) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    for number in range(1, 6):
+        work(world, name, HOUR, step=number * 10)
+        if saved:
+            world.stop(name)
+        else:
+            world.end_pods(name, 137, **DISRUPTED)
+            world.restart(name)
+        world.reconcile()
+        world.wait(30)
+        world.run(name)
+        world.reconcile()
+        assert hours(world) == pytest.approx(number * CHIPS, rel=0.01)
+
+
+def test_an_evaluation_that_tells_of_no_steps_is_counted_while_it_runs() -> None:
+    world = World()
+    name = world.until(Stage.EVALUATE)
+    before = hours(world)
+    for _ in range(60):
+        world.wait(60)
+        world.reconcile()
+    world.end_pods(name, 137, **DISRUPTED)
+    world.restart(name)
+    world.reconcile()
+    assert hours(world) - before == pytest.approx(CHIPS, rel=0.05)
+
+
+def test_nothing_falls_where_pods_records_and_jobsets_go_and_what_follows_adds_to_it() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    work(world, name, HOUR)
+    world.succeed(name)
+    world.reconcile()
+    assert hours(world) == pytest.approx(CHIPS, rel=1e-3)
+    told = hours(world)
+    (key,) = (key for key in world.attempts if key.stage is Stage.TRAIN)
+    result = world.attempts[key].result
+    assert result is not None
+    shorter = result.model_copy(update={"started": result.finished})
+    world.attempts[key] = AttemptFiles(result=shorter)
+    world.lose(name)
+    world.reconcile()
+    assert hours(world) >= told
+    (evaluation,) = world.live()
+    world.run(evaluation)
+    world.reconcile()
+    for _ in range(60):
+        world.wait(60)
+        world.reconcile()
+    assert hours(world) == pytest.approx(2 * CHIPS, rel=0.02)
+
+
+def two_prices() -> list[dict[str, Any]]:
+    on_demand, spot = flavors("OnDemand", "Spot")
+    return [{**on_demand, "chipHourPrice": "2.7"}, {**spot, "chipHourPrice": "0.8"}]
+
+
+def on_the_second_kind(**spec: Any) -> tuple[World, str]:
+    world = World(
+        job=job(resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}, **spec),
+        profiles=[profile(flavors=two_prices(), currency="USD")],
+    )
+    world.edit(preRunningDeadlineSeconds=600)
+    until_placed(world, Stage.TRAIN)
+    wait_step_by_step(world, 700)
+    (second,) = world.live()
+    world.run(second)
+    world.reconcile()
+    return world, second
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["", "its JobSet is gone"])
+@pytest.mark.parametrize("wiped", [False, True], ids=["", "the status is lost"])
+def test_each_hour_costs_what_its_capacity_cost(gone: bool, wiped: bool) -> None:
+    world, second = on_the_second_kind()
+    work(world, second, 10 * HOUR)
+    assert amount(world) == pytest.approx(10 * CHIPS * 2.7, rel=1e-3)
+    world.fail(second, 69)
+    world.reconcile()
+    if gone:
+        world.lose(second)
+    if wiped:
+        world.job["status"] = {"observedGeneration": -1}
+    wait_step_by_step(world, 30)
+    (third,) = world.live()
+    assert world.status["resolved"]["resources"]["capacity"] == "Spot"
+    world.run(third)
+    work(world, third, 10 * HOUR, step=20)
+    assert amount(world) == pytest.approx(10 * CHIPS * (2.7 + 0.8), rel=1e-2)
+    assert hours(world) == pytest.approx(20 * CHIPS, rel=1e-2)
+
+
+def test_a_budget_in_money_is_used_up_at_the_price_of_each_capacity() -> None:
+    world, second = on_the_second_kind(budget={"maxCost": "140"})
+    work(world, second, 10 * HOUR)
+    world.fail(second, 69)
+    wait_step_by_step(world, 30)
+    (third,) = world.live()
+    world.run(third)
+    world.reconcile()
+    # 32 are left, of 3.2 an hour.
+    work(world, third, 9.5 * HOUR, step=20)
+    assert world.live() == [third]
+    assert "deletionTimestamp" not in world.jobsets[third]["metadata"]
+    world.wait(0.5 * HOUR)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[third]["metadata"]
+    assert float(world.status["cost"]["budgetRemaining"]) == pytest.approx(0, abs=0.5)
+
+
+@pytest.mark.parametrize("end", ["fails", "dies", "is stopped"])
+def test_an_attempt_on_a_larger_slice_keeps_its_chips_when_its_jobset_is_gone(end: str) -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = world.until(Stage.TRAIN)
+    work(world, name, HOUR)
+    world.edit(resources={"tpu": "v6e-4"})
+    if end == "fails":
+        world.fail(name, 69)
+    elif end == "dies":
+        world.kill(name, 1)
+    else:
+        world.edit(suspend=True)
+        world.reconcile()
+        world.stop(name)
+        world.reconcile()
+        world.edit(suspend=False)
+    world.reconcile()
+    world.lose(name)
+    world.job["status"] = {"observedGeneration": -1}
+    for _ in range(3):
+        world.reconcile()
+        world.wait(world.look_again_after or 0)
+    assert hours(world) == pytest.approx(8, rel=1e-2)
+
+
+def test_jobsets_of_an_older_release_cost_what_the_present_flavor_costs() -> None:
+    world, second = on_the_second_kind()
+    for jobset in world.jobsets.values():
+        jobset["metadata"]["annotations"].pop("tpu-finetune.dev/flavor", None)
+    work(world, second, HOUR)
+    assert amount(world) == pytest.approx(CHIPS * 2.7, rel=1e-2)
