@@ -7,7 +7,7 @@ claimed.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from finetune_operator.planning.memory import place_name
@@ -44,11 +44,19 @@ def bounds_of(profile: Object) -> tuple[Bound, ...]:
     return tuple(
         Bound(
             path=limit["path"],
-            least=Decimal(limit["min"]) if "min" in limit else None,
-            most=Decimal(limit["max"]) if "max" in limit else None,
+            least=_decimal(limit["min"]) if "min" in limit else None,
+            most=_decimal(limit["max"]) if "max" in limit else None,
         )
         for limit in (constraints.get("limits", ()) if "mode" in constraints else ())
     )
+
+
+def _decimal(text: str) -> Decimal:
+    """Beyond what a decimal's exponent can be, a number is as good as infinite, or zero."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal(float(text))
 
 
 def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:

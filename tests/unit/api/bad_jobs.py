@@ -94,6 +94,28 @@ _CASES: list[tuple[str, Document, str]] = [
         job(export={"destinations": [{"uri": "s3://a/b"}]}),
         "spec.export.destinations[0].uri",
     ),
+    (
+        "a way out of a folder",
+        job(resumeFrom={"runFolder": "gs://art/team-a/../team-b/job-1a2b3c4d"}),
+        "spec.resumeFrom.runFolder",
+    ),
+    ("an encoded way out", job(model={"uri": "gs://art/team-a/%2e%2E/x"}), "spec.model.uri"),
+    (
+        "an empty name in a path",
+        job(datasets={"train": [{"uri": "gs://art//a.jsonl"}]}),
+        "spec.datasets.train[0].uri",
+    ),
+    ("a glob of models", job(model={"uri": "gs://art/*"}), "spec.model.uri"),
+    (
+        "a separator of other systems",
+        job(export={"destinations": [{"uri": "gs://art/a\\..\\b"}]}),
+        "spec.export.destinations[0].uri",
+    ),
+    (
+        "a line's end in a path",
+        job(evaluation={"benchmarks": [{"name": "b", "uri": "gs://art/a\n"}]}),
+        "spec.evaluation.benchmarks[0].uri",
+    ),
     ("an override without name", job(engineOverrides={"": "full"}), "spec.engineOverrides"),
     ("name of 29 characters", _named("a" * 29), "metadata.name"),
     ("name that begins with a digit", _named("1st-try"), "metadata.name"),

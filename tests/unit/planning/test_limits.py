@@ -146,7 +146,9 @@ def test_what_a_job_does_not_do_breaks_no_limit(spec: dict[str, Any], path: str)
 def test_decimals_are_compared_as_numbers() -> None:
     exact = {"hyperparameters": {"weightDecay": "0.10"}}
     assert admit(job(**exact), [limited("hyperparameters.weightDecay", min="1e-1", max="0.1")]).plan
-    assert admit(job(**exact), [limited("hyperparameters.weightDecay", max="1e99999999")]).plan
+    for most in ("1e99999999", "1e999999999999999999999"):
+        assert admit(job(**exact), [limited("hyperparameters.weightDecay", max=most)]).plan
+    assert "at most 0" in said(exact, "hyperparameters.weightDecay", max="1e-99999999999999999999")
 
 
 def test_a_limit_of_the_profile_holds_for_an_edit_and_for_its_own_defaults() -> None:
