@@ -30,6 +30,7 @@ from finetune_operator.lifecycle.deadlines import (
     DEADLINE_EXCEEDED,
     HUNG,
     NO_CAPACITY,
+    PODS_MISSING,
     STAGE_TIMEOUT,
     STARTUP_TIMEOUT,
 )
@@ -66,7 +67,16 @@ _ON_PURPOSE = (
     RECORD_IGNORED,
 )
 #: Reasons of its own judgement, which the trainer's last words do not change.
-_JUDGED = (PREEMPTED, PLACEMENT_RACE, HUNG, STARTUP_TIMEOUT, STAGE_TIMEOUT, WORKERS_FAILED, *PRESSURES)
+_JUDGED = (
+    PREEMPTED,
+    PLACEMENT_RACE,
+    HUNG,
+    STARTUP_TIMEOUT,
+    STAGE_TIMEOUT,
+    PODS_MISSING,
+    WORKERS_FAILED,
+    *PRESSURES,
+)
 
 #: What a stage must have found out to have succeeded.
 _DETAILS = {

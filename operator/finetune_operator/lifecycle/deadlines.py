@@ -20,11 +20,8 @@ NO_CAPACITY = "NoCapacity"
 STARTUP_TIMEOUT = "StartupTimeout"
 HUNG = "Hung"
 STAGE_TIMEOUT = "StageTimeout"
+PODS_MISSING = "PodsMissing"
 
-#: Seconds of one attempt at a stage that reports no steps, where spec.hangPolicy.stageSeconds says nothing: several
-#: times what the largest models take. Evaluate holds a slice meanwhile; on CPU, downloads decide.
-EVALUATE_SECONDS = 6 * 3600
-CPU_STAGE_SECONDS = 24 * 3600
 #: Seconds between two looks at an attempt that JobSet is about to start again.
 INTERRUPTED_LOOK = 5.0
 _CPU = "CPU"
@@ -93,9 +90,15 @@ def interrupted(attempt: Attempt, progress: Progress | None) -> bool:
 
 
 def passed_capacities(attempts: Sequence[Attempt]) -> frozenset[str]:
-    """Kinds that had no nodes since the last attempt that ran. ``attempts``: those since the last retry by hand."""
+    """Kinds that had no nodes since the last attempt at a stage that ran. ``attempts``: those since the last retry by
+    hand."""
+    return frozenset().union(*(_passed(attempts, stage) for stage in TPU_STAGES))
+
+
+def _passed(attempts: Sequence[Attempt], stage: Stage) -> frozenset[str]:
+    """Of one stage: a later one may have run before this one was asked for again."""
     passed: set[str] = set()
-    for attempt in reversed([each for each in attempts if each.key.stage in TPU_STAGES]):
+    for attempt in reversed([each for each in attempts if each.key.stage is stage]):
         noted = attempt.files.failure if attempt.files else None
         if noted and noted.reason == NO_CAPACITY:
             passed.add(noted.saw)
@@ -106,22 +109,14 @@ def passed_capacities(attempts: Sequence[Attempt]) -> frozenset[str]:
 
 def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> Failure | None:
     """The job's failure where the stage has waited for every kind of node that it may have. ``attempts``: as above."""
-    on_tpu = stage in TPU_STAGES
-    own = [each for each in attempts if (each.key.stage in TPU_STAGES if on_tpu else each.key.stage is stage)]
-    noted = [
-        each.files.failure
-        for each in own
-        if each.files and each.files.failure and each.files.failure.reason == NO_CAPACITY
-    ]
-    if on_tpu:
-        passed = passed_capacities(attempts)
-        left = not passed or bool(set(plan.placement.capacities) - passed)
-    else:
-        left = not (own and noted and own[-1].files and own[-1].files.failure is noted[-1])
-    if left:
+    kinds = {*plan.placement.capacities} if stage in TPU_STAGES else {_CPU}
+    passed = _passed(attempts, stage)
+    if not passed or kinds - passed:
         return None
-    more = " No other kind is left." if on_tpu else ""
-    return noted[-1].model_copy(update={"message": f"{noted[-1].message}{more}"[:1024]})
+    own = [each.files.failure for each in attempts if each.key.stage is stage and each.files]
+    last = next(note for note in reversed(own) if note and note.reason == NO_CAPACITY)
+    more = " No other kind is left." if stage in TPU_STAGES else ""
+    return last.model_copy(update={"message": f"{last.message}{more}"[:1024]})
 
 
 def _no_capacity(attempt: Attempt, plan: Plan) -> Failure:
@@ -189,9 +184,17 @@ def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: da
         return _hung(limits, progress, now)
     begun = span[0] if span else _unseen_start(attempt, limits)
     stage = attempt.key.stage
-    limit = limits.startup if stage is Stage.TRAIN else _stage_seconds(stage, limits)
+    by_stage = {Stage.TRAIN: limits.startup, Stage.EVALUATE: limits.evaluate}
+    limit = by_stage.get(stage, limits.cpu_stage)
     if begun is None or now - begun <= timedelta(seconds=limit):
         return None
+    if span is None:
+        return Failure(
+            code=ExitCode.UNAVAILABLE,
+            reason=PODS_MISSING,
+            message=f"{stage} has no pods any more, and JobSet has not started them again.",
+            fix="Look at the JobSet's events and whether its controller runs.",
+        )
     if stage is Stage.TRAIN:
         return Failure(
             code=ExitCode.UNAVAILABLE,
@@ -220,10 +223,6 @@ def _hung(limits: Limits, progress: Progress, now: datetime) -> Failure | None:
         "spec.hangPolicy.noStepSeconds.",
         fix="It goes on from the last checkpoint. If steps take that long, raise spec.hangPolicy.noStepSeconds.",
     )
-
-
-def _stage_seconds(stage: Stage, limits: Limits) -> int:
-    return limits.stage or (EVALUATE_SECONDS if stage in TPU_STAGES else CPU_STAGE_SECONDS)
 
 
 def _unseen_start(attempt: Attempt, limits: Limits) -> datetime | None:

@@ -183,7 +183,7 @@ def _kept(look: Survey, decision: Decision, attempt: Attempt) -> Decision:
     found = uncovered_run(attempt)
     if found is None or (attempt.files and attempt.files.failure):
         return decision
-    rate = rate_of(attempt, look.plan, look.attempts)
+    rate = rate_of(attempt, look.plan)
     held = {"chips": rate.chips, "chip_hour_price": rate.price} if attempt.key.stage in TPU_STAGES else {}
     record = earlier_run(attempt).model_copy(update={**found, **held})
     return replace(decision, records=((attempt.key, record),))

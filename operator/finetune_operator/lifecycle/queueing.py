@@ -76,10 +76,13 @@ def queueing(
     if jobset is None:
         return None
     queue = jobset["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    held = children.suspended(jobset)
     if workload is not None:
-        held = bool(jobset["spec"].get("suspend"))
         return _told(workload, workload["spec"].get("queueName", queue or ""), held=held)
-    return _untold(jobset, queue, served=served, now=now) if queue else None
+    if queue is None or not held:
+        # Without a Workload, one that was let go runs until Kueue holds it again.
+        return None
+    return _untold(jobset, queue, served=served, now=now)
 
 
 def evictions(workload: Object | None) -> list[str]:

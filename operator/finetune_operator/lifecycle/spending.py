@@ -72,7 +72,7 @@ def used_up(look: Survey) -> Overspent | None:
 
 def seconds_left(look: Survey, attempt: Attempt) -> float | None:
     """Until the attempt, which runs, has used up what is left; None: no limit."""
-    rate = rate_of(attempt, look.plan, look.attempts)
+    rate = rate_of(attempt, look.plan)
     hourly = Usage(chip_hours=float(rate.chips), cost=rate.chips * (rate.price or 0.0))
     used, each_hour = _against(look.plan, look.used), _against(look.plan, hourly)
     left = [

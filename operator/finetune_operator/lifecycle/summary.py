@@ -42,6 +42,8 @@ def summarize(  # noqa: PLR0911  one per case
                 return f"Suspended{_at_step(progress)}: {situation.over.text}"
             return f"Suspended{_at_step(progress)}. Set spec.suspend to false to go on."
         case Course.SUSPENDING:
+            if look.live and (look.succeeded or look.failed):
+                return f"Ending: {look.live.key.stage} has been decided, and what is left of it stops."
             why = f" {situation.over.message}" if situation.over else ""
             return f"Suspending: {look.current.stage} saves and stops.{why}"
     return _active(situation, look, progress, workers)

@@ -20,6 +20,8 @@ from finetune_operator.rendering import TPU_STAGES, flavor_of
 
 type Object = Mapping[str, Any]
 type Interval = tuple[datetime, datetime]
+type JobSetKey = tuple[Stage, int]
+"""Stage and number of a JobSet."""
 
 _HOUR = 3600
 
@@ -43,14 +45,18 @@ class Rate:
     chips: int
     price: float | None
     """Of a chip hour."""
+    known: bool = True
+    """False: nothing tells any more, and it is taken to be that of the slice that the job has now."""
 
 
 def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, previous: Object) -> Usage:
     """Over all attempts, never less than ``previous``, the status as it is, says."""
     every = tuple(attempts)
-    rated = [(attempt, rate_of(attempt, plan, every)) for attempt in every]
-    seen = _sum(plan, [(ran(attempt, now), rate) for attempt, rate in rated])
+    noted = _noted_rates(every)
+    rated = [(attempt, rate_of(attempt, plan, noted)) for attempt in every]
     as_of = previous.get("activeTime", {}).get("asOf")
+    # What was told while their rate was known is better than what it may have been.
+    seen = _sum(plan, [(ran(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of])
     since = _sum(
         plan, [(_since(attempt, parse(as_of), now), rate) for attempt, rate in rated] if as_of else []
     )
@@ -108,13 +114,13 @@ def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
     if before := ran_before(attempt):
         found["seconds_before"] = before
     if attempt.key.stage in TPU_STAGES:
-        rate = rate_of(attempt, plan, ())
+        rate = rate_of(attempt, plan)
         found |= {"chips": rate.chips, "chip_hour_price": rate.price}
     return found
 
 
-def rate_of(attempt: Attempt, plan: Plan, others: Iterable[Attempt]) -> Rate:
-    """What an hour of it costs. ``others``: all attempts; of one JobSet, restarts have the same.
+def rate_of(attempt: Attempt, plan: Plan, noted: Mapping[JobSetKey, Rate] | None = None) -> Rate:
+    """What an hour of it costs. ``noted``: what the records of all attempts say, by JobSet.
 
     By the JobSet; where it is gone, by the records; by the slice that the job has now where nothing else tells.
     """
@@ -124,12 +130,9 @@ def rate_of(attempt: Attempt, plan: Plan, others: Iterable[Attempt]) -> Rate:
         return Rate(
             chips=children.chips(attempt.jobset), price=terms_of(attempt.jobset, plan).chip_hour_price
         )
-    own = (attempt, *(each for each in others if _jobset_key(each) == _jobset_key(attempt)))
-    for each in own:
-        noted = each.written.failure if each.written else None
-        if noted and noted.chips is not None:
-            return Rate(chips=noted.chips, price=noted.chip_hour_price)
-    return Rate(chips=plan.chips, price=_present(plan).chip_hour_price)
+    key = attempt.key.stage, attempt.key.number
+    known = (_noted_rates([attempt]) | dict(noted or {})).get(key)
+    return known or Rate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
 
 
 def terms_of(jobset: Object, plan: Plan) -> Terms:
@@ -143,8 +146,13 @@ def _present(plan: Plan) -> Terms:
     return Terms(capacity=plan.placement.capacity, chip_hour_price=None if price is None else float(price))
 
 
-def _jobset_key(attempt: Attempt) -> tuple[Stage, int]:
-    return attempt.key.stage, attempt.key.number
+def _noted_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, Rate]:
+    """Restarts of one JobSet have the same."""
+    return {
+        (attempt.key.stage, attempt.key.number): Rate(chips=note.chips, price=note.chip_hour_price)
+        for attempt in attempts
+        if attempt.written and (note := attempt.written.failure) and note.chips is not None
+    }
 
 
 def _earlier(attempt: Attempt) -> tuple[Failure | None, StageResult | None]:
@@ -192,9 +200,9 @@ def _intervals(attempt: Attempt, now: datetime) -> list[Interval]:
         found.append((result.started, result.finished))
     if span := children.running_span(attempt.pods):
         found.append((span[0], span[1] or now))
-    # Pods of the run before may still be ending.
-    resumed = _resumed(attempt)
-    return [(max(begin, resumed) if resumed else begin, min(end, now)) for begin, end in found]
+    # Pods of the run before may still be ending, and a node's clock may tell anything.
+    earliest = _resumed(attempt) or (children.created_at(attempt.jobset) if attempt.jobset else None)
+    return [(max(begin, earliest) if earliest else begin, min(end, now)) for begin, end in found]
 
 
 def _since(attempt: Attempt, as_of: datetime, now: datetime) -> float:

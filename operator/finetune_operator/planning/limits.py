@@ -212,6 +212,8 @@ _NUMBERS: Mapping[str, _Resolve] = {
     "evaluation.generation.topK": _of("evaluation.top_k"),
     "evaluation.maxExamples": _written("evaluation.maxExamples"),
     "hangPolicy.noStepSeconds": _of("limits.no_step"),
+    # By default stages on CPU have longer than Evaluate.
+    "hangPolicy.stageSeconds": _of("limits.cpu_stage"),
     "hangPolicy.startupSeconds": _of("limits.startup"),
     "hyperparameters.epochs": _epochs,
     "hyperparameters.globalBatchSize": _of("hyperparameters.global_batch_size"),

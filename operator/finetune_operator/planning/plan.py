@@ -43,6 +43,10 @@ type Object = Mapping[str, Any]
 
 #: What never changes after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
+#: spec.hangPolicy.stageSeconds where nothing is said: several times what the largest models take. Evaluate holds a
+#: slice meanwhile; on CPU, downloads decide.
+EVALUATE_SECONDS = 6 * 3600
+CPU_STAGE_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +90,12 @@ class Limits:
     """From running pods to the first step of training."""
     no_step: int
     """From one step to the next."""
+    evaluate: int
+    """Of one attempt at Evaluate, which reports no steps and holds a slice."""
+    cpu_stage: int
+    """Of one attempt at a stage on CPU."""
     blind: int | None
     """Running while the run folder alone cannot be read."""
-    stage: int | None
-    """Of one attempt at a stage that reports no steps; None: the stage's own default."""
     child_ttl: int | None
     """From the job's end to the deletion of its children."""
 
@@ -266,8 +272,9 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
             pre_running=spec["preRunningDeadlineSeconds"],
             startup=spec["hangPolicy"]["startupSeconds"],
             no_step=spec["hangPolicy"]["noStepSeconds"],
+            evaluate=spec["hangPolicy"].get("stageSeconds", EVALUATE_SECONDS),
+            cpu_stage=spec["hangPolicy"].get("stageSeconds", CPU_STAGE_SECONDS),
             blind=spec["hangPolicy"].get("blindSeconds"),
-            stage=spec["hangPolicy"].get("stageSeconds"),
             child_ttl=spec.get("childTTLSecondsAfterFinished"),
         ),
         run_folder=snapshot.run_folder,

@@ -1,6 +1,6 @@
 """The state machine of :mod:`.test_machine` with stretches of hours and days in which the run folder cannot be read.
 
-Meanwhile nothing is created, and suspension, deadlines and budgets hold; what was used never falls.
+Meanwhile nothing is created, and suspension, deadlines and budgets hold.
 """
 
 from typing import Any
@@ -31,8 +31,6 @@ HOUR = 3600
 class BlindMachine(Machine):
     def __init__(self) -> None:
         super().__init__()
-        self.used: tuple[int, dict[str, float]] = (0, {})
-        """The most that the status has said, and how often it was wiped then."""
         self.plan: Any = None
         """As it was stored last: of an edited job it cannot be made again."""
 
@@ -44,10 +42,11 @@ class BlindMachine(Machine):
             [None, Stage.CONVERT, Stage.TRAIN, Stage.TRAIN, Stage.EVALUATE, Stage.EXPORT]
         ),
         queued=st.booleans(),
+        kinds=st.sampled_from([["OnDemand"], ["Spot", "OnDemand"]]),
+        standing_still=st.just(False),
     )
-    def start(self, hosts: str, hit: bool, prompts: bool, reached: Stage | None, queued: bool) -> None:
-        reached = Stage.TRAIN if reached is Stage.EVALUATE and not prompts else reached
-        super().start(hosts, hit, prompts, reached, queued)
+    def start(self, reached: Stage | None, **chosen: Any) -> None:
+        super().start(reached=reached, **chosen)
         self.world.edit(
             hangPolicy={"startupSeconds": LONG, "noStepSeconds": LONG, "stageSeconds": LONG},
             preRunningDeadlineSeconds=LONG,
@@ -108,19 +107,6 @@ class BlindMachine(Machine):
     @invariant()
     def the_plan_is_backed_up(self) -> None:
         self.plan = self.world.config_map or self.plan
-
-    @invariant()
-    def what_was_used_never_falls(self) -> None:
-        status = self.world.status
-        told = {
-            "seconds": float(status.get("activeTime", {}).get("seconds", 0)),
-            "chipHours": float(status.get("cost", {}).get("chipHours", 0)),
-        }
-        wiped, most = self.used
-        if wiped == self.wiped:
-            for name, value in told.items():
-                assert value >= most.get(name, 0.0), f"{name} fell"
-        self.used = (self.wiped, told)
 
     @invariant()
     def who_is_charged(self) -> None:

@@ -255,6 +255,23 @@ def test_a_retry_by_hand_tries_every_kind_again(stage: str | None, later: float)
     assert world.status["phase"] == "Succeeded"
 
 
+def test_a_stage_that_is_asked_for_again_while_a_later_one_runs_does_not_wait_for_ever() -> None:
+    world = World(job=job(resources={"tpu": "v6e-4"}))
+    name = world.until(Stage.EVALUATE)
+    world.edit(retry={"generation": 1, "fromStage": "Train"})
+    world.reconcile()
+    world.kill(name, 1)
+    for _ in range(4):
+        world.reconcile()
+        world.wait(world.look_again_after or 0)
+    assert world.live() == ["support-bot-train-2"]
+    waiting(world, "support-bot-train-2")
+    pass_time(world, 8000)
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "NoCapacity"
+
+
 @pytest.mark.parametrize("stage", [Stage.PREFLIGHT, Stage.CONVERT, Stage.EXPORT])
 def test_a_stage_on_cpu_that_finds_no_node_ends_the_job(stage: Stage) -> None:
     world = World()

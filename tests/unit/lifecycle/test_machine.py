@@ -7,21 +7,119 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from finetune_contract import ExitCode, Outcome, Stage
+from finetune_contract import ExitCode, Failure, Outcome, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
-from finetune_operator.lifecycle import Decision, decide
+from finetune_operator.lifecycle import AttemptKey, Decision, children, decide
 from finetune_operator.lifecycle.budgets import MOST_STUCK
+from finetune_operator.lifecycle.deadlines import (
+    HUNG,
+    NO_CAPACITY,
+    PODS_MISSING,
+    STAGE_TIMEOUT,
+    STARTUP_TIMEOUT,
+)
 from finetune_operator.lifecycle.queueing import evictions
+from finetune_operator.planning.plan import CPU_STAGE_SECONDS, EVALUATE_SECONDS
+from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue tpu")
 ADMITTED = ("Admitted", "True", "Admitted", "The workload is admitted")
 TPU = {Stage.TRAIN, Stage.EVALUATE}
 MAX_INFRASTRUCTURE = 5
+PRICES = {"Spot": "0.8", "OnDemand": "2.7"}
+DAY = 86400
+#: By the reason of a verdict that something takes too long: how long at least nothing has moved. As by default.
+SILENCE = {HUNG: 900, STARTUP_TIMEOUT: 1800}
 
 
 class WatchedWorld(World):
-    """Checks each creation of a JobSet against what is true at that moment."""
+    """Checks each creation of a JobSet, and each verdict on one, against what is true at that moment, and counts what
+    is really used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: dict[tuple[str, int], Any] = {}
+        """When the present run of an attempt last moved, by JobSet and restart; those that have run alone."""
+        self.chips: dict[str, tuple[int, float]] = {}
+        """Of each JobSet on TPU: chips, and the price of an hour."""
+        self.chip_hours = 0.0
+        self.cost = 0.0
+        self.silent: set[AttemptKey] = set()
+        """Attempts that the operator has ended because nothing moved."""
+        self.unplaced: set[AttemptKey] = set()
+        """Because there were no nodes."""
+        self.purposes: dict[str, str] = {}
+        """Why the operator has ended a JobSet."""
+
+    def wait(self, seconds: float) -> None:
+        for name in {pod.rpartition("-")[0] for pod, each in self.pods.items() if self._runs(each)}:
+            chips, price = self.chips.get(name, (0, 0.0))
+            if name not in self.jobsets:
+                # Its price is not known any more.
+                price = max(map(float, PRICES.values()))
+            self.chip_hours += chips * seconds / 3600
+            self.cost += chips * price * seconds / 3600
+        super().wait(seconds)
+
+    @staticmethod
+    def _runs(pod: Any) -> bool:
+        return bool(pod["status"]["phase"] == "Running")
+
+    def train(self, name: str, step: int) -> None:
+        super().train(name, step)
+        self.ran[name, self.restarts(name)] = self.now
+
+    def hold(self, name: str, *, held: bool) -> None:
+        super().hold(name, held=held)
+        self.ran.pop((name, self.restarts(name)), None)
+
+    def interrupted(self, name: str) -> bool:
+        """A pod has vanished, and JobSet has not started all of them again."""
+        expected = children.pods_expected(self.jobsets[name])
+        return (name, self.restarts(name)) in self.ran and len(self.pods_of(name)) < expected
+
+    def _record(self, key: AttemptKey, failure: Failure) -> None:
+        before = self.attempts[key].failure if key in self.attempts else None
+        super()._record(key, failure)
+        name = f"support-bot-{key.stage.short}-{key.number}"
+        moved = self.ran.get((name, key.restart))
+        if before is not None and before.reason == failure.reason:
+            return
+        if failure.reason == NO_CAPACITY:
+            assert moved is None, f"{name} has run, and does not wait for capacity"
+            self.unplaced.add(key)
+        if failure.reason == PODS_MISSING:
+            self.silent.add(key)
+            assert not self.pods_of(name)
+        if failure.reason in (*SILENCE, STAGE_TIMEOUT):
+            self.silent.add(key)
+            limit = SILENCE.get(failure.reason, EVALUATE_SECONDS if key.stage in TPU else CPU_STAGE_SECONDS)
+            assert moved is not None, f"{name} has never run, and does not hang"
+            assert (self.now - moved).total_seconds() > limit, f"{name} moved a moment ago"
+
+    def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
+        noted = {key: failure.reason for key, failure in decision.records}
+        for deletion in decision.deletions:
+            jobset = self.jobsets.get(deletion.name)
+            if jobset is None or self._ended(jobset):
+                continue
+            key = self.key_of(deletion.name)
+            files = self.attempts.get(key)
+            written = files.failure.reason if files and files.failure else None
+            over = any(
+                each["type"] in ("Finished", "Succeeded", "Suspended") and each["status"] == "True"
+                for each in decision.status.get("conditions", ())
+            )
+            why = noted.get(key) or written
+            decided = any(
+                each["name"] == key.stage and each["phase"] in ("Succeeded", "Failed")
+                for each in decision.status.get("stages", ())
+            )
+            assert over or why or decided, f"{deletion.name} is deleted and nothing says why"
+            if why:
+                self.purposes.setdefault(deletion.name, why)
+        super().apply(decision, crash_after=crash_after)
 
     def _create_jobset(self, jobset: Any) -> None:
         revived = self.retry and self.retry.generation > self.status.get("retryGeneration", 0)
@@ -29,6 +127,13 @@ class WatchedWorld(World):
         super()._create_jobset(jobset)
         name = jobset["metadata"]["name"]
         key = self.key_of(name)
+        if key.stage in TPU:
+            capacity = (
+                "Spot"
+                if jobset["metadata"]["annotations"]["tpu-finetune.dev/flavor"] == "spot"
+                else "OnDemand"
+            )
+            self.chips[name] = (children.chips(jobset), float(PRICES[capacity]))
         others = [other for other in self.live() if other != name]
         assert not others, f"{name} was created while {others} could still run"
         running = [pod for pod in self.pods.values() if pod["status"]["phase"] not in ("Succeeded", "Failed")]
@@ -49,6 +154,7 @@ class WatchedWorld(World):
         if self.jobsets[name]["spec"]["suspend"]:
             self.admit(name)
         super().run(name)
+        self.ran.setdefault((name, self.restarts(name)), self.now)
 
     def admit(self, name: str) -> None:
         stats = (self.workloads or {}).get(name, {}).get("status", {}).get("schedulingStats", {})
@@ -88,23 +194,45 @@ class Machine(RuleBasedStateMachine):
         self.user = 0
         self.preemptions = 0
         self.profile = profile()
+        self.standing_still = False
+        self.told = (0.0, 0.0, 0.0, 0)
+        """What the status said of hours, money and seconds, and how often it had been lost before."""
 
     @initialize(
         hosts=st.sampled_from(["v6e-4", "v6e-8"]),
         hit=st.booleans(),
         prompts=st.booleans(),
-        reached=st.sampled_from([None, Stage.CONVERT, Stage.TRAIN, Stage.EXPORT]),
+        reached=st.sampled_from(
+            [None, Stage.CONVERT, Stage.TRAIN, Stage.TRAIN, Stage.TRAIN, Stage.EVALUATE, Stage.EXPORT]
+        ),
         queued=st.booleans(),
+        kinds=st.sampled_from([["OnDemand"], ["Spot", "OnDemand"]]),
+        standing_still=st.booleans(),
     )
-    def start(self, hosts: str, hit: bool, prompts: bool, reached: Stage | None, queued: bool) -> None:
-        if queued:
-            self.profile = profile(queue={"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"})
+    def start(
+        self,
+        hosts: str,
+        hit: bool,
+        prompts: bool,
+        reached: Stage | None,
+        queued: bool,
+        kinds: list[str],
+        standing_still: bool,
+    ) -> None:
+        offered = [
+            {**each, "topologies": ["2x2", "2x4"], "chipHourPrice": PRICES[each["capacity"]]}
+            for each in flavors("OnDemand", "Spot")
+        ]
+        queues = {"queue": {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}} if queued else {}
+        self.profile = profile(flavors=offered, currency="USD", **queues)
+        self.standing_still = standing_still
         self.world.profiles = [self.profile]
         evaluation = {"prompts": ["hello"]} if prompts else {}
-        self.world.job = job(resources={"tpu": hosts}, evaluation=evaluation)
+        self.world.job = job(resources={"tpu": hosts, "capacity": kinds}, evaluation=evaluation)
         if hit:
             self.world.cache["f1"] = self.world.manifest(uid="another-job")
-        if reached and not (hit and reached is Stage.CONVERT):
+        skipped = (hit and reached is Stage.CONVERT) or (not prompts and reached is Stage.EVALUATE)
+        if reached and not skipped:
             self.world.until(reached)
 
     # --- the operator
@@ -143,6 +271,7 @@ class Machine(RuleBasedStateMachine):
             decision = self.world.reconcile()
         except ConflictError:
             return
+        self.a_wait_has_an_end(decision)
         wrote = (decision.jobset, decision.records, decision.deletions, decision.snapshot, decision.retry)
         if not any(wrote):
             assert decide(self.world.observe()).status == self.world.status, "a second look changes nothing"
@@ -155,17 +284,30 @@ class Machine(RuleBasedStateMachine):
     def pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.world.live())))
 
+    def a_wait_has_an_end(self, decision: Decision) -> None:
+        """Whatever the job waits for: it is looked at again, unless a person has to act first."""
+        told = {each["type"]: each["status"] for each in decision.status.get("conditions", ())}
+        person = (
+            told.get("Finished") == "True" or told.get("Suspended") == "True" or told.get("Valid") == "False"
+        )
+        assert person or decision.look_again_after is not None
+
     @precondition(any_live)
     @rule(data=st.data())
     def no_node_is_free(self, data: st.DataObject) -> None:
         name = self.pick(data)
-        if "deletionTimestamp" not in self.world.jobsets[name]["metadata"]:
+        jobset = self.world.jobsets[name]
+        if "deletionTimestamp" in jobset["metadata"] or jobset["spec"]["suspend"]:
+            return
+        if not self.world.interrupted(name):
             self.world.schedule(name)
 
     @precondition(any_live)
     @rule(data=st.data())
     def pods_run(self, data: st.DataObject) -> None:
         name = self.pick(data)
+        if self.world.interrupted(name):
+            return
         if not self.world.pods_of(name) or all(
             p["status"]["phase"] == "Pending" for p in self.world.pods_of(name)
         ):
@@ -173,9 +315,32 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(any_live)
     @rule(data=st.data())
+    def a_pod_vanishes(self, data: st.DataObject) -> None:
+        """Evicted or deleted by a hand, and counted: its object goes before the others have ended."""
+        name = self.pick(data)
+        running = [pod for pod in self.world.pods_of(name) if pod["status"]["phase"] == "Running"]
+        if running and not self.recorded(name):
+            del self.world.pods[data.draw(st.sampled_from([pod["metadata"]["name"] for pod in running]))]
+
+    @precondition(any_live)
+    @rule(data=st.data())
+    def jobset_starts_all_pods_again(self, data: st.DataObject) -> None:
+        name = self.pick(data)
+        if self.world.interrupted(name):
+            self.end_interrupted(name)
+
+    def end_interrupted(self, name: str) -> None:
+        if "deletionTimestamp" in self.world.jobsets[name]["metadata"]:
+            self.world.lose(name)
+        elif not self.world.jobsets[name]["spec"]["suspend"]:
+            self.preemptions += 1
+            self.world.restart(name)
+
+    @precondition(any_live)
+    @rule(data=st.data())
     def the_stage_succeeds(self, data: st.DataObject) -> None:
         name = self.pick(data)
-        if not self.recorded(name):
+        if not self.recorded(name) and not self.world.interrupted(name):
             self.world.succeed(name)
 
     @precondition(any_live)
@@ -191,6 +356,40 @@ class Machine(RuleBasedStateMachine):
         name = self.pick(data)
         if self.running(name) and self.world.key_of(name).stage is Stage.TRAIN and not self.recorded(name):
             self.world.train(name, step)
+
+    @precondition(lambda self: self.any_live() and self.taken is None)
+    @rule(data=st.data(), hours=st.integers(1, 60), step=st.integers(1, TOTAL_STEPS - 1))
+    def a_stage_runs_for_hours(self, data: st.DataObject, hours: int, step: int) -> None:
+        name = self.pick(data)
+        if not self.running(name) or self.recorded(name):
+            return
+        training = self.world.key_of(name).stage is Stage.TRAIN
+        for _ in range(3):
+            self.world.wait(hours * 1200)
+            if name not in self.world.live():
+                return
+            if training and self.running(name):
+                self.world.train(name, step)
+            self.reconcile()
+
+    @precondition(lambda self: self.taken is None)
+    @rule(seconds=st.sampled_from([60, 1800, 3600, 7300, DAY]))
+    def time_passes_and_is_seen(self, seconds: int) -> None:
+        for _ in range(2):
+            self.world.wait(seconds)
+            self.reconcile()
+
+    @precondition(any_live)
+    @rule(data=st.data())
+    def kueue_takes_the_quota_back_and_gives_it_again(self, data: st.DataObject) -> None:
+        """Between two looks."""
+        name = self.pick(data)
+        if self.running(name) and not self.recorded(name) and "queue" in self.profile["spec"]:
+            self.world.evict(name)
+            self.world.wait(30)
+            self.world.admit(name)
+            self.world.wait(5)
+            self.world.run(name)
 
     @precondition(any_live)
     @rule(data=st.data())
@@ -287,7 +486,7 @@ class Machine(RuleBasedStateMachine):
         generation = self.world.job["spec"].get("retry", {}).get("generation", 0) + 1
         self.world.edit(retry={"generation": generation, **({"fromStage": str(stage)} if stage else {})})
 
-    @rule(seconds=st.sampled_from([1, 7, 60, 600]))
+    @rule(seconds=st.sampled_from([1, 7, 60, 600, 3600, 7300, DAY, 10 * DAY]))
     def time_passes(self, seconds: int) -> None:
         self.world.wait(seconds)
 
@@ -323,9 +522,40 @@ class Machine(RuleBasedStateMachine):
     def who_is_charged(self) -> None:
         attempts = self.world.status.get("attempts", {})
         assert attempts.get("user", 0) <= self.user
-        assert attempts.get("infrastructure", 0) <= self.infrastructure
+        assert attempts.get("infrastructure", 0) <= self.faults
         if self.world.status.get("phase") == "Failed":
-            assert self.user or self.infrastructure > MAX_INFRASTRUCTURE or self.preemptions >= MOST_STUCK
+            assert self.may_have_failed
+
+    @property
+    def faults(self) -> int:
+        return self.infrastructure + len(self.world.silent)
+
+    @property
+    def may_have_failed(self) -> bool:
+        stuck = self.preemptions + self.faults >= MOST_STUCK
+        return bool(self.user or self.faults > MAX_INFRASTRUCTURE or stuck or self.world.unplaced)
+
+    @invariant()
+    def what_is_used_never_falls_and_is_never_more_than_was_used(self) -> None:
+        cost, active = self.world.status.get("cost", {}), self.world.status.get("activeTime", {})
+        told = (
+            float(cost.get("chipHours", 0)),
+            float(cost.get("amount", 0)),
+            float(active.get("seconds", 0)),
+            self.wiped,
+        )
+        if told[3] == self.told[3]:
+            assert all(now >= before for now, before in zip(told, self.told, strict=True)), (self.told, told)
+        self.told = told
+        if not self.wiped:
+            assert told[0] <= self.world.chip_hours + 1e-3
+            assert told[1] <= self.world.cost + 1e-3
+
+    @invariant()
+    def what_the_operator_has_ended_it_names(self) -> None:
+        for entry in self.world.status.get("attempts", {}).get("history", ()):
+            if entry.get("jobSet") in self.world.purposes:
+                assert entry["reason"] not in ("JobSetDeleted", "PodLost"), entry
 
     @invariant()
     def what_a_person_is_to_be_told(self) -> None:
@@ -342,26 +572,47 @@ class Machine(RuleBasedStateMachine):
         return any(pod["status"]["phase"] == "Running" for pod in self.world.pods_of(name))
 
     def teardown(self) -> None:
-        """Faults stop: the job comes to an end, and to the right one."""
+        """Faults stop, and the job comes to an end, and to the right one; or nothing moves any more but time, and it
+        comes to an end all the same."""
         self.taken = None
         self.world.unreadable = None
         self.world.profiles = [self.profile]
         self.end_lingering_pods()
         for name in self.world.live():
-            if self.recorded(name):
+            if self.world.interrupted(name) and not self.standing_still:
+                self.end_interrupted(name)
+            elif self.recorded(name):
                 self.world.end_pods(name, 0)
                 self.world.end_jobset(name, "Completed")
         if self.world.job["spec"].get("suspend"):
             self.world.edit(suspend=False)
-        self.world.to_the_end()
+        if self.standing_still:
+            self.nothing_moves()
+        else:
+            self.world.to_the_end()
         FineTuneJobStatus.model_validate(self.world.status, by_alias=True, by_name=False)
-        if not self.user and self.infrastructure <= MAX_INFRASTRUCTURE and self.preemptions < MOST_STUCK:
+        if not self.may_have_failed:
             assert self.world.status["phase"] == "Succeeded", self.world.status["summary"]
         before = list(self.world.created)
         self.world.jobsets.clear()
         self.world.pods.clear()
         self.world.reconcile()
         assert self.world.created == before, "deleting children of a finished job changes nothing"
+
+    def nothing_moves(self) -> None:
+        """Quota is given, and no node comes. What is told to end ends."""
+        for _ in range(200):
+            self.world.reconcile()
+            if self.world.finished and self.world.look_again_after != 0:
+                return
+            for name in self.world.live():
+                jobset = self.world.jobsets[name]
+                if "deletionTimestamp" in jobset["metadata"]:
+                    self.world.stop(name) if self.world.pods_of(name) else self.world.lose(name)
+                elif jobset["spec"]["suspend"]:
+                    self.world.admit(name)
+            self.world.wait(max(self.world.look_again_after or 0, 1800))
+        raise AssertionError(f"it waits for ever: {self.world.status.get('summary')}")
 
 
 TestMachine = Machine.TestCase

@@ -285,6 +285,20 @@ def test_an_attempt_on_a_larger_slice_keeps_its_chips_when_its_jobset_is_gone(en
     assert hours(world) == pytest.approx(8, rel=1e-2)
 
 
+def test_a_record_with_an_impossible_start_counts_from_the_jobset_on() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    work(world, name, HOUR)
+    world.fail(name, 69)
+    (key,) = (key for key in world.attempts if key.stage is Stage.TRAIN)
+    files = world.attempts[key]
+    assert files.result is not None
+    wrong = files.result.model_copy(update={"started": world.now.replace(year=1970)})
+    world.attempts[key] = AttemptFiles(result=wrong, failure=files.failure)
+    world.reconcile()
+    assert hours(world) == pytest.approx(CHIPS, rel=1e-2)
+
+
 def test_jobsets_of_an_older_release_cost_what_the_present_flavor_costs() -> None:
     world, second = on_the_second_kind()
     for jobset in world.jobsets.values():

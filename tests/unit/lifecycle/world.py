@@ -446,7 +446,8 @@ class World:
         jobset = self.jobsets[name]
         jobset["spec"]["suspend"] = held
         jobset["status"] = {
-            "conditions": [{"type": "Suspended", "status": str(held), "lastTransitionTime": stamp(self.now)}]
+            **jobset.get("status", {}),
+            "conditions": [{"type": "Suspended", "status": str(held), "lastTransitionTime": stamp(self.now)}],
         }
         if held:
             for pod in [pod for pod in self.pods if pod.rpartition("-")[0] == name]:
