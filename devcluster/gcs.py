@@ -9,7 +9,9 @@ import aiohttp
 from devcluster.component import Component
 from devcluster.layout import State
 
-BUCKETS: Sequence[str] = ("ft-artifacts", "ft-cache", "ft-data", "ft-models")
+#: Names of buckets are global in the cloud, and examples name those that hold inputs. No bucket there can end in
+#: .invalid, a reserved domain, so an example for the local cluster finds no stranger's files when applied elsewhere.
+BUCKETS: Sequence[str] = ("ft-artifacts", "ft-cache", "ft-data.invalid", "ft-models.invalid")
 
 
 def fake_gcs(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:

@@ -56,10 +56,12 @@ def _gsm8k(folder: Path) -> None:
         shutil.copyfile(ROOT / "examples" / "data" / "gsm8k" / name, folder / name)
 
 
-TINY_MODEL = Input(title="a tiny Qwen3", uri="gs://ft-models/tiny-qwen3", make=_tiny_model)
-CAPITALS = Input(title="questions about capitals", uri="gs://ft-data/capitals", make=_capitals)
-SMOLLM2 = Input(title="SmolLM2-135M-Instruct", uri="gs://ft-models/smollm2-135m-instruct", make=_smollm2)
-GSM8K = Input(title="rows of GSM8K", uri="gs://ft-data/gsm8k", make=_gsm8k)
+TINY_MODEL = Input(title="a tiny Qwen3", uri="gs://ft-models.invalid/tiny-qwen3", make=_tiny_model)
+CAPITALS = Input(title="questions about capitals", uri="gs://ft-data.invalid/capitals", make=_capitals)
+SMOLLM2 = Input(
+    title="SmolLM2-135M-Instruct", uri="gs://ft-models.invalid/smollm2-135m-instruct", make=_smollm2
+)
+GSM8K = Input(title="rows of GSM8K", uri="gs://ft-data.invalid/gsm8k", make=_gsm8k)
 
 
 def folder_of(item: Input) -> Path:

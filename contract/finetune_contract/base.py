@@ -18,6 +18,7 @@ Uri = Annotated[str, Field(pattern=r"^(gs|file)://", max_length=1024)]
 """A ``gs://`` or ``file://`` address; folders carry no trailing slash."""
 Published = Annotated[str, Field(pattern=r"^(gs|file|hf)://", max_length=1024)]
 """The same, or a commit on the Hugging Face Hub: ``hf://acme/model@commit``."""
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 #: Fields that say what a record is: written even where they hold their default.
 _MARKS = ("version", "kind")

@@ -11,6 +11,9 @@ from finetune_contract.exit_codes import ExitCode
 #: Reason of a process that ended because another process of its stage was gone without a word; somebody else may know
 #: more (the culprit's pod).
 PEER_LOST = "PeerLost"
+#: Reason of a stage that found the converted model damaged, which ``where`` names by its ``items``. The operator never
+#: gives that conversion to a stage again.
+CONVERTED_MODEL_DAMAGED = "ConvertedModelDamaged"
 
 
 class FailureClass(StrEnum):

@@ -1,6 +1,10 @@
 """Where things lie in a run folder and in the cache. Pure string arithmetic on URIs."""
 
+import re
 from dataclasses import dataclass
+
+#: A segment of a path inside the cache: never empty, ``.`` or ``..``.
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,11 @@ class RunFolder:
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
     """What jobs share: converted models (``<cache>/convert/<fingerprint>``), prepared data (``<cache>/data/…``) and
-    compiled steps (``<cache>/compile/…``)."""
+    compiled steps (``<cache>/compile/…``).
+
+    An *entry* is a folder directly below its fingerprint's, written by one run of one attempt. The manifest beside the
+    entries names the one that counts, and never anything outside of its own folder.
+    """
 
     uri: str
 
@@ -144,12 +152,23 @@ class CacheLayout:
         return f"{self.uri.rstrip('/')}/convert/{fingerprint}"
 
     def convert_manifest(self, fingerprint: str) -> str:
-        """Written last and only if absent: its presence means complete, and the first of two writers wins."""
+        """Written after all files of the entry that it names. It is replaced only where it is not usable."""
         return f"{self.convert(fingerprint)}/manifest.json"
 
-    def convert_output(self, fingerprint: str, uid: str, number: int, restart: int = 0) -> str:
-        """This attempt's own, so that no two conversions of the same model ever mix their files."""
-        return f"{self.convert(fingerprint)}/{uid[:8]}-{number}{f'.{restart}' if restart else ''}"
+    def convert_output(
+        self, fingerprint: str, uid: str, number: int, restart: int = 0, run: str | None = None
+    ) -> str:
+        """This attempt's own entry, so that no two conversions of the same model ever mix their files. ``run``: tells
+        runs of the same attempt apart (a JobSet that Kueue has stopped starts its attempt again)."""
+        return f"{self.convert(fingerprint)}/{_own(uid, number, restart, run)}"
+
+    def convert_entry(self, fingerprint: str, uri: str) -> str | None:
+        """The entry of this fingerprint that ``uri`` lies in; None where it lies anywhere else."""
+        return _entry(self.convert(fingerprint), fingerprint, uri)
+
+    def convert_latest(self, source: str) -> str:
+        """The manifest of the newest conversion of a model, by a digest of its address."""
+        return f"{self.uri.rstrip('/')}/convert/latest/{source}.json"
 
     def compiled(self, fingerprint: str) -> str:
         """What the compiler said of one train step: every preflight of that shape may read it."""
@@ -159,13 +178,41 @@ class CacheLayout:
         return f"{self.uri.rstrip('/')}/data/{fingerprint}"
 
     def data_manifest(self, fingerprint: str) -> str:
-        """As for converted models: written last, and only if absent."""
+        """As for converted models."""
         return f"{self.data(fingerprint)}/manifest.json"
 
-    def data_output(self, fingerprint: str, uid: str, number: int, restart: int = 0) -> str:
-        """This attempt's own files."""
-        return f"{self.data(fingerprint)}/{uid[:8]}-{number}{f'.{restart}' if restart else ''}"
+    def data_output(
+        self, fingerprint: str, uid: str, number: int, restart: int = 0, run: str | None = None
+    ) -> str:
+        """As for converted models."""
+        return f"{self.data(fingerprint)}/{_own(uid, number, restart, run)}"
+
+    def data_entry(self, fingerprint: str, uri: str) -> str | None:
+        """As for converted models."""
+        return _entry(self.data(fingerprint), fingerprint, uri)
 
     def data_latest(self, source: str) -> str:
         """The manifest of the newest preparation of a source, by a digest of its address."""
         return f"{self.uri.rstrip('/')}/data/latest/{source}.json"
+
+
+def file_list(entry: str) -> str:
+    """The list of an entry's files, beside its folder: name, size, CRC32C and, in a bucket, generation of every one.
+    It is a document of its own, since a large model has thousands of files; the manifest holds its sha256."""
+    return f"{entry}.files.json"
+
+
+def of_attempt(entry: str, uid: str) -> bool:
+    """Whether an attempt of that job has written the entry."""
+    return entry.rpartition("/")[2].startswith(f"{uid[:8]}-")
+
+
+def _own(uid: str, number: int, restart: int, run: str | None) -> str:
+    return f"{uid[:8]}-{number}{f'.{restart}' if restart else ''}{f'-{run}' if run else ''}"
+
+
+def _entry(folder: str, fingerprint: str, uri: str) -> str | None:
+    if not _SEGMENT.fullmatch(fingerprint) or not uri.startswith(f"{folder}/"):
+        return None
+    first, *below = uri.removeprefix(f"{folder}/").split("/")
+    return f"{folder}/{first}" if below and all(map(_SEGMENT.fullmatch, (first, *below))) else None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from finetune_contract.base import Record, Uri, Version
+from finetune_contract.base import Record, Sha256, Uri, Version
 from finetune_contract.engine import Tuning
 from finetune_contract.versions import (
     CONTRACT_VERSION,
@@ -458,6 +458,9 @@ class StageRequest(Record):
     """Of the converted model; from preflight, given to convert."""
     converted: Uri | None = None
     """The ``items`` folder of the converted model; given to train and evaluate and export."""
+    converted_files_digest: Sha256 | None = None
+    """Of the list of its files (``layout.file_list``), which are compared with storage before they are loaded. None:
+    there is no list."""
     train_step: int | None = None
     """The checkpoint to evaluate and export; given after training."""
 

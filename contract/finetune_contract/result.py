@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
-from finetune_contract.base import Published, Record, Timestamp, Uri, Version
+from finetune_contract.base import Published, Record, Sha256, Timestamp, Uri, Version
 from finetune_contract.engine import Tuning
 from finetune_contract.failure import Failure
 from finetune_contract.request import MeshSpec, Stage
@@ -103,6 +103,8 @@ class DataManifest(Record):
     seconds: float
     """What the preparation took: what a hit saves."""
     created: Timestamp
+    files_digest: Sha256 | None = None
+    """Of the list of its files. None: written by an earlier release, and not used."""
 
 
 class DataCacheUse(Record):
@@ -117,6 +119,18 @@ class DataCacheUse(Record):
     saved_seconds: float = 0.0
     miss_because: Annotated[list[str], Few] = []
     """What differed from the last preparation of the same source."""
+
+
+class ConversionCacheUse(Record):
+    """Whether the model had been converted before. A hit was compared with storage, file by file."""
+
+    result: Literal["Hit", "Miss"]
+    uri: Uri | None = None
+    """The converted model's ``items``; of a hit, as the next two."""
+    files_digest: Sha256 | None = None
+    size_bytes: int = 0
+    miss_because: list[str] = []
+    """What differs from the last conversion of the same model, or what is wrong with the entry in the cache."""
 
 
 class MemoryOutcome(Record):
@@ -173,7 +187,8 @@ class PreflightOutcome(Record):
     """Optimizer steps of the whole training."""
     max_seq_length: int | None = None
     """What sequences are cut to: datasets.maxSeqLength, or the model's own limit where that is lower."""
-    fingerprint: str
+    fingerprint: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+    """Of the converted model; the name of its folder in the cache."""
     fingerprint_inputs: Annotated[dict[str, str], Many]
     """What went into the fingerprint, by name, so that a miss can say which input differed."""
     prepared: Annotated[list[DataCacheUse], Many] = []
@@ -185,6 +200,8 @@ class PreflightOutcome(Record):
     """None: not asked for."""
     smoke: SmokeOutcome | None = None
     """None: not asked for."""
+    conversion: ConversionCacheUse | None = None
+    """None: there is nothing to convert; or an earlier release, which did not look."""
 
 
 class ConvertManifest(Record):
@@ -201,11 +218,15 @@ class ConvertManifest(Record):
     proof: str = ""
     """One sentence: what was compared and how large the difference was."""
     created: Timestamp
+    files_digest: Sha256 | None = None
+    """Of the list of its files. None: written by an earlier release; no preflight takes it for a hit."""
 
 
 class ConvertOutcome(Record):
     kind: Literal["Convert"] = "Convert"
     manifest: ConvertManifest
+    reused: bool = False
+    """The stage found it in the cache."""
 
 
 class CheckpointRecord(Record):

@@ -39,7 +39,7 @@ def _broken_json() -> bytes:
 def test_corrupt_data_fails_in_preflight_with_file_row_and_fix(
     bench: Workbench, name: str, content: bytes, told: list[str]
 ) -> None:
-    uri = f"gs://ft-data/{bench.namespace}/{name}.jsonl"
+    uri = f"gs://ft-data.invalid/{bench.namespace}/{name}.jsonl"
     bench.write(uri, content)
     bench.apply(finetune_job(name, datasets={"train": [{"uri": uri}], "maxSeqLength": 64}))
     job = bench.finish(name)
@@ -58,10 +58,10 @@ def test_corrupt_data_fails_in_preflight_with_file_row_and_fix(
 MISSING: list[tuple[str, dict[str, Any], str]] = [
     (
         "no-data",
-        {"datasets": {"train": [{"uri": "gs://ft-data/{ns}/later.jsonl"}], "maxSeqLength": 64}},
+        {"datasets": {"train": [{"uri": "gs://ft-data.invalid/{ns}/later.jsonl"}], "maxSeqLength": 64}},
         "{ns}/later.jsonl",
     ),
-    ("no-model", {"model": {"uri": "gs://ft-models/{ns}/later"}}, "{ns}/later"),
+    ("no-model", {"model": {"uri": "gs://ft-models.invalid/{ns}/later"}}, "{ns}/later"),
 ]
 
 
@@ -78,15 +78,15 @@ def test_a_missing_input_is_named_and_the_job_recovers_when_it_appears(
     assert condition(waiting, "Finished") == "False"
 
     if name == "no-data":
-        bench.write(f"gs://ft-data/{bench.namespace}/later.jsonl", "\n".join(_rows(40)).encode())
+        bench.write(f"gs://ft-data.invalid/{bench.namespace}/later.jsonl", "\n".join(_rows(40)).encode())
     else:
-        bench.upload(tiny_model, f"gs://ft-models/{bench.namespace}/later")
+        bench.upload(tiny_model, f"gs://ft-models.invalid/{bench.namespace}/later")
     bench.succeed(name)
 
 
 def test_a_folder_that_is_no_model_is_refused_with_what_was_found(bench: Workbench) -> None:
-    bench.write(f"gs://ft-models/{bench.namespace}/notes/readme.txt", b"not a model")
-    bench.apply(finetune_job("no-config", model={"uri": f"gs://ft-models/{bench.namespace}/notes"}))
+    bench.write(f"gs://ft-models.invalid/{bench.namespace}/notes/readme.txt", b"not a model")
+    bench.apply(finetune_job("no-config", model={"uri": f"gs://ft-models.invalid/{bench.namespace}/notes"}))
     job = bench.wait(
         "no-config",
         lambda job: condition(job, "DataReady") == "False" or condition(job, "Finished") == "True",
@@ -94,7 +94,7 @@ def test_a_folder_that_is_no_model_is_refused_with_what_was_found(bench: Workben
 
     text = json.dumps(job["status"])
     assert "config.json" in text
-    assert f"gs://ft-models/{bench.namespace}/notes" in text
+    assert f"gs://ft-models.invalid/{bench.namespace}/notes" in text
 
 
 def test_a_missing_profile_is_named_and_the_job_goes_on_when_it_appears(bench: Workbench) -> None:

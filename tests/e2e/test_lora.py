@@ -28,7 +28,7 @@ def test_the_exported_model_loads_back_and_has_the_loss_that_training_ended_with
     assert evaluated.kind == "Evaluate"
     model = bench.download(folder_of(job).model, tmp_path / "model")
     data = tmp_path / "eval.jsonl"
-    data.write_bytes(bench.read("gs://ft-data/capitals/eval.jsonl") or b"")
+    data.write_bytes(bench.read("gs://ft-data.invalid/capitals/eval.jsonl") or b"")
     done = subprocess.run(
         [stage_program, "evaluate", "--model", model, "--data", data, "--max-seq-length", "64", "--json"],
         capture_output=True,

@@ -233,10 +233,10 @@ def finetune_job(name: str, *, lora: bool = False, **spec: Any) -> Object:
     """A small job on the tiny model and the capitals data; ``spec`` replaces or adds top-level parts."""
     defaults: Object = {
         "profileRef": {"name": "local"},
-        "model": {"uri": "gs://ft-models/tiny-qwen3"},
+        "model": {"uri": "gs://ft-models.invalid/tiny-qwen3"},
         "datasets": {
-            "train": [{"uri": "gs://ft-data/capitals/train.jsonl"}],
-            "validation": [{"uri": "gs://ft-data/capitals/eval.jsonl"}],
+            "train": [{"uri": "gs://ft-data.invalid/capitals/train.jsonl"}],
+            "validation": [{"uri": "gs://ft-data.invalid/capitals/eval.jsonl"}],
             "maxSeqLength": 64,
         },
         "method": {"type": "SFT", **({"lora": {"rank": 4, "alpha": "8"}} if lora else {})},

@@ -119,7 +119,7 @@ def test_validate_judges_as_the_server_does(
 
 
 def test_examples_are_taken_by_the_api_server(cluster: Cluster, namespace: str) -> None:
-    files = [*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples" / "profiles").glob("*.yaml")]
+    files = sorted((ROOT / "examples").rglob("*.yaml"))
     for manifest in (each for file in files for each in yaml.safe_load_all(file.read_text())):
         if manifest["kind"] != "FineTuneProfile":
             manifest["metadata"]["namespace"] = namespace  # theirs need not exist here

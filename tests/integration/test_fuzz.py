@@ -78,16 +78,14 @@ def plans(job: Document, profile: Document, seen: Seen) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_a_generated_job_is_planned_or_refused_with_the_place(
-    cluster: Cluster, shared_namespace: str
-) -> None:
+def test_a_generated_job_is_planned_or_refused_with_the_place(cluster: Cluster, namespace: str) -> None:
     seen = Seen()
 
     @fuzzed
     @given(jobs())
     def run(document: Document) -> None:
-        placed = {**document, "metadata": {**document["metadata"], "namespace": shared_namespace}}
-        if not accepted(cluster, JOBS.format(shared_namespace), placed):
+        placed = {**document, "metadata": {**document["metadata"], "namespace": namespace}}
+        if not accepted(cluster, JOBS.format(namespace), placed):
             seen.refused_by_server += 1
             return
         plans(document, PROFILE, seen)

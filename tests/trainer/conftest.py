@@ -13,6 +13,7 @@ from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.hub import Hub
 from tests.trainer.models import qwen3
 from tests.trainer.stages import Stages, serve
+from tests.trainer.stores import BUCKET, fake_gcs, program
 
 # before anything imports JAX
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -40,6 +41,25 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     yield _HUB
     _HUB.clear()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """Address of an object store."""
+    built = program()
+    if built is None:
+        pytest.skip("fake-gcs-server is not built: make cluster-programs")
+    with fake_gcs(built) as address:
+        yield address
+
+
+@pytest.fixture(params=["file", "gs"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty folder's address: both kinds of storage."""
+    if request.param == "file":
+        return f"file://{tmp_path}/store"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("server"))
+    return f"gs://{BUCKET}/{tmp_path.name}"
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from finetune_contract import ExitCode, Failure, StageResult
+from finetune_contract import (
+    ConversionCacheUse,
+    ConvertOutcome,
+    ExitCode,
+    Failure,
+    Outcome,
+    PreflightOutcome,
+    StageResult,
+)
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
 
@@ -153,6 +161,63 @@ def test_a_conversion_that_is_gone_or_damaged_is_told(stages: Stages, converted:
     assert str(items) in damaged.message
 
 
+def flipped(path: Path) -> None:
+    """One bit in the middle is another one."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_cached_conversion_is_compared_by_preflight_and_by_training_and_made_anew(
+    stages: Stages, tmp_path: Path
+) -> None:
+    """One byte of the weights changes, of a conversion that real stages have made."""
+    cache = f"file://{tmp_path}/cache"
+
+    def preflight(run: str) -> ConversionCacheUse:
+        details = stages.run("Preflight", f"poisoned/{run}", cache=cache).details
+        assert isinstance(details, PreflightOutcome)
+        assert details.conversion is not None
+        return details.conversion
+
+    def convert(run: str) -> ConvertOutcome:
+        details = stages.run("Convert", f"poisoned/{run}", cache=cache).details
+        assert isinstance(details, ConvertOutcome)
+        return details
+
+    assert preflight("first").result == "Miss"
+    made = convert("first")
+    manifest = made.manifest
+    hit = preflight("second")
+    assert (hit.result, hit.uri, hit.files_digest) == ("Hit", manifest.items, manifest.files_digest)
+    told = {
+        "cache": cache, "fingerprint": manifest.fingerprint, "converted": manifest.items,
+        "converted_files_digest": manifest.files_digest, "hyperparameters": {"steps": 1},
+    }  # fmt: skip
+    assert stages.run("Train", "poisoned/train", **told).outcome is Outcome.SUCCEEDED
+    assert preflight("after training").result == "Hit"  # nothing that loads a model writes to its entry
+    assert convert("third") == ConvertOutcome(manifest=manifest, reused=True)
+
+    tokens = next(Path(f"{tmp_path}/cache/data").rglob("tokens.bin"))
+    flipped(tokens)
+    assert stages.run("Train", "poisoned/other-rows", **told).outcome is Outcome.SUCCEEDED
+    assert stages.losses("poisoned/other-rows") == stages.losses("poisoned/train")
+
+    largest = max(
+        Path(manifest.items.removeprefix("file://")).rglob("d/*"), key=lambda path: path.stat().st_size
+    )
+    flipped(largest)
+    failure = failure_of(stages.run("Train", "poisoned/damaged", **told))
+    assert (failure.code, failure.reason) == (ExitCode.UNAVAILABLE, "ConvertedModelDamaged"), failure.message
+    assert (failure.where, largest.name in failure.saw) == (manifest.items, True)
+    missed = preflight("fourth")
+    assert missed.result == "Miss"
+    assert largest.name in missed.miss_because[0]
+    again = convert("fourth")
+    assert (again.reused, again.manifest.items != manifest.items) == (False, True)
+    assert preflight("fifth").uri == again.manifest.items
+
+
 def test_a_checkpoint_that_is_gone_is_told(stages: Stages, converted: str) -> None:
     failure = failure_of(stages.run("Evaluate", "broken/never-trained", converted=converted, train_step=7))
     assert (failure.code, failure.reason) == (ExitCode.INPUT_MISSING, "CheckpointMissing")
@@ -168,6 +233,7 @@ def test_a_checkpoint_that_is_gone_is_told(stages: Stages, converted: str) -> No
 )
 def test_a_disk_that_is_full_is_told(stages: Stages, stage: str, place: str) -> None:
     made = request(stages.root, stage, f"broken/full-{stage}")
-    failure = failure_of(stages.run(stage, f"broken/full-{stage}", fault=("disk_full_at", place)))
+    full = ("disk_full_at", place)
+    failure = failure_of(stages.run(stage, f"broken/full-{stage}", fault=full, use_cache="Off"))
     assert (failure.code, failure.reason) == (ExitCode.OUT_OF_MEMORY, "DiskFull"), (failure.message, made)
     assert "/scratch/file" in failure.message

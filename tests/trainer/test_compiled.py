@@ -11,14 +11,14 @@ import jax
 import pytest
 from flax import nnx
 
-from finetune_contract import MethodSpec, PreflightOutcome, SliceShape, StageRequest
+from finetune_contract import CacheLayout, MethodSpec, PreflightOutcome, SliceShape, StageRequest
 from finetune_trainer import engine, families
 from finetune_trainer.arithmetic import forward_flops, step_flops
 from finetune_trainer.compiled import by_hand
 from finetune_trainer.compiled.asking import Asking, NoCompiler
 from finetune_trainer.compiled.check import bounds, check_memory
 from finetune_trainer.compiled.compiler import Compiler
-from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured
+from finetune_trainer.compiled.question import Answer, Answered, Candidate, Exceeded, Measured
 from finetune_trainer.compiled.search import Choices, search
 from finetune_trainer.compiled.step import Abstract, mesh_of
 from finetune_trainer.errors import StageError
@@ -26,7 +26,7 @@ from finetune_trainer.stages.engine_config import engine_settings
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.trainer import SftTrainer
 from tests.trainer.requests import request
-from tests.trainer.stages import Stages
+from tests.trainer.stages import Stages, result_of
 
 V5E_4 = {
     "name": "v5litepod-4",
@@ -205,6 +205,43 @@ def test_preflight_checks_the_memory_of_the_step(stages: Stages, environment: di
     assert outcome.memory.unknown == ""
     assert outcome.memory.mesh == made.mesh
     assert outcome.memory.peak_bytes is not None
+
+
+def test_a_step_that_does_not_fit_ends_preflight_with_what_would(stages: Stages) -> None:
+    """As a whole stage, with answers that the cache has: the record, the exit code, and no report."""
+    made = wanted(
+        stages.root,
+        run_folder=f"file://{stages.root}/exceeded",
+        hyperparameters={"compute_precision": "BF16", "global_batch_size": 8},
+        data={"max_seq_length": 512},
+    )
+    library = stages.root / "libtpu.so"
+    library.touch()
+    model, store, found = stages.root / "models/qwen3", open_store(), {"TPU_LIBRARY_PATH": str(library)}
+    limit = int(15.75 * 2**30)
+    answers: dict[int, Exceeded | Measured] = {
+        8: Exceeded(needed_bytes=20 * 2**30, limit_bytes=limit, arguments_bytes=2**30),
+        4: Measured(
+            peak_bytes=10 * 2**30, limit_bytes=limit, arguments_bytes=2**30, temporaries_bytes=2**30, flops=1.0,
+            hbm_bytes=1.0, network_bytes=0.0, step_seconds=(1.0, 2.0),
+        ),
+    }  # fmt: skip
+    with Asking(made, families.read(model), model, store, found) as asking:
+        for batch, answer in answers.items():
+            uri = CacheLayout(made.cache).compiled(asking.fingerprint(candidate(batch)))
+            store.write(uri, Answered(answer=answer).to_json())
+    running = stages.start(FINETUNE_REQUEST=made.to_json(), **found)
+    assert running.wait() == 78, running.log[-4000:]
+    result = result_of(made)
+    assert result is not None
+    failure = result.failure
+    assert failure is not None
+    assert (failure.code, failure.reason, failure.where) == (78, "MemoryExceeded", "spec.resources")
+    assert failure.saw == ("does not fit, 20.00 GiB of 15.75 GiB per device with batch 8 on v5litepod-4")
+    assert failure.fix == (
+        "Compiled and found to fit: hyperparameters.globalBatchSize 4. No TPU time was used."
+    )
+    assert not (stages.root / "exceeded/preflight/report.json").exists()
 
 
 def abstract(root: Path, **changes: Any) -> Abstract:

@@ -2,17 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from finetune_contract import MeshSpec, SliceShape
+from finetune_contract import ExitCode, MeshSpec, SliceShape
+from finetune_trainer import families
+from finetune_trainer.compiled import check
 from finetune_trainer.compiled.chips import CHIPS, roofline
 from finetune_trainer.compiled.compiler import needed_bytes
 from finetune_trainer.compiled.cost import Cost, cost_of
 from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled
 from finetune_trainer.compiled.search import Choices, Model, search
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage import open_store
+from tests.trainer.requests import request
 
 GIB = 2**30
 ALL = Choices(remat=True, tiles=True, parallelism=True)
@@ -304,3 +312,108 @@ def test_no_step_is_faster_than_its_arithmetic_or_its_state() -> None:
     assert interval.high == pytest.approx(3.0)
     idle = roofline(Cost(flops=0, hbm_bytes=0, network_bytes=0), int(1638e9), CHIPS["v6e"])
     assert idle.low == pytest.approx(1.0)
+
+
+# --- what preflight makes of it
+
+
+class ByRule:
+    """A compiler that answers by a rule, in the place of the real one."""
+
+    compiled = 1
+
+    def __init__(self, rule: Callable[[Candidate], Answer]) -> None:
+        self._rule = rule
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing was started."""
+
+    def __call__(self, candidate: Candidate) -> Answer:
+        return self._rule(candidate)
+
+
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: Callable[[Candidate], Answer]) -> Any:
+    """``check_memory`` for batch 64 of a Qwen3 on v6e-4, where the profile also has v6e-8 and v6e-16."""
+    monkeypatch.setattr(check, "Asking", lambda *_: ByRule(rule))
+    plan = families.resolve({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2})
+    made = request(
+        tmp_path,
+        "Preflight",
+        mesh={"hosts": 1, "chips_per_host": 4, "fsdp": 4},
+        memory={"source": "Compile", "slice": shape(4), "larger": [shape(8), shape(16)]},
+        hyperparameters={"global_batch_size": 64},
+        data={"max_seq_length": 2048},
+    )
+    return check.check_memory(made, plan, tmp_path, open_store(), {})
+
+
+def a_gigabyte_a_row(asked: Candidate) -> Answer:
+    needed = 2.5 + asked.global_batch / asked.slice.devices
+    return measured(needed, 1.0) if needed <= 31 else exceeded(needed)
+
+
+def test_a_step_that_exceeds_the_chips_is_refused_with_the_batch_and_the_slice_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def doubled(asked: Candidate) -> Answer:
+        needed = 2.5 + 2 * asked.global_batch / asked.slice.devices
+        return measured(needed, 1.0) if needed <= 31 else exceeded(needed)
+
+    with pytest.raises(StageError) as caught:
+        checked(tmp_path, monkeypatch, doubled)
+    error = caught.value
+    assert (error.code, error.reason) == (ExitCode.OUT_OF_MEMORY, "MemoryExceeded")
+    for told in ("spec.resources", "34.50 GiB of 31.00 GiB per device with batch 64 on v6e-4", "globalBatchSize 56",
+                 "resources.tpu v6e-8", "No TPU time was used."):  # fmt: skip
+        assert told in str(error)
+    assert error.failure().code == 78
+
+
+def test_a_step_that_fits_on_nothing_is_refused_without_a_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StageError, match="No smaller batch and no slice of the profile") as caught:
+        checked(tmp_path, monkeypatch, lambda _: exceeded(100))
+    assert caught.value.code == ExitCode.OUT_OF_MEMORY
+
+
+def test_a_need_that_the_compiler_does_not_name_is_refused_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsaid = Exceeded(needed_bytes=None, limit_bytes=31 * GIB, arguments_bytes=GIB)
+    with pytest.raises(StageError, match=r"more than there is of 31\.00 GiB") as caught:
+        checked(tmp_path, monkeypatch, lambda _: unsaid)
+    assert caught.value.reason == "MemoryExceeded"
+
+
+def test_one_refusal_for_memory_is_enough_among_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of candidates that do not compile nothing is known; of one that does not fit, it is."""
+
+    def mixed(asked: Candidate) -> Answer:
+        full = asked.tuning.get("remat_policy") == "full"
+        return exceeded(40) if full else NotCompiled(message="not taken")
+
+    with pytest.raises(StageError) as caught:
+        checked(tmp_path, monkeypatch, mixed)
+    assert caught.value.reason == "MemoryExceeded"
+
+
+def test_what_does_not_compile_for_another_reason_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = checked(tmp_path, monkeypatch, lambda _: NotCompiled(message="not taken"))
+    assert "not taken" in outcome.unknown
+    assert outcome.peak_bytes is None
+
+
+def test_a_step_that_fits_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = checked(tmp_path, monkeypatch, a_gigabyte_a_row)
+    assert outcome.unknown == ""
+    assert outcome.peak_bytes == int(18.5 * GIB)

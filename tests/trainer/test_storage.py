@@ -1,6 +1,6 @@
 """The same guarantees for ``file://`` and ``gs://``."""
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,25 +13,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.storage import Store, join, local_path, open_store
 from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.storage.local import LocalBackend
-from tests.trainer.stores import BUCKET, fake_gcs, program
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    built = program()
-    if built is None:
-        pytest.skip("fake-gcs-server is not built: make cluster-programs")
-    with fake_gcs(built) as address:
-        yield address
-
-
-@pytest.fixture(params=["file", "gs"])
-def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty folder's address."""
-    if request.param == "file":
-        return f"file://{tmp_path}/store"
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("server"))
-    return f"gs://{BUCKET}/{tmp_path.name}"
+from tests.trainer.stores import BUCKET
 
 
 @pytest.fixture
@@ -190,3 +172,87 @@ def test_an_answer_that_was_lost_does_not_lose_the_creation(
     uri = join(f"gs://{BUCKET}", "lost", "manifest.json")
     backend.write(uri, b"mine", "application/json")
     assert backend.create(uri, b"mine", "application/json")
+
+
+def test_a_file_is_replaced_only_as_long_as_it_is_the_one_that_was_read(store: Store, root: str) -> None:
+    uri = f"{root}/manifest.json"
+    assert store.read_current(uri, limit=10) is None
+    assert not store.replace(uri, "none", version="1")
+    store.write(uri, "one")
+    first = store.read_current(uri, limit=10)
+    assert first is not None
+    assert first.content == b"one"
+    assert store.replace(uri, "two", version=first.version)
+    assert not store.replace(uri, "three", version=first.version)
+    second = store.read_current(uri, limit=10)
+    assert second is not None
+    assert (second.content, second.version != first.version) == (b"two", True)
+    store.delete(uri)
+    assert not store.replace(uri, "four", version=second.version)
+    assert not store.exists(uri)
+
+
+def test_of_many_writers_that_saw_the_same_version_one_wins(store: Store, root: str) -> None:
+    uri = f"{root}/manifest.json"
+    store.write(uri, "damaged")
+    seen = store.read_current(uri, limit=10)
+    assert seen is not None
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: store.replace(uri, f"writer {n}", version=seen.version), range(8)))
+    assert won.count(True) == 1
+    assert store.read(uri) == f"writer {won.index(True)}".encode()
+
+
+def test_a_file_larger_than_the_limit_is_not_read_but_can_be_replaced(store: Store, root: str) -> None:
+    uri = f"{root}/manifest.json"
+    store.write(uri, b"x" * 11)
+    found = store.read_current(uri, limit=10)
+    assert found is not None
+    assert found.content is None
+    assert store.replace(uri, "small", version=found.version)
+
+
+def test_a_listing_tells_a_new_write_of_the_same_content_in_a_bucket(store: Store, root: str) -> None:
+    uri = f"{root}/a"
+    store.write(uri, "same")
+    (before,) = store.entries(root)
+    store.write(uri, "same")
+    (after,) = store.entries(root)
+    assert (before.size, before.crc32c) == (after.size, after.crc32c)
+    if local_path(root) is None:
+        assert None not in (before.generation, after.generation)
+        assert before.generation != after.generation
+    else:
+        assert (before.generation, after.generation) == (None, None)
+
+
+def test_the_object_that_was_listed_is_fetched_or_none(
+    server: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
+    root = f"gs://{BUCKET}/{tmp_path.name}"
+    uri = f"{root}/a"
+    store.write(uri, "listed")
+    (listed,) = store.entries(root)
+    assert store.fetch_file(uri, tmp_path / "a", generation=listed.generation).read_text() == "listed"
+    store.write(uri, "another")
+    with pytest.raises(StageError) as caught:
+        store.fetch_file(uri, tmp_path / "b", generation=listed.generation)
+    assert caught.value.code is ExitCode.INPUT_MISSING
+
+
+def test_a_file_that_goes_while_it_is_read_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not an error, as it would be if the file were looked for first and read then."""
+    uri = f"file://{tmp_path}/a"
+    real = LocalBackend.read
+
+    def deleted_before(self: LocalBackend, uri: str) -> bytes:
+        self.delete(uri)
+        return real(self, uri)
+
+    store = open_store()
+    store.write(uri, "here")
+    monkeypatch.setattr(LocalBackend, "read", deleted_before)
+    assert store.read_or_none(uri) is None

@@ -63,3 +63,9 @@ def test_every_make_target_that_a_document_names_exists() -> None:
     }
     assert named
     assert named <= targets
+
+
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / "security.md").read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path).is_file()] == []

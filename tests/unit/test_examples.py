@@ -1,22 +1,24 @@
 """Every example is one that the API server and the operator would take."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from devcluster.gcs import BUCKETS
 from finetune_operator.cli.checks import check_files
 from finetune_operator.cli.plan import show_plan
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
-JOBS = [path for path in EXAMPLES if path.parent.name != "profiles"]
+JOBS = [path for path in EXAMPLES if "kind: FineTuneJob" in path.read_text()]
 LOCAL = ROOT / "devcluster" / "manifests" / "profile-local.yaml"
 PROFILES = ROOT / "examples" / "profiles"
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, LOCAL], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*JOBS, *PROFILES.glob("*.yaml"), LOCAL], ids=lambda path: path.name)
 def test_validates(path: Path) -> None:
     assert check_files([path]) == []
 
@@ -47,3 +49,16 @@ def test_the_quickstart_fits_on_fifteen_lines_and_names_no_profile() -> None:
     assert len(text.splitlines()) <= 15
     assert "profileRef" not in text
     assert "file://" not in text
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_no_bucket_of_an_example_can_be_a_strangers(path: Path) -> None:
+    """Names of buckets are global. Google gives none below a domain that is not recognized, as .invalid never is."""
+    buckets = set(re.findall(r"gs://([^/\s\"'}*]+)", path.read_text()))
+    assert [name for name in buckets if not name.endswith(".invalid") and "my-project" not in name] == []
+
+
+@pytest.mark.parametrize("name", ["quickstart", "lora-smollm2-gsm8k"])
+def test_the_local_cluster_has_the_buckets_of_the_examples_for_it(name: str) -> None:
+    text = (ROOT / "examples" / f"{name}.yaml").read_text()
+    assert set(re.findall(r"gs://([^/]+)", text)) == {"ft-data.invalid", "ft-models.invalid"} < set(BUCKETS)

@@ -6,6 +6,7 @@ from typing import Any
 from maxtext.utils import model_creation_utils
 
 from finetune_contract.exit_codes import ExitCode
+from finetune_trainer.converted import UNREADABLE
 from finetune_trainer.errors import StageError
 
 #: How Orbax and TensorStore tell that files are missing, cut short or of another content.
@@ -28,7 +29,7 @@ def pretrained(config: Any) -> tuple[Any, Any]:
             raise
         raise StageError(
             ExitCode.INPUT_MISSING,
-            "ConvertedModelUnreadable",
+            UNREADABLE,
             "the converted model is not there, or not whole",
             where=str(config.load_parameters_path),
             saw=" ".join(str(error).split())[:300],

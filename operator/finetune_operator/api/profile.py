@@ -77,12 +77,12 @@ class Storage(ApiModel):
     artifacts: StorageUri
     """Folder of all run folders: <artifacts>/<namespace>/<job>-<uid>."""
     cache: StorageUri | None = None
-    """Folder of converted models, prepared data and compiled programs: <cache>/<namespace> unless cacheScope says
-    otherwise. Default: <artifacts>/<namespace>/cache."""
+    """Folder of converted models, prepared data and what the compiler said of train steps: <cache>/<namespace> unless
+    cacheScope says otherwise. Default: <artifacts>/<namespace>/cache."""
     cache_scope: CacheScope | None = None
     """Who shares a cache. Namespace: the jobs of one namespace. Profile: the jobs of all namespaces that the profile
-    serves, which then trust each other with weights, training rows and compiled programs; needs cache. Default:
-    Namespace."""
+    serves, which then trust each other with weights, training rows and settings chosen by compiling; needs cache.
+    Default: Namespace."""
     pathways_scratch: StorageUri | None = None
     """Folder in gs:// for Pathways' own files, compiled programs among them: <pathwaysScratch>/<namespace>. Default:
     <artifacts>/<namespace>/pathways."""

@@ -22,6 +22,7 @@ from finetune_operator.api.common import (
 )
 from finetune_operator.api.data import DatasetFormat
 from finetune_operator.api.evaluation import BenchmarkName
+from finetune_operator.api.method import MethodType, Optimizer, Precision, Quantization, Schedule
 from finetune_operator.api.placement import Capacity, Controller
 from finetune_operator.api.policies import MemoryCheck
 
@@ -134,6 +135,50 @@ class ResolvedHyperparameters(ApiModel):
     """Sequences per device and forward pass; below 1 where devices share a sequence."""
     max_seq_length: Whole | None = None
     """Longest sequence in tokens, after the model's own limit."""
+    gradient_accumulation_steps: NonNegative | None = None
+    """Forward passes per optimizer step."""
+    learning_rate: Decimal | None = None
+    """Peak learning rate."""
+    schedule: Schedule | None = None
+    """How the learning rate falls."""
+    warmup_steps: Whole | None = None
+    """Steps of warm-up, where the job counts them."""
+    warmup_ratio: Decimal | None = None
+    """Warm-up as a share of all steps, where the job gives no number of steps."""
+    optimizer: Optimizer | None = None
+    """The optimizer."""
+    weight_decay: Decimal | None = None
+    """Weight decay."""
+    max_grad_norm: Decimal | None = None
+    """Gradients are clipped to this norm."""
+    seed: Whole | None = None
+    """Seed of shuffling and of new weights."""
+    weight_precision: Precision | None = None
+    """Precision in which weights are held."""
+    compute_precision: Precision | None = None
+    """Precision in which a step is computed."""
+
+
+class ResolvedMethod(ApiModel):
+    """What is trained, and by which objective."""
+
+    type: MethodType
+    """The objective."""
+    lora_rank: NonNegative | None = None
+    """Rank of the adapter. Absent: all weights are trained."""
+    lora_alpha: Decimal | None = None
+    """Scale of the adapter."""
+    quantization: Quantization | None = None
+    """How the frozen weights are held while training."""
+
+
+class ResolvedServiceAccounts(ApiModel):
+    """Service accounts of the pods, in the job's namespace."""
+
+    tpu: DnsName
+    """Of stages on TPU."""
+    cpu: DnsName
+    """Of stages on CPU."""
 
 
 class ResolvedResources(ApiModel):
@@ -208,6 +253,8 @@ class Resolved(ApiModel):
     """What the datasets are."""
     benchmarks: Annotated[tuple[ResolvedBenchmark, ...], Field(max_length=16)] | None = None
     """What the benchmarks are."""
+    method: ResolvedMethod | None = None
+    """What is trained, and by which objective."""
     hyperparameters: ResolvedHyperparameters | None = None
     """Numbers instead of Auto."""
     resources: ResolvedResources | None = None
@@ -220,8 +267,12 @@ class Resolved(ApiModel):
     """Which checkpoint is evaluated and exported: Best or Last."""
     images: ResolvedImages | None = None
     """The images that run."""
+    service_accounts: ResolvedServiceAccounts | None = None
+    """Service accounts of the pods."""
     run_folder: Uri | None = None
     """Where everything of this run lies."""
+    cache: Uri | None = None
+    """Where converted models and prepared data are kept and found again."""
 
 
 class Estimate(ApiModel):

@@ -112,7 +112,7 @@ def stage_notes(stage: Object, status: Object) -> Iterator[str]:
         saved = cache.get("savedSeconds")
         yield f"reused from the cache{f', saved {text.duration(float(saved))}' if saved else ''}"
     elif cache.get("missBecause"):
-        yield f"cache miss: {', '.join(map(str, cache['missBecause']))} differ"
+        yield f"cache miss: {'; '.join(map(str, cache['missBecause']))}"
     if (attempt := stage.get("attempt") or 1) > 1:
         yield f"attempt {attempt}"
     if stage.get("resumedFromStep"):

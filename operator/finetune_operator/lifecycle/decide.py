@@ -6,16 +6,16 @@ from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.advance import advance
 from finetune_operator.lifecycle.attempts import attempts_of, since_retry
-from finetune_operator.lifecycle.blind import stopped_by_user
+from finetune_operator.lifecycle.blind import blind, stopped_by_user
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import Observed, Unreadable
 from finetune_operator.lifecycle.pending import with_pending
 from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import survey
 from finetune_operator.lifecycle.status import build_status
-from finetune_operator.lifecycle.stored_plan import plan_to_store, stored_plan
+from finetune_operator.lifecycle.stored_plan import plan_now, plan_to_store, stored_plan
 from finetune_operator.lifecycle.takeover import note_due
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.planning import (
@@ -147,7 +147,7 @@ def _admit(observed: Observed) -> Decision:
         snapshot = plan_to_store(observed)
         plan = make_plan(_as_admitted(observed.job, snapshot), snapshot)
     except Refused as error:
-        return _refuse(observed, error)
+        return _within_limits(observed, error)
     status = observed.job.get("status") or {}
     if "resolved" not in status:
         live = [attempt for attempt in attempts_of(observed) if attempt.live]
@@ -158,6 +158,24 @@ def _admit(observed: Observed) -> Decision:
         snapshot=render_snapshot(snapshot),
         look_again_after=0.0,
     )
+
+
+def _within_limits(observed: Observed, refused: Refused) -> Decision:
+    """A job without a plan. What runs of it stays within the limits that job and profile name now: its deadline and its
+    budgets stop it as they do while its run folder cannot be read."""
+    decision = _refuse(observed, refused)
+    snapshot = plan_now(observed) if observed.jobsets and not decision.deletions else None
+    if snapshot is None:
+        return decision
+    plan, attempts = make_plan(observed.job, snapshot), attempts_of(observed)
+    limited = blind(
+        observed, plan, attempts, Unreadable(reason=refused.reason, message=refused.message), refused
+    )
+    if not limited.deletions:
+        return decision
+    pending = limited.status["pending"]
+    status = {**decision.status, "pending": pending, "summary": limited.status["summary"]}
+    return replace(decision, status=status, deletions=limited.deletions, status_before_deletions=True)
 
 
 def _refuse(observed: Observed, refused: Refused) -> Decision:

@@ -4,8 +4,8 @@ A run folder is a folder in a bucket: an export, a script or a person may put ``
 Such a file must neither end a stage nor use up attempt numbers, so an attempt counts only with evidence for it:
 
 - a JobSet or a pod of the job has its number, and at least its restart; or
-- the job's status names its JobSet. The history there is cut to its newest entries: once it is full, numbers below one
-  that is named count, too; or
+- the job's status names its JobSet, and where that is gone, its restart or, without a gap, one before. The history
+  there is cut to its newest entries: once it is full, numbers below one that is named count, too; or
 - where the status says nothing of attempts (the job is new, goes on in another job's folder, or its status was lost):
   numbers are given one after the other, so those without a gap count, as far as they come before what is live.
 
@@ -55,7 +55,7 @@ def own_attempts(
         restarts[key.stage, key.number] = max(key.restart, restarts.get((key.stage, key.number), 0))
     reported = _reported(job)
     if reported is not None:
-        named = _with_restarts(reported)
+        named = _followed(_with_restarts(reported), listed)
         full = len(_status(job).get("attempts", {}).get("history", ())) >= HISTORY
         numbers = _below(listed, named) if full else frozenset()
     else:
@@ -124,6 +124,18 @@ def _with_restarts(keys: Iterable[AttemptKey]) -> dict[Number, int]:
     for key in keys:
         newest[key.stage, key.number] = max(key.restart, newest.get((key.stage, key.number), 0))
     return newest
+
+
+def _followed(named: Mapping[Number, int], listed: Collection[AttemptKey]) -> dict[Number, int]:
+    """With the restarts that came after the last look, without a gap: the JobSet that tells of them may be gone."""
+    present = set(listed)
+    found: dict[Number, int] = {}
+    for (stage, number), restart in named.items():
+        last = restart
+        while AttemptKey(stage, number, last + 1) in present:
+            last += 1
+        found[stage, number] = last
+    return found
 
 
 def _below(listed: Iterable[AttemptKey], named: Mapping[Number, int]) -> frozenset[Number]:

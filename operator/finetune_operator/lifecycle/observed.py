@@ -102,7 +102,10 @@ class RunFolderView:
     retry: Retry | None = None
     """The newest."""
     convert_manifest: ConvertManifest | None = None
-    """Of the fingerprint that preflight found; None also when there was nothing to look up."""
+    """Of the fingerprint that preflight found; None also when there was nothing to look up, and once an attempt has
+    converted the model."""
+    convert_manifest_fault: str = ""
+    """Why what lies in its place cannot be read: other jobs may write there, and it says nothing of this one."""
     strangers: frozenset[AttemptKey] = frozenset()
     """Attempts that the listing shows and that this job has not made: their records are not read."""
     progress_unknown: Unreadable | None = None

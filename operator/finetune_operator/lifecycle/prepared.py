@@ -8,7 +8,8 @@ from finetune_operator.lifecycle.progress import decimal
 
 type Object = Mapping[str, Any]
 
-_MOST_REASONS = 8
+MOST_REASONS = 8
+"""That the status stores of a stage."""
 
 
 def data_cache(found: PreflightOutcome) -> Object | None:
@@ -28,5 +29,5 @@ def data_cache(found: PreflightOutcome) -> Object | None:
         told["savedSeconds"] = decimal(round(saved, 1))
     reasons = [f"{use.path}: {why}" for use in missed for why in use.miss_because]
     if reasons:
-        told["missBecause"] = reasons[:_MOST_REASONS]
+        told["missBecause"] = reasons[:MOST_REASONS]
     return told

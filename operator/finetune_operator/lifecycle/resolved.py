@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import DatasetReport
+from finetune_contract import DatasetReport, Hyperparameters, MethodSpec
 from finetune_operator.lifecycle.memory import host_memory_status, memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
@@ -24,7 +24,9 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
         "hyperparameters": {
             "globalBatchSize": plan.hyperparameters.global_batch_size,
             "perDeviceBatchSize": decimal(plan.hyperparameters.microbatch_size / mesh.devices),
+            **_training(plan.hyperparameters),
         },
+        "method": _method(plan.method),
         "resources": {
             "tpu": shape.name,
             "accelerator": shape.accelerator,
@@ -40,7 +42,9 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
         "memory": memory_status(plan, findings),
         "checkpoint": plan.exported_checkpoint,
         "images": _images(plan),
+        "serviceAccounts": {"tpu": plan.service_account_tpu, "cpu": plan.service_account_cpu},
         "runFolder": plan.run_folder.uri,
+        "cache": plan.cache.uri,
     }
     if steps is not None:
         resolved["hyperparameters"]["steps"] = steps
@@ -63,6 +67,32 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
                 for each in findings.preflight.benchmarks
             ]
     return resolved
+
+
+def _training(numbers: Hyperparameters) -> Object:
+    warmup: dict[str, Any] = {"warmupSteps": numbers.warmup_steps}
+    if numbers.warmup_steps is None:
+        warmup = {"warmupRatio": decimal(numbers.warmup_ratio or 0.0)}
+    return {
+        "gradientAccumulationSteps": numbers.gradient_accumulation_steps,
+        "learningRate": decimal(numbers.learning_rate),
+        "schedule": numbers.schedule,
+        **warmup,
+        "optimizer": numbers.optimizer,
+        "weightDecay": decimal(numbers.weight_decay),
+        "maxGradNorm": decimal(numbers.max_grad_norm),
+        "seed": numbers.seed,
+        "weightPrecision": numbers.weight_precision,
+        "computePrecision": numbers.compute_precision,
+    }
+
+
+def _method(method: MethodSpec) -> Object:
+    if method.lora is None:
+        return {"type": method.type}
+    lora = {"loraRank": method.lora.rank, "loraAlpha": decimal(method.lora.alpha)}
+    quantization = {"quantization": method.lora.quantization} if method.lora.quantization else {}
+    return {"type": method.type, **lora, **quantization}
 
 
 def _images(plan: Plan) -> Object:

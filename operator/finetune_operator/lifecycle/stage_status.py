@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from finetune_contract import PreflightOutcome, Stage, TrainOutcome
+from finetune_contract import ConvertOutcome, PreflightOutcome, Stage, TrainOutcome
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.classify import Ending, Verdict
 from finetune_operator.lifecycle.evictions import evicted_entries
 from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.lifecycle.prepared import data_cache
+from finetune_operator.lifecycle.prepared import MOST_REASONS, data_cache
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.lifecycle.situation import Course, Situation
 from finetune_operator.lifecycle.stages import StageView, Survey
@@ -116,19 +116,20 @@ def _started(attempts: Sequence[Attempt]) -> datetime | None:
 
 
 def _cache(view: StageView, look: Survey) -> Object | None:
-    converted = look.findings.converted
-    if converted is None:
+    """``status.stages[].cache`` of Convert, as soon as it is known whether it has to run."""
+    converted, preflight = look.findings.converted, look.findings.preflight
+    if preflight is None or not (converted or view.attempts):
         return None
-    told: dict[str, Any] = {
-        "result": "Miss" if view.attempts else "Hit",
-        "fingerprint": converted.fingerprint,
-        "sourceURI": converted.items,
-        "sizeBytes": converted.size_bytes,
-    }
-    if not view.attempts:
-        told["savedSeconds"] = decimal(round(converted.seconds, 1))
-    elif look.plan.use_cache != "Use":
-        told["missBecause"] = [f"spec.cache is {look.plan.use_cache}"]
+    details = view.result.details if view.result else None
+    reused = isinstance(details, ConvertOutcome) and details.reused
+    hit = reused or not view.attempts
+    told: dict[str, Any] = {"result": "Hit" if hit else "Miss", "fingerprint": preflight.fingerprint}
+    if converted:
+        told |= {"sourceURI": converted.items, "sizeBytes": converted.size_bytes}
+        if hit:
+            told["savedSeconds"] = decimal(round(converted.seconds, 1))
+    if not hit and view.missed:
+        told["missBecause"] = list(view.missed[:MOST_REASONS])
     return told
 
 

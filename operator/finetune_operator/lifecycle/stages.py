@@ -21,8 +21,9 @@ from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import budgets, gates
 from finetune_operator.lifecycle.attempts import ORDER, Attempt, since_retry
 from finetune_operator.lifecycle.classify import Ending, Verdict, classify, settled
+from finetune_operator.lifecycle.conversion import Damages, in_cache, succeeded
 from finetune_operator.lifecycle.memory import not_held, too_small
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import Observed, RunFolderView
 from finetune_operator.lifecycle.usage import Usage, counted, usage
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Findings, Plan
@@ -43,6 +44,8 @@ class StageView:
     """Of the attempt that succeeded."""
     hit: ConvertManifest | None = None
     """Convert: another job has done this conversion."""
+    missed: tuple[str, ...] = ()
+    """Convert: why no other job's conversion was used, where that is known."""
     failure: Failure | None = None
     """There when the stage has failed for good."""
     exhausted: budgets.Exhausted | None = None
@@ -128,8 +131,9 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
     # What was before a retry by hand is told, and charged to nothing.
     since = [pair for pair in judged if since_retry(retry, pair[0])]
     counters = budgets.count(since)
+    damages = Damages.of(judged)
     views: list[StageView] = []
-    findings = Findings()
+    findings = Findings(reconvert=bool(damages.found))
     # A stage that runs or has run belongs to the story even where an edit has made it needless since.
     present = {attempt.key.stage for attempt in attempts}
     for stage in Stage:
@@ -137,11 +141,11 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
             continue
         own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
         ended = tuple(pair for pair in since if pair[0].key.stage is stage)
-        view = _view(stage, plan, own, ended, counters)
+        view = _view(stage, plan, own, ended, counters=counters, damages=damages)
         if retry is not None and ORDER[stage] < ORDER[retry.from_stage]:
-            view = _done_before(view, judged)
+            view = _done_before(view, judged, damages)
         if stage is Stage.CONVERT:
-            view = _with_cache(view, observed.folder.convert_manifest, plan, findings.preflight)
+            view = _with_cache(view, observed.folder, plan, findings.preflight, damages)
         if stage is Stage.EVALUATE:
             view = _gated(view, plan)
         if stage not in plan.stages and not view.done and view.live is None:
@@ -179,13 +183,13 @@ def _believed(verdict: Verdict, now: datetime) -> Verdict:
     return verdict if verdict.finished is None or verdict.finished <= now else replace(verdict, finished=None)
 
 
-def _done_before(view: StageView, judged: Sequence[budgets.Judged]) -> StageView:
+def _done_before(view: StageView, judged: Sequence[budgets.Judged], damages: Damages) -> StageView:
     """A retry of a later stage leaves what this one has done."""
     done = next(
         (
             attempt
             for attempt, verdict in reversed(judged)
-            if attempt.key.stage is view.stage and verdict.ending is Ending.SUCCEEDED
+            if attempt.key.stage is view.stage and succeeded(attempt, verdict, damages)
         ),
         None,
     )
@@ -232,9 +236,11 @@ def _view(
     plan: Plan,
     attempts: tuple[Attempt, ...],
     judged: tuple[budgets.Judged, ...],
+    *,
     counters: budgets.Counters,
+    damages: Damages,
 ) -> StageView:
-    done = next((a for a, verdict in reversed(judged) if verdict.ending is Ending.SUCCEEDED), None)
+    done = next((a for a, verdict in reversed(judged) if succeeded(a, verdict, damages)), None)
     if done is not None:
         assert done.files is not None, "a success is read from the trainer's record"
         return StageView(
@@ -288,18 +294,23 @@ def _final(
 
 
 def _with_cache(
-    view: StageView, manifest: ConvertManifest | None, plan: Plan, preflight: PreflightOutcome | None
+    view: StageView,
+    folder: RunFolderView,
+    plan: Plan,
+    preflight: PreflightOutcome | None,
+    damages: Damages,
 ) -> StageView:
     """Convert is also done when its result lies in the cache, and only when the export is proven."""
+    cached = in_cache(folder.convert_manifest, folder.convert_manifest_fault, plan, preflight, damages)
+    view = replace(view, missed=cached.missed)
     own = _details(view, ConvertOutcome)
     if own is not None:
         if own.manifest.export_proven or not plan.export_proof:
             return view
-        return StageView(
-            stage=view.stage,
+        return replace(
+            view,
             phase=StagePhase.FAILED,
-            attempts=view.attempts,
-            judged=view.judged,
+            result=None,
             failure=Failure(
                 code=ExitCode.BAD_REQUEST,
                 reason="ExportNotProven",
@@ -309,23 +320,9 @@ def _with_cache(
                 "or create a new job.",
             ),
         )
-    usable = (
-        manifest is not None
-        and preflight is not None
-        and manifest.fingerprint == preflight.fingerprint
-        and (manifest.export_proven or not plan.export_proof)
-        # An attempt of this job may have finished its work and died before it could say so.
-        and (plan.use_cache == "Use" or f"/{plan.job.uid[:8]}-" in manifest.items)
-    )
-    if not usable or view.live is not None:
+    if cached.usable is None or view.live is not None:
         return view
-    return StageView(
-        stage=view.stage,
-        phase=StagePhase.SUCCEEDED,
-        attempts=view.attempts,
-        judged=view.judged,
-        hit=manifest,
-    )
+    return replace(view, phase=StagePhase.SUCCEEDED, hit=cached.usable, failure=None, exhausted=None)
 
 
 def _gated(view: StageView, plan: Plan) -> StageView:
@@ -340,7 +337,7 @@ def _found(findings: Findings, view: StageView) -> Findings:
     match view.stage:
         case Stage.PREFLIGHT:
             speaks = ContractVersion.parse(view.result.speaks) if view.result else None
-            return Findings(preflight=_details(view, PreflightOutcome), speaks=speaks)
+            return replace(findings, preflight=_details(view, PreflightOutcome), speaks=speaks)
         case Stage.CONVERT:
             own = _details(view, ConvertOutcome)
             return replace(findings, converted=own.manifest if own else view.hit)

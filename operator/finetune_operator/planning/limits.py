@@ -211,6 +211,7 @@ _NUMBERS: Mapping[str, _Resolve] = {
     "evaluation.generation.temperature": _of("evaluation.temperature"),
     "evaluation.generation.topK": _of("evaluation.top_k"),
     "evaluation.maxExamples": _written("evaluation.maxExamples"),
+    "hangPolicy.blindSeconds": _or_unlimited("limits.blind"),
     "hangPolicy.noStepSeconds": _of("limits.no_step"),
     # By default stages on CPU have longer than Evaluate.
     "hangPolicy.stageSeconds": _of("limits.cpu_stage"),

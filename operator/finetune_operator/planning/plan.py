@@ -106,6 +106,8 @@ class Findings:
 
     preflight: PreflightOutcome | None = None
     converted: ConvertManifest | None = None
+    reconvert: bool = False
+    """A stage found the converted model damaged: Convert must not take it from the cache again."""
     train: TrainOutcome | None = None
     evaluated: EvaluateOutcome | None = None
     speaks: ContractVersion | None = None

@@ -37,7 +37,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         attempt=attempt,
         run_folder=plan.run_folder.uri,
         cache=plan.cache.uri,
-        use_cache=plan.use_cache,
+        use_cache=_use_cache(plan, stage, findings),
         model=_model(plan, findings),
         data=_data(plan, findings),
         method=plan.method,
@@ -55,6 +55,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         memory=plan.memory if stage is Stage.PREFLIGHT else None,
         fingerprint=findings.preflight.fingerprint if findings.preflight else None,
         converted=findings.converted.items if findings.converted else plan.model.orbax,
+        converted_files_digest=_files_digest(findings),
         train_step=_train_step(plan, findings),
     ).spoken(findings.speaks or plan.contract)
     size = len(request.to_json().encode())
@@ -65,6 +66,18 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
             "environment. Shorten spec.datasets.chatTemplate or spec.evaluation.prompts.",
         )
     return request
+
+
+def _use_cache(plan: Plan, stage: Stage, findings: Findings) -> str:
+    """``Refresh`` for a conversion that takes the place of a damaged one."""
+    again = stage is Stage.CONVERT and findings.reconvert and plan.use_cache == "Use"
+    return "Refresh" if again else plan.use_cache
+
+
+def _files_digest(findings: Findings) -> str | None:
+    """None for an image that compares nothing: one whose preflight has not said what the cache holds."""
+    knows = findings.preflight is not None and findings.preflight.conversion is not None
+    return findings.converted.files_digest if knows and findings.converted else None
 
 
 def _tuned(plan: Plan, stage: Stage, findings: Findings) -> tuple[MeshSpec, dict[str, str | int]]:

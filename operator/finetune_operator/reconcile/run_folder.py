@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from finetune_contract import (
     CacheLayout,
     ConvertManifest,
+    ConvertOutcome,
     Failure,
     HostProgress,
     Outcome,
@@ -207,13 +208,15 @@ class _Look:
         mine = own(files.keys(), takeovers)
         attempts = await self._attempts(run, {key: files[key] for key in sorted(mine)})
         progress, unknown = await self._progress(run, attempts, last=not takeovers)
+        manifest, fault = await self._convert_manifest(folders.cache, attempts)
         return RunFolderView(
             attempts=attempts,
             takeovers=takeovers,
             retry=await self._retry(run, names, retry),
             progress=progress,
             progress_unknown=unknown,
-            convert_manifest=await self._convert_manifest(folders.cache, attempts),
+            convert_manifest=manifest,
+            convert_manifest_fault=fault,
             strangers=frozenset(files.keys() - set(mine)),
             warnings=tuple(self._warnings),
         )
@@ -323,16 +326,18 @@ class _Look:
 
     async def _convert_manifest(
         self, cache: CacheLayout, attempts: Mapping[AttemptKey, AttemptFiles]
-    ) -> ConvertManifest | None:
+    ) -> tuple[ConvertManifest | None, str]:
+        """What the cache has for the model, or why it cannot be read. Whoever shares the cache may have written it, so
+        it says nothing about this job: it is a miss. Not read once an attempt has converted the model."""
         fingerprint = fingerprint_of(attempts)
-        if fingerprint is None or not _FINGERPRINT.fullmatch(fingerprint):
-            return None
+        if fingerprint is None or not _FINGERPRINT.fullmatch(fingerprint) or _converted(attempts):
+            return None, ""
         try:
             # Not remembered: people may empty the cache, and a hit must not outlive its files.
-            return await self._read(cache.convert_manifest(fingerprint), ConvertManifest)
+            return await self._read(cache.convert_manifest(fingerprint), ConvertManifest), ""
         except (MalformedError, NewerError, TooLarge) as error:
             self._warnings.append(f"{error}; the model counts as not converted")
-            return None
+            return None, f"its manifest in the cache cannot be read: {error}"
 
     async def _read[T: BaseModel](
         self,
@@ -389,3 +394,9 @@ def fingerprint_of(attempts: Mapping[AttemptKey, AttemptFiles]) -> str | None:
         if key.stage is Stage.PREFLIGHT and result and isinstance(result.details, PreflightOutcome):
             return result.details.fingerprint
     return None
+
+
+def _converted(attempts: Mapping[AttemptKey, AttemptFiles]) -> bool:
+    return any(
+        files.result and isinstance(files.result.details, ConvertOutcome) for files in attempts.values()
+    )

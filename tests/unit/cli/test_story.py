@@ -55,8 +55,11 @@ def test_an_edit_that_was_not_looked_at_is_told() -> None:
 
 def test_a_cache_miss_names_the_inputs_that_differ() -> None:
     missed = job("running")
-    missed["status"]["stages"][1]["cache"] = {"result": "Miss", "missBecause": ["dtype", "engine"]}
-    assert "cache miss: dtype, engine differ" in page(missed)
+    missed["status"]["stages"][1]["cache"] = {
+        "result": "Miss",
+        "missBecause": ["engine: 1 -> 2", "layout: a -> b"],
+    }
+    assert "cache miss: engine: 1 -> 2; layout: a -> b" in page(missed)
 
 
 def test_unknown_fields_and_phases_of_a_newer_operator_do_not_break_the_page() -> None:

@@ -17,7 +17,7 @@ type Object = dict[str, Any]
 
 _WHEN = "2026-11-22T12:00:00Z"
 #: A text for each pattern and each rule that the contract has, and a key.
-_TEXTS = ("text", "gs://bucket/folder", "1.0", "Reason", "a" * 40, "sha256:" + "a" * 64, "full")
+_TEXTS = ("text", "gs://bucket/folder", "1.0", "Reason", "a" * 40, "sha256:" + "a" * 64, "full", "0" * 64)
 _KEYS = ("key", "remat_policy")
 #: How deep records are filled: a tokenizer is a model, which has a tokenizer.
 _DEPTH = 8

@@ -631,3 +631,15 @@ def test_of_a_job_that_has_ended_nothing_is_recorded_any_more() -> None:
     decision = world.reconcile()
     assert decision.records == ()
     assert world.status["phase"] == "Succeeded"
+
+
+def test_a_restart_that_came_and_went_between_two_looks_counts() -> None:
+    world = World()
+    name = world.until(Stage.EVALUATE)
+    world.stop(name)
+    world.succeed(name)
+    world.lose(name)
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert "support-bot-eval-2" not in world.created
+    assert world.status["attempts"]["infrastructure"] == 0

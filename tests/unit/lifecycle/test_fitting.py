@@ -62,6 +62,14 @@ uses = record(
     saved_seconds=floats,
     miss_because=st.lists(texts, max_size=3),
 )
+digests = st.none() | st.just("0" * 64)
+conversions = record(
+    result=st.sampled_from(["Hit", "Miss"]),
+    uri=st.none() | uris,
+    files_digest=digests,
+    size_bytes=integers,
+    miss_because=st.lists(texts, max_size=20),
+)
 manifests = record(
     fingerprint=texts,
     inputs=st.dictionaries(texts, texts, max_size=3),
@@ -71,6 +79,7 @@ manifests = record(
     export_proven=st.booleans(),
     proof=texts,
     created=times,
+    files_digest=digests,
 )
 details: dict[Stage, st.SearchStrategy[dict[str, Any]]] = {
     Stage.PREFLIGHT: record(
@@ -89,11 +98,12 @@ details: dict[Stage, st.SearchStrategy[dict[str, Any]]] = {
         warnings=st.lists(texts, max_size=3),
         steps=integers,
         max_seq_length=st.none() | integers,
-        fingerprint=texts,
+        fingerprint=st.sampled_from(["f1", "F" * 128, "-"]),
         fingerprint_inputs=st.dictionaries(texts, texts, max_size=3),
         report=uris,
+        conversion=st.none() | conversions,
     ),
-    Stage.CONVERT: record(kind=st.just("Convert"), manifest=manifests),
+    Stage.CONVERT: record(kind=st.just("Convert"), manifest=manifests, reused=st.booleans()),
     Stage.TRAIN: record(
         kind=st.just("Train"),
         step=integers,

@@ -18,6 +18,7 @@ from finetune_operator.lifecycle.deadlines import (
     STAGE_TIMEOUT,
     STARTUP_TIMEOUT,
 )
+from finetune_operator.lifecycle.pending import pending_records
 from finetune_operator.lifecycle.queueing import evictions
 from finetune_operator.planning.plan import CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from tests.unit.lifecycle.test_limits import flavors
@@ -99,7 +100,8 @@ class WatchedWorld(World):
             assert (self.now - moved).total_seconds() > limit, f"{name} moved a moment ago"
 
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
-        noted = {key: failure.reason for key, failure in decision.records}
+        records = (*pending_records(decision.status), *decision.records)
+        noted = {key: failure.reason for key, failure in records}
         for deletion in decision.deletions:
             jobset = self.jobsets.get(deletion.name)
             if jobset is None or self._ended(jobset):

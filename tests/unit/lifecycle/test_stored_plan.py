@@ -223,3 +223,33 @@ def test_a_jobset_made_under_another_plan_is_replaced() -> None:
     history = world.status["attempts"]["history"]
     assert [each["reason"] for each in history if each["stage"] == "Train"] == ["Replaced", "Succeeded"]
     assert world.status["attempts"]["user"] == world.status["attempts"]["infrastructure"] == 0
+
+
+@pytest.mark.parametrize("limit", [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": "1"}}])
+def test_a_job_without_its_plan_stays_within_its_limits(limit: dict[str, Any]) -> None:
+    world = lost(**limit)
+    world.edit(checkpointing={"everySteps": 50})
+    reconciled(world)
+    assert world.condition("Stalled")["reason"] == "PlanMissing"
+    assert world.live() == ["support-bot-train-1"]
+    world.wait(3601)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
+    (pending,) = world.status["pending"]
+    assert pending["reason"] in ("DeadlineExceeded", "BudgetExhausted")
+    reconciled(world)
+    assert world.condition("Stalled")["reason"] == "PlanMissing"
+
+
+def test_the_status_shows_what_the_plan_says() -> None:
+    world = World(job=job(method={"type": "SFT", "lora": {"rank": 8}}))
+    world.reconcile()
+    world.reconcile()
+    resolved = world.status["resolved"]
+    assert resolved["method"] == {"type": "SFT", "loraRank": 8, "loraAlpha": "16"}
+    numbers = resolved["hyperparameters"]
+    assert (numbers["learningRate"], numbers["optimizer"], numbers["warmupRatio"]) == ("0.0002", "AdamW", "0.03")
+    assert resolved["serviceAccounts"] == {"tpu": "ft-train", "cpu": "ft-cpu"}
+    assert resolved["cache"] == "gs://cache/team-a"
+    assert world.config_map is not None
+    assert resolved["plan"]["digest"] == world.config_map["data"]["digest"]

@@ -13,6 +13,7 @@ from typing import Any
 
 from finetune_contract import (
     CheckpointRecord,
+    ConversionCacheUse,
     ConvertManifest,
     ConvertOutcome,
     ExitCode,
@@ -161,6 +162,10 @@ class World:
     """Names of JobSets in the order of their creation."""
     look_again_after: float | None = None
     fingerprint: str = "f1"
+    conversion: ConversionCacheUse | None = None
+    """What preflight says of the cache of converted models; None: it is of a release that did not look."""
+    manifest_fault: str = ""
+    """Why the manifest in that cache cannot be read."""
     live_jobs: int = 1
     workloads: dict[str, Object] | None = field(default_factory=dict)
     """Kueue's, by the name of their JobSet; None: Kueue is not installed."""
@@ -210,6 +215,7 @@ class World:
             progress=None if self.progress_unknown else self.progress,
             progress_unknown=self.progress_unknown,
             convert_manifest=self.cache.get(self.fingerprint) if found else None,
+            convert_manifest_fault=self.manifest_fault if found else "",
         )
 
     def reconcile(self, *, crash_after: int | None = None, observed: Observed | None = None) -> Decision:
@@ -473,8 +479,14 @@ class World:
             self.train(name, TOTAL_STEPS)
         details = self.details(request)
         if isinstance(details, ConvertOutcome):
-            self.cache.setdefault(self.fingerprint, details.manifest)
+            self._keep(request, details.manifest)
         self._write_result(name, Outcome.SUCCEEDED, 0, details=details)
+
+    def _keep(self, request: StageRequest, manifest: ConvertManifest) -> None:
+        if request.use_cache == "Refresh":
+            self.cache[self.fingerprint] = manifest
+        else:
+            self.cache.setdefault(self.fingerprint, manifest)
 
     def train(self, name: str, step: int) -> None:
         """Training reaches a step; checkpoints lie where they are due."""
@@ -571,7 +583,12 @@ class World:
     def details(self, request: StageRequest) -> Any:
         if request.stage is Stage.TRAIN:
             return self.train_outcome()
-        return stage_outcomes.details(request, fingerprint=self.fingerprint, steps=TOTAL_STEPS, now=self.now)
+        details = stage_outcomes.details(
+            request, fingerprint=self.fingerprint, steps=TOTAL_STEPS, now=self.now
+        )
+        if isinstance(details, PreflightOutcome):
+            return details.model_copy(update={"conversion": self.conversion})
+        return details
 
     def manifest(self, *, proven: bool = True, uid: str = UID) -> ConvertManifest:
         return stage_outcomes.manifest(

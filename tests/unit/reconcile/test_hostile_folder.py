@@ -251,7 +251,8 @@ async def test_many_notes_of_takeovers_are_not_read(store: FakeStore, reader: Ru
 async def test_a_fingerprint_that_is_none_leads_nowhere(
     store: FakeStore, reader: RunFolderReader, fingerprint: str
 ) -> None:
-    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT, fingerprint=fingerprint))
+    record = result(Stage.PREFLIGHT).to_json().replace(FINGERPRINT, fingerprint)
+    store.files[RUN.result("prep", 1)] = record.encode()
     await reader.view(FOLDERS)
     assert not [call for call in store.calls if "manifest" in call]
 

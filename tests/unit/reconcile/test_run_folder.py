@@ -1,6 +1,6 @@
 import pytest
 
-from finetune_contract import Failure, Outcome, Stage
+from finetune_contract import ConvertOutcome, Failure, Outcome, Stage
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import StorageUnavailable
 from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView, Takeover, Unreadable
@@ -134,6 +134,41 @@ async def test_a_conversion_that_was_deleted_is_not_remembered(store: FakeStore)
     await reader.view(FOLDERS)
     del store.files[FOLDERS.cache.convert_manifest(FINGERPRINT)]
     assert (await reader.view(FOLDERS)).convert_manifest is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"\xff",
+        b'{"files": [{"path": "model.safetensors"}]}',
+        b'{"version": 2}',
+        b"[" * 100_000,
+        b"",
+        b" " * 2**21,
+    ],
+    ids=["cut", "no text", "an export's manifest", "another version", "deep", "empty", "huge"],
+)
+async def test_a_conversion_that_cannot_be_understood_is_a_miss_and_blinds_nobody(
+    store: FakeStore, content: bytes
+) -> None:
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
+    store.files[FOLDERS.cache.convert_manifest(FINGERPRINT)] = content
+    view = await RunFolderReader(store).view(FOLDERS)
+    assert (view.unreadable, view.convert_manifest) == (None, None)
+    assert view.convert_manifest_fault.startswith("its manifest in the cache cannot be read: ")
+    (warning,) = view.warnings
+    assert FOLDERS.cache.convert_manifest(FINGERPRINT) in warning
+
+
+async def test_the_cache_is_not_looked_at_once_the_job_has_converted_the_model(store: FakeStore) -> None:
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
+    own = result(Stage.CONVERT).model_copy(update={"details": ConvertOutcome(manifest=manifest())})
+    put(store, RUN.result("conv", 1), own)
+    store.files[FOLDERS.cache.convert_manifest(FINGERPRINT)] = b"{"
+    view = await RunFolderReader(store).view(FOLDERS)
+    assert (view.unreadable, view.convert_manifest, view.convert_manifest_fault) == (None, None, "")
+    assert not [call for call in store.calls if "/convert/" in call]
 
 
 async def test_progress_is_read_anew_while_training_and_once_after_it(store: FakeStore) -> None:

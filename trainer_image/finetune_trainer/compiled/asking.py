@@ -13,11 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pydantic import ValidationError
-
 from finetune_contract import CacheLayout, StageRequest
+from finetune_trainer.cache_entry import manifest_at
 from finetune_trainer.compiled.question import Answer, Answered, Candidate, NotCompiled
-from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import Store
 
@@ -74,8 +72,9 @@ class Asking:
 
     def __call__(self, candidate: Candidate) -> Answer:
         """Raises ``NoCompiler``."""
-        uri = CacheLayout(self._request.cache).compiled(self.fingerprint(candidate))
-        if self._request.use_cache == "Use" and (known := self._known(uri)) is not None:
+        fingerprint = self.fingerprint(candidate)
+        uri = CacheLayout(self._request.cache).compiled(fingerprint)
+        if self._request.use_cache == "Use" and (known := self._known(uri, fingerprint)) is not None:
             return known
         _LOG.info("compiling the train step for %s", candidate)
         answer = self._ask(candidate)
@@ -83,7 +82,7 @@ class Asking:
         _LOG.info("%s", answer)
         # a refusal may be this image's or this machine's
         if self._request.use_cache != "Off" and not isinstance(answer, NotCompiled):
-            self._store.write(uri, Answered(answer=answer).to_json())
+            self._store.write(uri, Answered(answer=answer, fingerprint=fingerprint).to_json())
         return answer
 
     def fingerprint(self, candidate: Candidate) -> str:
@@ -113,11 +112,10 @@ class Asking:
             )
         return next((path.name for path in self._library.parent.parent.glob("libtpu-*.dist-info")), "libtpu")
 
-    def _known(self, uri: str) -> Answer | None:
-        try:
-            return Answered.model_validate_json(self._store.read(uri)).answer
-        except (StageError, ValidationError):  # not there, or of another release
-            return None
+    def _known(self, uri: str, fingerprint: str) -> Answer | None:
+        """None for what is not there, of another release, too large, or of another question."""
+        found = manifest_at(self._store, uri, Answered).record
+        return found.answer if found is not None and found.fingerprint == fingerprint else None
 
     def _ask(self, candidate: Candidate) -> Answer:
         process = self._process = self._process or self._start()

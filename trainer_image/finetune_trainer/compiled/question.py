@@ -40,7 +40,7 @@ class Measured(Record):
     flops: float
     hbm_bytes: float
     network_bytes: float
-    step_seconds: tuple[float, float] | None
+    step_seconds: tuple[float, float] | None = None
     """Roofline; None for a family whose rates nobody has published."""
 
 
@@ -68,3 +68,5 @@ class Answered(Record):
     """As it travels and is kept."""
 
     answer: Annotated[Measured | Exceeded | NotCompiled, Field(discriminator="kind")]
+    fingerprint: str | None = None
+    """Of the question, where it is kept."""

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from finetune_contract import CacheLayout, DataCacheUse, DataManifest, DatasetSource
-from finetune_trainer.storage import Store, local_path, name_of
+from finetune_contract import CacheLayout, DataCacheUse, DataManifest, DatasetSource, ExitCode
+from finetune_trainer import cache_entry
+from finetune_trainer.cache_entry import Damaged, Miss
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage import Store, local_path
+from finetune_trainer.storage.contents import Held
 
 _LOG = logging.getLogger(__name__)
 #: Raised when the same rows become other tokens, or the files another form.
 _PREPARER = "1"
-_SHOWN = 60
+_TOKENS, _INDEX = "tokens.bin", "index.npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,88 +74,104 @@ class DataCache:
     uid: str
     attempt: int
     restart: int
+    run: str | None = None
+    """Tells this run of the attempt from others."""
 
-    def find(self, key: Key) -> Stored | None:
-        """What was prepared before, if it is whole."""
+    def find(self, key: Key) -> Stored | Miss:
+        """What was prepared before, if every file is as it was written."""
         if not self.reads:
-            return None
-        manifest = self._manifest(self.layout.data_manifest(key.fingerprint))
-        if manifest is None or manifest.fingerprint != key.fingerprint:
-            return None
-        files = [self._whole(uri) for uri in (manifest.tokens, manifest.index)]
-        if any(file is None for file in files) or self._size(manifest) != manifest.size_bytes:
-            _LOG.warning("prepared data at %s is not whole and is made again", manifest.tokens)
-            return None
-        tokens, index = files
-        assert tokens is not None
-        assert index is not None
-        return Stored(manifest=manifest, tokens=tokens, index=index)
-
-    def why_missed(self, key: Key) -> list[str]:
-        """Which inputs differ from those of the newest preparation of the same source; nothing for the first."""
-        if not self.reads:
-            return ["spec.cache is Refresh"]
-        latest = self._manifest(self.layout.data_latest(key.source))
-        if latest is None:
-            return []
-        return [
-            f"{name}: {_short(latest.inputs.get(name, ''))} -> {_short(value)}"
-            for name, value in sorted(key.inputs.items())
-            if latest.inputs.get(name) != value
-        ]
+            return Miss(because=["spec.cache is Refresh"])
+        found = cache_entry.manifest_at(self.store, self.layout.data_manifest(key.fingerprint), DataManifest)
+        if found.version is None:
+            return Miss(because=self._differing(key))
+        try:
+            if found.record is None:
+                raise Damaged(found.fault)
+            return self._fetched(found.record, key)
+        except Damaged as damage:
+            _LOG.warning(
+                "the prepared data at %s is not used, and is made again: %s",
+                self.layout.data(key.fingerprint), damage,
+            )  # fmt: skip
+            return Miss(because=[f"the entry in the cache is damaged: {damage}"], found=found.version)
 
     def keep(
-        self, key: Key, tokens: Path, index: Path, *, form: str, digest: str, seconds: float, now: datetime
+        self,
+        key: Key,
+        tokens: Path,
+        index: Path,
+        *,
+        missed: Miss,
+        form: str,
+        digest: str,
+        seconds: float,
+        now: datetime,
     ) -> DataManifest | None:
-        """Uploads what was prepared, the manifest last; None where this process does not."""
+        """Uploads what was prepared, the manifest last; None where this process does not. ``missed``: what ``find``
+        said. A manifest that another writer has left since stays."""
         if not self.writes:
             return None
-        folder = self.layout.data_output(key.fingerprint, self.uid, self.attempt, self.restart)
+        folder = self.layout.data_output(key.fingerprint, self.uid, self.attempt, self.restart, self.run)
+        uris = {name: f"{folder}/{name}" for name in (_TOKENS, _INDEX)}
+        self.store.upload_file(tokens, uris[_TOKENS])
+        self.store.upload_file(index, uris[_INDEX])
         manifest = DataManifest(
             fingerprint=key.fingerprint,
             inputs=dict(key.inputs),
-            tokens=f"{folder}/tokens.bin",
-            index=f"{folder}/index.npz",
+            tokens=uris[_TOKENS],
+            index=uris[_INDEX],
             format=form,
             digest=digest,
             size_bytes=tokens.stat().st_size + index.stat().st_size,
             seconds=round(seconds, 3),
             created=now,
+            files_digest=cache_entry.keep_list(self.store, folder),
         )
-        self.store.upload_file(tokens, manifest.tokens)
-        self.store.upload_file(index, manifest.index)
         address = self.layout.data_manifest(key.fingerprint)
         if self.replaces:
             self.store.write(address, manifest.to_json())
-        elif not self.store.create(address, manifest.to_json()) and self.find(key) is None:
-            self.store.write(address, manifest.to_json())  # what is there is not whole
+        else:
+            cache_entry.publish(self.store, address, manifest.to_json(), missed.found)
         self.store.write(self.layout.data_latest(key.source), manifest.to_json())
         return manifest
 
-    def _manifest(self, uri: str) -> DataManifest | None:
-        found = self.store.read_or_none(uri)
-        try:
-            return None if found is None else DataManifest.model_validate_json(found)
-        except ValidationError:
-            return None  # of another version
+    def _differing(self, key: Key) -> list[str]:
+        latest = cache_entry.manifest_at(self.store, self.layout.data_latest(key.source), DataManifest).record
+        return [] if latest is None else cache_entry.differing(latest.inputs, key.inputs)
 
-    def _whole(self, uri: str) -> Path | None:
-        """The file on this machine."""
+    def _fetched(self, manifest: DataManifest, key: Key) -> Stored:
+        """Raises ``Damaged``."""
+        entry = self.layout.data_entry(key.fingerprint, manifest.tokens)
+        if manifest.fingerprint != key.fingerprint:
+            raise Damaged("its manifest is of another fingerprint")
+        if entry is None or (manifest.tokens, manifest.index) != (f"{entry}/{_TOKENS}", f"{entry}/{_INDEX}"):
+            raise Damaged("its manifest names files outside of its folder")
+        held = cache_entry.verified(self.store, entry, manifest.files_digest)
+        if held.keys() != {_TOKENS, _INDEX}:
+            raise Damaged("it holds other files than tokens and index")
+        return Stored(
+            manifest=manifest,
+            tokens=self._local(entry, _TOKENS, held),
+            index=self._local(entry, _INDEX, held),
+        )
+
+    def _local(self, entry: str, name: str, held: Held) -> Path:
+        """The file on this machine: of a bucket, that generation which was listed."""
+        uri = f"{entry}/{name}"
         path = local_path(uri)
         if path is not None:
-            return path if path.is_file() else None
-        if not self.store.exists(uri):
-            return None
-        target = self.scratch / hashlib.sha256(uri.encode()).hexdigest()[:16] / name_of(uri)
+            return path
+        target = self.scratch / hashlib.sha256(uri.encode()).hexdigest()[:16] / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        return self.store.fetch_file(uri, target)
+        try:
+            return self.store.fetch_file(uri, target, generation=str(held[name][2]))
+        except StageError as error:
+            if error.code is ExitCode.INPUT_MISSING:
+                raise Damaged(f"{name} was replaced or deleted while it was read") from error
+            raise
 
-    def _size(self, manifest: DataManifest) -> int:
-        found = [self.store.stat(uri) for uri in (manifest.tokens, manifest.index)]
-        return sum(entry.size for entry in found if entry is not None)
 
-
-def miss_of(spec: DatasetSource, key: Key, reasons: list[str], kept: DataManifest | None) -> DataCacheUse:
+def miss_of(spec: DatasetSource, key: Key, missed: Miss, kept: DataManifest | None) -> DataCacheUse:
     """A miss, as it is told."""
     return DataCacheUse(
         path=spec.path,
@@ -161,7 +179,7 @@ def miss_of(spec: DatasetSource, key: Key, reasons: list[str], kept: DataManifes
         fingerprint=key.fingerprint,
         uri=kept.tokens if kept else None,
         size_bytes=kept.size_bytes if kept else 0,
-        miss_because=reasons,
+        miss_because=missed.because,
     )
 
 
@@ -176,7 +194,3 @@ def hit_of(spec: DatasetSource, stored: Stored) -> DataCacheUse:
         size_bytes=manifest.size_bytes,
         saved_seconds=manifest.seconds,
     )
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"

@@ -16,6 +16,8 @@ from finetune_trainer.storage import name_of
 
 Whole = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]
+#: Tokens that are looked at in one go.
+_SCANNED = 1 << 20
 
 
 class Examples(Protocol):
@@ -60,11 +62,24 @@ class TokenFile:
     def lengths(self) -> Whole:
         return np.diff(self.ends(), prepend=0)
 
-    def read(self, index: int) -> Tokens:
+    def first_from(self, limit: int) -> int | None:
+        """Number of the first example with an id of ``limit`` or more; None: there is none."""
+        words = self._mapped()
+        for start in range(0, len(words), _SCANNED):
+            part = words[start : start + _SCANNED]
+            found = np.flatnonzero((part >= limit) | (part < -limit))
+            if len(found):
+                return int(np.searchsorted(self.ends(), start + found[0], side="right"))
+        return None
+
+    def _mapped(self) -> npt.NDArray[np.int32]:
         if self._words is None:
             self.finish()
             self._words = np.memmap(self.path, "<i4", mode="r")
-        words = np.asarray(self._words[self._ends[index - 1] if index else 0 : self._ends[index]])
+        return self._words
+
+    def read(self, index: int) -> Tokens:
+        words = np.asarray(self._mapped()[self._ends[index - 1] if index else 0 : self._ends[index]])
         trained = words < 0
         return Tokens(ids=np.where(trained, -1 - words, words).astype(np.int32), trained=trained)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from finetune_contract import DataCacheUse, DatasetSource, ExitCode
+from finetune_trainer.cache_entry import Miss
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
 from finetune_trainer.data.examples import Index, Ledger, TokenFile, Whole
 from finetune_trainer.data.schema import Conversation, Example, Format, checked
@@ -71,7 +72,8 @@ def prepare(
     if cache is None:
         return _made(source, preparer, scratch)
     key = key_of(spec, source.revision, preparer.identity())
-    if stored := cache.find(key):
+    stored = cache.find(key)
+    if not isinstance(stored, Miss):
         index = Index.load(stored.index)
         return Prepared(
             spec=spec,
@@ -83,16 +85,15 @@ def prepare(
             digest=stored.manifest.digest,
             use=hit_of(spec, stored),
         )
-    reasons = cache.why_missed(key)
     started = time.monotonic()
     made = _made(source, preparer, scratch)
     path = made.tokens.path.with_suffix(".npz")
     made.index.save(path)
     manifest = cache.keep(
-        key, made.tokens.path, path, form=made.format, digest=made.digest,
+        key, made.tokens.path, path, missed=stored, form=made.format, digest=made.digest,
         seconds=time.monotonic() - started, now=datetime.now(UTC),
     )  # fmt: skip
-    return replace(made, use=miss_of(spec, key, reasons, manifest))
+    return replace(made, use=miss_of(spec, key, stored, manifest))
 
 
 def _made(source: OpenSource, preparer: Preparer, scratch: Path) -> Prepared:

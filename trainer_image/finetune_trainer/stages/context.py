@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from finetune_contract import (
     StageRequest,
 )
 from finetune_trainer import families, models
+from finetune_trainer.data import special_tokens
 from finetune_trainer.data.cache import DataCache
 from finetune_trainer.data.dataset import HELD_BACK, Dataset, Piece, assemble, hold_back
 from finetune_trainer.data.layout import Sequences
@@ -49,6 +51,10 @@ class Context:
     host_report: HostReport | None = None
     """Where several processes train."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finetune-")))
+    _vocab_size: int | None = field(default=None, init=False)
+    """The model's; None until its plan is made."""
+    run: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Tells this process from others that run the same attempt: what they write to the cache must not mix."""
 
     @property
     def folder(self) -> RunFolder:
@@ -68,6 +74,7 @@ class Context:
         plan = families.read(model.path, where=model.source)
         if self.request.model.maxtext_model is not None:
             require_family(self.request.model.maxtext_model, plan)
+        self._vocab_size = plan.vocab_size
         data = self.request.data
         if data.max_seq_length > plan.context_length:
             if data.max_seq_length_asked and self.request.stage is Stage.PREFLIGHT:
@@ -149,30 +156,35 @@ class Context:
     def _prepared(self, source: DatasetSource, *, pairs: bool, use_cache: bool = True) -> Prepared:
         """The source's examples; from the cache where they lie there."""
         texts = Texts(renderer=self.renderer, max_length=self.request.data.max_seq_length)
-        return prepare(
+        prepared = prepare(
             source,
             self._pairs if pairs else texts,
             self.store,
             self.scratch,
             cache=self._data_cache() if use_cache else None,
         )
+        if self._vocab_size is not None:
+            special_tokens.require_known(prepared, self.tokenizer, self._vocab_size)
+        return prepared
 
     def _data_cache(self) -> DataCache | None:
         request = self.request
         if request.use_cache == "Off":
             return None
-        # What preflight has refreshed is fresh for the stages after it.
+        # What preflight has refreshed is fresh for the stages after it. Those need no right to write to the cache: what
+        # they miss (it was damaged since) they make again for themselves.
         refresh = request.use_cache == "Refresh" and request.stage is Stage.PREFLIGHT
         return DataCache(
             store=self.store,
             layout=CacheLayout(request.cache),
             scratch=self.scratch,
             reads=not refresh,
-            writes=self.processes.first,
+            writes=self.processes.first and request.stage is Stage.PREFLIGHT,
             replaces=refresh,
             uid=request.job.uid,
             attempt=request.attempt,
             restart=request.restart,
+            run=self.run,
         )
 
 

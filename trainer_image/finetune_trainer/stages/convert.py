@@ -3,7 +3,8 @@
 import time
 
 from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome
-from finetune_trainer import conversion, engine, fingerprint, proof
+from finetune_trainer import cache_entry, conversion, converted, engine, fingerprint, proof
+from finetune_trainer.cache_entry import Miss
 from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.data.preference import preview_pairs
 from finetune_trainer.data.prepare import preview
@@ -16,50 +17,44 @@ _PROOF_ROWS, _PROOF_TOKENS = 4, 128
 
 
 def run(context: Context) -> ConvertOutcome:
-    """The manifest that stands in the cache in the end: ours, or that of the job that was first."""
+    """The conversion that the job uses: one from the cache that is whole, else this attempt's own."""
     request = context.request
     started = time.monotonic()
-    model = context.model(weights=True)
+    model = context.model(weights=False)
     plan = context.plan(model)
-    engine.prepare(plan)
-    weights = open_weights(model.path, plan, where=model.source)
     layout = layout_for(request.mesh)
     prints = fingerprint.of_model(model, plan, layout)
-    cache = CacheLayout(request.cache)
-    converted = conversion.convert(
-        weights,
-        plan,
-        cache.convert_output(prints.value, request.job.uid, request.attempt, request.restart),
-        store=context.store,
-        layout=layout,
+    # Another job may have converted the model since preflight looked.
+    found = converted.find(request, prints, context.store)
+    if not isinstance(found, Miss):
+        return ConvertOutcome(manifest=found, reused=True)
+    model = context.model(weights=True)
+    engine.prepare(plan)
+    weights = open_weights(model.path, plan, where=model.source)
+    entry = CacheLayout(request.cache).convert_output(
+        prints.value, request.job.uid, request.attempt, request.restart, context.run
     )
+    made = conversion.convert(weights, plan, entry, store=context.store, layout=layout)
+    # Listed before the proof reads it: what is proven is what is listed.
+    files_digest = cache_entry.keep_list(context.store, entry)
     sentence = ""
     if request.export_proof:
         sentence = proof.prove(
-            weights, converted.items, plan, _rows(context, plan), scratch=context.scratch
+            weights, made.items, plan, _rows(context, plan), scratch=context.scratch
         ).sentence
     manifest = ConvertManifest(
         fingerprint=prints.value,
         inputs=dict(prints.inputs),
-        items=converted.items,
-        size_bytes=converted.size_bytes,
+        items=made.items,
+        size_bytes=made.size_bytes,
         seconds=round(time.monotonic() - started, 3),
         export_proven=request.export_proof,
         proof=sentence,
         created=context.now(),
+        files_digest=files_digest,
     )
-    return ConvertOutcome(manifest=_publish(context, cache.convert_manifest(prints.value), manifest))
-
-
-def _publish(context: Context, address: str, manifest: ConvertManifest) -> ConvertManifest:
-    if context.request.use_cache == "Off":
-        return manifest
-    if context.request.use_cache == "Refresh":
-        context.store.write(address, manifest.to_json())
-        return manifest
-    if context.store.create(address, manifest.to_json()):
-        return manifest
-    return ConvertManifest.model_validate_json(context.store.read(address))
+    converted.keep(request, manifest, found, context.store)
+    return ConvertOutcome(manifest=manifest)
 
 
 def _rows(context: Context, plan: ModelPlan) -> list[list[int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from finetune_contract import DatasetScores, EvaluateOutcome, EvaluationDataset, EvaluationResult, Sample
-from finetune_trainer import engine
+from finetune_trainer import converted, engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches
 from finetune_trainer.data.dataset import Dataset, digest_of
@@ -96,14 +96,16 @@ def run(context: Context) -> EvaluateOutcome:
     require_devices(request)
     work = collect(context, plan)
     batches = batches_of(context, work)
-    base, trained = engine_path(converted_model(context)), engine_path(trained_parameters(context))
+    trained = engine_path(trained_parameters(context))
     lora = request.method.lora is not None
 
     baseline: Measured | None = None
-    model = None
+    base, model = "", None
     relative = objective_of(request.method, None).relative
     if request.evaluation.baseline or lora or relative:
-        model = load(training_config(context, plan, steps=1, parameters=base))
+        base = engine_path(converted_model(context))
+        with converted.loading(request):
+            model = load(training_config(context, plan, steps=1, parameters=base))
         if relative:
             batches = {name: referred(model, each) for name, each in batches.items()}
         if request.evaluation.baseline:

@@ -4,10 +4,10 @@ import os
 from importlib.metadata import version
 
 from finetune_contract import BenchmarkReport, ExitCode, PreflightOutcome
-from finetune_trainer import fingerprint, provided
+from finetune_trainer import converted, fingerprint, provided
 from finetune_trainer.checkpoint_layout import layout_for
 from finetune_trainer.compiled.check import check_memory
-from finetune_trainer.data import page, remarks
+from finetune_trainer.data import page, remarks, special_tokens
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import probe
 from finetune_trainer.families import ModelPlan
@@ -30,9 +30,10 @@ def run(context: Context) -> PreflightOutcome:
     _check_profiling(context, found.steps)
     evaluation = [data_check.checked(context, dataset) for dataset in context.request.evaluation.datasets]
     benchmarks = checked_benchmarks(context)
+    ids = special_tokens.of_model(context.tokenizer, context.renderer, model.path, plan.vocab_size)
     rate = remarks.of_learning_rate(context.request.method, context.request.hyperparameters, plan.parameters)
     found = found.model_copy(
-        update={"evaluation": evaluation, "benchmarks": benchmarks, "remarks": [*found.remarks, *rate]}
+        update={"evaluation": evaluation, "benchmarks": benchmarks, "remarks": [*found.remarks, *ids, *rate]}
     )
     layout = layout_for(context.request.mesh)
     if context.request.model.orbax is not None:
@@ -57,6 +58,9 @@ def run(context: Context) -> PreflightOutcome:
         report=context.folder.data_page,
         memory=memory,
         smoke=tried,
+        conversion=None
+        if context.request.model.orbax is not None
+        else converted.use_of(converted.find(context.request, prints, context.store)),
     )
     resumption.check(context, outcome)
     context.store.write(context.folder.preflight_samples, page.samples_jsonl(found))
@@ -118,10 +122,4 @@ def check_request(context: Context, plan: ModelPlan) -> None:
         )  # fmt: skip
     settings.settings(request, plan, steps=1, platform="tpu", output="")
     overrides.parse(request.engine_overrides)
-    largest = len(context.tokenizer)
-    if largest > plan.vocab_size:
-        raise StageError(
-            ExitCode.BAD_REQUEST, "TokenizerTooLarge", "the tokenizer knows more tokens than the model", where="model",
-            saw=f"{largest} tokens", expected=f"at most {plan.vocab_size}",
-            fix="Use the tokenizer that belongs to the model.",
-        )  # fmt: skip
+    special_tokens.require_embeddings(context.tokenizer, plan.vocab_size)

@@ -3,7 +3,7 @@
 import time
 
 from finetune_contract import TrainOutcome
-from finetune_trainer import engine
+from finetune_trainer import converted, engine
 from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
 from finetune_trainer.stages.context import Context
@@ -59,7 +59,8 @@ def run(context: Context) -> TrainOutcome:
         every_seconds=request.checkpointing.every_seconds,
         first_says=context.processes.first_says,
     )
-    session = open_session(config, steps, request, retention, saving)
+    with converted.loading(request):
+        session = open_session(config, steps, request, retention, saving)
     seconds["restore"] = time.perf_counter() - started
     report = None
     if context.processes.first:

@@ -12,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from finetune_trainer.storage.base import Backend, Entry, missing
+from finetune_contract.exit_codes import ExitCode
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage.base import Backend, Current, Entry, missing
 from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.storage.local import LocalBackend
 from finetune_trainer.storage.uri import fixed_prefix, has_wildcard, join, name_of, parse
 
-__all__ = ["Entry", "Store", "has_wildcard", "join", "local_path", "name_of", "open_store"]
+__all__ = ["Current", "Entry", "Store", "has_wildcard", "join", "local_path", "name_of", "open_store"]
 
 _PARALLEL = 8
 
@@ -49,8 +51,18 @@ class Store:
         return self._of(uri).read(uri)
 
     def read_or_none(self, uri: str) -> bytes | None:
-        """None when the file is not there. One request when it is."""
-        return self.read(uri) if self.exists(uri) else None
+        """None when the file is not there. One request in both cases."""
+        try:
+            return self.read(uri)
+        except StageError as error:
+            if error.code is ExitCode.INPUT_MISSING:
+                return None
+            raise
+
+    def read_current(self, uri: str, *, limit: int) -> Current | None:
+        """Content and version of a file that others may have written; None when it is not there. Content of more than
+        ``limit`` bytes is not read."""
+        return self._of(uri).read_current(uri, limit)
 
     def write(self, uri: str, data: bytes | str, *, content_type: str = "application/json") -> None:
         """Replaces the file as a whole: a reader sees the old or the new one."""
@@ -60,14 +72,24 @@ class Store:
         """Writes only where nothing lies yet; False when another was first."""
         return self._of(uri).create(uri, data.encode() if isinstance(data, str) else data, content_type)
 
+    def replace(
+        self, uri: str, data: bytes | str, *, version: str, content_type: str = "application/json"
+    ) -> bool:
+        """Replaces the file as a whole, only where it is of that ``version`` (``read_current``); False where it is
+        another one by now, or gone."""
+        return self._of(uri).replace(
+            uri, data.encode() if isinstance(data, str) else data, content_type, version
+        )
+
     def stat(self, uri: str) -> Entry | None:
         return self._of(uri).stat(uri)
 
     def exists(self, uri: str) -> bool:
         return self.stat(uri) is not None
 
-    def fetch_file(self, uri: str, target: Path) -> Path:
-        self._of(uri).download(uri, target)
+    def fetch_file(self, uri: str, target: Path, *, generation: str | None = None) -> Path:
+        """``generation``: that of an entry in a bucket. Raises 66 where the object is another one by now."""
+        self._of(uri).download(uri, target, generation)
         return target
 
     def upload_file(self, source: Path, uri: str) -> None:

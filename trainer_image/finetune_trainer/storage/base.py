@@ -18,6 +18,18 @@ class Entry:
     size: int
     updated: datetime
     crc32c: str
+    generation: str | None = None
+    """Of an object in a bucket: another one after every write. None: a local file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Current:
+    """What a file holds now."""
+
+    content: bytes | None
+    """None: more than was asked for."""
+    version: str
+    """Another one after every write."""
 
 
 class Backend(Protocol):
@@ -33,13 +45,23 @@ class Backend(Protocol):
         """Writes only where nothing lies yet; False when another was first."""
         ...
 
+    def read_current(self, uri: str, limit: int) -> Current | None:
+        """None when the file is not there. Content and version belong together; at most ``limit`` bytes are read."""
+        ...
+
+    def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:
+        """Writes only where the file still is of that version; False where it is another one by now, or gone."""
+        ...
+
     def entries(self, uri: str) -> Iterator[Entry]:
         """Every file below the folder, in the order of their names; nothing for a folder that is not there."""
         ...
 
     def stat(self, uri: str) -> Entry | None: ...
 
-    def download(self, uri: str, target: Path) -> None: ...
+    def download(self, uri: str, target: Path, generation: str | None) -> None:
+        """``generation``: only this one; any other is missing."""
+        ...
 
     def upload(self, source: Path, uri: str) -> None: ...
 

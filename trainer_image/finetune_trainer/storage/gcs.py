@@ -16,13 +16,15 @@ from google.cloud import storage
 
 from finetune_trainer.storage import base
 from finetune_trainer.storage import uri as addresses
-from finetune_trainer.storage.base import Entry
+from finetune_trainer.storage.base import Current, Entry
 from finetune_trainer.storage.uri import GcsAddress
 
 _LOG = logging.getLogger(__name__)
 #: One attempt's connect and read timeouts, and all attempts together, in seconds.
 _ATTEMPT_SECONDS = (10, 60)
 _TOTAL_SECONDS = 300
+#: A file that is replaced while it is read is read again, at most so many times.
+_READS = 5
 _TRANSIENT = (
     ConnectionError,
     TimeoutError,
@@ -82,9 +84,47 @@ class GcsBackend:
                     retry=_RETRY,
                 )
             except exceptions.PreconditionFailed:
-                # Either another writer was first, or our own first attempt arrived and its answer did not.
-                return self.read(uri) == data
+                return self._holds(uri, data)
             return True
+
+    def read_current(self, uri: str, limit: int) -> Current | None:
+        address = _address(uri)
+        for _ in range(_READS):
+            with _mapped(uri):
+                blob = self.client.bucket(address.bucket).get_blob(
+                    address.key, timeout=_ATTEMPT_SECONDS, retry=_RETRY
+                )
+                if blob is None:
+                    return None
+                version = str(blob.generation)
+                if (blob.size or 0) > limit:
+                    return Current(content=None, version=version)
+                with suppress(exceptions.NotFound):  # replaced since: this generation is gone
+                    # the request names the generation of ``blob``
+                    content: bytes = blob.download_as_bytes(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+                    return Current(content=content, version=version)
+        raise base.unavailable(uri, f"it was replaced {_READS} times while it was being read")
+
+    def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:
+        with _mapped(uri):
+            try:
+                self._blob(uri).upload_from_string(
+                    data,
+                    content_type=content_type,
+                    if_generation_match=int(version),
+                    timeout=_ATTEMPT_SECONDS,
+                    retry=_RETRY,
+                    checksum="crc32c",
+                )
+            except exceptions.PreconditionFailed:
+                return self._holds(uri, data)
+            return True
+
+    def _holds(self, uri: str, data: bytes) -> bool:
+        """After a precondition failed: either another writer was first, or our own first attempt arrived and its answer
+        did not."""
+        current = self.read_current(uri, len(data))
+        return current is not None and current.content == data
 
     def entries(self, uri: str) -> Iterator[Entry]:
         address = _address(uri)
@@ -105,10 +145,12 @@ class GcsBackend:
             )
             return None if blob is None else _entry(blob)
 
-    def download(self, uri: str, target: Path) -> None:
+    def download(self, uri: str, target: Path, generation: str | None) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _mapped(uri):
-            self._blob(uri).download_to_filename(str(target), timeout=_ATTEMPT_SECONDS, retry=_RETRY)
+            self._blob(uri, generation).download_to_filename(
+                str(target), timeout=_ATTEMPT_SECONDS, retry=_RETRY
+            )
 
     def upload(self, source: Path, uri: str) -> None:
         with _mapped(uri):
@@ -126,9 +168,10 @@ class GcsBackend:
             self._client = self._connect()
         return self._client
 
-    def _blob(self, uri: str) -> storage.Blob:
+    def _blob(self, uri: str, generation: str | None = None) -> storage.Blob:
         address = _address(uri)
-        return self.client.bucket(address.bucket).blob(address.key)
+        pinned = {} if generation is None else {"generation": int(generation)}
+        return self.client.bucket(address.bucket).blob(address.key, **pinned)
 
 
 def _address(uri: str) -> GcsAddress:
@@ -143,6 +186,7 @@ def _entry(blob: storage.Blob) -> Entry:
         size=blob.size or 0,
         updated=blob.updated or datetime.fromtimestamp(0, UTC),
         crc32c=blob.crc32c or "",
+        generation=None if blob.generation is None else str(blob.generation),
     )
 
 

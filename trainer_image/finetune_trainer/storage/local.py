@@ -2,6 +2,7 @@
 
 import base64
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ import google_crc32c
 
 from finetune_trainer.storage import base
 from finetune_trainer.storage import uri as addresses
-from finetune_trainer.storage.base import Entry
+from finetune_trainer.storage.base import Current, Entry
 
 #: Unfinished writes; never listed.
 _PARTIAL = ".partial-"
@@ -40,6 +41,29 @@ class LocalBackend:
                 return False
             return True
 
+    def read_current(self, uri: str, limit: int) -> Current | None:
+        with _mapped(uri):
+            try:
+                stream = _path(uri).open("rb")
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return None
+            with stream:
+                facts = os.fstat(stream.fileno())
+                content = stream.read(limit) if facts.st_size <= limit else None
+                return Current(content=content, version=_version(facts))
+
+    def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:  # noqa: ARG002 - files have none
+        path = _path(uri)
+        with _mapped(uri), _locked(path.parent), _partial(path) as partial:
+            try:
+                if _version(path.stat()) != version:
+                    return False
+            except FileNotFoundError:
+                return False
+            partial.write_bytes(data)
+            partial.replace(path)
+            return True
+
     def entries(self, uri: str) -> Iterator[Entry]:
         root = _path(uri)
         with _mapped(uri):
@@ -61,7 +85,7 @@ class LocalBackend:
             updated = datetime.fromtimestamp(facts.st_mtime, UTC)
             return Entry(uri=uri, size=facts.st_size, updated=updated, crc32c=_crc32c(path))
 
-    def download(self, uri: str, target: Path) -> None:
+    def download(self, uri: str, target: Path, generation: str | None) -> None:  # noqa: ARG002 - files have none
         with _mapped(uri):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(_path(uri), target)
@@ -107,6 +131,23 @@ def _partial(path: Path) -> Iterator[Path]:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _version(facts: os.stat_result) -> str:
+    """Every write makes a new file and renames it, so no two versions have the same."""
+    return f"{facts.st_ino}.{facts.st_mtime_ns}.{facts.st_size}"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """No other process compares and replaces a file of the folder meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _crc32c(path: Path) -> str:

@@ -9,36 +9,30 @@ both, so neither sealing nor looking reads the checkpoint there.
 import json
 import logging
 from collections.abc import Collection
-from typing import Any
 
 from finetune_contract import DiscardedCheckpoint, RunFolder
 from finetune_trainer.storage import Store
+from finetune_trainer.storage.contents import Held, changed, held
 
 _LOG = logging.getLogger(__name__)
 
 
-type Held = dict[str, list[Any]]
-"""``{path below the folder: [bytes, CRC32C]}``"""
-
-
 def seal_of(store: Store, folder: RunFolder, step: int) -> bytes:
     """What the checkpoint of that step holds."""
-    return json.dumps(_held(store, folder.checkpoint(step))).encode()
-
-
-def _held(store: Store, uri: str) -> Held:
-    prefix = uri + "/"
-    return {entry.uri.removeprefix(prefix): [entry.size, entry.crc32c] for entry in store.entries(prefix)}
+    return json.dumps(
+        {name: facts[:2] for name, facts in held(store, folder.checkpoint(step)).items()}
+    ).encode()
 
 
 def discard_damaged(store: Store, folder: RunFolder) -> list[DiscardedCheckpoint]:
     """Deletes the newest checkpoints until one is what was sealed, and tells which they were.
 
-    One without a seal is trusted: whoever saved it was ended before it could be sealed. Seals of checkpoints that are
-    gone go, too. To be called by one process, before any other looks at the checkpoints.
+    More files than were sealed do no harm. One without a seal is trusted: whoever saved it was ended before it could be
+    sealed. Seals of checkpoints that are gone go, too. To be called by one process, before any other looks at the
+    checkpoints.
     """
     found: dict[int, Held] = {}
-    for path, each in _held(store, folder.checkpoints).items():
+    for path, each in held(store, folder.checkpoints).items():
         number, _, name = path.partition("/")
         if number.isdecimal():
             found.setdefault(int(number), {})[name] = each
@@ -46,7 +40,7 @@ def discard_damaged(store: Store, folder: RunFolder) -> list[DiscardedCheckpoint
     discarded: list[DiscardedCheckpoint] = []
     for step in sorted(found, reverse=True):
         sealed = store.read_or_none(folder.seal(step))
-        damage = None if sealed is None else _difference(json.loads(sealed), found[step])
+        damage = None if sealed is None else changed(json.loads(sealed), found[step])
         if damage is None:
             break
         _LOG.warning("the checkpoint of step %d is not what was saved (%s); it is deleted", step, damage)
@@ -55,18 +49,6 @@ def discard_damaged(store: Store, folder: RunFolder) -> list[DiscardedCheckpoint
         store.delete_folder(folder.checkpoint(step), first=("commit_success.txt", "_CHECKPOINT_METADATA"))
         store.delete(folder.seal(step))
     return discarded
-
-
-def _difference(sealed: Held, found: Held) -> str | None:
-    """The first file that is not as it was, in words; None where all are. More files than were sealed do no harm."""
-    for name, (size, crc) in sealed.items():
-        if name not in found:
-            return f"{name} is missing"
-        if found[name][0] != size:
-            return f"{name} has {found[name][0]} bytes, {size} were saved"
-        if found[name][1] != crc:
-            return f"{name} has other content than was saved"
-    return None
 
 
 def _drop_seals(store: Store, folder: RunFolder, steps: Collection[int]) -> None:

@@ -1,0 +1,61 @@
+"""What the compiler said of a train step is taken from the cache only if it is of the same question."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_contract import CacheLayout
+from finetune_trainer import families
+from finetune_trainer.compiled.asking import Asking, NoCompiler
+from finetune_trainer.compiled.question import Answered, Candidate, Measured
+from finetune_trainer.storage import open_store
+from tests.trainer.requests import request
+
+SLICE = {
+    "name": "v5e-4", "family": "v5e", "topology": "2x2", "hosts": 1, "chips": 4, "devices": 4, "hbm_gib": 16,
+}  # fmt: skip
+ANSWER = Measured(
+    peak_bytes=1, limit_bytes=2, arguments_bytes=1, temporaries_bytes=0, flops=1.0, hbm_bytes=1.0, network_bytes=0.0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def asking(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> Asking:
+    """A compiler that ends at once: only the cache can answer."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    library = tmp_path / "libtpu.so"
+    library.touch()
+    write_model(tmp_path / "model", Spec(family="qwen3"))
+    made = request(tmp_path, "Preflight", cache=root, memory={"source": "Compile", "slice": SLICE})
+    plan = families.read(tmp_path / "model")
+    return Asking(made, plan, tmp_path / "model", open_store(), {"TPU_LIBRARY_PATH": str(library)})
+
+
+def candidate(batch: int) -> Candidate:
+    mesh = {"hosts": 1, "chips_per_host": 4, "fsdp": 4}
+    return Candidate.model_validate({"slice": SLICE, "mesh": mesh, "global_batch": batch})
+
+
+def test_an_answer_to_the_same_question_is_taken(asking: Asking, root: str) -> None:
+    fingerprint = asking.fingerprint(candidate(4))
+    kept = Answered(answer=ANSWER, fingerprint=fingerprint).to_json()
+    open_store().write(CacheLayout(root).compiled(fingerprint), kept)
+    assert asking(candidate(4)) == ANSWER
+
+
+@pytest.mark.parametrize("kind", ["another question", "an earlier release", "no answer", "huge"])
+def test_anything_else_is_not(asking: Asking, root: str, kind: str) -> None:
+    fingerprint = asking.fingerprint(candidate(4))
+    other = Answered(answer=ANSWER, fingerprint=asking.fingerprint(candidate(8))).to_json()
+    content = {
+        "another question": other,
+        "an earlier release": Answered(answer=ANSWER).to_json(),
+        "no answer": json.dumps({"kind": "Measured"}),
+        "huge": Answered(answer=ANSWER, fingerprint=fingerprint).to_json() + " " * (1 << 20),
+    }[kind]
+    open_store().write(CacheLayout(root).compiled(fingerprint), content)
+    with asking, pytest.raises(NoCompiler):
+        asking(candidate(4))

@@ -1,0 +1,257 @@
+"""Whether the model is converted already, and what is said where it is not."""
+
+from typing import Any
+
+import pytest
+
+from finetune_contract import (
+    ConversionCacheUse,
+    ConvertManifest,
+    ConvertOutcome,
+    ExitCode,
+    Failure,
+    Outcome,
+    Stage,
+)
+from finetune_contract.failure import CONVERTED_MODEL_DAMAGED
+from tests.unit.lifecycle.world import World, job
+
+DIGEST = "1" * 64
+
+
+def cached(world: World, **changes: Any) -> ConvertManifest:
+    """Another job's conversion, which lies in the cache."""
+    manifest = world.manifest(uid="another-job").model_copy(update={"files_digest": DIGEST, **changes})
+    world.cache["f1"] = manifest
+    return manifest
+
+
+def hit(manifest: ConvertManifest) -> ConversionCacheUse:
+    return ConversionCacheUse(
+        result="Hit", uri=manifest.items, files_digest=manifest.files_digest, size_bytes=manifest.size_bytes
+    )
+
+
+def told(world: World) -> dict[str, Any]:
+    cache: dict[str, Any] = world.status["stages"][1].get("cache", {})
+    return cache
+
+
+def test_what_preflight_compared_is_taken_and_pinned_for_the_stages_that_load_it() -> None:
+    world = World()
+    manifest = cached(world)
+    world.conversion = hit(manifest)
+    train = world.until(Stage.TRAIN)
+    assert "support-bot-conv-1" not in world.created
+    request = world.request(train)
+    assert (request.converted, request.converted_files_digest) == (manifest.items, DIGEST)
+    assert told(world)["result"] == "Hit"
+    evaluate = world.until(Stage.EVALUATE)
+    assert world.request(evaluate).converted_files_digest == DIGEST
+
+
+def test_a_miss_says_what_preflight_found_while_the_stage_runs_and_after_it() -> None:
+    world = World()
+    world.conversion = ConversionCacheUse(result="Miss", miss_because=["engine: maxtext 1 -> maxtext 2"])
+    world.until(Stage.CONVERT)
+    assert told(world)["missBecause"] == ["engine: maxtext 1 -> maxtext 2"]
+    assert told(world)["result"] == "Miss"
+    world.to_the_end()
+    assert told(world)["missBecause"] == ["engine: maxtext 1 -> maxtext 2"]
+    assert told(world)["sourceURI"].startswith("gs://cache/team-a/convert/f1/0b5e3a52-1")
+
+
+def test_a_first_conversion_has_no_reason_to_give() -> None:
+    world = World()
+    world.conversion = ConversionCacheUse(result="Miss")
+    world.to_the_end()
+    assert "missBecause" not in told(world)
+
+
+def test_an_entry_that_preflight_found_damaged_is_not_taken_whatever_its_manifest_says() -> None:
+    world = World()
+    cached(world)
+    reason = "the entry in the cache is damaged: 0/items/d/1 has other content than was saved"
+    world.conversion = ConversionCacheUse(result="Miss", miss_because=[reason])
+    world.until(Stage.CONVERT)
+    assert told(world)["missBecause"] == [reason]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files_digest": "2" * 64},
+        {"items": "gs://cache/team-a/convert/f1/another-2/0/items"},
+        {"files_digest": None},
+    ],
+    ids=["another list of files", "another entry", "no list of files"],
+)
+def test_an_entry_that_was_replaced_since_preflight_compared_it_is_not_taken(change: dict[str, Any]) -> None:
+    world = World()
+    world.conversion = hit(cached(world))
+    cached(world, **change)
+    world.until(Stage.CONVERT)
+    assert told(world)["missBecause"] == ["the entry that preflight compared was replaced or removed since"]
+
+
+def test_an_entry_that_is_gone_since_preflight_compared_it_is_converted_again() -> None:
+    world = World()
+    world.conversion = hit(cached(world))
+    world.cache.clear()
+    world.until(Stage.CONVERT)
+    assert told(world)["missBecause"] == ["the entry that preflight compared was replaced or removed since"]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "gs://attacker/backdoored/items",
+        "gs://cache/team-a/convert/f2/another--1/0/items",
+        "gs://cache/team-a/convert/f1/../f2/another--1/0/items",
+        "gs://cache/team-a/convert/f1//0/items",
+        "gs://cache/team-a/convert/f1/./0/items",
+        "gs://cache/team-a/convert/f1/0b5e3a52-1/../../../../elsewhere/0/items",
+        "gs://cache/team-a/convert/f1x/another--1/0/items",
+        "gs://cache/team-a/convert/f1/manifest.json",
+    ],
+)
+@pytest.mark.parametrize(
+    "compared", [True, False], ids=["compared by preflight", "preflight of an earlier release"]
+)
+def test_a_manifest_that_points_out_of_its_folder_is_a_miss(items: str, compared: bool) -> None:
+    world = World()
+    manifest = cached(world, items=items)
+    world.conversion = hit(manifest) if compared else None
+    name = world.until(Stage.CONVERT)
+    assert told(world)["missBecause"] == ["its manifest in the cache names a folder outside of its own"]
+    world.succeed(name)
+    assert items != world.request(world.until(Stage.TRAIN)).converted
+
+
+def test_a_manifest_of_another_fingerprint_is_a_miss() -> None:
+    world = World()
+    world.conversion = hit(cached(world, fingerprint="f2"))
+    world.until(Stage.CONVERT)
+
+
+def test_a_preflight_of_an_earlier_release_leaves_the_decision_to_the_manifest() -> None:
+    world = World()
+    manifest = cached(world, files_digest=None)
+    request = world.request(world.until(Stage.TRAIN))
+    assert (request.converted, request.converted_files_digest) == (manifest.items, None)
+    assert "support-bot-conv-1" not in world.created
+
+
+def test_a_manifest_that_cannot_be_read_is_a_miss_with_the_reason() -> None:
+    world = World()
+    world.manifest_fault = "its manifest is not a ConvertManifest"
+    world.until(Stage.CONVERT)
+    assert told(world)["missBecause"] == ["its manifest is not a ConvertManifest"]
+
+
+def test_a_stage_that_found_it_in_the_cache_is_a_hit() -> None:
+    """Another job converted the model after preflight had looked."""
+    world = World()
+    world.conversion = ConversionCacheUse(result="Miss")
+    name = world.until(Stage.CONVERT)
+    manifest = cached(world)
+    world.run(name)
+    world._write_result(name, Outcome.SUCCEEDED, 0, details=ConvertOutcome(manifest=manifest, reused=True))
+    world.end_pods(name, 0)
+    world.end_jobset(name, "Completed")
+    assert world.request(world.until(Stage.TRAIN)).converted == manifest.items
+    assert told(world)["result"] == "Hit"
+    assert told(world)["savedSeconds"] == "12"
+
+
+# --- damage that is found where it is used
+
+
+def damaged(world: World, name: str, items: str | None = None, *, clipped: bool = False) -> None:
+    """The stage finds that the converted model is not what was written."""
+    request = world.request(name)
+    where = items or str(request.converted)
+    failure = Failure(
+        code=ExitCode.UNAVAILABLE, reason=CONVERTED_MODEL_DAMAGED, message="it is damaged", saw="d/1 is missing",
+        where=f"{where[:511]}…" if clipped else where,
+    )  # fmt: skip
+    world._write_result(name, Outcome.FAILED, failure.code, failure=failure)
+    world.end_pods(name, int(failure.code))
+    world.settle(name)
+
+
+@pytest.mark.parametrize("stage", [Stage.TRAIN, Stage.EVALUATE])
+def test_a_hit_that_a_stage_finds_damaged_is_converted_anew_and_the_stage_tried_again(stage: Stage) -> None:
+    world = World()
+    manifest = cached(world)
+    world.conversion = hit(manifest)
+    name = world.until(stage)
+    damaged(world, name)
+    convert = world.until(Stage.CONVERT)
+    assert world.request(convert).use_cache == "Refresh"
+    assert told(world)["missBecause"] == [f"{stage} found the converted model damaged: d/1 is missing"]
+    again = world.until(stage)
+    assert again != name
+    assert world.request(again).converted == "gs://cache/team-a/convert/f1/0b5e3a52-1/0/items"
+    assert world.status["attempts"]["infrastructure"] == 1
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert [each for each in world.created if "-train-" in each][1:] == (
+        ["support-bot-train-2"] if stage is Stage.TRAIN else []
+    )
+
+
+def test_a_jobs_own_conversion_that_a_stage_finds_damaged_is_made_again() -> None:
+    world = World()
+    first = world.until(Stage.TRAIN)
+    damaged(world, first)
+    convert = world.until(Stage.CONVERT)
+    assert convert == "support-bot-conv-2"
+    second = world.until(Stage.TRAIN)
+    assert world.request(second).converted == "gs://cache/team-a/convert/f1/0b5e3a52-2/0/items"
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["stages"][1]["cache"]["result"] == "Miss"
+
+
+def test_a_long_address_that_the_record_clipped_is_recognised() -> None:
+    long = "gs://cache/team-a/convert/f1/0b5e3a52-1/" + "/".join(["0" * 120] * 5)
+    world = World()
+    world.conversion = hit(cached(world, items=long))
+    damaged(world, world.until(Stage.TRAIN), clipped=True)
+    world.until(Stage.CONVERT)
+
+
+def test_damage_without_end_uses_up_the_budget() -> None:
+    world = World(job=job(recovery={"maxInfrastructureRetries": 2}))
+    for _ in range(3):
+        damaged(world, world.until(Stage.TRAIN))
+        world.reconcile()
+    for _ in range(5):
+        world.wait(world.look_again_after or 0)
+        world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert [name for name in world.created if "-conv-" in name] == [
+        f"support-bot-conv-{n}" for n in (1, 2, 3)
+    ]
+
+
+def test_a_stage_that_names_another_conversion_does_not_undo_this_one() -> None:
+    world = World()
+    damaged(world, world.until(Stage.TRAIN), "gs://cache/team-a/convert/f1/0b5e3a52-9/0/items")
+    world.until(Stage.TRAIN)
+    assert [name for name in world.created if "-conv-" in name] == ["support-bot-conv-1"]
+
+
+def test_a_retry_by_hand_does_not_bring_a_damaged_conversion_back() -> None:
+    world = World(job=job(recovery={"maxInfrastructureRetries": 0}))
+    damaged(world, world.until(Stage.TRAIN))
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    world.edit(retry={"generation": 1})
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert [name for name in world.created if "-conv-" in name] == [
+        "support-bot-conv-1",
+        "support-bot-conv-2",
+    ]

@@ -1,0 +1,172 @@
+"""Tokenizer and model, held against each other: tokens that the model has no embedding for, and what ends an answer.
+
+Published models differ in all of this and train well: vocabularies padded beyond the tokenizer, several ends of
+sequence, no padding token, an added token that only an image model reads. What would train on an id without an
+embedding is refused; the rest is a remark.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finetune_contract import ExitCode, Remark
+from finetune_trainer.data.prepare import Prepared
+from finetune_trainer.data.template import Renderer
+from finetune_trainer.errors import StageError
+
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """The ids that a file of the model names. Values that are no ids are left out, and so are negative ones: none."""
+
+    file: str
+    bos: tuple[int, ...] = ()
+    eos: tuple[int, ...] = ()
+    pad: tuple[int, ...] = ()
+
+
+def declared(folder: Path) -> list[Declared]:
+    """Of config.json, and of generation_config.json where there is one that can be read."""
+    found = []
+    for file in (_CONFIG, _GENERATION):
+        try:
+            content = json.loads((folder / file).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, Mapping):
+            found.append(
+                Declared(
+                    file=file, bos=_ids(content, "bos"), eos=_ids(content, "eos"), pad=_ids(content, "pad")
+                )
+            )
+    return found
+
+
+def _ids(content: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Of an image-and-text model the whole file's, else the text model's."""
+    value = content.get(f"{name}_token_id")
+    if value is None and isinstance(text := content.get("text_config"), Mapping):
+        value = text.get(f"{name}_token_id")
+    values = value if isinstance(value, list) else [value]
+    return tuple(
+        each for each in values if isinstance(each, int) and not isinstance(each, bool) and each >= 0
+    )
+
+
+def beyond(tokenizer: Any, vocab_size: int) -> dict[int, str]:
+    """Tokens of the tokenizer that the model has no embedding for, by id."""
+    return {index: token for token, index in tokenizer.get_vocab().items() if index >= vocab_size}
+
+
+def require_embeddings(tokenizer: Any, vocab_size: int) -> None:
+    """Raises ``StageError`` 64 for the tokenizer of another model, or one whose first or last token has no embedding.
+
+    Tokens that were added beyond the vocabulary pass: only a row that holds one is refused (``require_known``).
+    """
+    unknown = beyond(tokenizer, vocab_size)
+    if not unknown:
+        return
+    regular = unknown.keys() - set(getattr(tokenizer, "added_tokens_decoder", {}))
+    if regular:
+        raise StageError(
+            ExitCode.BAD_REQUEST, "TokenizerTooLarge", "the tokenizer knows more tokens than the model", where="model",
+            saw=f"{max(unknown) + 1} tokens", expected=f"at most {vocab_size}",
+            fix="Use the tokenizer that belongs to the model.",
+        )  # fmt: skip
+    for name in ("bos_token", "eos_token"):
+        index = getattr(tokenizer, f"{name}_id")
+        if index is not None and index in unknown:
+            raise StageError(
+                ExitCode.BAD_REQUEST, "SpecialTokenUnknown", f"the model has no embedding for the tokenizer's {name}",
+                where="model", saw=f"{unknown[index]}, id {index}", expected=f"an id below the model's {vocab_size}",
+                fix=f"Correct {name} in tokenizer_config.json, or use the tokenizer that belongs to the model.",
+            )  # fmt: skip
+
+
+def require_known(source: Prepared, tokenizer: Any, vocab_size: int) -> None:
+    """Raises ``StageError`` 65 for the first row with a token that the model has no embedding for."""
+    unknown = beyond(tokenizer, vocab_size)
+    number = source.tokens.first_from(vocab_size) if unknown else None
+    if number is None:
+        return
+    index = next(int(each) for each in source.tokens.read(number).ids if each >= vocab_size)
+    (row,) = source.index.places(np.asarray([number], np.int64))
+    raise StageError(
+        ExitCode.BAD_DATA, "TokenUnknown", "a row holds a token that the model has no embedding for",
+        where=f"{source.spec.path}, {row}", saw=f"{unknown.get(index, '')} (id {index})",
+        expected=f"ids below the model's {vocab_size}",
+        fix="Remove the token from the row or from the chat template.",
+    )  # fmt: skip
+
+
+def of_model(tokenizer: Any, renderer: Renderer, model: Path, vocab_size: int) -> Iterator[Remark]:
+    """What is worth a look. ``model``: its folder."""
+    files = declared(model)
+    unknown = beyond(tokenizer, vocab_size)
+    if unknown:
+        shown = ", ".join(f"{token} ({index})" for index, token in sorted(unknown.items())[:_SHOWN])
+        yield Remark(
+            level="Note",
+            text=f"The model has no embedding for {len(unknown)} of the tokenizer's tokens: {shown}. No row may hold "
+            "them; a program that pads the exported model's inputs with one fails.",
+        )
+    for file in files:
+        for name in ("bos", "eos", "pad"):
+            if outside := [index for index in getattr(file, name) if index >= vocab_size]:
+                yield Remark(
+                    level="Problem",
+                    text=f"{file.file}: {name}_token_id names {outside[0]}, and the model has {vocab_size} tokens.",
+                )
+    yield from _of_ends(tokenizer, renderer, files)
+    yield from _of_others(tokenizer, files)
+
+
+def _of_ends(tokenizer: Any, renderer: Renderer, files: list[Declared]) -> Iterator[Remark]:
+    """generation_config.json tells programs where to stop; without ends there, config.json does."""
+    file = next((each for each in reversed(files) if each.eos), None)
+    eos = tokenizer.eos_token_id
+    if file is None or eos is None:
+        return
+    try:
+        closing = renderer.end_ids() - {eos} or {eos}
+    except (
+        StageError
+    ):  # the template takes no pair of prompt and answer; its own rows say so where they are read
+        return
+    stops = ", ".join(_shown(tokenizer, index) for index in file.eos[:_SHOWN])
+    if not closing & set(file.eos):
+        ends = " or ".join(_shown(tokenizer, index) for index in sorted(closing))
+        yield Remark(
+            level="Problem",
+            text=f"Answers are trained to end with {ends}, but {file.file} stops at {stops}: programs that use the "
+            f"exported model may not stop. Add it to eos_token_id of the model's {file.file}.",
+        )
+    elif eos not in file.eos:
+        yield Remark(
+            level="Note",
+            text=f"The tokenizer's end of sequence is {_shown(tokenizer, eos)}, that of {file.file} {stops}.",
+        )
+
+
+def _of_others(tokenizer: Any, files: list[Declared]) -> Iterator[Remark]:
+    config = next((each for each in files if each.file == _CONFIG), None)
+    for name in ("bos", "pad") if config else ():
+        theirs, own = getattr(config, name), getattr(tokenizer, f"{name}_token_id")
+        if own is not None and theirs and own not in theirs:
+            yield Remark(
+                level="Note",
+                text=f"The tokenizer's {name}_token is {_shown(tokenizer, own)}, config.json's "
+                f"{_shown(tokenizer, theirs[0])}. The tokenizer's is used.",
+            )
+
+
+def _shown(tokenizer: Any, index: int) -> str:
+    token = tokenizer.convert_ids_to_tokens(index) if index < len(tokenizer) else None
+    return f"{token} ({index})" if token else str(index)
