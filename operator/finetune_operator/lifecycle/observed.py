@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, Stage, StageResult
 from finetune_operator.api import Reason
+from finetune_operator.planning.requests import MAX_ATTEMPT
 
 type Object = Mapping[str, Any]
 
@@ -57,6 +58,9 @@ class Unreadable:
         )
 
 
+type FirstNumbers = dict[Stage, Annotated[int, Field(ge=1, le=MAX_ATTEMPT + 1)]]
+
+
 class Retry(BaseModel):
     """That ``spec.retry.generation`` was acted on, and how: the note that the operator leaves in the run folder. As in
     all records, keys of a newer operator are ignored."""
@@ -65,7 +69,7 @@ class Retry(BaseModel):
 
     generation: int
     from_stage: Stage
-    first: dict[Stage, int]
+    first: FirstNumbers
     """By stage: the number of the first JobSet after it. What was before no longer counts against any budget, and
     from ``from_stage`` on it does not count as done either."""
 
@@ -79,7 +83,7 @@ class Takeover(BaseModel):
     """Of the job that goes on."""
     job: str
     """Its name."""
-    first: dict[Stage, int]
+    first: FirstNumbers
     """By stage: the number of its first JobSet. What is numbered below is of the jobs before it."""
 
 

@@ -7,7 +7,7 @@ falls where pods or records go, and nothing that runs afterwards is lost in it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from finetune_contract import Failure, Outcome, Stage, StageResult
@@ -50,7 +50,9 @@ class Rate:
 
 
 def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, previous: Object) -> Usage:
-    """Over all attempts, never less than ``previous``, the status as it is, says."""
+    """Over all attempts until the second that ``now`` is in began, which is what :func:`active_time` writes; never less
+    than ``previous``, the status as it is, says."""
+    now = now.replace(microsecond=0)
     every = tuple(attempts)
     noted = _noted_rates(every)
     rated = [(attempt, rate_of(attempt, plan, noted)) for attempt in every]
@@ -70,13 +72,13 @@ def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, previous: Obje
 
 
 def active_time(used: Usage, now: datetime) -> Object:
-    """``status.activeTime``. Rounded so that what is counted from it is never more than there was."""
-    return {"seconds": int(used.seconds), "asOf": stamp(now + timedelta(microseconds=999_999))}
+    """``status.activeTime``. ``used``: of the same ``now``; the next look counts on from ``asOf``."""
+    return {"seconds": int(used.seconds), "asOf": stamp(now)}
 
 
 def ran(attempt: Attempt, now: datetime) -> float:
     """Seconds that its processes ran, over all runs of it, by whoever saw most of each; 0 where nothing tells."""
-    return ran_before(attempt) + _ran_now(attempt, now)
+    return ran_before(attempt) + _ran_now(attempt, now.replace(microsecond=0))
 
 
 def ran_before(attempt: Attempt) -> float:

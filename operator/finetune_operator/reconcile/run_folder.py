@@ -227,8 +227,19 @@ class _Look:
             text = f"{run.attempts} holds {len(uids)} notes taken-over-*.json, and {_MOST_TAKEOVERS} are read"
             raise _UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
         # One that cannot be read may say that the folder is another job's by now.
-        notes = [await self._read(run.taken_over(uid), Takeover, final=_always) for uid in uids]
+        notes = [await self._takeover(run.taken_over(uid), uid) for uid in uids]
         return in_order(note for note in notes if note is not None)
+
+    async def _takeover(self, uri: str, uid: str) -> Takeover | None:
+        """``uid``: its first characters, as the name says."""
+
+        def named(note: Takeover) -> bool:
+            return note.uid[: len(uid)] == uid
+
+        note = await self._read(uri, Takeover, final=named)
+        if note is not None and not named(note):
+            raise MalformedError(f"{uri} is no Takeover: uid: not the one in its name")
+        return note
 
     async def _attempts(
         self, run: RunFolder, files: Mapping[AttemptKey, Collection[str]]
@@ -252,7 +263,8 @@ class _Look:
                 malformed = str(error)
             except NewerError as error:
                 newer = str(error)
-        failure = await self._failure(run.failure(*key.place)) if "failure.json" in names else None
+        failed = "failure.json" in names
+        failure = await self._failure(run.failure(*key.place), last=last) if failed else None
         return AttemptFiles(result=result, failure=failure, malformed=malformed, newer=newer)
 
     async def _result(self, uri: str, *, last: bool) -> StageResult | None:
@@ -264,18 +276,33 @@ class _Look:
 
         return await self._read(uri, StageResult, final=final, settled_if_bad=not last)
 
-    async def _failure(self, uri: str) -> Failure | None:
-        """A trainer's may still be replaced by the operator's own judgement, and that by nothing. One that cannot be
-        read says nothing: the attempt is judged by what else is left of it."""
+    async def _failure(self, uri: str, *, last: bool) -> Failure | None:
+        """A trainer's may still be replaced by the operator's own judgement. That of an attempt that ends is written
+        again as long as its pods take for that; once another attempt has followed, by nothing. One that cannot be read
+        says nothing: the attempt is judged by what else is left of it."""
+
+        def final(record: Failure) -> bool:
+            return not last and settled(record)
+
         try:
-            return await self._read(uri, Failure, final=settled)
+            return await self._read(uri, Failure, final=final)
         except (MalformedError, TooLarge) as error:
             self._warnings.append(str(error))
             return None
 
     async def _retry(self, run: RunFolder, names: Sequence[str], wanted: int | None) -> Retry | None:
         acted_on = [each for each in retry_generations(names) if wanted is None or each <= wanted]
-        return await self._read(run.retry(max(acted_on)), Retry, final=_always) if acted_on else None
+        if not acted_on:
+            return None
+        newest = max(acted_on)
+
+        def named(note: Retry) -> bool:
+            return note.generation == newest
+
+        note = await self._read(run.retry(newest), Retry, final=named)
+        if note is not None and not named(note):
+            raise MalformedError(f"{run.retry(newest)} is no Retry: generation: not the one in its name")
+        return note
 
     async def _progress(
         self, run: RunFolder, attempts: Mapping[AttemptKey, AttemptFiles], *, last: bool

@@ -110,6 +110,44 @@ async def test_a_note_that_is_none_leaves_everything_unknown(
     assert note in view.unreadable.message
 
 
+RETRY = {"generation": 1, "from_stage": "Train", "first": {"Train": 2}}
+TAKEOVER = {"uid": "0badcafe-1", "job": "other", "first": {"Train": 2}}
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("retry-2.json", RETRY),
+        ("retry-1.json", {**RETRY, "first": {"Train": 1001}}),
+        ("retry-1.json", {**RETRY, "first": {"Train": 0}}),
+        ("taken-over-another.json", TAKEOVER),
+        ("taken-over-0badcafe.json", {**TAKEOVER, "first": {"Export": 10**400}}),
+    ],
+)
+async def test_a_note_that_the_operator_cannot_have_written_is_none(
+    store: FakeStore, reader: RunFolderReader, name: str, note: dict[str, object]
+) -> None:
+    training(store)
+    store.files[f"{RUN.attempts}/{name}"] = json.dumps(note).encode()
+    for _ in range(2):
+        view = await reader.view(FOLDERS)
+        assert view.unreadable is not None
+        assert view.unreadable.reason is Reason.RECORD_MALFORMED
+        assert name in view.unreadable.message
+
+
+async def test_the_operators_note_takes_the_place_of_one_that_is_none(
+    store: FakeStore, reader: RunFolderReader
+) -> None:
+    training(store)
+    store.files[RUN.retry(2)] = json.dumps(RETRY).encode()
+    assert (await reader.view(FOLDERS)).unreadable is not None
+    store.files[RUN.retry(2)] = json.dumps({**RETRY, "generation": 2}).encode()
+    view = await reader.view(FOLDERS)
+    assert view.retry is not None
+    assert view.retry.generation == 2
+
+
 async def test_a_retry_that_was_never_asked_for_is_not_read(
     store: FakeStore, reader: RunFolderReader
 ) -> None:
@@ -200,8 +238,8 @@ async def test_records_of_many_attempts_are_read_up_to_a_limit(
 
 
 async def test_many_notes_of_takeovers_are_not_read(store: FakeStore, reader: RunFolderReader) -> None:
-    note = Takeover(uid="x", job="x", first={}).model_dump_json().encode()
     for number in range(101):
+        note = Takeover(uid=f"{number:08}", job="x", first={}).model_dump_json().encode()
         store.files[f"{RUN.attempts}/taken-over-{number:08}.json"] = note
     view = await reader.view(FOLDERS)
     assert view.unreadable is not None

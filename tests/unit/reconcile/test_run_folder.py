@@ -93,7 +93,21 @@ async def test_a_long_history_of_preemptions_costs_its_last_attempt_alone(store:
     first = await reader.view(FOLDERS)
     store.calls.clear()
     assert await reader.view(FOLDERS) == first
-    assert [call for call in store.calls if "/attempts/" in call] == [f"read {RUN.result('train', 1, 49)}"]
+    assert [call for call in store.calls if "/attempts/" in call] == [
+        f"read {RUN.result('train', 1, 49)}",
+        f"read {RUN.failure('train', 1, 49)}",
+    ]
+
+
+async def test_a_judgement_that_the_operator_writes_again_is_seen(store: FakeStore) -> None:
+    judged = Failure(code=69, reason="Hung", message="Training stands still", seconds=900.0)
+    longer = judged.model_copy(update={"seconds": 960.0})
+    put(store, RUN.failure("train", 1), judged)
+    reader = RunFolderReader(store)
+    await reader.view(FOLDERS)
+    put(store, RUN.failure("train", 1), longer)
+    view = await reader.view(FOLDERS)
+    assert view.attempts[AttemptKey(Stage.TRAIN, 1)].failure == longer
 
 
 async def test_memory_is_bounded(store: FakeStore) -> None:

@@ -1,0 +1,352 @@
+"""The small world of decisions, whose run folder lies in a store as files and is read by the real reader.
+
+What the trainer and the operator write is kept as the world keeps it. :meth:`FolderWorld.tamper` puts other content in
+place of it, which stays until its rightful writer writes that file again.
+"""
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+from finetune_contract import HostProgress, Stage
+from finetune_contract.base import Record
+from finetune_operator.lifecycle import CloserLook, Observed, RunFolderView
+from finetune_operator.lifecycle.decide import finished
+from finetune_operator.lifecycle.evidence import own_attempts
+from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
+from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+from tests.fuzz.folders import Change
+from tests.unit.lifecycle.world import World, job, profile
+from tests.unit.reconcile.fakes import FakeStore
+
+type Object = dict[str, Any]
+
+_JOB = "the job"
+_RUNNER = asyncio.Runner()
+#: By the digest of the plan.
+_FOLDERS: dict[str, Folders] = {}
+#: Of one chip.
+PRICE = 2.0
+
+
+@dataclass
+class FolderWorld(World):
+    """Nothing of what the operator sees of storage passes by the reader."""
+
+    store: FakeStore = field(default_factory=FakeStore)
+    reader: RunFolderReader = field(init=False)
+    tampered: dict[str, tuple[bytes | None, bytes | None]] = field(default_factory=dict)
+    """By address: what lay there, and what lies there instead."""
+    view: RunFolderView = field(default_factory=RunFolderView)
+    """As it was read last."""
+    ran: set[str] = field(default_factory=set)
+    """JobSets whose pods have run."""
+
+    def __post_init__(self) -> None:
+        self.restart_operator()
+
+    def restart_operator(self) -> None:
+        """Nothing is remembered any more."""
+        self.reader = RunFolderReader(self.store)
+
+    @property
+    def folders(self) -> Folders:
+        assert self.config_map is not None, "the job was admitted"
+        digest = self.config_map["data"]["digest"]
+        if digest not in _FOLDERS:
+            _FOLDERS[digest] = Folders.of(self.config_map)
+        return _FOLDERS[digest]
+
+    def honest(self) -> dict[str, bytes]:
+        """The files as trainer and operator have written them."""
+        run, files = self.folders.run, {}
+        for key, each in self.attempts.items():
+            files[run.request(*key.place)] = b"{}"
+            if each.result:
+                files[run.result(*key.place)] = _bytes(each.result)
+            if each.failure:
+                files[run.failure(*key.place)] = _bytes(each.failure)
+        if self.progress:
+            files[run.progress] = _bytes(self.progress)
+            for host in range(2):
+                told = HostProgress(
+                    attempt=self.progress.attempt, host=host, step=self.progress.step, updated=self.now
+                )
+                files[run.host(host)] = _bytes(told)
+        if self.retry:
+            files[run.retry(self.retry.generation)] = self.retry.model_dump_json().encode()
+        for note in self.takeovers:
+            files[run.taken_over(note.uid)] = note.model_dump_json().encode()
+        for fingerprint, manifest in self.cache.items():
+            files[self.folders.cache.convert_manifest(fingerprint)] = _bytes(manifest)
+        return files
+
+    def files(self) -> dict[str, bytes]:
+        """What lies in the store."""
+        files = self.honest()
+        for uri, (before, content) in self.tampered.items():
+            if files.get(uri) != before:
+                continue
+            if content is None:
+                files.pop(uri, None)
+            else:
+                files[uri] = content
+        return files
+
+    def tamper(self, changes: Iterable[Change]) -> None:
+        """Somebody writes to the folder and to the cache."""
+        run, cached = self.folders.run, self.folders.cache
+        for change in changes:
+            honest, there = self.honest(), self.files()
+            for uri, content in change.of(there, run, cached).items():
+                self.tampered[uri] = honest.get(uri), content
+
+    def heal(self) -> None:
+        """What was tampered with is as before."""
+        self.tampered.clear()
+
+    def _view(self) -> RunFolderView:
+        if self.config_map is None:
+            return RunFolderView()
+        self.store.files = self.files()
+        self.store.calls.clear()
+        jobsets = own_jobsets(self.job, list(self.jobsets.values()), self.config_map)
+        own = partial(
+            own_attempts,
+            job=self.job,
+            jobsets=jobsets,
+            pods=own_pods(self.job, list(self.pods.values()), jobsets),
+        )
+        retry = self.job["spec"].get("retry", {}).get("generation", 0)
+        self.view = _RUNNER.run(self.reader.view(self.folders, of=_JOB, own=own, retry=retry))
+        if finished(self.job):
+            self.reader.forget(_JOB)
+        return self.view
+
+    def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
+        hosts = _RUNNER.run(self.reader.hosts(self.folders.run, at.hosts)) if at.hosts else None
+        return replace(super().look_closer(observed, at), hosts=hosts)
+
+    def _create_jobset(self, jobset: Any) -> None:
+        assert not self.live(), f"{jobset['metadata']['name']} was created while {self.live()} could still run"
+        running = [name for name, pod in self.pods.items() if pod["status"]["phase"] in ("Pending", "Running")]
+        assert not running, f"{jobset['metadata']['name']} was created while {running} ran"
+        super()._create_jobset(jobset)
+
+    def run(self, name: str) -> None:
+        super().run(name)
+        self.ran.add(name)
+
+    def waits(self, stage: Stage) -> str:
+        """Everything goes well until that stage's JobSet is there; its name."""
+        for _ in range(40):
+            self.reconcile()
+            for name in self.live():
+                if self.key_of(name).stage is stage:
+                    return name
+                self.succeed(name)
+            self.wait(self.look_again_after or 1)
+        raise AssertionError(f"{stage} was not reached: {self.status.get('summary')}")
+
+    def runs(self, stage: Stage, step: int = 30) -> str:
+        """The same until it runs, and has trained so far."""
+        name = self.waits(stage)
+        self.wait(60)
+        self.run(name)
+        self.reconcile()
+        if stage is Stage.TRAIN:
+            self.wait(60)
+            self.train(name, step)
+            self.reconcile()
+        return name
+
+
+def _bytes(record: Record) -> bytes:
+    return record.to_json().encode()
+
+
+# --- moments of a job's life
+
+
+def _world(tpu: str = "v6e-4", *, queued: bool = False, **spec: Any) -> FolderWorld:
+    flavors = profile()["spec"]["flavors"]
+    queue = {"queue": {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}} if queued else {}
+    priced = profile(flavors=[{**each, "chipHourPrice": str(PRICE)} for each in flavors], currency="USD", **queue)
+    return FolderWorld(job=job(resources={"tpu": tpu}, **spec), profiles=[priced])
+
+
+def _admitted() -> FolderWorld:
+    world = _world()
+    world.reconcile()
+    return world
+
+
+def _waiting(stage: Stage) -> FolderWorld:
+    world = _world()
+    world.waits(stage)
+    return world
+
+
+def _running(stage: Stage, **spec: Any) -> FolderWorld:
+    world = _world(**spec)
+    world.runs(stage)
+    return world
+
+
+def _ended(stage: Stage) -> FolderWorld:
+    """Well, and the operator has not seen it yet."""
+    world = _world()
+    world.succeed(world.runs(stage))
+    return world
+
+
+def _failed(stage: Stage, code: int = 69) -> FolderWorld:
+    world = _world()
+    world.fail(world.runs(stage), code)
+    return world
+
+
+def _lingering(stage: Stage) -> FolderWorld:
+    """The record is written, and the processes have not ended."""
+    world = _world()
+    world.write_success(world.runs(stage))
+    return world
+
+
+def _killed() -> FolderWorld:
+    world = _world()
+    world.kill(world.runs(Stage.TRAIN))
+    return world
+
+
+def _restarted() -> FolderWorld:
+    """JobSet has started training again after a preemption."""
+    world = _world()
+    name = world.runs(Stage.TRAIN)
+    world.stop(name)
+    world.reconcile()
+    world.wait(60)
+    world.run(name)
+    world.train(name, 40)
+    world.reconcile()
+    return world
+
+
+def _second(code: int = 69) -> FolderWorld:
+    world = _world()
+    name = world.runs(Stage.TRAIN)
+    world.fail(name, code)
+    world.reconcile()
+    world.wait(60)
+    world.runs(Stage.TRAIN, 40)
+    return world
+
+
+def _evicted() -> FolderWorld:
+    """Kueue has taken the slice away."""
+    world = _world(queued=True)
+    reserved = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue tpu")
+    for _ in range(20):
+        world.reconcile()
+        for name in world.live():
+            world.workload(name, reserved, ("Admitted", "True", "Admitted", "The workload is admitted"))
+            world.hold(name, held=False)
+            world.run(name)
+            if world.key_of(name).stage is Stage.TRAIN:
+                world.train(name, 30)
+                world.reconcile()
+                world.wait(60)
+                world.save(name)
+                waits = ("QuotaReserved", "False", "Pending", "insufficient unused quota, 4 more needed")
+                world.workload(name, waits, ("Evicted", "True", "Preempted", "it gave way"))
+                world.hold(name, held=True)
+                world.reconcile()
+                return world
+            world.succeed(name)
+        world.wait(world.look_again_after or 1)
+    raise AssertionError("training was not reached")
+
+
+def _suspended() -> FolderWorld:
+    world = _world()
+    name = world.runs(Stage.TRAIN)
+    world.edit(suspend=True)
+    world.reconcile()
+    world.stop(name)
+    world.reconcile()
+    return world
+
+
+def _finished(code: int | None = None) -> FolderWorld:
+    world = _world()
+    name = world.runs(Stage.EXPORT)
+    if code is None:
+        world.succeed(name)
+    else:
+        world.fail(name, code)
+    world.reconcile()
+    assert world.finished
+    return world
+
+
+def _going_on() -> FolderWorld:
+    """A job that goes on in the run folder of one that was deleted."""
+    before = _running(Stage.TRAIN)
+    wanted = job(resumeFrom={"runFolder": before.folders.run.uri})
+    wanted["metadata"] |= {
+        "name": "second", "uid": "9d0c1111-0000-4000-8000-000000000000", "creationTimestamp": "2026-11-21T12:30:00Z"
+    }  # fmt: skip
+    world = FolderWorld(
+        job=wanted,
+        profiles=before.profiles,
+        attempts=before.attempts,
+        progress=before.progress,
+        cache=before.cache,
+        checkpoint=before.checkpoint,
+        now=before.now,
+    )
+    world.runs(Stage.TRAIN, 40)
+    return world
+
+
+_MOMENTS: dict[str, Callable[[], FolderWorld]] = {
+    "admitted": _admitted,
+    **{f"{stage} waits": partial(_waiting, stage) for stage in Stage},
+    **{f"{stage} runs": partial(_running, stage) for stage in Stage},
+    **{f"{stage} has ended": partial(_ended, stage) for stage in Stage},
+    **{f"{stage} has failed": partial(_failed, stage) for stage in Stage},
+    "Train lingers": partial(_lingering, Stage.TRAIN),
+    "Export lingers": partial(_lingering, Stage.EXPORT),
+    "Train has failed of its data": partial(_failed, Stage.TRAIN, 65),
+    "Train was killed": _killed,
+    "Train was restarted": _restarted,
+    "Train runs again": _second,
+    "Train was evicted": _evicted,
+    "Train runs on two hosts": partial(_running, Stage.TRAIN, tpu="v6e-8"),
+    "Train runs without retries": partial(
+        _running, Stage.TRAIN, recovery={"maxInfrastructureRetries": 0, "maxPreemptions": 0}
+    ),
+    "Train goes on": _going_on,
+    "suspended": _suspended,
+    "succeeded": _finished,
+    "failed": partial(_finished, 65),
+}
+MOMENTS = tuple(_MOMENTS)
+
+
+@cache
+def _reached(name: str) -> FolderWorld:
+    world = _MOMENTS[name]()
+    del world.reader
+    return world
+
+
+def at(moment: str) -> FolderWorld:
+    """A world of its own, at that moment; the operator remembers what it has seen."""
+    world = copy.deepcopy(_reached(moment))
+    world.restart_operator()
+    world._view()
+    return world
