@@ -58,7 +58,7 @@ def _next(  # noqa: PLR0911  one per case
     if refused:
         return conclude(observed, Situation(course=Course.INVALID, refused=refused), look)
     none_left = deadlines.no_capacity_left(look.plan, look.current.stage, look.fresh)
-    failure = deadlines.active_exceeded(look.plan.limits) if expired else none_left
+    failure = deadlines.active_exceeded(look.plan.limits.active) if expired else none_left
     if failure or (over and over.fails):
         failure = failure or (over.failure if over else None)
         return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
@@ -90,7 +90,7 @@ def _of_live(
 ) -> Decision:
     """``over``: why it may not spend more. ``expired``: the job has run for as long as it may."""
     if expired and not look.succeeded and not suspend:
-        return live.end(observed, look, attempt, deadlines.active_exceeded(look.plan.limits))
+        return live.end(observed, look, attempt, deadlines.active_exceeded(look.plan.limits.active))
     if look.failed or look.succeeded:
         # A leftover: stopped before the job is called finished.
         return live.stop(observed, look, attempt, refused)

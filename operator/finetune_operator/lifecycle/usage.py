@@ -60,7 +60,7 @@ def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, previous: Obje
     # What was told while their rate was known is better than what it may have been.
     seen = _sum(plan, [(ran(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of])
     since = _sum(
-        plan, [(_since(attempt, parse(as_of), now), rate) for attempt, rate in rated] if as_of else []
+        plan, [(ran_since(attempt, parse(as_of), now), rate) for attempt, rate in rated] if as_of else []
     )
     told = previous.get("cost", {})
     costs = [each for each in (seen.cost, _told(told, "amount")) if each is not None]
@@ -207,7 +207,7 @@ def _intervals(attempt: Attempt, now: datetime) -> list[Interval]:
     return [(max(begin, earliest) if earliest else begin, min(end, now)) for begin, end in found]
 
 
-def _since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
+def ran_since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
     """Seconds of its runs from then until now."""
     present = [_overlap(each, as_of, now) for each in _intervals(attempt, now)]
     _, result = _earlier(attempt)
