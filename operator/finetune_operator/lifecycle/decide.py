@@ -89,7 +89,10 @@ def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
             # A note on a retry that cannot be written must not keep waiting what is to be stopped.
             return decision
     assert generation is not None, "a job that has ended is looked at no further unless it is to be retried"
-    note = retry.note(observed, survey(observed, plan, attempts, suspend=False), generation)
+    try:
+        note = retry.note(observed, survey(observed, plan, attempts, suspend=False), generation)
+    except Refused as error:
+        return _not_retried(_keep(observed) if ended else decision, error)
     if note is not None:
         # The note comes first: the next look acts by it, whatever becomes of this operator.
         return Decision(status=job.get("status") or {}, retry=note, look_again_after=0.0)
@@ -126,7 +129,10 @@ def _keep(observed: Observed) -> Decision:
 
 def _kept_from_retry(observed: Observed, refused: Refused) -> Decision:
     """An ended job that was asked to go on and cannot."""
-    decision = _keep(observed)
+    return _not_retried(_keep(observed), refused)
+
+
+def _not_retried(decision: Decision, refused: Refused) -> Decision:
     return replace(decision, status={**decision.status, "summary": f"Not retried: {refused.message}"})
 
 
