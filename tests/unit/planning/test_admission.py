@@ -311,6 +311,33 @@ def test_a_constraint_that_would_enforce_nothing_is_refused_with_what_is_legal(
     assert said in refused.message
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"constraints": {"uris": {"read": ["gs://b/x/"]}}}, "uris.read[0]: gs://b/x/ covers nothing"),
+        ({"constraints": {"uris": {"write": ["gs://b/*", "gs://b/x/"]}}}, "use gs://b/x/*."),
+        ({"constraints": {"uris": {"read": ["hf://models/acme/"]}}}, "use hf://models/acme/*."),
+        ({"constraints": {"uris": {"write": ["hf://models/acme/*"]}}}, "use hf://acme/*."),
+        ({"constraints": {"uris": {"write": ["hf://datasets/acme"]}}}, "use hf://acme/*."),
+        ({"constraints": {"uris": {"write": ["hf://models/*"]}}}, "use hf://*."),
+        ({"constraints": {"uris": {"write": ["hf://acme/a/b"]}}}, "use hf://acme/*."),
+        ({"constraints": {"uris": {"write": ["hf://acme/"]}}}, "use hf://acme/*."),
+        ({"models": {"allow": ["hf://models/Qwen/*"]}}, "models.allow[0]: hf://models/Qwen/* covers nothing"),
+        ({"models": {"allow": ["Qwen/*", "hf://Qwen/*"]}}, "use Qwen/*."),
+        ({"models": {"allow": ["gs://models/tiny/"]}}, "use gs://models/tiny/*."),
+    ],
+)
+def test_an_entry_that_covers_nothing_is_refused_with_what_to_use(spec: dict[str, Any], said: str) -> None:
+    refused = refusal(job(), profile(**spec))
+    assert refused.reason == Reason.PROFILE_INVALID
+    assert said in refused.message
+
+
+def test_entries_that_cover_something_are_accepted() -> None:
+    uris = {"read": ["gs://*", "hf://models/*"], "write": ["hf://*", "hf://acme/*", "hf://acme/m"]}
+    assert admit(job(), [profile(constraints={"uris": uris}, models={"allow": ["*"]})]).plan
+
+
 def test_a_lock_holds_against_the_other_member_of_a_union() -> None:
     locked = profile(
         defaults={"hyperparameters": {"epochs": 1}}, constraints={"locked": ["hyperparameters.epochs"]}
