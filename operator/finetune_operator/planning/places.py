@@ -155,9 +155,8 @@ def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -
     if not shared and (own or any(map(opens, listed))):
         return None
     inside = _touches(uri, storage.artifacts, folder=True)
-    entry = f"{parent}/*" if inside else uri
-    if shared or (inside and name in _NO_RUNS) or not opens(entry):
-        entry = None
+    wanted = f"{parent}/*" if inside else uri
+    entry = None if shared or (inside and name in _NO_RUNS) or not opens(wanted) else wanted
     return (
         f"{path} {uri} is neither a run folder in {storage.own}/ nor covered by constraints.uris.write "
         f"({', '.join(listed) or 'empty'}) with its namespace's folder named{_to_allow(entry, 'write')}"

@@ -115,8 +115,8 @@ def _idle_entries(profile: Object) -> Iterator[str]:
         for index, entry in enumerate(entries):
             where = f"spec.{path}[{index}]: {entry}"
             if path == "models.allow" and entry.startswith("hf://"):
-                named = _open_ended(entry.removeprefix("hf://").removeprefix("models/"))
-                yield f"{where} covers nothing, as a repository is listed here by its name alone: use {named}."
+                repository = _open_ended(entry.removeprefix("hf://").removeprefix("models/"))
+                yield f"{where} covers nothing, as a repository is listed here by its name alone: use {repository}."
             elif path == "constraints.uris.write" and (named := _written_repository(entry)):
                 yield f"{where} covers nothing, as exports go to hf://<owner>/<name>: use {named}."
             elif entry.endswith("/"):
