@@ -3,14 +3,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, Stage, StageResult
+from finetune_contract.base import Count
 from finetune_operator.api import Reason
+from finetune_operator.planning.requests import MAX_ATTEMPT
 
 type Object = Mapping[str, Any]
+
+JobSetNumber = Annotated[int, Field(ge=1, le=MAX_ATTEMPT + 1)]
+"""Of the next JobSet of a stage."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,9 +68,9 @@ class Retry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    generation: int
+    generation: Count
     from_stage: Stage
-    first: dict[Stage, int]
+    first: dict[Stage, JobSetNumber]
     """By stage: the number of the first JobSet after it. What was before no longer counts against any budget, and
     from ``from_stage`` on it does not count as done either."""
 
@@ -79,7 +84,7 @@ class Takeover(BaseModel):
     """Of the job that goes on."""
     job: str
     """Its name."""
-    first: dict[Stage, int]
+    first: dict[Stage, JobSetNumber]
     """By stage: the number of its first JobSet. What is numbered below is of the jobs before it."""
 
 
