@@ -34,7 +34,21 @@ WILD: tuple[Any, ...] = (
 )  # fmt: skip
 #: Of each type, what a field may take and what no honest writer writes.
 INTEGERS = (0, 1, 2, 3, 99, 100, 999, 1000, -1, 10**6, 2**31, 2**53, 2**63, -(2**63), 10**30, 10**400)
-FLOATS = ("NaN", "Infinity", "-Infinity", float("nan"), float("inf"), 1e308, -1e308, -1.0, 0.0, 5e-324, 1e-9, 1e9, 10**30)
+FLOATS = (
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    float("nan"),
+    float("inf"),
+    1e308,
+    -1e308,
+    -1.0,
+    0.0,
+    5e-324,
+    1e-9,
+    1e9,
+    10**30,
+)
 TEXTS = (
     "", " ", "f1", "Train", "x" * 256, "x" * 1024, "x" * 5000, "\0", "\n", "\u202e", "🙂" * 300, "gs://elsewhere/secret/0/items",
     "file:///etc/passwd", "hf://acme/model@main", "../../x", "$(HF_TOKEN)", "$$", "{{ 7*7 }}", "-1", "1e999",
@@ -72,8 +86,8 @@ TELLING: dict[str, tuple[Any, ...]] = {
     "uid": ("0b5e3a52-8d0e-4c39-a7d6-1f1f0c1d2e3f", "another", ""),
 }  # fmt: skip
 _NOTES: dict[str, Any] = {
-    "retry": {"generation": 1, "from_stage": "Train", "first": {stage: 2 for stage in Stage}},
-    "taken-over": {"uid": "another", "job": "other-bot", "first": {stage: 2 for stage in Stage}},
+    "retry": {"generation": 1, "from_stage": "Train", "first": dict.fromkeys(Stage, 2)},
+    "taken-over": {"uid": "another", "job": "other-bot", "first": dict.fromkeys(Stage, 2)},
 }
 _FOREIGN = (
     ".DS_Store", "notes.txt", "eval-999/config.json", "train-1/result.json/x", "Train-1/result.json", "train-01/result.json",
@@ -187,7 +201,9 @@ class Fill:
             case "names":
                 return {f"{run.attempts}/junk/{number}": b"" for number in range(20_001)}
             case "attempts":
-                return {run.result(stage.short, number): b"{}" for stage in Stage for number in range(2, 999, 7)}
+                return {
+                    run.result(stage.short, number): b"{}" for stage in Stage for number in range(2, 999, 7)
+                }
             case "restarts":
                 return {run.failure("train", 1, restart): b"\xff" for restart in range(1, 9999, 21)}
             case "takeovers":
@@ -204,17 +220,26 @@ SPELLINGS = (
 
 numbers = st.integers(0, 9999)
 attempt_files = st.builds(
-    lambda stage, number, restart, name: f"attempts/{stage}-{number}{f'.{restart}' if restart else ''}/{name}.json",
+    lambda stage, number, restart, name: (
+        f"attempts/{stage}-{number}{f'.{restart}' if restart else ''}/{name}.json"
+    ),
     st.sampled_from([stage.short for stage in Stage]),
     st.sampled_from([1, 1, 1, 2, 2, 3, 7, 998, 999, 1000, 0]),
     st.sampled_from([0, 0, 0, 1, 2, 9999, 10000]),
     st.sampled_from(["result", "result", "failure", "request"]),
 )
-notes = st.builds("attempts/{}".format, st.builds("retry-{}.json".format, st.sampled_from([1, 2, 3, 9999999999]))) | (
-    st.sampled_from([f"attempts/taken-over-{uid}.json" for uid in ("another", "0b5e3a52", "x")])
-)
+notes = st.builds(
+    "attempts/{}".format, st.builds("retry-{}.json".format, st.sampled_from([1, 2, 3, 9999999999]))
+) | (st.sampled_from([f"attempts/taken-over-{uid}.json" for uid in ("another", "0b5e3a52", "x")]))
 others = st.sampled_from(
-    ["train/progress.json", "train/progress.json", "train/hosts/0.json", "train/hosts/1.json", "cache:f1", "cache:f2"]
+    [
+        "train/progress.json",
+        "train/progress.json",
+        "train/hosts/0.json",
+        "train/hosts/1.json",
+        "cache:f1",
+        "cache:f2",
+    ]
 )
 foreign = st.sampled_from([f"attempts/{name}" for name in _FOREIGN])
 there = numbers.map(str)
@@ -243,7 +268,13 @@ changes: st.SearchStrategy[Change] = st.one_of(
     st.builds(Put, there, st.just("own"), _a_few.filter(len), _spelling),
     st.builds(Put, there, st.just("own"), _a_few.filter(len), _spelling),
     st.builds(Put, there, st.just("own"), st.just(()), st.sampled_from(SPELLINGS)),
-    st.builds(Put, others, st.just("own") | st.just("progress-full") | st.just("convert-manifest"), _a_few, _spelling),
+    st.builds(
+        Put,
+        others,
+        st.just("own") | st.just("progress-full") | st.just("convert-manifest"),
+        _a_few,
+        _spelling,
+    ),
     st.builds(Put, attempt_files, results | st.just("failure-full") | there, _a_few, _spelling),
     st.builds(Put, notes, st.sampled_from(sorted(_NOTES)), _a_few, _spelling),
     st.builds(Put, any_file, any_base, _a_few, _spelling),
@@ -333,7 +364,9 @@ def _spelled(document: Any, spelling: str, limit: int) -> bytes:
         case "too large":
             return content + b" " * max(1, limit + 1 - len(content))
         case "twice":
-            return f"{text[:-1]}, {text[1:]}".encode() if text.startswith("{") and len(text) > 2 else content * 2
+            return (
+                f"{text[:-1]}, {text[1:]}".encode() if text.startswith("{") and len(text) > 2 else content * 2
+            )
         case "deep":
             return b'{"x":' * 100_000
         case "lines":
