@@ -26,6 +26,10 @@ class FailureClass(StrEnum):
     PLATFORM = "Platform"
 
 
+#: Seconds; what is beyond all measure was not written by the operator.
+Span = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
+
+
 class Failure(Record):
     """One failure, told once by whoever saw it.
 
@@ -48,19 +52,19 @@ class Failure(Record):
     host: int = 0
     """Which process of the stage failed; not always the one that wrote this."""
     # --- of an attempt that left no result, where the operator could still see it
-    checkpoint: int | None = None
+    checkpoint: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """The step of training's newest checkpoint."""
-    seconds: float | None = None
+    seconds: Span | None = None
     """How long its processes ran, over all runs of the attempt."""
-    seconds_before: float | None = None
+    seconds_before: Span | None = None
     """Of these, in the runs before the one that this record is about: a queue may end a run and begin another."""
-    chips: int | None = None
+    chips: Annotated[int, Field(ge=0, le=10**6)] | None = None
     """TPU chips that it held; 0 on CPU."""
-    chip_hour_price: float | None = None
+    chip_hour_price: Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)] | None = None
     """What each of them cost an hour then."""
-    queued: float | None = None
+    queued: Span | None = None
     """Seconds that it waited for quota."""
-    provisioning: float | None = None
+    provisioning: Span | None = None
     """Seconds from then until all its processes ran: nodes, images."""
     at: Timestamp | None = None
     """When a run of the attempt was ended that another run of it may follow."""

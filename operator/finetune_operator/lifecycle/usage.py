@@ -8,6 +8,7 @@ falls where pods or records go, and nothing that runs afterwards is lost in it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any
 
 from finetune_contract import Failure, Outcome, Stage, StageResult
@@ -20,6 +21,8 @@ from finetune_operator.rendering import TPU_STAGES, flavor_of
 
 type Object = Mapping[str, Any]
 type Interval = tuple[datetime, datetime]
+type Part = tuple[float, "Rate"]
+"""Seconds at a rate."""
 type JobSetKey = tuple[Stage, int]
 """Stage and number of a JobSet."""
 
@@ -49,16 +52,20 @@ class Rate:
     """False: nothing tells any more, and it is taken to be that of the slice that the job has now."""
 
 
-def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, previous: Object) -> Usage:
-    """Over all attempts, never less than ``previous``, the status as it is, says."""
-    every = tuple(attempts)
+def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, job: Object) -> Usage:
+    """Over all attempts, never less than the status of the job says, and of any time no more than has passed."""
+    every, previous = tuple(attempts), job.get("status") or {}
     noted = _noted_rates(every)
     rated = [(attempt, rate_of(attempt, plan, noted)) for attempt in every]
     as_of = previous.get("activeTime", {}).get("asOf")
     # What was told while their rate was known is better than what it may have been.
-    seen = _sum(plan, [(ran(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of])
+    lengths = [(ran(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
+    seen = _sum(plan, _within(lengths, _begun(job), now))
     since = _sum(
-        plan, [(_since(attempt, parse(as_of), now), rate) for attempt, rate in rated] if as_of else []
+        plan,
+        _within([(_since(attempt, parse(as_of), now), rate) for attempt, rate in rated], parse(as_of), now)
+        if as_of
+        else [],
     )
     told = previous.get("cost", {})
     costs = [each for each in (seen.cost, _told(told, "amount")) if each is not None]
@@ -67,6 +74,22 @@ def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, previous: Obje
         chip_hours=max(seen.chip_hours, (_told(told, "chipHours") or 0.0) + since.chip_hours),
         cost=max(seen.cost or 0.0, (_told(told, "amount") or 0.0) + (since.cost or 0.0)) if costs else None,
     )
+
+
+def _begun(job: Object) -> datetime | None:
+    """When the job can have begun to run, as far as is known."""
+    told = job["metadata"].get("creationTimestamp") or (job.get("status") or {}).get("startTime")
+    return parse(told) if told else None
+
+
+def _within(parts: Iterable[Part], begin: datetime | None, now: datetime) -> list[Part]:
+    """The same, with no more in all than the time since then. Attempts follow each other; a record may say anything."""
+    left = max(0.0, (now - begin).total_seconds()) if begin else inf
+    found: list[Part] = []
+    for length, rate in parts:
+        found.append((min(length, left), rate))
+        left -= found[-1][0]
+    return found
 
 
 def active_time(used: Usage, now: datetime) -> Object:

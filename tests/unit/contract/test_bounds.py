@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from finetune_contract import CheckpointRecord, Stage, StageResult, TrainOutcome
+from finetune_contract import CheckpointRecord, Failure, Stage, StageResult, TrainOutcome
 from finetune_contract.result import MOST_CHECKPOINTS, SHOWN_CHARACTERS, Sample
 from finetune_operator.artifacts.port import PROGRESS_LIMIT, RECORD_LIMIT
 from tests.unit.reconcile.fakes import NOW
@@ -40,6 +40,15 @@ def test_a_map_beyond_all_measure_is_refused() -> None:
     document["details"]["fingerprint_inputs"] = {f"k{number}": "v" for number in range(600)}
     with pytest.raises(ValidationError):
         StageResult.model_validate(document)
+
+
+@pytest.mark.parametrize(
+    "name", ["seconds", "seconds_before", "queued", "provisioning", "chips", "checkpoint"]
+)
+@pytest.mark.parametrize("value", [-1, 10**400, "NaN", 1e300, float("inf")])
+def test_a_failure_with_a_number_beyond_all_measure_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        Failure.model_validate({"code": 69, "reason": "Broken", "message": "it broke", name: value})
 
 
 def test_the_longest_progress_fits_its_limit() -> None:

@@ -248,7 +248,11 @@ def test_the_status_shows_what_the_plan_says() -> None:
     resolved = world.status["resolved"]
     assert resolved["method"] == {"type": "SFT", "loraRank": 8, "loraAlpha": "16"}
     numbers = resolved["hyperparameters"]
-    assert (numbers["learningRate"], numbers["optimizer"], numbers["warmupRatio"]) == ("0.0002", "AdamW", "0.03")
+    assert (numbers["learningRate"], numbers["optimizer"], numbers["warmupRatio"]) == (
+        "0.0002",
+        "AdamW",
+        "0.03",
+    )
     assert resolved["serviceAccounts"] == {"tpu": "ft-train", "cpu": "ft-cpu"}
     assert resolved["cache"] == "gs://cache/team-a"
     assert world.config_map is not None

@@ -18,14 +18,12 @@ from finetune_contract import (
     Stage,
     StageResult,
 )
-from finetune_contract.base import Record
 from finetune_operator.api import Reason
 from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.cli.schema_check import check_rules, check_schema
-from finetune_operator.lifecycle import AttemptKey, Decision, children
+from finetune_operator.lifecycle import AttemptKey, Decision
 from finetune_operator.lifecycle.fitting import fit
 from finetune_operator.lifecycle.observed import Retry, Takeover
-from finetune_operator.lifecycle.times import parse
 from tests.unit.reconcile.folder_world import PRICE, FolderWorld
 
 type Object = dict[str, Any]
@@ -40,7 +38,14 @@ BEGIN = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 #: Limits of hangPolicy that apply where a job names none.
 NO_STEP, STARTUP = 900, 1800
 #: Failures that follow from what a record says or lacks, or from what it comes to under the job's plan.
-DERIVED = {"ResultMalformed", "ResultIncomplete", "ExportNotProven", "GateNotMet", "ContractNotSpoken", "CpuPoolTooSmall"}
+DERIVED = {
+    "ResultMalformed",
+    "ResultIncomplete",
+    "ExportNotProven",
+    "GateNotMet",
+    "ContractNotSpoken",
+    "CpuPoolTooSmall",
+}
 _MODELS: dict[str, type[Any]] = {
     "result.json": StageResult,
     "failure.json": Failure,
@@ -81,7 +86,8 @@ class Watch:
         keys = {name: world.key_of(name) for name in running}
         files = world.files() if world.config_map else {}
         decision = world.reconcile()
-        self._is_stored(decision)
+        if world.status != before or decision.jobset:
+            self._is_stored(decision)
         self._counts(before)
         assert len(world.live()) <= 1, world.live()
         for deletion in decision.deletions:
@@ -102,9 +108,18 @@ class Watch:
         for _ in range(8):
             before = copy.deepcopy(self.world.status)
             found = self.look()
-            wrote = (found.jobset, found.records, found.deletions, found.snapshot, found.retry, found.takeover)
+            wrote = (
+                found.jobset,
+                found.records,
+                found.deletions,
+                found.snapshot,
+                found.retry,
+                found.takeover,
+            )
             if not any(wrote) and self.world.status == before:
-                assert found.look_again_after is None or found.look_again_after > 0, "it looks again and again"
+                assert found.look_again_after is None or found.look_again_after > 0, (
+                    "it looks again and again"
+                )
                 return
         raise AssertionError(f"every look writes something: {self.world.status}")
 
@@ -168,7 +183,11 @@ class Watch:
         for each in failed:
             if self._evident(Stage(each["name"]), each["reason"]):
                 return f"{each['name']} has failed"
-        return "all stages are done" if all(each["phase"] in ("Succeeded", "Skipped") for each in status["stages"]) else ""
+        return (
+            "all stages are done"
+            if all(each["phase"] in ("Succeeded", "Skipped") for each in status["stages"])
+            else ""
+        )
 
     def _noted(self, key: AttemptKey, files: dict[str, bytes]) -> str:
         found = _parsed(files.get(self.world.folders.run.failure(*key.place)), Failure)
@@ -178,7 +197,9 @@ class Watch:
         """Whether a file of an attempt at the stage, which was really made, says so."""
         made = {int(name.rpartition("-")[2]) for name in self.world.created if f"-{stage.short}-" in name}
         places = tuple(f"/attempts/{stage.short}-{number}{end}" for number in made for end in ("/", "."))
-        ours = {uri: content for uri, content in self.world.files().items() if any(each in uri for each in places)}
+        ours = {
+            uri: content for uri, content in self.world.files().items() if any(each in uri for each in places)
+        }
         if reason in DERIVED:
             return bool(ours)
         return any(f'"{reason}"'.encode() in content for content in ours.values())
@@ -192,10 +213,13 @@ class Watch:
                 for name in world.ran
                 if (world_key := _place(name))[0] == Stage.EXPORT.short
             ]
-            assert any(
-                each and each.outcome is Outcome.SUCCEEDED and isinstance(each.details, ExportOutcome)
-                for each in proofs
-            ) or self._remembered_export(), "no Export that ran says so"
+            assert (
+                any(
+                    each and each.outcome is Outcome.SUCCEEDED and isinstance(each.details, ExportOutcome)
+                    for each in proofs
+                )
+                or self._remembered_export()
+            ), "no Export that ran says so"
         if status.get("phase") == "Failed":
             failure = status["failure"]
             assert failure["reason"]
@@ -225,7 +249,9 @@ class Watch:
             verb, _, uri = call.partition(" ")
             model = _model_of(uri)
             if verb == "read" and uri in files and model and _parsed(files[uri], model) is None:
-                assert view.unreadable or any(uri in text for text in texts), f"{uri} is named by nobody: {texts}"
+                assert view.unreadable or any(uri in text for text in texts), (
+                    f"{uri} is named by nobody: {texts}"
+                )
         if world.finished or world.config_map is None:
             return
         condition = world.condition("RunFolderReadable")

@@ -131,8 +131,12 @@ class FolderWorld(World):
         return replace(super().look_closer(observed, at), hosts=hosts)
 
     def _create_jobset(self, jobset: Any) -> None:
-        assert not self.live(), f"{jobset['metadata']['name']} was created while {self.live()} could still run"
-        running = [name for name, pod in self.pods.items() if pod["status"]["phase"] in ("Pending", "Running")]
+        assert not self.live(), (
+            f"{jobset['metadata']['name']} was created while {self.live()} could still run"
+        )
+        running = [
+            name for name, pod in self.pods.items() if pod["status"]["phase"] in ("Pending", "Running")
+        ]
         assert not running, f"{jobset['metadata']['name']} was created while {running} ran"
         super()._create_jobset(jobset)
 
@@ -174,7 +178,9 @@ def _bytes(record: Record) -> bytes:
 def _world(tpu: str = "v6e-4", *, queued: bool = False, **spec: Any) -> FolderWorld:
     flavors = profile()["spec"]["flavors"]
     queue = {"queue": {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}} if queued else {}
-    priced = profile(flavors=[{**each, "chipHourPrice": str(PRICE)} for each in flavors], currency="USD", **queue)
+    priced = profile(
+        flavors=[{**each, "chipHourPrice": str(PRICE)} for each in flavors], currency="USD", **queue
+    )
     return FolderWorld(job=job(resources={"tpu": tpu}, **spec), profiles=[priced])
 
 

@@ -24,7 +24,10 @@ FIGURES: Counter[str] = Counter()
 
 def _of_live(world: FolderWorld, deed: Callable[[str], None]) -> None:
     for name in world.live():
-        if "deletionTimestamp" not in world.jobsets[name]["metadata"] and not world.jobsets[name]["spec"]["suspend"]:
+        if (
+            "deletionTimestamp" not in world.jobsets[name]["metadata"]
+            and not world.jobsets[name]["spec"]["suspend"]
+        ):
             world.run(name)
             deed(name)
 
