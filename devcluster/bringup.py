@@ -106,7 +106,7 @@ class Bringup:
         if self._renewal is None:
             renewal = operator_process.keep_credentials(self._admin(), self.state, self._account)
             self._renewal = asyncio.create_task(renewal)
-        await self.supervisor.start(operator_process.operator(self.state, self._ports))
+        await self.supervisor.start(operator_process.operator(self.state, self._ports, self.options.store))
 
     async def close(self) -> None:
         if self._renewal is not None:

@@ -33,15 +33,25 @@ def fake_gcs(state: State, programs: Mapping[str, Path], ports: Mapping[str, int
     )
 
 
+#: Begins the path of an account's own endpoint, see devcluster.bucketproxy.
+ACCOUNTS = "as"
+
+
+def account_endpoint(store: str, namespace: str, account: str) -> str:
+    """Where a service account finds the ``store`` that knows accounts."""
+    return f"{store}/{ACCOUNTS}/{namespace}/{account}"
+
+
 def endpoint(ports: Mapping[str, int]) -> str:
     return f"http://127.0.0.1:{ports['gcs']}"
 
 
-def client_environment(ports: Mapping[str, int]) -> dict[str, str]:
-    """What makes google-cloud-storage, etils and tensorstore (hence Orbax) use the emulator without credentials."""
+def client_environment(at: str) -> dict[str, str]:
+    """What makes google-cloud-storage, etils and tensorstore (hence Orbax) use the emulator at that URL without
+    credentials."""
     return {
-        "STORAGE_EMULATOR_HOST": endpoint(ports),
-        "TENSORSTORE_GCS_HTTP_URL": endpoint(ports),
+        "STORAGE_EMULATOR_HOST": at,
+        "TENSORSTORE_GCS_HTTP_URL": at,
         # both stop the search for a metadata server, which costs seconds per process
         "GCE_METADATA_HOST": "localhost:1",
         "NO_GCE_CHECK": "true",

@@ -32,6 +32,8 @@ class AgentConfig:
     """JSON file: image reference -> folder of programs."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Every container's: what node, platform and the machine's owner give."""
+    store: str | None = None
+    """URL of an object store that knows accounts: each pod gets the endpoint of its own."""
     warm_image: str | None = None
     """The image whose `finetune-stage` is forked from a warm process; None: always started cold."""
 
@@ -52,9 +54,10 @@ def agent(state: State, options: Options, ports: Mapping[str, int]) -> Component
         images=str(state.images),
         environment={
             "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "jax"),
-            **gcs.client_environment(ports),
+            **gcs.client_environment(gcs.endpoint(ports)),
             **options.environment,
         },
+        store=options.store,
         warm_image=TRAINER_IMAGE if options.warm and options.trainer else None,
     )
     path = state.root / "node-agent.json"

@@ -17,8 +17,10 @@ TOKEN_SECONDS = 3600
 RENEW_SECONDS = TOKEN_SECONDS * 0.8
 
 
-def operator(state: State, ports: Mapping[str, int]) -> Component:
-    """Runs from the environment that this process runs in. It finds the API server as a pod does."""
+def operator(state: State, ports: Mapping[str, int], store: str | None = None) -> Component:
+    """Runs from the environment that this process runs in. It finds the API server as a pod does; ``store``: URL of an
+    object store that knows accounts."""
+    buckets = gcs.account_endpoint(store, NAMESPACE, RELEASE) if store else gcs.endpoint(ports)
     return Component(
         name="operator",
         argv=(sys.executable, "-P", "-m", "finetune_operator"),
@@ -33,7 +35,7 @@ def operator(state: State, ports: Mapping[str, int]) -> Component:
             "FINETUNE_HEALTH_HOST": "127.0.0.1",
             "FINETUNE_HEALTH_PORT": str(ports["operator-health"]),
             "FINETUNE_METRICS_PORT": str(ports["operator-metrics"]),
-            **gcs.client_environment(ports),
+            **gcs.client_environment(buckets),
         },
         ready_url=f"http://127.0.0.1:{ports['operator-health']}/readyz",
         grace_seconds=30,

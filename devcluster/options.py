@@ -32,15 +32,18 @@ class Options:
     warm: bool = True
     trainer: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    store: str | None = None
+    """URL of an object store that knows accounts, before the cluster's own."""
     operator_code: str = ""
     stage_code: str = ""
 
     @classmethod
-    def chosen(cls, *, warm: bool) -> "Options":
+    def chosen(cls, *, warm: bool, store: str | None = None) -> "Options":
         """What this shell and this checkout give."""
         return cls(
             warm=warm,
             trainer=installed_trainer(),
+            store=store,
             environment=passed_on(),
             operator_code=digest(OPERATOR),
             stage_code=digest(STAGES),

@@ -63,13 +63,20 @@ class Cluster:
     @classmethod
     @contextmanager
     def started(
-        cls, folder: Path, *, operator: bool = False, warm: bool = True, extra: Sequence[str] = ()
+        cls,
+        folder: Path,
+        *,
+        operator: bool = False,
+        warm: bool = True,
+        extra: Sequence[str] = (),
+        store: str | None = None,
     ) -> Iterator[Self]:
         """A cluster in ``folder``, with the optional components of ``extra`` (kueue, kwok), ended in any case, with
-        everything that it ran; its logs stay in the folder."""
+        everything that it ran; its logs stay in the folder. ``store``: URL of a devcluster.bucketproxy.BucketProxy that
+        operator and pods use instead of the object store itself."""
         state = State(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        options = Options.chosen(warm=warm)
+        options = Options.chosen(warm=warm, store=store)
         build.ensure(extra)
         try:
             control.up(state, options, operator=operator, extra=extra)
@@ -110,7 +117,7 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that make Google's clients use this cluster's object store, and KUBECONFIG."""
-        return {**gcs.client_environment(self._ports), "KUBECONFIG": str(self.kubeconfig)}
+        return {**gcs.client_environment(self.gcs), "KUBECONFIG": str(self.kubeconfig)}
 
     @property
     def service_account(self) -> Path:

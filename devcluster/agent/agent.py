@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from devcluster import gcs
 from devcluster.agent import environment, nodes
 from devcluster.agent.environment import ConfigError, Sources
 from devcluster.agent.nodes import LocalNode
@@ -86,6 +87,10 @@ class Agent:
 
     async def platform(self, pod: Object, container: Object) -> dict[str, str]:
         given = dict(self.config.environment)
+        if self.config.store is not None:
+            name = pod["spec"].get("serviceAccountName", "default")
+            at = gcs.account_endpoint(self.config.store, pod["metadata"]["namespace"], name)
+            given |= gcs.client_environment(at)
         hosts = await self._hosts(pod) if environment.tpu_count(container) else 1
         return given | environment.platform(container, pod, hosts=hosts, coordinator=self._coordinator(pod))
 

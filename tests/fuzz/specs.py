@@ -130,7 +130,7 @@ def values(path: Path, schema: Document) -> st.SearchStrategy[Any]:
     good = following(schema)
     if path[-1].lower().endswith("uri") or path[-1] == "runFolder":
         good = st.sampled_from(URIS)
-    return st.integers(0, 11).flatmap(lambda dice: st.sampled_from(HOSTILE) if dice == 0 else good)
+    return st.integers(0, 15).flatmap(lambda dice: st.sampled_from(HOSTILE) if dice == 0 else good)
 
 
 @st.composite
@@ -146,8 +146,8 @@ def changed(draw: st.DrawFn, base: Document, fields: list[tuple[Path, Document]]
 
 
 def jobs() -> st.SearchStrategy[Document]:
-    return changed(JOB, JOB_LEAVES, 4)
+    return changed(JOB, JOB_LEAVES, 2)
 
 
 def profiles() -> st.SearchStrategy[Document]:
-    return changed(PROFILE, PROFILE_LEAVES, 3)
+    return changed(PROFILE, PROFILE_LEAVES, 2)

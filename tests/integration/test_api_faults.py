@@ -48,7 +48,7 @@ class Strikes:
 
     @contextmanager
     def on(self, *, writes: Mapping[str, Fault], reads: Mapping[str, Fault] = {}) -> Iterator[Struck]:
-        """During the block: part of a path -> what becomes of each new write there, and of every third read. Yields
+        """During the block: part of a path or body -> what becomes of each new write there, and of every third read. Yields
         what was struck, by method and resource."""
         self._struck, self._known, self._read = Counter(), set(), Counter()
         self._writes, self._reads = writes, reads
@@ -57,7 +57,9 @@ class Strikes:
 
     def __call__(self, call: Call) -> Fault | None:
         faults = self._writes if call.writes else self._reads
-        where = next((where for where in faults if where in call.path), None)
+        # A job's plan is written in the operator's namespace, and names the job's.
+        body = call.body if call.writes else b""
+        where = next((each for each in faults if each in call.path or each.encode() in body), None)
         if where is None:
             return None
         if call.writes:

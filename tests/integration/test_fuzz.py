@@ -17,7 +17,7 @@ JOBS = "/apis/tpu-finetune.dev/v1alpha1/namespaces/{}/finetunejobs?dryRun=All&fi
 PROFILES = "/apis/tpu-finetune.dev/v1alpha1/finetuneprofiles?dryRun=All&fieldValidation=Strict"
 #: A refusal says where: a field of the job or of the profile, a label, or which profile.
 PLACE = re.compile(
-    r"spec\.|metadata\.|profile \"|spec:|unknown field|FineTuneProfile|models\.allow|constraints"
+    r"spec\.|metadata\.|profile \"|spec:|unknown field|FineTuneProfile|models\.allow|constraints|cpuPool"
 )
 
 fuzzed = settings(

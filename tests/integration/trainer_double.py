@@ -1,7 +1,8 @@
 """A trainer that does no work: writes what a real one would have written, at once.
 
 As a program (``finetune-stage`` of the image that :func:`install` makes) it plays one stage of the request in its
-environment; benchmarks call :func:`records` and write the files themselves. Only ``file://`` run folders.
+environment; benchmarks call :func:`records` and write the files themselves. Run folders in ``file://``, or,
+but for ``saves``, in ``gs://``.
 """
 
 import os
@@ -97,13 +98,24 @@ def _saved(request: StageRequest) -> bool:
 
 
 def write(files: Mapping[str, str]) -> None:
-    """Writes ``file://`` files, each whole."""
+    """Writes files, each whole."""
     for uri, content in files.items():
+        if uri.startswith("gs://"):
+            _upload(uri, content)
+            continue
         path = _path(uri)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".writing-{path.name}")
         partial.write_text(content)
         partial.replace(path)
+
+
+def _upload(uri: str, content: str) -> None:
+    # Slow to import, and most tests do not need it.
+    from devcluster import samples
+
+    bucket, _, name = uri.removeprefix("gs://").partition("/")
+    samples.client(os.environ["STORAGE_EMULATOR_HOST"]).bucket(bucket).blob(name).upload_from_string(content)
 
 
 def _path(uri: str) -> Path:

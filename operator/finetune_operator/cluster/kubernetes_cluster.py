@@ -24,6 +24,7 @@ from finetune_operator.cluster.port import (
     NotFound,
     Object,
     Rejected,
+    TooLarge,
     Unavailable,
 )
 
@@ -53,9 +54,12 @@ class CallLimits:
     """Doubles from try to try, unless the server names a longer wait."""
     longest_wait_seconds: float = 5
     """A server that asks for more than this gets its wish through the work queue, not by a blocked worker."""
-    page_size: int = 500
-    small_page_size: int = 100
-    """Of collections that are read page by page to save memory; a job with its status has about 10 KiB."""
+    page_size: int = 100
+    answer_bytes: int = 16 * 2**20
+    """Of one answer; a page beyond it is asked for again with fewer objects. One object has about 2 MiB at most."""
+    list_bytes: int = 64 * 2**20
+    list_objects: int = 20_000
+    """Of all pages of a listing that is held as a whole."""
 
 
 def _ignore(_verb: str, _resource: str, _status: int, _seconds: float) -> None:
@@ -105,8 +109,7 @@ class KubernetesCluster:
         # A continuation may outlive the server's history (410); one list from the start is then within it.
         for final in (False, True):
             try:
-                size = self._limits.page_size
-                return [each async for page in self._pages(kind, namespace, selectors, size) for each in page]
+                return await self._all(kind, namespace, selectors)
             except Rejected as error:
                 if error.status != 410 or final:
                     raise
@@ -120,26 +123,60 @@ class KubernetesCluster:
         labels: Mapping[str, str | frozenset[str]] | None = None,
         metadata_only: bool = False,
     ) -> AsyncIterator[Sequence[Object]]:
-        size = self._limits.page_size if metadata_only else self._limits.small_page_size
         accept = _METADATA_LIST if metadata_only else _JSON
-        return self._pages(kind, namespace, _selectors(labels, None), size, accept)
+        return self._page_items(kind, namespace, _selectors(labels, None), accept)
+
+    async def _all(
+        self, kind: Kind, namespace: str | None, selectors: Sequence[tuple[str, str]]
+    ) -> Sequence[Object]:
+        """Every page at once, within the limits of a listing. Raises TooLarge beyond them."""
+        limits = self._limits
+        found: list[Object] = []
+        size = 0
+        async for page, page_bytes in self._pages(kind, namespace, selectors):
+            found += page
+            size += page_bytes
+            if size > limits.list_bytes or len(found) > limits.list_objects:
+                chosen = ", ".join(value for _, value in selectors)
+                raise TooLarge(
+                    f"{_path(kind, namespace, None, None)}{f' with {chosen}' if chosen else ''}: more than "
+                    f"{limits.list_bytes >> 20} MiB or {limits.list_objects} objects. Delete those that no controller "
+                    "made, or remove these labels from them"
+                )
+        return found
+
+    async def _page_items(
+        self, kind: Kind, namespace: str | None, selectors: Sequence[tuple[str, str]], accept: str
+    ) -> AsyncIterator[Sequence[Object]]:
+        async for page, _ in self._pages(kind, namespace, selectors, accept):
+            yield page
 
     async def _pages(
         self,
         kind: Kind,
         namespace: str | None,
         selectors: Sequence[tuple[str, str]],
-        size: int,
         accept: str = _JSON,
-    ) -> AsyncIterator[Sequence[Object]]:
-        query = [("limit", str(size)), *selectors]
+    ) -> AsyncIterator[tuple[Sequence[Object], int]]:
+        """Each page with the bytes of its answer. A page that is too large is asked for again with fewer objects."""
+        size = self._limits.page_size
         continuation: str | None = None
         while True:
-            page = [*query, ("continue", continuation)] if continuation else query
-            answer = await self._call("list", kind, namespace, query=page, accept=accept)
+            query = [("limit", str(size)), *selectors]
+            if continuation:
+                query.append(("continue", continuation))
+            try:
+                answer, answer_bytes = await self._sized_call(
+                    "list", kind, namespace, query=query, accept=accept
+                )
+            except TooLarge:
+                if size == 1:
+                    raise
+                size = max(1, size // 4)
+                continue
             continuation = answer.get("metadata", {}).get("continue")
             # An empty list of metadata has null for its items.
-            yield answer.get("items") or ()
+            yield answer.get("items") or (), answer_bytes
             if not continuation:
                 return
 
@@ -201,6 +238,12 @@ class KubernetesCluster:
             return
 
     async def _call(
+        self, verb: str, kind: Kind, namespace: str | None, name: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        answer, _ = await self._sized_call(verb, kind, namespace, name, **more)
+        return answer
+
+    async def _sized_call(
         self,
         verb: str,
         kind: Kind,
@@ -212,9 +255,9 @@ class KubernetesCluster:
         body: object = None,
         content_type: str = _JSON,
         accept: str = _JSON,
-    ) -> dict[str, Any]:
-        """One call with its retries. Reads are tried again after any fault that may pass; writes only where
-        the server said that it did not act (429)."""
+    ) -> tuple[dict[str, Any], int]:
+        """One call with its retries: the answer and its bytes. Reads are tried again after any fault that may pass;
+        writes only where the server said that it did not act (429)."""
         request = _Request(
             verb=verb,
             resource=f"{kind.plural}/{subresource}" if subresource else kind.plural,
@@ -238,7 +281,7 @@ class KubernetesCluster:
                 backoff *= 2
         raise AssertionError("unreachable")
 
-    async def _send(self, request: "_Request") -> dict[str, Any]:
+    async def _send(self, request: "_Request") -> tuple[dict[str, Any], int]:
         method, path = _METHODS[request.verb], request.path
         limits = self._limits
         timeout = aiohttp.ClientTimeout(
@@ -262,7 +305,7 @@ class KubernetesCluster:
             status = response.status
             if self._clock is not None:
                 self._clock.told(response.headers.get("Date"))
-            content = await response.read()  # type: ignore[no-untyped-call]
+            content = await _read(response.response, limits.answer_bytes, f"{method} {path}")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             # OSError: name resolution, and the token or CA file that is being replaced.
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
@@ -270,7 +313,7 @@ class KubernetesCluster:
         finally:
             self._observer(request.verb, request.resource, status, monotonic() - begun)
         if 200 <= status < 300:
-            return _parsed(content, method, path)
+            return _parsed(content, method, path), len(content)
         raise error_from(status, method, path, content, response.headers.get("Retry-After"))
 
 
@@ -324,7 +367,20 @@ def _path(kind: Kind, namespace: str | None, name: str | None, subresource: str 
     return "/".join(parts)
 
 
-def _parsed(content: bytes, method: str, path: str) -> dict[str, Any]:
+async def _read(response: aiohttp.ClientResponse, limit: int, request: str) -> bytearray:
+    """The body. Raises TooLarge as soon as it has more than ``limit`` bytes."""
+    content = bytearray()
+    async with response:
+        async for chunk in response.content.iter_any():
+            content += chunk
+            if len(content) > limit:
+                # Closed, not drained: what is left of the answer is not read.
+                response.close()
+                raise TooLarge(f"{request}: the answer has more than {limit >> 20} MiB")
+    return content
+
+
+def _parsed(content: bytes | bytearray, method: str, path: str) -> dict[str, Any]:
     try:
         answer = json.loads(content)
     except ValueError as error:
@@ -334,7 +390,9 @@ def _parsed(content: bytes, method: str, path: str) -> dict[str, Any]:
     return answer
 
 
-def error_from(status: int, method: str, path: str, content: bytes, retry_after: str | None) -> ClusterError:
+def error_from(
+    status: int, method: str, path: str, content: bytes | bytearray, retry_after: str | None
+) -> ClusterError:
     """The exception that an HTTP error answer stands for."""
     message = _message(content)
     text = f"{method} {path}: {status} {message}".rstrip()
@@ -353,13 +411,13 @@ def error_from(status: int, method: str, path: str, content: bytes, retry_after:
     return Rejected(text, status=status)
 
 
-def _message(content: bytes) -> str:
+def _message(content: bytes | bytearray) -> str:
     """The server's own words: ``message`` of its Status object, or the start of whatever came."""
     message = _told(content).get("message")
     return str(message) if message else content[:300].decode(errors="replace").strip()
 
 
-def _told(content: bytes) -> Object:
+def _told(content: bytes | bytearray) -> Object:
     """The Status object of a refusal; empty where it is none."""
     try:
         answer = json.loads(content)

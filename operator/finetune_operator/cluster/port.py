@@ -59,6 +59,10 @@ class Rejected(ClusterError):
     """400, 403, 422: asking again the same way will not help. The message is the server's."""
 
 
+class TooLarge(Rejected):
+    """The answer, or all pages of a listing together, have more than this process may hold."""
+
+
 class Unavailable(ClusterError):
     """429, 5xx, timeouts, broken connections, after the adapter's own retries."""
 

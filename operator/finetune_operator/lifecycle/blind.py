@@ -22,7 +22,7 @@ from finetune_operator.lifecycle.queueing import queueing
 from finetune_operator.lifecycle.situation import Course, Halted, Situation, Wait
 from finetune_operator.lifecycle.spending import seconds_left, used_up
 from finetune_operator.lifecycle.stages import StageView, Survey, survey
-from finetune_operator.lifecycle.status import moving_parts, usage_is_old
+from finetune_operator.lifecycle.status import moving_parts, pace, usage_is_old
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.lifecycle.usage import counted, ran
 from finetune_operator.lifecycle.waited import to_note
@@ -204,7 +204,7 @@ def _next_look(observed: Observed, look: Survey, why: Unreadable) -> float:
         if live and not (live.jobset and children.deleting(live.jobset))
         else ()
     )
-    regular = max(_STORE_LOOK, observed.live_jobs / 20)
+    regular = pace(observed.live_jobs, _STORE_LOOK)
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
 

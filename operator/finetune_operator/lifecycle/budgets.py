@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from finetune_contract import ExitCode, FailureClass, Stage, TrainOutcome
+from finetune_contract import ExitCode, FailureClass, Progress, Stage, TrainOutcome
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.classify import Ending, Verdict
@@ -80,12 +80,20 @@ def exhausted(verdict: Verdict, counters: Counters, recovery: Recovery) -> Exhau
     return Exhausted(field=f"spec.recovery.{field}", used=used, allowed=allowed)
 
 
-def stuck(stage_attempts: Sequence[Judged]) -> int:
-    """How many of the last bad ends of a training came without a new checkpoint."""
-    return next(
-        (number for number, moved in enumerate(reversed(_moved(stage_attempts))) if moved),
-        len(stage_attempts),
-    )
+def stuck(stage_attempts: Sequence[Judged], progress: Progress | None) -> int:
+    """How many of the last bad ends of a training came without a new checkpoint.
+
+    An attempt without a record of its checkpoint may have saved one: where ``progress``, the newest record, names a
+    checkpoint beyond all that are recorded, only the bad ends after the attempt that wrote it count.
+    """
+    last_moved = max((number for number, moved in enumerate(_moved(stage_attempts), 1) if moved), default=0)
+    since = [
+        attempt.key for attempt, verdict in stage_attempts[last_moved:] if verdict.ending is Ending.FAILED
+    ]
+    best = max((_reached(attempt, verdict) for attempt, verdict in stage_attempts), default=0)
+    if progress is not None and max([progress.start_step, *progress.checkpoints]) > best:
+        since = [key for key in since if (key.number, key.restart) > (progress.attempt, progress.restart)]
+    return len(since)
 
 
 def retry_at(stage_attempts: Sequence[Judged]) -> datetime | None:
@@ -116,10 +124,15 @@ def _moved(stage_attempts: Sequence[Judged]) -> list[bool]:
     """Of each attempt, whether it left a checkpoint further on than those before it."""
     found, best = [], 0
     for attempt, verdict in stage_attempts:
-        result = attempt.files.result if attempt.files else None
-        details = result.details if result else None
-        told = verdict.failure.checkpoint if verdict.failure else None
-        reached = details.step if isinstance(details, TrainOutcome) else told or 0
+        reached = _reached(attempt, verdict)
         found.append(reached > best)
         best = max(best, reached)
     return found
+
+
+def _reached(attempt: Attempt, verdict: Verdict) -> int:
+    """The step of the checkpoint that is recorded of the attempt; 0: none is."""
+    result = attempt.files.result if attempt.files else None
+    if result and isinstance(result.details, TrainOutcome):
+        return result.details.step
+    return (verdict.failure.checkpoint if verdict.failure else None) or 0

@@ -232,6 +232,12 @@ def slice_kind(pod: Object) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key, value) for key, value in selector.items() if key in _SLICE_LABELS))
 
 
+def slice_kinds(jobset: Object) -> set[tuple[tuple[str, str], ...]]:
+    """Those of the pods that a JobSet makes."""
+    groups = jobset.get("spec", {}).get("replicatedJobs", ())
+    return {slice_kind(each["template"]["spec"]["template"]) for each in groups}
+
+
 def first_start(pods: Iterable[Object]) -> datetime | None:
     """Of the first container that has started; None where none has."""
     return min(_starts(_states(pods)), default=None)

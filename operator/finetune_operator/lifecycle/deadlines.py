@@ -53,9 +53,14 @@ def overdue(attempt: Attempt, plan: Plan, progress: Progress | None, now: dateti
 
 
 def next_due(attempt: Attempt, limits: Limits, progress: Progress | None, now: datetime) -> float | None:
-    """Seconds until an attempt that waits for nodes has waited too long."""
+    """Seconds until an attempt has waited for nodes, or has been silent, for too long. None where nothing is counted,
+    and where its silence has lasted too long and is not believed, as the run folder cannot be read."""
     since = waiting_since(attempt, progress)
-    return None if since is None else max(1.0, limits.pre_running - (now - since).total_seconds() + 1.0)
+    if since is not None:
+        return max(1.0, limits.pre_running - (now - since).total_seconds() + 1.0)
+    silence = _silence(attempt, limits, progress)
+    left = silence[1] - (now - silence[0]).total_seconds() if silence else -1.0
+    return None if left < 0 else left + 1.0
 
 
 def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | None:
@@ -176,19 +181,13 @@ def stepped(attempt: Attempt, progress: Progress | None) -> bool:
 
 def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: datetime) -> Failure | None:
     """Of an attempt that has run, whether all its pods are there or not."""
-    if not attempt.running and not _may_run(attempt):
+    silence = _silence(attempt, limits, progress)
+    if silence is None or now - silence[0] <= timedelta(seconds=silence[1]):
         return None
-    span = children.running_span(attempt.pods)
-    # Where a queue has taken the slice away and given it again, the record is of the run before.
-    if progress and stepped(attempt, progress) and (span is None or progress.updated >= span[0]):
-        return _hung(limits, progress, now)
-    begun = span[0] if span else _unseen_start(attempt, limits)
-    stage = attempt.key.stage
-    by_stage = {Stage.TRAIN: limits.startup, Stage.EVALUATE: limits.evaluate}
-    limit = by_stage.get(stage, limits.cpu_stage)
-    if begun is None or now - begun <= timedelta(seconds=limit):
-        return None
-    if span is None:
+    stage, limit = attempt.key.stage, silence[1]
+    if progress and _steps_in_this_run(attempt, progress):
+        return _hung(limits, progress)
+    if children.running_span(attempt.pods) is None:
         return Failure(
             code=ExitCode.UNAVAILABLE,
             reason=PODS_MISSING,
@@ -212,9 +211,25 @@ def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: da
     )
 
 
-def _hung(limits: Limits, progress: Progress, now: datetime) -> Failure | None:
-    if now - progress.updated <= timedelta(seconds=limits.no_step):
+def _silence(attempt: Attempt, limits: Limits, progress: Progress | None) -> tuple[datetime, int] | None:
+    """Since when an attempt that has run reports nothing, and for how many seconds it may."""
+    if not attempt.running and not _may_run(attempt):
         return None
+    if progress and _steps_in_this_run(attempt, progress):
+        return progress.updated, limits.no_step
+    span = children.running_span(attempt.pods)
+    begun = span[0] if span else _unseen_start(attempt, limits)
+    by_stage = {Stage.TRAIN: limits.startup, Stage.EVALUATE: limits.evaluate}
+    return None if begun is None else (begun, by_stage.get(attempt.key.stage, limits.cpu_stage))
+
+
+def _steps_in_this_run(attempt: Attempt, progress: Progress) -> bool:
+    """Where a queue has taken the slice away and given it again, the record is of the run before."""
+    span = children.running_span(attempt.pods)
+    return stepped(attempt, progress) and (span is None or progress.updated >= span[0])
+
+
+def _hung(limits: Limits, progress: Progress) -> Failure:
     return Failure(
         code=ExitCode.UNAVAILABLE,
         reason=HUNG,

@@ -14,7 +14,7 @@ from finetune_operator.lifecycle.pending import with_pending
 from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import survey
-from finetune_operator.lifecycle.status import build_status
+from finetune_operator.lifecycle.status import build_status, pace
 from finetune_operator.lifecycle.stored_plan import plan_now, plan_to_store, stored_plan
 from finetune_operator.lifecycle.takeover import note_due
 from finetune_operator.lifecycle.times import parse
@@ -186,7 +186,7 @@ def _refuse(observed: Observed, refused: Refused) -> Decision:
     if refused.reason is Reason.SOURCE_JOB_RUNNING:
         # Nothing is wrong with the job: it has its turn when the other one is done.
         situation = replace(situation, course=Course.ACTIVE, refused=None)
-    decision = conclude(observed, situation, None, max(_PROFILE_LOOK, observed.live_jobs / 20))
+    decision = conclude(observed, situation, None, pace(observed.live_jobs, _PROFILE_LOOK))
     known = {name: value for name, value in (observed.job.get("status") or {}).items() if name != "waiting"}
     decision = replace(decision, status={**known, **decision.status})
     if refused.reason is Reason.RUN_FOLDER_TAKEN:

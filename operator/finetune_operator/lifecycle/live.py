@@ -130,11 +130,11 @@ def stop(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | 
 def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
     """Seconds. Only training writes to its run folder before it ends, and no watch tells of that."""
     if deadlines.interrupted(attempt, observed.folder.progress):
-        return max(deadlines.INTERRUPTED_LOOK, observed.live_jobs / 20)
-    if attempt.running and attempt.key.stage is Stage.TRAIN:
+        regular = pace(observed.live_jobs, deadlines.INTERRUPTED_LOOK)
+    elif attempt.running and attempt.key.stage is Stage.TRAIN:
         regular = pace(observed.live_jobs)
     else:
-        regular = max(SAFETY_LOOK if attempt.pods else NO_PODS_SECONDS, pace(observed.live_jobs))
+        regular = pace(observed.live_jobs, SAFETY_LOOK if attempt.pods else NO_PODS_SECONDS)
     due = (
         deadlines.next_due(attempt, look.plan.limits, observed.folder.progress, observed.now),
         deadlines.active_left(look.plan.limits, look.used),

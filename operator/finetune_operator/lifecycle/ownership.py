@@ -20,7 +20,8 @@ _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 def own_jobsets(job: Object, jobsets: Iterable[Object], plan: Object | None) -> tuple[Object, ...]:
     """The job's JobSets among those that carry its label. ``plan``: its stored plan, or None."""
-    return tuple(each for each in jobsets if _made_for(job, each) and _names_a_plan(each, plan))
+    reported = _reported(job)
+    return tuple(each for each in jobsets if _made_for(job, each) and _names_a_plan(each, plan, reported))
 
 
 def own_pods(job: Object, pods: Iterable[Object], jobsets: Sequence[Object]) -> tuple[Object, ...]:
@@ -46,9 +47,17 @@ def _made_for(job: Object, jobset: Object) -> bool:
     )
 
 
-def _names_a_plan(jobset: Object, plan: Object | None) -> bool:
-    """Releases before stored plans wrote no digest; what they made is older than the stored plan."""
-    if plan is None or plan_of(jobset) is not None:
+def _reported(job: Object) -> frozenset[str]:
+    """Names of JobSets that the status shows; tenants do not write it."""
+    status = job.get("status") or {}
+    entries = (*status.get("stages", ()), *status.get("attempts", {}).get("history", ()))
+    return frozenset(each["jobSet"] for each in entries if "jobSet" in each)
+
+
+def _names_a_plan(jobset: Object, plan: Object | None, reported: frozenset[str]) -> bool:
+    """Releases before stored plans wrote no digest. What they made is older than the stored plan or, after a rollback
+    to such a release, stands in the status."""
+    if plan is None or plan_of(jobset) is not None or jobset["metadata"]["name"] in reported:
         return True
     stored, made = (each["metadata"].get("creationTimestamp") for each in (plan, jobset))
     return stored is not None and made is not None and parse(made) <= parse(stored)

@@ -120,6 +120,7 @@ def _priced(plan: Plan, hours: float) -> float | None:
 
 
 def _figure(value: float) -> str:
-    """To four decimals, and never more than it is: the next status counts on from what this one says."""
-    whole = floor(value * 10_000 + 1e-6)
-    return f"{whole / 10_000:.4f}".rstrip("0").rstrip(".")
+    """To six decimals, so that ten seconds of one cheap chip keep three digits; never more than it is: the next status
+    counts on from what this one says."""
+    whole = floor(value * 1_000_000 + 1e-6)
+    return f"{whole / 1_000_000:.6f}".rstrip("0").rstrip(".")

@@ -141,7 +141,7 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
             continue
         own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
         ended = tuple(pair for pair in since if pair[0].key.stage is stage)
-        view = _view(stage, plan, own, ended, counters=counters, damages=damages)
+        view = _view(stage, plan, own, ended, observed.folder, counters=counters, damages=damages)
         if retry is not None and ORDER[stage] < ORDER[retry.from_stage]:
             view = _done_before(view, judged, damages)
         if stage is Stage.CONVERT:
@@ -236,6 +236,7 @@ def _view(
     plan: Plan,
     attempts: tuple[Attempt, ...],
     judged: tuple[budgets.Judged, ...],
+    folder: RunFolderView,
     *,
     counters: budgets.Counters,
     damages: Damages,
@@ -254,7 +255,7 @@ def _view(
     if live is not None and live.key.restart == 0:
         return StageView(stage=stage, phase=StagePhase.RUNNING, attempts=attempts, judged=judged)
     # JobSet restarts after a disruption without asking whether there is anything left to spend on it.
-    failure, used_up = _final(stage, plan, judged, counters)
+    failure, used_up = _final(stage, plan, judged, counters, folder)
     if failure is not None:
         return StageView(
             stage=stage,
@@ -269,7 +270,11 @@ def _view(
 
 
 def _final(
-    stage: Stage, plan: Plan, judged: tuple[budgets.Judged, ...], counters: budgets.Counters
+    stage: Stage,
+    plan: Plan,
+    judged: tuple[budgets.Judged, ...],
+    counters: budgets.Counters,
+    folder: RunFolderView,
 ) -> tuple[Failure | None, budgets.Exhausted | None]:
     if not judged:
         return None, None
@@ -283,11 +288,14 @@ def _final(
     if verdict.failure is None or budgets.waits_for_input(stage, verdict):
         return None, None
     used_up = budgets.exhausted(verdict, counters, plan.recovery)
-    if used_up is None and stage is Stage.TRAIN and budgets.stuck(judged) >= budgets.MOST_STUCK:
+    # Without the progress record it is unknown what the attempts have saved.
+    judges = used_up is None and stage is Stage.TRAIN and folder.progress_unknown is None
+    stuck = budgets.stuck(judged, folder.progress) if judges else 0
+    if stuck >= budgets.MOST_STUCK:
         used_up = budgets.Exhausted(
             reason=Reason.NO_PROGRESS,
             field="the number of attempts in a row without a new checkpoint",
-            used=budgets.stuck(judged),
+            used=stuck,
             allowed=budgets.MOST_STUCK - 1,
         )
     return (verdict.failure, used_up) if used_up else (None, None)

@@ -35,9 +35,13 @@ type Object = Mapping[str, Any]
 _USAGE_SECONDS = 60.0
 
 
-def pace(live_jobs: int) -> float:
-    """Seconds between two reports of one job while only its steps move."""
-    return max(10.0, live_jobs / 20)
+#: Seconds. Jobs of other namespaces, of which there may be any number, slow a job down no further.
+_LONGEST_PACE = 60.0
+
+
+def pace(live_jobs: int, least: float = 10.0) -> float:
+    """Seconds between two looks at one job that no watch asks for: ``least``, or more where there are many jobs."""
+    return max(least, min(live_jobs / 20, _LONGEST_PACE))
 
 
 def build_status(observed: Observed, situation: Situation, look: Survey | None) -> dict[str, Any]:

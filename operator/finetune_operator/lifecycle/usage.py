@@ -7,7 +7,7 @@ falls where pods or records go, and nothing that runs afterwards is lost in it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from math import inf
 from typing import Any
 
@@ -53,7 +53,9 @@ class Rate:
 
 
 def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, job: Object) -> Usage:
-    """Over all attempts, never less than the status of the job says, and of any time no more than has passed."""
+    """Over all attempts until the second that ``now`` is in began, which is what :func:`active_time` writes; never less
+    than the status of the job says, and of any time no more than has passed."""
+    now = now.replace(microsecond=0)
     every, previous = tuple(attempts), job.get("status") or {}
     noted = _noted_rates(every)
     rated = [(attempt, rate_of(attempt, plan, noted)) for attempt in every]
@@ -93,13 +95,13 @@ def _within(parts: Iterable[Part], begin: datetime | None, now: datetime) -> lis
 
 
 def active_time(used: Usage, now: datetime) -> Object:
-    """``status.activeTime``. Rounded so that what is counted from it is never more than there was."""
-    return {"seconds": int(used.seconds), "asOf": stamp(now + timedelta(microseconds=999_999))}
+    """``status.activeTime``. ``used``: of the same ``now``; the next look counts on from ``asOf``."""
+    return {"seconds": int(used.seconds), "asOf": stamp(now)}
 
 
 def ran(attempt: Attempt, now: datetime) -> float:
     """Seconds that its processes ran, over all runs of it, by whoever saw most of each; 0 where nothing tells."""
-    return ran_before(attempt) + _ran_now(attempt, now)
+    return ran_before(attempt) + _ran_now(attempt, now.replace(microsecond=0))
 
 
 def ran_before(attempt: Attempt) -> float:

@@ -17,7 +17,7 @@ from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.limits import found_problems, limit_problems
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.places import Storage, judge_run
-from finetune_operator.planning.plan import Findings, Plan, make_plan
+from finetune_operator.planning.plan import IDENTITY, Findings, Plan, make_plan
 from finetune_operator.planning.policy import check_policy, check_profile, refused_by, with_mode
 from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
 from finetune_operator.planning.snapshot import Snapshot
@@ -117,14 +117,27 @@ def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Pla
     """
     check_job(job)
     base = merge(BUILT_IN, snapshot.profile.get("defaults", {}))
-    # Where the model lies was found out at admission, too.
-    merged = {**merge(base, job["spec"]), "model": snapshot.spec["model"]}
+    merged = {**merge(base, job["spec"]), **_admitted_identity(job, base, snapshot)}
     # A plan without a mode is of an operator that knew none, and allowed what its profile did not forbid.
     profile = with_mode(snapshot.profile, "Open")
     check_policy(job, snapshot.profile_name, profile, merged, base)
     plan = make_plan(job, snapshot, passed)
     _check_limits(plan, profile, merged)
     return plan
+
+
+def _admitted_identity(job: Object, base: Object, snapshot: Snapshot) -> Object:
+    """What decides the result, as it was admitted and is planned: where the model lies was found out then, too. The
+    global batch only where job or profile names it, since rules do not judge what follows from the slice."""
+    admitted = {name: snapshot.spec[name] for name in IDENTITY}
+    named = merge(base, {"hyperparameters": job["spec"].get("hyperparameters", {})}).get(
+        "hyperparameters", {}
+    )
+    if "globalBatchSize" in named:
+        return admitted
+    numbers = {key: each for key, each in admitted["hyperparameters"].items() if key != "globalBatchSize"}
+    batch = {key: named[key] for key in ("perDeviceBatchSize",) if key in named}
+    return {**admitted, "hyperparameters": {**numbers, **batch}}
 
 
 def check_job(job: Object) -> None:

@@ -1,19 +1,20 @@
 """Plans of format 1, which earlier releases kept as ``<job>-plan`` in the job's own namespace.
 
 Whoever may create ConfigMaps there may have written or replaced one. So it is read once, for a job whose status names a
-profile but no stored plan, and only what can be verified is taken over: the profile by its hash in the status, which
-tenants cannot write, and the spec by the profile's rules.
+profile but no stored plan, and only what can be verified is taken over: the profile, the run folder and the model of
+another job by the status, which tenants cannot write, and the spec by the API's schema. The profile's rules judge the
+spec before anything is started (:func:`.admission.replan`); what runs stays within its limits even where they refuse
+it.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_operator.api import Reason
+from finetune_operator.api import InvalidObject, Reason, parse_job
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.merge import BUILT_IN, lookup, merge
+from finetune_operator.planning.merge import lookup, merge
 from finetune_operator.planning.pathways import with_pathways_images
-from finetune_operator.planning.policy import check_policy
 from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, identity
 
 type Object = Mapping[str, Any]
@@ -30,7 +31,7 @@ def first_format_name(job: Object) -> str | None:
 
 
 def take_over(job: Object, config_map: Object | None) -> Snapshot:
-    """The plan that a job of an earlier release runs under. Raises Refused (PlanMissing, PolicyViolation).
+    """The plan that a job of an earlier release runs under. Raises Refused (PlanMissing).
 
     The profile keeps what it meant when the job was admitted: rules that were not written forbade nothing, and one
     cache served all namespaces.
@@ -42,7 +43,17 @@ def take_over(job: Object, config_map: Object | None) -> Snapshot:
         profile, spec = json.loads(data["profile.json"]), json.loads(data["spec.json"])
         if data["format"] != "1" or data["profile-name"] != name:
             raise ValueError("it is of another format or profile")
-        profile = _verified(profile, spec["resources"]["controller"], hashed)
+        profile = _verified(profile, lookup(spec, "resources.controller"), hashed)
+        _check_schema(job, spec)
+        snapshot = Snapshot(
+            job=identity(job),
+            profile_name=str(name),
+            profile_hash=str(hashed),
+            profile=_as_meant(profile),
+            spec={key: value for key, value in spec.items() if key not in LIFECYCLE},
+            contract=None,
+        )
+        _check_status(job, snapshot)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Refused(
             Reason.PLAN_MISSING,
@@ -50,22 +61,48 @@ def take_over(job: Object, config_map: Object | None) -> Snapshot:
             f"{job['metadata']['name']}-plan in its namespace does not hold that plan ({error!r}). Create the job "
             "again; spec.resumeFrom continues from its last checkpoint.",
         ) from error
-    as_admitted = merge(
-        profile, {"storage": {"cacheScope": "Profile"}, "constraints": {"mode": "Open"}}, profile
-    )
-    base = merge(BUILT_IN, profile.get("defaults", {}))
-    check_policy(job, str(name), as_admitted, spec, base)
-    return Snapshot(
-        job=identity(job),
-        profile_name=str(name),
-        profile_hash=str(hashed),
-        profile=as_admitted,
-        spec={key: value for key, value in spec.items() if key not in LIFECYCLE},
-        contract=None,
-    )
+    return snapshot
 
 
-def _verified(profile: Object, controller: str, hashed: object) -> Object:
+def _as_meant(profile: Object) -> Object:
+    """With what the earlier release took for granted in words."""
+    return merge(profile, {"storage": {"cacheScope": "Profile"}, "constraints": {"mode": "Open"}}, profile)
+
+
+def _check_schema(job: Object, spec: Object) -> None:
+    """Raises ValueError where ``spec`` is none, beyond what today's schema finds wrong with the job itself: that the
+    API server accepted when the job was created."""
+    model = spec["model"]
+    if "fromJob" in model:
+        # Resolved at admission; the status tells whether to that.
+        asked = {"fromJob": job["spec"]["model"]["fromJob"]}
+        model = {key: value for key, value in model.items() if key != "uri"} | asked
+    new = _faults({**job, "spec": {**spec, "model": model}}) - _faults(job)
+    if new:
+        raise ValueError(f"spec.json does not follow the API: {min(new)}"[:300])
+
+
+def _faults(job: Object) -> set[str]:
+    try:
+        parse_job(job)
+    except InvalidObject as error:
+        return {f"{fault.path}: {fault.message}" for fault in error.faults}
+    return set()
+
+
+def _check_status(job: Object, snapshot: Snapshot) -> None:
+    """The operator itself writes into the run folder, and the model of another job is judged by what that was made of.
+    Raises ValueError where the plan names others than the status."""
+    resolved, model = job["status"]["resolved"], snapshot.spec["model"]
+    if snapshot.run_folder.uri != resolved["runFolder"]:
+        raise ValueError("its run folder is not the one that the status names")
+    lineage = model.get("fromJob")
+    told = resolved.get("model", {})
+    if lineage != told.get("fromJob") or (lineage and model["uri"].rstrip("/") != told["source"].rstrip("/")):
+        raise ValueError("its model is not the one that the status names")
+
+
+def _verified(profile: Object, controller: object, hashed: object) -> Object:
     """The profile's spec as the status names it. Raises ValueError."""
     if digest(profile) == hashed:
         return profile

@@ -216,6 +216,9 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
     )
     accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
     secret = spec.get("huggingFaceTokenSecretRef")
+    # A trainer image from before the contract had minor versions refuses a key that it does not know.
+    knows_asked = snapshot.contract is not None
+    length_asked = knows_asked and job["spec"].get("datasets", {}).get("maxSeqLength") is not None
     model = resolve.model(spec["model"])
     evaluation, checkpointing = resolve.evaluation(spec), resolve.checkpointing(spec)
     return Plan(
@@ -249,7 +252,7 @@ def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> 
         else None,
         model=model,
         lineage=spec["model"].get("fromJob"),
-        data=resolve.data(spec, length_asked=job["spec"].get("datasets", {}).get("maxSeqLength") is not None),
+        data=resolve.data(spec, length_asked=length_asked),
         method=training.method(spec),
         hyperparameters=training.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
         checkpointing=checkpointing,

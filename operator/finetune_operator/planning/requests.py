@@ -39,7 +39,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         cache=plan.cache.uri,
         use_cache=_use_cache(plan, stage, findings),
         model=_model(plan, findings),
-        data=_data(plan, findings),
+        data=_data(plan, stage, findings),
         method=plan.method,
         hyperparameters=_hyperparameters(plan, findings),
         mesh=mesh,
@@ -119,13 +119,16 @@ def _with_tokenizer(source: ModelSource, digest: str | None) -> ModelSource:
     return source.model_copy(update={"tokenizer_digest": digest})
 
 
-def _data(plan: Plan, findings: Findings) -> DataSpec:
-    """As preflight found it."""
+def _data(plan: Plan, stage: Stage, findings: Findings) -> DataSpec:
+    """As preflight found it. Preflight alone reads whether the job names maxSeqLength; trainer images from before the
+    contract had minor versions refuse a key that they do not know, and the later stages of a job may run on one."""
+    asked = plan.data.max_seq_length_asked and stage is Stage.PREFLIGHT
+    data = plan.data.model_copy(update={"max_seq_length_asked": asked})
     if findings.preflight is None:
-        return plan.data
+        return data
     reports = (*findings.preflight.train, *findings.preflight.validation)
     revisions = {report.path: report.revision for report in reports}
-    return plan.data.model_copy(
+    return data.model_copy(
         update={
             "train": [_pinned(source, revisions.get(source.path)) for source in plan.data.train],
             "validation": [_pinned(source, revisions.get(source.path)) for source in plan.data.validation],

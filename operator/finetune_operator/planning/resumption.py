@@ -1,5 +1,6 @@
 """Whose run folder a job may go on in (``spec.resumeFrom``)."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from finetune_operator.planning.merge import lookup
 
 type Object = Mapping[str, Any]
 
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PATH = "spec.resumeFrom.runFolder"
 
 
@@ -16,6 +18,12 @@ def resumed_folder(spec: Object) -> str | None:
     """The run folder that a job's spec goes on in, if it does."""
     folder = lookup(spec, "resumeFrom.runFolder")
     return folder.rstrip("/") if isinstance(folder, str) else None
+
+
+def namespace_of(folder: str) -> str | None:
+    """The namespace of the job whose run folder it is: ``<artifacts>/<namespace>/<job>-<uid8>``; None: of no job."""
+    parts = folder.rsplit("/", 2)
+    return parts[1] if len(parts) == 3 and _NAMESPACE.fullmatch(parts[1]) else None
 
 
 def blocks(other: Object, job: Object) -> bool:

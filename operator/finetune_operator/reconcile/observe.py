@@ -24,7 +24,7 @@ from finetune_operator.cluster.port import (
     Object,
     Rejected,
 )
-from finetune_operator.lifecycle.children import slice_kind
+from finetune_operator.lifecycle.children import slice_kind, slice_kinds
 from finetune_operator.lifecycle.classify import settled
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import CloserLook, Concerned
@@ -36,7 +36,7 @@ from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.first_format import first_format_name
 from finetune_operator.planning.queueing import QUEUE_LABEL
-from finetune_operator.planning.resumption import blocks
+from finetune_operator.planning.resumption import blocks, namespace_of, resumed_folder
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 #: On each Workload: the uid of what it stands for.
 _OF_UID = "kueue.x-k8s.io/job-uid"
+#: Of slices, whose nodes are listed in one look at a job.
+_MOST_KINDS = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -117,7 +119,7 @@ class Observer:
         workloads, view = await asyncio.gather(
             self._workloads(key.namespace, jobsets), self._view(key, job, snapshot, jobsets, pods)
         )
-        nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)])
+        nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)], jobsets)
         return Observed(
             now=self._utc_now(),
             job=job,
@@ -186,14 +188,16 @@ class Observer:
             self._folder.forget(key)
         return view
 
-    async def _nodes(self, pods: Sequence[Object]) -> Mapping[str, Object] | None:
+    async def _nodes(self, pods: Sequence[Object], jobsets: Sequence[Object]) -> Mapping[str, Object] | None:
         """All nodes of the slice's kind, in one request, while a failure on it is fresh and not judged. Without the
-        right to see them nothing is known of them."""
+        right to see them nothing is known of them. Kinds that the JobSets ask for come first: a pod may name any."""
         kinds = {kind for pod in pods if _failed_lately(pod, self._utc_now()) and (kind := slice_kind(pod))}
         if not kinds:
             return None
+        wanted = {kind for jobset in jobsets for kind in slice_kinds(jobset)}
+        chosen = sorted(kinds, key=lambda kind: (kind not in wanted, kind))[:_MOST_KINDS]
         try:
-            found = [await self._cluster.list(NODES, None, labels=dict(kind)) for kind in sorted(kinds)]
+            found = [await self._cluster.list(NODES, None, labels=dict(kind)) for kind in chosen]
         except Rejected as error:
             log.warning("nodes cannot be looked at, so crashes of their loss count as faults: %s", error)
             return None
@@ -240,11 +244,13 @@ class Observer:
         return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
 
     async def _neighbours(self, job: Object, profiles: Sequence[Object]) -> Sequence[Object]:
-        """A job that uses the run folder that this one is to go on in, before admission. The job's own namespace is
-        asked first: most are there."""
+        """A job that uses the run folder that this one is to continue in, before admission: of its own namespace, or of
+        the one that the folder's address names. Each look of each such job asks for no more than these two."""
         if not profiles or not may_resume(job, profiles):
             return ()
-        for scope in dict.fromkeys([job["metadata"]["namespace"], *(self._namespaces or (None,))]):
+        owner = namespace_of(resumed_folder(job["spec"]) or "")
+        served = owner is not None and (not self._namespaces or owner in self._namespaces)
+        for scope in dict.fromkeys([job["metadata"]["namespace"], *([owner] if served else ())]):
             async for page in self._cluster.pages(JOBS, scope):
                 if found := [other for other in page if blocks(other, job)]:
                     return found
@@ -275,4 +281,10 @@ def _failed_lately(pod: Object, now: datetime) -> bool:
         for container in pod["status"].get("containerStatuses", ())
         if (state := container.get("state", {}).get("terminated")) and "finishedAt" in state
     ]
+    if not ended:
+        # The kubelet did not start it, or its node is gone.
+        metadata, conditions = pod["metadata"], pod["status"].get("conditions", ())
+        told = [metadata.get("creationTimestamp"), metadata.get("deletionTimestamp")]
+        told += [each.get("lastTransitionTime") for each in conditions]
+        ended = [datetime.fromisoformat(each) for each in told if each]
     return not ended or now - max(ended) <= 2 * WINDOW

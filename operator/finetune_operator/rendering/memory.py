@@ -15,6 +15,10 @@ from finetune_operator.planning import Findings, Plan
 #: Bytes per parameter that a stage holds at once, and its slack. Conversion keeps one float32 copy while it reads
 #: the source lazily; export holds what was trained and what it writes.
 _FACTORS = {Stage.CONVERT: 1.3 * 4, Stage.EXPORT: (4 + 2 + 2) * 1.1}
+#: Bytes per parameter of an adapter: as restored, by layer, and as written.
+_ADAPTER_FACTOR = 4 + 4 + 4
+#: An adapter has at most rank / this of the model's parameters; with layers so narrow that it has more, it is small.
+_PARAMETERS_PER_RANK = 2000
 #: The stages whose memory grows with the model.
 SIZED_STAGES = tuple(_FACTORS)
 _SLACK_GIB = 8
@@ -59,9 +63,18 @@ def request_gib(node: int) -> int:
     return floor(allocatable_gib(node) - _DAEMONS_GIB)
 
 
-def needed_gib(stage: Stage, parameters: int) -> int:
+def needed_gib(plan: Plan, stage: Stage, parameters: int) -> int:
     """What a stage of ``SIZED_STAGES`` needs for a model with so many parameters."""
-    return ceil(_believable(parameters) * _FACTORS[stage] / 2**30 + _SLACK_GIB)
+    return ceil(_believable(parameters) * _factor(plan, stage) / 2**30 + _SLACK_GIB)
+
+
+def _factor(plan: Plan, stage: Stage) -> float:
+    """Bytes per parameter of the model. Export of an adapter alone holds the adapter and no weights of a Hugging Face
+    model; those of MaxText's format are restored whole."""
+    lora = plan.method.lora
+    if stage is not Stage.EXPORT or lora is None or plan.export.content != "Adapter" or plan.model.orbax:
+        return _FACTORS[stage]
+    return min(_FACTORS[stage], _ADAPTER_FACTOR * lora.rank / _PARAMETERS_PER_RANK)
 
 
 def limit_gib(plan: Plan) -> float | None:
@@ -82,7 +95,7 @@ def most_parameters(plan: Plan, stage: Stage) -> int | None:
     limit = limit_gib(plan)
     if limit is None:
         return None
-    return max(0, int((floor(limit) - _SLACK_GIB) * 2**30 / _FACTORS[stage] / 1e6) * 10**6)
+    return max(0, int((floor(limit) - _SLACK_GIB) * 2**30 / _factor(plan, stage) / 1e6) * 10**6)
 
 
 def cpu_memory_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
@@ -105,7 +118,7 @@ def memory_for(plan: Plan, stage: Stage, parameters: int) -> int:
         )
     if stage is Stage.PREFLIGHT:
         return _PREFLIGHT_GIB if limit is None else min(_PREFLIGHT_GIB, floor(limit))
-    needed = needed_gib(stage, parameters)
+    needed = needed_gib(plan, stage, parameters)
     size = next((fits for node in NODE_SIZES if (fits := request_gib(node)) >= needed), needed)
     if limit is None or size <= limit:
         return size
@@ -119,13 +132,13 @@ def memory_wanted(plan: Plan, stage: Stage, parameters: int) -> int:
     try:
         return memory_for(plan, stage, parameters)
     except CpuPoolTooSmall:
-        return needed_gib(stage, parameters)
+        return needed_gib(plan, stage, parameters)
 
 
 def require_cpu_memory(plan: Plan, stages: Iterable[Stage], parameters: int) -> None:
     """Raises CpuPoolTooSmall, which names all of ``stages`` that do not fit, where any does not."""
     limit = limit_gib(plan)
-    needed = {stage: needed_gib(stage, parameters) for stage in stages if stage in SIZED_STAGES}
+    needed = {stage: needed_gib(plan, stage, parameters) for stage in stages if stage in SIZED_STAGES}
     failing = {stage: size for stage, size in needed.items() if limit is not None and size > limit}
     if failing:
         raise _too_small(plan, failing, parameters)

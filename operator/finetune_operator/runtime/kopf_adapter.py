@@ -133,8 +133,9 @@ class KopfHost:
         # The client must not be the first to end a watch: the server's last bookmark would be lost.
         settings.watching.client_timeout = SERVER_SECONDS + 30
         settings.watching.inactivity_timeout = INACTIVITY_SECONDS
-        # Pages instead of one answer with every job; streaming lists need a newer server than this does.
-        settings.watching.chunk_size = 500
+        # kopf reads whole pages, whatever their bytes, and an object may have 1.5 MiB. Streaming lists need a
+        # newer server than this does.
+        settings.watching.chunk_size = 25
         # Only our children, out of all JobSets and pods of the cluster: what lets this scale.
         for kind in CHILDREN:
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = UID_LABEL

@@ -36,7 +36,20 @@ VARIANTS = {
         "metrics.serviceMonitor.labels.release=prometheus",
         "metrics.podMonitoring.enabled=true",
         "networkPolicy.enabled=true",
+        r"networkPolicy.ingressFrom[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring",
+        "networkPolicy.extraEgress[0].to[0].ipBlock.cidr=10.0.0.8/32",
+        "networkPolicy.extraEgress[0].ports[0].port=3128",
     ),
+}
+
+READ = frozenset({"get", "list", "watch"})
+WRITE = READ | {"create", "update", "patch", "delete", "deletecollection"}
+#: The roles for people -> what they give, and Kubernetes' roles that hold them.
+PEOPLE = {
+    "view": (rbac.Rule("tpu-finetune.dev", "finetunejobs", READ), {"view", "edit", "admin"}),
+    "edit": (rbac.Rule("tpu-finetune.dev", "finetunejobs", WRITE), {"edit", "admin"}),
+    "profile-view": (rbac.Rule("tpu-finetune.dev", "finetuneprofiles", READ), {"view", "edit", "admin"}),
+    "profile-admin": (rbac.Rule("tpu-finetune.dev", "finetuneprofiles", WRITE), set()),
 }
 
 
@@ -50,12 +63,27 @@ def rules(role: dict[str, Any]) -> set[rbac.Rule]:
 
 
 def roles(objects: list[dict[str, Any]], kind: str) -> dict[tuple[str, str], set[rbac.Rule]]:
-    """Namespace and name -> rules."""
+    """Namespace and name -> rules, of the operator's roles."""
     return {
         (found["metadata"].get("namespace", ""), found["metadata"]["name"]): rules(found)
         for found in objects
-        if found["kind"] == kind
+        if found["kind"] == kind and found not in people(objects).values()
     }
+
+
+def people(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The roles for people, by what their names add to the release's."""
+    named = {found["metadata"]["name"]: found for found in objects if found["kind"] == "ClusterRole"}
+    return {
+        suffix: named[f"finetune-operator-{suffix}"]
+        for suffix in PEOPLE
+        if f"finetune-operator-{suffix}" in named
+    }
+
+
+def aggregated_to(role: dict[str, Any]) -> set[str]:
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    return {label.removeprefix(prefix) for label in role["metadata"]["labels"] if label.startswith(prefix)}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -77,7 +105,23 @@ def test_the_rights_are_those_that_the_operator_uses(render: Render) -> None:
     assert roles(objects, "Role") == {("finetune-system", "finetune-operator-own"): {*rbac.OWN_RULES}}
 
 
-def test_with_namespaces_only_profiles_are_read_cluster_wide(render: Render) -> None:
+def test_people_write_jobs_without_their_status_and_profiles_only_as_their_administrator(
+    render: Render,
+) -> None:
+    found = people(render())
+    assert {name: (rules(role), aggregated_to(role)) for name, role in found.items()} == {
+        name: ({rule}, holders) for name, (rule, holders) in PEOPLE.items()
+    }
+
+
+def test_roles_for_people_need_not_be_part_of_kubernetes_own(render: Render) -> None:
+    found = people(render("rbac.aggregate=false"))
+    assert found.keys() == PEOPLE.keys()
+    assert not any(aggregated_to(role) for role in found.values())
+    assert not people(render("rbac.create=false"))
+
+
+def test_with_namespaces_only_profiles_and_nodes_are_read_cluster_wide(render: Render) -> None:
     objects = render("namespaces={team-a,team-b}")
     assert roles(objects, "ClusterRole") == {("", "finetune-operator"): {*rbac.CLUSTER_RULES}}
     assert roles(objects, "Role") == {
@@ -142,6 +186,8 @@ def test_crds_can_be_left_to_others_or_to_uninstall(render: Render) -> None:
         ("operator.logLevel=loud", "/operator/logLevel"),
         ("operator.env[0].name=HTTPS_PROXY", "/operator/env/0"),
         ("resources=null", "resources"),
+        ("rbac.aggregate=yes", "/rbac/aggregate"),
+        ("networkPolicy.ingressFrom[0].namespace=monitoring", "/networkPolicy/ingressFrom/0"),
         ("metrics.podMonitoring.interval=0s", "/metrics/podMonitoring/interval"),
     ],
 )
@@ -169,7 +215,9 @@ def test_labels_that_select_the_pod_cannot_be_overridden(helm: Helm) -> None:
 def test_the_longest_release_name_still_makes_dns_labels(helm: Helm) -> None:
     done = helm("template", "r" * 53, str(CHART), "--set", "crds.install=false")
     assert done.returncode == 0, done.stderr
-    names = [found["metadata"]["name"] for found in yaml.safe_load_all(done.stdout) if found]
+    objects = [found for found in yaml.safe_load_all(done.stdout) if found]
+    # the names of roles are path segments, which may be longer
+    names = [found["metadata"]["name"] for found in objects if "Role" not in found["kind"]]
     assert max(map(len, names)) <= 63
     assert not any(name.endswith("-") for name in names)
 

@@ -1,5 +1,7 @@
 """What the chart renders, judged by a real API server."""
 
+import subprocess
+
 import yaml
 
 from devcluster.testing import Cluster
@@ -39,6 +41,50 @@ def test_the_operators_pod_passes_the_restricted_standard(
         cluster.kubectl("create", "--dry-run=server", "-o", "name", "-f", "-", stdin=yaml.safe_dump(pod))
         == "pod/operator\n"
     )
+
+
+def _answer(cluster: Cluster, *asked: str) -> str:
+    command = [str(cluster.kubectl_program), f"--kubeconfig={cluster.kubeconfig}", *asked]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def test_people_have_what_their_role_gives(cluster: Cluster, namespace: str) -> None:
+    """The cluster's chart is installed, and Kubernetes' own roles hold its roles."""
+    bound = {"edit": "edit", "viewer": "view", "alone": "finetune-operator-edit"}
+    for user, role in bound.items():
+        cluster.kubectl(
+            *("create", "rolebinding", user, f"--clusterrole={role}", f"--user={namespace}-{user}"),
+            *("-n", namespace),
+        )
+    reader, admin = f"{namespace}-reader", f"{namespace}-admin"
+    for user, role in ((reader, "profile-view"), (admin, "profile-admin")):
+        cluster.kubectl(
+            *("create", "clusterrolebinding", user, f"--user={user}"),
+            f"--clusterrole=finetune-operator-{role}",
+        )
+    cluster.wait(
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles/edit",
+        lambda role: any("finetunejobs" in rule.get("resources", ()) for rule in role["rules"]),
+    )
+
+    def may(user: str, verb: str, resource: str, *more: str) -> bool:
+        asked = ("auth", "can-i", verb, resource, f"--as={user}", *more)
+        # kubectl exits with 1 for `no`
+        return _answer(cluster, *asked) == "yes"
+
+    jobs, profiles = "finetunejobs.tpu-finetune.dev", "finetuneprofiles.tpu-finetune.dev"
+    for user in ("edit", "alone"):
+        assert may(f"{namespace}-{user}", "create", jobs, "-n", namespace)
+        assert may(f"{namespace}-{user}", "delete", jobs, "-n", namespace)
+        assert not may(f"{namespace}-{user}", "patch", jobs, "--subresource=status", "-n", namespace)
+        assert not may(f"{namespace}-{user}", "create", jobs, "-n", "default")
+        assert not may(f"{namespace}-{user}", "get", profiles)
+    assert may(f"{namespace}-viewer", "watch", jobs, "-n", namespace)
+    assert not may(f"{namespace}-viewer", "patch", jobs, "-n", namespace)
+    assert may(reader, "list", profiles)
+    assert not may(reader, "create", profiles)
+    assert may(admin, "create", profiles)
+    assert not may(admin, "create", jobs, "-n", namespace)
 
 
 def test_install_upgrade_and_uninstall(cluster: Cluster, helm: Helm, namespace: str) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,10 +19,18 @@ from finetune_operator.cluster.port import (
     Conflict,
     NotFound,
     Rejected,
+    TooLarge,
     Unavailable,
 )
 
-LIMITS = CallLimits(connect_seconds=1, read_seconds=0.2, write_seconds=0.2, attempts=3)
+LIMITS = CallLimits(
+    connect_seconds=1,
+    read_seconds=0.2,
+    write_seconds=0.2,
+    attempts=3,
+    answer_bytes=2**20,
+    list_bytes=3 * 2**20,
+)
 
 
 def status(code: int, message: str = "said the server", **headers: str) -> web.Response:
@@ -161,8 +170,8 @@ async def test_a_list_reads_every_page_by_exact_labels(server: Both) -> None:
     ]
     assert await cluster.list(JOBSETS, "team", labels={"b": "2", "a": "1"}) == [{"n": 1}, {"n": 2}]
     assert [query for _, _, query, _, _ in http.requests] == [
-        {"limit": "500", "labelSelector": "a=1,b=2"},
-        {"limit": "500", "labelSelector": "a=1,b=2", "continue": "more"},
+        {"limit": "100", "labelSelector": "a=1,b=2"},
+        {"limit": "100", "labelSelector": "a=1,b=2", "continue": "more"},
     ]
 
 
@@ -271,3 +280,44 @@ async def test_a_server_that_is_away_is_unavailable(unused_tcp_port: int) -> Non
         with pytest.raises(Unavailable, match="GET /api/v1/namespaces/team/pods/x"):
             await cluster.get(PODS, "team", "x")
     assert seen == [0]
+
+
+def large(count: int) -> Callable[[], web.StreamResponse]:
+    """One page of objects of about 400 KiB each, and more to come."""
+    return lambda: ok(items=[{"n": "x" * 400_000}] * count, metadata={"continue": f"after-{count}"})
+
+
+async def test_a_page_that_is_too_large_is_asked_for_with_fewer_objects(server: Both) -> None:
+    http, cluster = server
+    end = partial(ok, items=[{"n": 2}], metadata={})
+    http.answers = [partial(ok, items=[{"n": 1}], metadata={"continue": "more"}), large(3), large(2), end]
+    assert len(await cluster.list(PODS, "team")) == 4
+    assert [(query["limit"], query.get("continue")) for _, _, query, _, _ in http.requests] == [
+        ("100", None),
+        ("100", "more"),
+        ("25", "more"),
+        ("25", "after-2"),
+    ]
+
+
+async def test_an_object_that_is_too_large_alone_is_refused_by_its_collection(server: Both) -> None:
+    http, cluster = server
+    http.answers = [large(3)]
+    with pytest.raises(TooLarge, match="GET /api/v1/namespaces/team/pods: the answer has more than 1 MiB"):
+        await cluster.list(PODS, "team")
+    assert [query["limit"] for _, _, query, _, _ in http.requests] == ["100", "25", "6", "1"]
+
+
+async def test_a_listing_of_more_than_can_be_held_ends(server: Both) -> None:
+    http, cluster = server
+    http.answers = [large(2)]
+    with pytest.raises(TooLarge, match=r"namespaces/team/pods with uid=u: more than 3 MiB"):
+        await cluster.list(PODS, "team", labels={"uid": "u"})
+    assert len(http.requests) == 4
+
+
+async def test_a_listing_of_too_many_objects_ends(server: Both) -> None:
+    http, cluster = server
+    http.answers = [lambda: ok(items=[{}] * 15_000, metadata={"continue": "more"})]
+    with pytest.raises(TooLarge, match="20000 objects"):
+        await cluster.list(PODS, "team")

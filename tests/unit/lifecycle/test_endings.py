@@ -6,7 +6,8 @@ import pytest
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_contract.failure import PEER_LOST
-from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.api import Reason
+from finetune_operator.lifecycle import AttemptKey, Unreadable
 from tests.unit.lifecycle.world import World, job
 
 DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]}
@@ -307,6 +308,76 @@ def test_training_that_is_interrupted_again_and_again_before_it_saves_is_given_u
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["reason"] == "NoProgress"
     assert "without a new checkpoint" in world.status["failure"]["message"]
+
+
+def preempted_unwatched(times: int) -> tuple[World, str]:
+    """Training makes progress between preemptions inside one JobSet, while the operator is away."""
+    world = World(job=job(recovery={"maxPreemptions": 100}))
+    name = world.until(Stage.TRAIN)
+    for number in range(1, times + 1):
+        world.wait(7200)
+        world.train(name, number * 7)
+        world.restart(name)
+        world.wait(300)
+        world.run(name)
+    return world, name
+
+
+def test_training_that_made_progress_while_the_operator_was_away_goes_on() -> None:
+    world, name = preempted_unwatched(12)
+    world.train(name, 85)
+    for _ in range(3):
+        assert not world.reconcile().deletions
+    assert world.status["phase"] == "Running"
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_preemptions_after_the_newest_progress_record_count_though_earlier_ones_are_not_recorded() -> None:
+    world, name = preempted_unwatched(12)
+    world.train(name, 85)
+    world.reconcile()
+    for number in range(11):
+        # Killed before the first step: the progress record stays as it is.
+        assert not world.reconcile().deletions, number
+        world.restart(name)
+        world.run(name)
+    assert world.reconcile().deletions
+    world.kill(name)
+    world.lose(name)
+    world.reconcile()
+    assert world.status["failure"]["reason"] == "NoProgress"
+
+
+def test_training_is_not_given_up_while_its_progress_is_unknown() -> None:
+    world, name = preempted_unwatched(12)
+    world.progress_unknown = Unreadable(reason=Reason.CONTRACT_NEWER, message="train/progress.json is newer.")
+    for _ in range(3):
+        assert not world.reconcile().deletions
+    assert world.live() == [name]
+
+
+def test_suspensions_are_no_bad_ends_without_a_checkpoint() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.train(name, 50)
+    world.stop(name)
+    world.reconcile()
+    for _ in range(12):
+        (name,) = world.live()
+        world.schedule(name)
+        world.reconcile()
+        world.edit(suspend=True)
+        world.reconcile()
+        world.lose(name)
+        world.reconcile()
+        world.edit(suspend=False)
+        name = world.until(Stage.TRAIN)
+    world.train(name, 52)
+    world.restart(name)
+    assert not world.reconcile().deletions
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
 
 
 def test_training_that_is_killed_after_each_checkpoint_goes_on() -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from finetune_contract import ExitCode, Stage
+from finetune_operator.api import Reason
 from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle.observed import Unreadable
 from tests.unit.lifecycle.world import Crash, World, job, profile
 
 NOT_CHARGED = {"preemption": 0, "infrastructure": 0, "user": 0}
@@ -105,6 +107,44 @@ def test_training_that_stands_still_is_started_again_and_charged(
     world.to_the_end()
     assert charged(world)["infrastructure"] == 1
     assert world.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("stage", "stepped", "limit"),
+    [
+        (Stage.TRAIN, True, "noStepSeconds"),
+        (Stage.TRAIN, False, "startupSeconds"),
+        (Stage.CONVERT, False, "stageSeconds"),
+        (Stage.EVALUATE, False, "stageSeconds"),
+    ],
+)
+def test_silence_is_noticed_in_time_however_many_jobs_there_are(
+    stage: Stage, stepped: bool, limit: str
+) -> None:
+    world = World(live_jobs=1_000_000)
+    world.edit(hangPolicy={limit: 300})
+    name = world.until(stage)
+    world.run(name)
+    if stepped:
+        world.train(name, 20)
+    world.wait(270)
+    world.reconcile()
+    assert world.live() == [name]
+    assert world.look_again_after == pytest.approx(31, abs=2)
+    world.wait(world.look_again_after or 0)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+
+
+def test_silence_that_is_not_believed_is_no_reason_to_look_more_often() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.run(name)
+    world.progress_unknown = Unreadable(reason=Reason.STORE_UNAVAILABLE, message="not JSON")
+    world.wait(100_000)
+    world.reconcile()
+    assert world.live() == [name]
+    assert world.look_again_after == 10
 
 
 def test_the_last_words_of_a_hung_trainer_do_not_make_it_a_preemption() -> None:

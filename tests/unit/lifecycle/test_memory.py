@@ -179,6 +179,16 @@ def sized(parameters: int, limit: str | None, **spec: Any) -> Sized:
 QWEN3_14B = 14_768_307_200
 
 
+@pytest.mark.parametrize(
+    ("content", "phase"), [("Merged", "Failed"), ("Both", "Failed"), ("Adapter", "Succeeded")]
+)
+def test_only_an_export_that_writes_the_model_needs_the_memory_for_it(content: str, phase: str) -> None:
+    method = {"type": "SFT", "lora": {"rank": 16}}
+    world = sized(QWEN3_14B, "115Gi", method=method, export={"content": content})
+    world.to_the_end()
+    assert world.status["phase"] == phase
+
+
 @pytest.mark.parametrize("limit", ["115Gi", "120Gi", "128Gi"])
 def test_an_export_that_no_cpu_node_could_hold_fails_the_job_before_it_is_converted(limit: str) -> None:
     world = sized(QWEN3_14B, limit)

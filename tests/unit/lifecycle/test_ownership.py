@@ -125,3 +125,21 @@ def test_the_worst_that_a_perfect_forgery_does_is_done_to_the_job_that_it_claims
         training.succeed(training.live()[0])
     training.to_the_end()
     assert training.status["phase"] == "Succeeded"
+
+
+def test_a_jobset_that_a_rolled_back_operator_made_is_the_jobs_own(training: World) -> None:
+    """A release without digests has made ``train-2``, which is younger than the stored plan, and has reported it."""
+    training.wait(3600)
+    training.fail("support-bot-train-1", 1)
+    training.reconcile()
+    training.wait(60)
+    training.reconcile()
+    name = "support-bot-train-2"
+    training.run(name)
+    training.reconcile()
+    del training.jobsets[name]["metadata"]["annotations"][PLAN_ANNOTATION]
+    training.reconcile()
+    assert training.status["phase"] == "Running"
+    training.edit(suspend=True)
+    training.reconcile()
+    assert "deletionTimestamp" in training.jobsets[name]["metadata"]

@@ -462,6 +462,21 @@ def test_many_live_jobs_report_less_often() -> None:
     assert world.look_again_after == 50
 
 
+@pytest.mark.parametrize("unreadable", [None, "the store is away"])
+def test_any_number_of_other_jobs_leaves_a_look_in_each_minute(unreadable: str | None) -> None:
+    world = World(live_jobs=1_000_000)
+    world.train(world.until(Stage.TRAIN), 10)
+    world.unreadable = unreadable
+    world.reconcile()
+    assert world.look_again_after == 60
+
+
+def test_any_number_of_other_jobs_leaves_a_job_without_a_profile_a_look_in_each_minute() -> None:
+    world = World(live_jobs=1_000_000, profiles=())
+    world.reconcile()
+    assert world.look_again_after == 60
+
+
 @pytest.mark.parametrize("stage", list(Stage))
 def test_only_training_is_looked_at_where_no_watch_tells(stage: Stage) -> None:
     world = World()

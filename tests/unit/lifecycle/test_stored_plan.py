@@ -2,8 +2,10 @@
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from finetune_contract import Stage
@@ -29,10 +31,10 @@ def first_format(world: World, **changed: Any) -> dict[str, Any]:
     return {"metadata": {"name": "support-bot-plan", "namespace": "team-a"}, "data": data}
 
 
-def of_an_earlier_release() -> World:
-    """A job in training that a release with plans in the job's namespace has admitted."""
-    world = World()
-    world.until(Stage.TRAIN)
+def of_an_earlier_release(until: Stage = Stage.TRAIN, **spec: Any) -> World:
+    """A job at that stage that a release with plans in the job's namespace has admitted."""
+    world = World(job=job(**spec))
+    world.until(until)
     for jobset in world.jobsets.values():
         del jobset["metadata"]["annotations"]["tpu-finetune.dev/plan"]
     del world.status["resolved"]["plan"]
@@ -137,6 +139,18 @@ def test_a_job_created_again_under_its_name_gets_a_plan_of_its_own() -> None:
     assert first.config_map["metadata"]["name"] != second.config_map["metadata"]["name"]  # type: ignore[index]
 
 
+#: What the trainer of a release before the contract's minor versions reads; it refuses every key beyond these.
+BEFORE_1_0 = Path(__file__).parents[1] / "contract" / "before-1.0" / "StageRequest.json"
+
+
+def request_of(jobset: dict[str, Any]) -> dict[str, Any]:
+    """The stage request that a JobSet's container is given."""
+    (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    (text,) = [each["value"] for each in container["env"] if each["name"] == "FINETUNE_REQUEST"]
+    found: dict[str, Any] = json.loads(text.replace("$$", "$"))
+    return found
+
+
 # --- of an earlier release -----------------------------------------------------------------------------------
 
 
@@ -151,6 +165,52 @@ def test_a_running_job_of_an_earlier_release_keeps_running_under_its_plan() -> N
     world.succeed("support-bot-train-1")
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize("until", [Stage.PREFLIGHT, Stage.TRAIN])
+def test_every_request_of_a_job_of_an_earlier_release_is_one_that_its_trainer_understands(
+    until: Stage,
+) -> None:
+    world = of_an_earlier_release(
+        until,
+        datasets={
+            "train": [{"uri": "gs://data/chat.jsonl"}],
+            "validation": [{"uri": "gs://data/held-back.jsonl"}],
+            "maxSeqLength": 2048,
+        },
+        method={"type": "SFT", "lora": {"rank": 8}},
+        engineOverrides={"remat_policy": "full"},
+        export={"destinations": [{"uri": "gs://artifacts/team-a/exports/bot"}]},
+    )
+    reconciled(world)
+    before = len(world.created)
+    # The stage that ran at the upgrade is interrupted, so that its next attempt is rendered anew.
+    world.edit(suspend=True)
+    world.reconcile()
+    world.stop(world.created[-1])
+    world.edit(suspend=False)
+    rendered: dict[str, dict[str, Any]] = {}
+    for _ in range(60):
+        world.reconcile()
+        rendered |= {name: request_of(world.jobsets[name]) for name in world.live()}
+        if world.status["phase"] == "Succeeded":
+            break
+        for name in world.live():
+            world.succeed(name)
+    assert world.status["phase"] == "Succeeded", world.status["summary"]
+    schema = json.loads(BEFORE_1_0.read_text())
+    assert set(world.created[before:]) <= set(rendered)
+    for name in world.created[before:]:
+        jsonschema.validate(rendered[name], schema)
+
+
+def test_only_preflight_is_asked_about_the_length_of_sequences() -> None:
+    world = World(job=job(datasets={"train": [{"uri": "gs://data/chat.jsonl"}], "maxSeqLength": 2048}))
+    world.to_the_end()
+    asked = [
+        name for name in world.created if "max_seq_length_asked" in request_of(world.jobsets[name])["data"]
+    ]
+    assert asked == ["support-bot-prep-1"]
 
 
 def test_what_an_earlier_release_has_left_is_taken_over_once() -> None:
@@ -195,9 +255,89 @@ def test_a_forged_spec_in_a_plan_of_an_earlier_release_obeys_the_profile() -> No
     world.first_format = first_format(
         world, **{"spec.json": json.dumps(merge(spec, {"model": {"uri": "gs://elsewhere/model"}}))}
     )
+    created = list(world.created)
+    reconciled(world)
+    world.succeed("support-bot-train-1")
+    reconciled(world)
+    assert world.condition("Valid")["reason"] == "PolicyViolation"
+    assert world.created == created
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"datasets": {"train": "x"}},
+        {"datasets": {"train": [{"uri": ["gs://data/chat.jsonl"]}]}},
+        {"datasets": {"train": [{"uri": "gs://artifacts/team-a/../team-b/rows.jsonl"}]}},
+        {"model": {"orbax": {"uri": "gs://elsewhere/0/items"}}},
+        {"model": {"fromJob": {"name": "x", "uid": "y", "base": "Qwen/Qwen3-0.6B"}}},
+        {"resumeFrom": {"runFolder": "gs://artifacts/team-b/other-12345678"}},
+        {"resumeFrom": {"runFolder": ["gs://artifacts/team-b/other-12345678"]}},
+        {"resources": "x"},
+        {"engineOverrides": {"base_output_directory": 1}},
+    ],
+)
+def test_a_spec_that_cannot_have_been_admitted_is_not_taken_over(forged: dict[str, Any]) -> None:
+    world = of_an_earlier_release()
+    spec = json.loads(first_format(world)["data"]["spec.json"])
+    world.first_format = first_format(world, **{"spec.json": json.dumps(merge(spec, forged))})
+    created = list(world.created)
     reconciled(world)
     assert world.config_map is None
+    assert world.condition("Stalled")["reason"] == "PlanMissing"
+    assert world.created == created
+
+
+def test_a_forged_number_of_steps_obeys_the_profile() -> None:
+    limits = {"limits": [{"path": "hyperparameters.steps", "max": "100"}]}
+    world = World(profiles=[profile(constraints=limits)])
+    world.until(Stage.TRAIN)
+    del world.status["resolved"]["plan"]
+    world.config_map = None
+    spec = merge(json.loads(first_format(world)["data"]["spec.json"]), {"hyperparameters": {"steps": 10**6}})
+    world.first_format = first_format(world, **{"spec.json": json.dumps(spec)})
+    created = list(world.created)
+    reconciled(world)
+    world.succeed("support-bot-train-1")
+    reconciled(world)
     assert world.condition("Valid")["reason"] == "PolicyViolation"
+    assert world.created == created
+
+
+def of_an_earlier_release_that_is_refused_now(**spec: Any) -> World:
+    """A job in training that exports to a folder of its bucket that belongs to no namespace, which was allowed."""
+    world = of_an_earlier_release(**spec)
+    export = {"destinations": [{"uri": "gs://artifacts/exports/bot"}]}
+    world.job["spec"]["export"] = export
+    made = merge(json.loads(world.first_format["data"]["spec.json"]), {"export": export})  # type: ignore[index]
+    world.first_format["data"]["spec.json"] = json.dumps(made)  # type: ignore[index]
+    return world
+
+
+@pytest.mark.parametrize("limit", [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": "1"}}])
+def test_a_job_of_an_earlier_release_that_is_refused_now_stays_within_its_limits(
+    limit: dict[str, Any],
+) -> None:
+    world = of_an_earlier_release_that_is_refused_now(**limit)
+    reconciled(world)
+    assert world.config_map is not None
+    assert world.condition("Valid")["reason"] == "PolicyViolation"
+    assert world.live() == ["support-bot-train-1"]
+    world.wait(3601)
+    reconciled(world)
+    assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
+
+
+def test_an_edit_heals_a_job_of_an_earlier_release_that_is_refused_now() -> None:
+    world = of_an_earlier_release_that_is_refused_now()
+    reconciled(world)
+    world.succeed("support-bot-train-1")
+    created = list(world.created)
+    reconciled(world)
+    assert world.created == created
+    world.edit(export={"destinations": [{"uri": "gs://artifacts/team-a/exports/bot"}]})
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
 
 
 def test_without_a_job_of_an_earlier_release_a_plan_in_its_namespace_decides_nothing() -> None:

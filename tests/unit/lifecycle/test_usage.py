@@ -164,6 +164,35 @@ def test_restarts_inside_the_jobset_add_up(saved: bool) -> None:
         assert hours(world) == pytest.approx(number * CHIPS, rel=0.01)
 
 
+@pytest.mark.parametrize("chip_hour_price", ["1", "0.03"])
+@pytest.mark.parametrize("pause", [10.0, 10.1, 10.999])
+def test_hours_and_money_add_up_over_many_writes_though_an_earlier_run_left_no_record(
+    pause: float, chip_hour_price: str
+) -> None:
+    flavor = {**profile()["spec"]["flavors"][0], "chipHourPrice": chip_hour_price}
+    world = World(profiles=[profile(flavors=[flavor], currency="USD")])
+    world.now = world.now.replace(microsecond=150_000)
+    name = world.until(Stage.TRAIN)
+    work(world, name, HOUR)
+    # What is known of the first run is the status alone.
+    world.restart(name)
+    world.reconcile()
+    world.wait(60)
+    world.run(name)
+    world.reconcile()
+    started, before = world.now, (world.status["activeTime"]["seconds"], hours(world), amount(world))
+    for number in range(100):
+        world.wait(pause)
+        world.train(name, 10 + number % 80)
+        world.reconcile()
+    world.wait(60)
+    world.reconcile()
+    ran = (world.now - started).total_seconds()
+    assert world.status["activeTime"]["seconds"] - before[0] == pytest.approx(ran, abs=1)
+    assert hours(world) - before[1] == pytest.approx(ran * CHIPS / HOUR, rel=2e-3)
+    assert amount(world) - before[2] == pytest.approx(ran * CHIPS / HOUR * float(chip_hour_price), rel=3e-3)
+
+
 def test_an_evaluation_that_tells_of_no_steps_is_counted_while_it_runs() -> None:
     world = World()
     name = world.until(Stage.EVALUATE)

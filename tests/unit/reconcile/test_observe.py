@@ -1,3 +1,4 @@
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from finetune_operator.cluster.port import (
     PODS,
     PROFILES,
     WORKLOADS,
+    Kind,
     NotFound,
 )
 from finetune_operator.lifecycle.observed import AttemptKey, Observed
@@ -191,6 +193,40 @@ async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
         assert cluster.calls.count("list nodes") == asked, reason
 
 
+async def test_failed_pods_of_many_kinds_cost_few_listings_of_nodes() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    cluster.put(CONFIG_MAPS, plan())
+    kind = {"cloud.google.com/gke-tpu-topology": "z"}
+    group = {"template": {"spec": {"template": {"spec": {"nodeSelector": kind}}}}}
+    cluster.put(JOBSETS, child("JobSet", "demo-train-1") | {"spec": {"replicatedJobs": [group]}})
+    cluster.put(NODES, {"metadata": {"name": "host", "labels": kind}})
+    for index, topology in enumerate([*map(str, range(50)), "z"]):
+        pod = child("Pod", f"demo-train-1-slice-0-{index}-abcde")
+        selector = {"cloud.google.com/gke-tpu-topology": topology}
+        cluster.put(PODS, pod | {"spec": {"nodeSelector": selector}, "status": {"phase": "Failed"}})
+    observed = await look(cluster)
+    assert observed is not None
+    assert set(observed.nodes or ()) == {"host"}
+    assert cluster.calls.count("list nodes") == 4
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(60, 1), (3600, 0)])
+async def test_a_pod_that_never_started_is_no_fresh_failure_for_ever(seconds: int, asked: int) -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    cluster.put(CONFIG_MAPS, plan())
+    pod = child("Pod", "demo-train-1-slice-0-0-abcde")
+    pod["metadata"]["creationTimestamp"] = (NOW - timedelta(seconds=seconds)).isoformat()
+    kind = {"cloud.google.com/gke-tpu-topology": "2x4"}
+    cluster.put(
+        PODS,
+        pod | {"spec": {"nodeSelector": kind}, "status": {"phase": "Failed", "reason": "NodeAffinity"}},
+    )
+    await look(cluster)
+    assert cluster.calls.count("list nodes") == asked
+
+
 LENT = "gs://artifacts/team-b/support-bot-0b5e3a52"
 
 
@@ -213,6 +249,21 @@ async def test_who_uses_a_run_folder_is_looked_for_in_all_served_namespaces(
     observed = await observer(cluster, FakeStore(), served).observe(KEY)
     assert observed is not None
     assert observed.neighbours == ((owner,) if seen else ())
+
+
+async def test_jobs_of_namespaces_that_the_run_folder_does_not_name_are_not_read() -> None:
+    cluster = FakeCluster()
+    cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}}))
+    cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
+    asked, pages = [], cluster.pages
+
+    def noted(kind: Kind, namespace: str | None, **more: Any) -> Any:
+        asked.append(namespace)
+        return pages(kind, namespace, **more)
+
+    cluster.pages = noted  # type: ignore[method-assign]
+    await observer(cluster, FakeStore()).observe(KEY)
+    assert asked == ["team", "team-b"]
 
 
 async def test_a_folder_that_the_profile_does_not_open_costs_no_look_at_other_namespaces() -> None:

@@ -19,6 +19,7 @@ from finetune_operator.cluster.port import (
     AlreadyExists,
     Conflict,
     Rejected,
+    TooLarge,
     Unavailable,
 )
 from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
@@ -74,6 +75,7 @@ async def test_the_decision_says_when_to_look_again(cluster: FakeCluster) -> Non
     ("error", "reason", "says"),
     [
         (Rejected("webhook denied it", status=422), "RefusedByAPIServer", "webhook denied it. Mend"),
+        (TooLarge("pods: more than 64 MiB"), "TooManyObjects", "pods: more than 64 MiB. Tried again"),
         (Unavailable("503 etcd is away", status=503), "APIServerUnavailable", "503 etcd is away"),
         (StorageDenied("gs://b/x", "no role"), "StoragePermissionDenied", "gs://b/x: no role"),
         (ValueError("secret detail"), "InternalError", "a fault of the operator (ValueError)"),

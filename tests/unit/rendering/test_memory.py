@@ -31,7 +31,7 @@ SIZED = (Stage.CONVERT, Stage.EXPORT)
 
 def pool(max_memory: str | None) -> Any:
     """As much of a plan as decides memory."""
-    return SimpleNamespace(cpu_pool=SimpleNamespace(max_memory=max_memory))
+    return SimpleNamespace(cpu_pool=SimpleNamespace(max_memory=max_memory), method=SimpleNamespace(lora=None))
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_a_request_fits_the_smallest_node_that_is_large_enough(
     try:
         asked = memory_for(pool(limit), stage, parameters)
     except CpuPoolTooSmall:
-        assert needed_gib(stage, parameters) > 115
+        assert needed_gib(pool(limit), stage, parameters) > 115
         return
-    assert needed_gib(stage, parameters) <= asked
+    assert needed_gib(pool(limit), stage, parameters) <= asked
     node = next(node for node in NODE_SIZES if node >= asked)
     assert asked + 0.9 <= allocatable_gib(node), "beside the DaemonSets of the cluster"
 
@@ -67,7 +67,7 @@ def test_no_request_is_more_than_some_node_can_hold(parameters: int, stage: Stag
         with pytest.raises(CpuPoolTooSmall):
             require_cpu_memory(plan, SIZED, parameters)
         return
-    assert needed_gib(stage, parameters) <= asked
+    assert needed_gib(plan, stage, parameters) <= asked
     assert limit is None or asked <= limit
     if asked <= allocatable_gib(NODE_SIZES[-1]):
         node = next(node for node in NODE_SIZES if node >= asked)
@@ -126,3 +126,22 @@ def test_a_damaged_record_is_judged_without_an_error(parameters: int) -> None:
     if parameters > 0:
         with pytest.raises(CpuPoolTooSmall, match="billion"):
             require_cpu_memory(pool("115Gi"), SIZED, parameters)
+
+
+def exported(content: str, rank: int | None, orbax: str | None = None) -> Any:
+    """As much of a plan as decides the memory of Export."""
+    return SimpleNamespace(
+        cpu_pool=SimpleNamespace(max_memory=None),
+        method=SimpleNamespace(lora=rank and SimpleNamespace(rank=rank)),
+        export=SimpleNamespace(content=content),
+        model=SimpleNamespace(orbax=orbax),
+    )
+
+
+def test_an_adapter_needs_memory_by_its_rank_and_no_more_than_a_model() -> None:
+    model = needed_gib(exported("Merged", None), Stage.EXPORT, 70 * 10**9)
+    small, large = (needed_gib(exported("Adapter", rank), Stage.EXPORT, 70 * 10**9) for rank in (16, 256))
+    assert 8 < small < 16 < large < model / 2
+    assert needed_gib(exported("Adapter", 10**6), Stage.EXPORT, 70 * 10**9) == model
+    assert needed_gib(exported("Adapter", 16, "gs://m/0/items"), Stage.EXPORT, 70 * 10**9) == model
+    assert needed_gib(exported("Both", 16), Stage.EXPORT, 70 * 10**9) == model

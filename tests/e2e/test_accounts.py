@@ -1,0 +1,79 @@
+"""A whole job against a store that gives each account what the installation guide gives it, and nothing else."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from devcluster import samples
+from devcluster.bucketproxy import BucketProxy
+from devcluster.bucketrights import BUCKET, LIST
+from devcluster.testing import Cluster
+from tests import bucket_grants
+from tests.bucket_grants import ARTIFACTS
+from tests.e2e.workbench import Object, Workbench, finetune_job, folder_of
+
+#: A cluster of its own, whose first stage is started before the warm server is ready.
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[BucketProxy]:
+    with BucketProxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def bench(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+    folder = tmp_path_factory.mktemp("accounts") / "cluster"
+    with Cluster.started(folder, operator=True, store=store.url) as cluster:
+        store.serve(cluster.gcs)
+        for item in (samples.TINY_MODEL, samples.CAPITALS):
+            samples.put(item, cluster.gcs)
+        namespace = cluster.namespace("team")
+        store.grant(*bucket_grants.of_team(namespace))
+        yield Workbench(
+            kubectl_binary=cluster.kubectl_program,
+            kubeconfig=cluster.kubeconfig,
+            namespace=namespace,
+            gcs_endpoint=cluster.gcs,
+        )
+
+
+@pytest.fixture(scope="module")
+def job(bench: Workbench) -> Object:
+    evaluation = {
+        "prompts": ["What is the capital of France?"],
+        "datasets": [{"name": "capitals", "uri": f"{samples.CAPITALS.uri}/eval.jsonl"}],
+    }
+    smoke = {"smoke": {"steps": 2, "examples": 8}}
+    export = {
+        "content": "Both",
+        "destinations": [{"uri": f"gs://{ARTIFACTS}/{bench.namespace}/exports/capitals"}],
+    }
+    bench.apply(finetune_job("whole", lora=True, preflight=smoke, evaluation=evaluation, export=export))
+    return bench.succeed("whole", patience=480)
+
+
+def test_a_whole_job_needs_no_more_than_the_guide_gives(
+    bench: Workbench, job: Object, store: BucketProxy
+) -> None:
+    assert folder_of(job).uri.startswith(f"gs://{ARTIFACTS}/{bench.namespace}/")
+    assert [str(access) for access in store.denied] == []
+
+
+def test_every_role_of_the_guide_is_used(bench: Workbench, job: Object, store: BucketProxy) -> None:
+    unused = [
+        grant
+        for grant in bucket_grants.of_team(bench.namespace)
+        if not any(grant.gives(access.account, access.need) for access in store.accesses)
+    ]
+    assert unused == []
+
+
+def test_nothing_lists_a_whole_bucket(bench: Workbench, job: Object, store: BucketProxy) -> None:
+    """roles/storage.legacyBucketReader, which lists every team's names, need not be given."""
+    asked = {
+        (access.account, access.need.bucket) for access in store.accesses if access.need.permission == BUCKET
+    }
+    assert (f"{bench.namespace}/ft-train", ARTIFACTS) in asked
+    assert not [each for each in store.accesses if each.need.permission == LIST and not each.need.name]

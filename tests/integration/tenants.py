@@ -1,0 +1,229 @@
+"""Two tenants of one cluster, the store that knows their accounts, and what must not change for the attacked one.
+
+A tenant is a user with Kubernetes' ``edit`` in one namespace, which holds the chart's roles for people, and with the
+right to create JobSets there; and whatever runs in that namespace as ``ft-cpu`` or ``ft-train``.
+"""
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.cloud import storage
+
+from devcluster import samples
+from devcluster.bucketproxy import BucketProxy
+from devcluster.testing import Cluster
+from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
+from tests.integration import trainer_double
+from tests.integration.jobs import Object, condition, condition_of, job_path
+
+#: Its stages take no time.
+PROFILE = "tenants"
+#: Its trainings last until they are released.
+LASTING = "tenants-lasting"
+#: Its stages find no node.
+UNPLACED = "tenants-unplaced"
+LASTING_IMAGE = "localhost/trainer-double:lasting"
+JOBSETS = {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["*"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What kubectl says."""
+
+    refused: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One team: its user in the API server, and its accounts in the store."""
+
+    cluster: Cluster
+    proxy: BucketProxy
+    namespace: str
+
+    @property
+    def user(self) -> str:
+        return f"user-of-{self.namespace}"
+
+    @property
+    def artifacts(self) -> str:
+        """The team's folder, without a slash at the end."""
+        return f"gs://{ARTIFACTS}/{self.namespace}"
+
+    @property
+    def cache(self) -> str:
+        return f"gs://{CACHE}/{self.namespace}"
+
+    def ask(self, *arguments: str, stdin: Object | None = None) -> Answer:
+        """kubectl as the tenant's user."""
+        command = (str(self.cluster.kubectl_program), f"--kubeconfig={self.cluster.kubeconfig}")
+        done = subprocess.run(
+            (*command, f"--as={self.user}", *arguments),
+            input=None if stdin is None else json.dumps(stdin),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Answer(refused=done.returncode != 0, text=done.stdout + done.stderr)
+
+    def create(self, manifest: Object) -> Answer:
+        return self.ask("create", "-f", "-", stdin=manifest)
+
+    def succeed(self, *arguments: str, stdin: Object | None = None) -> str:
+        """As ``ask``, for what the tenant may do."""
+        answer = self.ask(*arguments, stdin=stdin)
+        assert not answer.refused, answer.text
+        return answer.text
+
+    def make(self, manifest: Object) -> None:
+        """Creates what the tenant may create."""
+        self.succeed("create", "-f", "-", stdin=manifest)
+
+    def job(self, name: str, profile: str = PROFILE, **spec: Any) -> Object:
+        """A job that keeps to the profile."""
+        model = {"uri": f"gs://{MODELS}/tiny"}
+        data = {"train": [{"uri": f"gs://{DATA}/train.jsonl"}], "maxSeqLength": 64}
+        return trainer_double.job(
+            self.namespace, name, profile, **({"model": model, "datasets": data} | spec)
+        )
+
+    def bucket(self, name: str, account: str = "ft-cpu") -> storage.Bucket:
+        """With the rights of a pod that the tenant starts in its namespace."""
+        return samples.client(self.proxy.endpoint(f"{self.namespace}/{account}")).bucket(name)
+
+    def path(self, job: str) -> str:
+        return job_path(self.namespace, job)
+
+    def settled(self, job: str) -> Object:
+        """The job after the operator has looked at it once more, and so at all that surrounds it by now."""
+        seen = self.cluster.get(self.path(job))
+        seconds = seen["spec"].get("childTTLSecondsAfterFinished", 86_400) + 1
+        edit = json.dumps({"spec": {"childTTLSecondsAfterFinished": seconds}})
+        self.succeed("patch", "finetunejob", job, "-n", self.namespace, "--type=merge", f"--patch={edit}")
+        generation = self.cluster.get(self.path(job))["metadata"]["generation"]
+
+        def seen_again(found: Object) -> bool:
+            # what an unreadable run folder leaves in the dark keeps its age
+            ages = [each["observedGeneration"] for each in found["status"]["conditions"]]
+            return bool(max(ages) >= generation)
+
+        return self.cluster.wait(self.path(job), seen_again)
+
+    def invalid(self, job: str) -> Object:
+        """The condition of a job that the operator does not admit."""
+        found = self.cluster.wait(self.path(job), lambda each: condition(each, "Valid") == "False")
+        return condition_of(found, "Valid")
+
+
+def admit(cluster: Cluster, namespace: str, user: str) -> None:
+    """Gives the user ``edit`` and JobSets in the namespace."""
+    role = "rbac.authorization.k8s.io/v1"
+    subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+    cluster.apply(
+        {
+            "apiVersion": role,
+            "kind": "Role",
+            "metadata": {"name": "jobsets", "namespace": namespace},
+            "rules": [JOBSETS],
+        }
+    )
+    for name, kind in (("edit", "ClusterRole"), ("jobsets", "Role")):
+        cluster.apply(
+            {
+                "apiVersion": role,
+                "kind": "RoleBinding",
+                "metadata": {"name": name, "namespace": namespace},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+                "subjects": [subject],
+            }
+        )
+
+
+def profile(name: str, image: str = trainer_double.IMAGE, **spec: Any) -> Object:
+    """A strict profile over the store's buckets."""
+    double: Object = trainer_double.profile(name, folder=samples.FIXTURES)
+    places = {"read": [f"gs://{MODELS}/*", f"gs://{DATA}/*"]}
+    return {
+        **double,
+        "spec": {
+            **double["spec"],
+            "namespaces": ["*"],
+            "images": {"trainer": image},
+            "storage": {"artifacts": f"gs://{ARTIFACTS}", "cache": f"gs://{CACHE}"},
+            "constraints": {"mode": "Strict", "uris": places},
+            **spec,
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Belongings:
+    """All of a tenant that another must not change."""
+
+    job: Mapping[str, Any]
+    children: Mapping[str, str]
+    objects: Mapping[str, Any]
+    operator: Any
+    """Its process: it has not been started again."""
+
+    @classmethod
+    def of(cls, tenant: Tenant, job: str) -> "Belongings":
+        cluster = tenant.cluster
+        return cls(
+            job=_lasting(cluster.get(tenant.path(job))),
+            children=_children(cluster, tenant.namespace),
+            objects=stored(cluster, tenant.namespace),
+            operator=cluster.status()["operator"]["pid"],
+        )
+
+
+def _lasting(job: Object) -> Mapping[str, Any]:
+    """What a status says but for times and what grows with them."""
+    status = job["status"]
+    return {
+        "spec": {k: v for k, v in job["spec"].items() if k != "childTTLSecondsAfterFinished"},
+        "phase": status["phase"],
+        "stage": status.get("stage"),
+        "stages": [
+            {name: stage.get(name) for name in ("name", "phase", "attempt", "jobSet", "reason")}
+            for stage in status["stages"]
+        ],
+        "conditions": {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]},
+        "attempts": status["attempts"],
+        # a digest of the spec, an edit of which makes the operator look once more
+        "resolved": {name: each for name, each in status["resolved"].items() if name != "specHash"},
+        "failure": status.get("failure"),
+    }
+
+
+def _children(cluster: Cluster, namespace: str) -> dict[str, str]:
+    paths = (
+        f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets",
+        f"/api/v1/namespaces/{namespace}/pods",
+    )
+    return {
+        f"{path}/{each['metadata']['name']}": f"{each['metadata']['uid']} {each['metadata'].get('deletionTimestamp')}"
+        for path in paths
+        for each in cluster.list(path)
+    }
+
+
+def stored(cluster: Cluster, namespace: str) -> dict[str, Any]:
+    """Everything in the team's folders: name -> generation and checksum."""
+    client = samples.client(cluster.gcs)
+    return {
+        f"{bucket}/{blob.name}": (blob.generation, blob.crc32c, blob.size)
+        for bucket in (ARTIFACTS, CACHE)
+        for blob in client.list_blobs(bucket, prefix=f"{namespace}/")
+    }
+
+
+def replaced(spec: Object, path: Sequence[str], value: Any) -> Object:
+    """``spec`` with one field set."""
+    (first, *rest) = path
+    inner = value if not rest else replaced(spec.get(first, {}), rest, value)
+    return {**spec, first: inner}
