@@ -20,6 +20,9 @@ Published = Annotated[str, Field(pattern=r"^(gs|file|hf)://", max_length=1024)]
 """The same, or a commit on the Hugging Face Hub: ``hf://acme/model@commit``."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
+Step = Annotated[int, Field(ge=0, le=2**53)]
+"""Of a checkpoint."""
+
 #: Fields that say what a record is: written even where they hold their default.
 _MARKS = ("version", "kind")
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from finetune_contract.base import Record, Timestamp, Version
+from finetune_contract.base import Record, Step, Timestamp, Version
 from finetune_contract.exit_codes import ExitCode
 
 #: Reason of a process that ended because another process of its stage was gone without a word; somebody else may know
@@ -26,8 +26,9 @@ class FailureClass(StrEnum):
     PLATFORM = "Platform"
 
 
-#: Seconds; what is beyond all measure was not written by the operator.
-Span = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
+#: Seconds: more than between any two times.
+MOST_SECONDS = 10**12
+Span = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
 
 
 class Failure(Record):
@@ -52,7 +53,7 @@ class Failure(Record):
     host: int = 0
     """Which process of the stage failed; not always the one that wrote this."""
     # --- of an attempt that left no result, where the operator could still see it
-    checkpoint: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    checkpoint: Step | None = None
     """The step of training's newest checkpoint."""
     seconds: Span | None = None
     """How long its processes ran, over all runs of the attempt."""
@@ -60,7 +61,7 @@ class Failure(Record):
     """Of these, in the runs before the one that this record is about: a queue may end a run and begin another."""
     chips: Annotated[int, Field(ge=0, le=10**6)] | None = None
     """TPU chips that it held; 0 on CPU."""
-    chip_hour_price: Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)] | None = None
+    chip_hour_price: Annotated[float, Field(ge=0, le=10**12, allow_inf_nan=False)] | None = None
     """What each of them cost an hour then."""
     queued: Span | None = None
     """Seconds that it waited for quota."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from finetune_contract.base import Record, Timestamp, Version
+from finetune_contract.base import Record, Step, Timestamp, Version
 
 
 class Metrics(Record):
@@ -67,7 +67,7 @@ class Progress(Record):
     """Model FLOPs utilization: the share of the devices' published rate that the model's own arithmetic takes."""
     curve: Annotated[list[tuple[int, float]], Field(max_length=48)] = []
     """(step, loss), thinned to at most 48 points over the whole run."""
-    checkpoints: Annotated[list[int], Field(max_length=10)] = []
+    checkpoints: Annotated[list[Step], Field(max_length=10)] = []
     discarded: Annotated[list[DiscardedCheckpoint], Field(max_length=10)] = []
     """Over all attempts, the newest ones."""
     peak_memory_bytes: int | None = None

@@ -148,7 +148,8 @@ class GoogleStore:
             raise StorageUnavailable(uri, f"no answer in {self._deadline:.0f} s") from error
         except (api_errors.Forbidden, api_errors.Unauthorized) as error:
             raise StorageDenied(
-                uri, f"{error.message} Give the operator's service account roles/storage.objectUser on the namespace's folder."
+                uri,
+                f"{error.message} Give the operator's service account roles/storage.objectUser on the namespace's folder.",
             ) from error
         except auth_errors.TransportError as error:
             raise StorageUnavailable(uri, f"credentials cannot be had now: {error}") from error

@@ -12,6 +12,7 @@ from math import inf
 from typing import Any
 
 from finetune_contract import Failure, Outcome, Stage, StageResult
+from finetune_contract.failure import MOST_SECONDS
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.times import parse, stamp
@@ -114,7 +115,7 @@ def ran_before(attempt: Attempt) -> float:
         length = max(0.0, (result.finished - result.started).total_seconds())
         same = note is not None and note.at is not None and note.at >= result.started
         told = max(told, (note.seconds_before or 0.0) + length) if same and note else told + length
-    return max(base, told)
+    return min(max(base, told), MOST_SECONDS)
 
 
 def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:

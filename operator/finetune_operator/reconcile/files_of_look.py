@@ -13,7 +13,7 @@ from finetune_operator.reconcile.remembered import RememberedFiles
 _READ_LIMIT = 16 * 2**20
 #: Bytes of all records that one look holds, as JSON and in brief where that is enough: those of more than a thousand
 #: attempts. In memory they take up to seven times as much (tests/unit/reconcile/test_memory.py).
-HELD_LIMIT = 3 * 2**19
+HELD_LIMIT = 5 * 2**18
 
 
 class UnreadableError(Exception):

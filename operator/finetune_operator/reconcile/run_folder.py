@@ -189,20 +189,25 @@ class _Look:
         names = await self._store.list(run.attempts)
         self.listed = True
         takeovers = await self._takeovers(run, names)
+        acted_on = [each for each in retry_generations(names) if retry is None or each <= retry]
         files = files_by_attempt(names, takeovers)
         mine = own(files.keys(), takeovers)
-        attempts = await self._attempts(run, {key: files[key] for key in sorted(mine)})
+        strangers = frozenset(files.keys() - set(mine))
+        files = {key: files[key] for key in sorted(mine)}
+        # Thousands of names of files that are not the job's need no memory while the others are read.
+        del names
+        attempts = await self._attempts(run, files)
         progress, unknown = await self._progress(run, attempts, last=not takeovers)
         manifest, fault = await self._convert_manifest(folders.cache, attempts)
         return RunFolderView(
             attempts=attempts,
             takeovers=takeovers,
-            retry=await self._retry(run, names, retry),
+            retry=await self._retry(run, max(acted_on)) if acted_on else None,
             progress=progress,
             progress_unknown=unknown,
             convert_manifest=manifest,
             convert_manifest_fault=fault,
-            strangers=frozenset(files.keys() - set(mine)),
+            strangers=strangers,
             warnings=tuple(self._warnings),
         )
 
@@ -277,18 +282,13 @@ class _Look:
             self._warnings.append(str(error))
             return None
 
-    async def _retry(self, run: RunFolder, names: Sequence[str], wanted: int | None) -> Retry | None:
-        acted_on = [each for each in retry_generations(names) if wanted is None or each <= wanted]
-        if not acted_on:
-            return None
-        newest = max(acted_on)
-
+    async def _retry(self, run: RunFolder, generation: int) -> Retry | None:
         def named(note: Retry) -> bool:
-            return note.generation == newest
+            return note.generation == generation
 
-        note = await self._files.read(run.retry(newest), Retry, final=named)
+        note = await self._files.read(run.retry(generation), Retry, final=named)
         if note is not None and not named(note):
-            raise MalformedError(f"{run.retry(newest)} is no Retry: generation: not the one in its name")
+            raise MalformedError(f"{run.retry(generation)} is no Retry: generation: not the one in its name")
         return note
 
     async def _progress(

@@ -1,5 +1,6 @@
 """What one hostile tenant can make the operator hold, who has as many reconciles at once as a namespace may."""
 
+import asyncio
 import json
 import tracemalloc
 from typing import Any
@@ -7,12 +8,11 @@ from typing import Any
 import pytest
 
 from finetune_contract import CacheLayout, RunFolder, Stage, StageResult
-from finetune_operator.artifacts.port import RECORD_LIMIT
+from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT
 from finetune_operator.lifecycle.observed import AttemptKey
 from finetune_operator.reconcile.files_of_look import HELD_LIMIT
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.runtime.settings import Settings
-from tests.unit.reconcile.fakes import FakeStore
 from tests.unit.reconcile.records import result
 
 #: Above what the operator takes without jobs; the chart's limit is 256Mi.
@@ -23,12 +23,6 @@ AT_ONCE = Settings.model_fields["workers"].default // 2
 def document(stage: Stage, **details: Any) -> dict[str, Any]:
     whole = result(stage).model_dump(mode="json", exclude_defaults=True)
     return {**whole, "details": {**whole.get("details", {"kind": str(stage)}), **details}}
-
-
-def many_checkpoints() -> bytes:
-    metrics = {f"{number}": number / 7 for number in range(16)}
-    one = {"step": 1, "uri": "gs://a/b", "metrics": metrics}
-    return json.dumps(document(Stage.TRAIN, step=1, total_steps=1, checkpoints=[one] * 1000)).encode()
 
 
 def many_datasets() -> bytes:
@@ -49,29 +43,51 @@ def wide_text() -> bytes:
     return json.dumps(document(Stage.PREFLIGHT, warnings=[text]), ensure_ascii=False).encode()
 
 
-CONTENTS = {"checkpoints": many_checkpoints, "datasets": many_datasets, "wide text": wide_text}
+CONTENTS = {"datasets": many_datasets, "wide text": wide_text}
+
+
+class Bucket:
+    """Every run folder holds as many foreign files as are listed, and as many of these records as are held."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.own = frozenset(
+            AttemptKey(Stage.PREFLIGHT, number) for number in range(1, HELD_LIMIT // len(content) + 1)
+        )
+
+    async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> list[str]:
+        own = [f"prep-{key.number}/result.json" for key in self.own]
+        foreign = (f"eval-{n % 998 + 1}.{n // 998 + 1}/result.json" for n in range(limit - len(own)))
+        return [*own, *foreign]
+
+    async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
+        await asyncio.sleep(0)
+        return bytes(bytearray(self._content)) if "/prep-" in uri else None
+
+    async def write(self, uri: str, content: bytes) -> None:
+        raise AssertionError("a look writes nothing")
 
 
 @pytest.mark.parametrize("what", CONTENTS)
-async def test_the_looks_of_one_namespace_hold_less_than_the_operator_has(what: str) -> None:
+async def test_the_looks_of_one_namespace_take_less_than_the_operator_has(what: str) -> None:
     content = CONTENTS[what]()
     assert len(content) <= RECORD_LIMIT
     StageResult.model_validate_json(content)
-    store, jobs = FakeStore(), []
-    # As many as a look holds.
-    fits = HELD_LIMIT // len(content)
-    for number in range(AT_ONCE):
-        run = RunFolder(f"gs://a/t/j{number}-00000000")
-        jobs.append(Folders(run=run, cache=CacheLayout("gs://cache")))
-        store.files |= {run.result("prep", each): content for each in range(1, fits + 1)}
-    reader = RunFolderReader(store)
+    bucket = Bucket(content)
+    reader = RunFolderReader(bucket)
+    runs = [RunFolder(f"gs://a/t/j{number}-00000000") for number in range(AT_ONCE)]
+    looks = [
+        reader.view(Folders(run=run, cache=CacheLayout("gs://cache")), of=run.uri, own=lambda *_: bucket.own)
+        for run in runs
+    ]
     tracemalloc.start()
     try:
-        views = [await reader.view(folders, of=folders.run.uri) for folders in jobs]
-        held, _ = tracemalloc.get_traced_memory()
+        views = await asyncio.gather(*looks)
+        held, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert all(view.unreadable is None for view in views)
-    assert all(AttemptKey(Stage.PREFLIGHT, fits) in view.attempts for view in views)
-    print(f"{what}: {fits} records a look, {held / 2**20:.1f} MiB")
-    assert held < MOST
+    for view in views:
+        assert view.unreadable is None
+        assert view.attempts.keys() == bucket.own
+    print(f"{what}: {len(bucket.own)} records a look, {held / 2**20:.0f} MiB, {most / 2**20:.0f} MiB at most")
+    assert most < MOST
