@@ -239,7 +239,7 @@ def as_stage_error(error: BaseException) -> StageError | None:
             "PermissionDenied",
             "access was denied",
             saw=saw,
-            fix="Grant the stage's service account roles/storage.objectViewer on that folder, or objectUser to write there.",
+            fix="Grant the stage's service account roles/storage.objectViewer there, or objectUser to write.",
         )
     if isinstance(error, (ConnectionError, TimeoutError)) or _UNAVAILABLE.search(text):
         return StageError(

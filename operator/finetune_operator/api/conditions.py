@@ -145,6 +145,8 @@ class Reason(StrEnum):
     GATE_PASSED = "GatePassed"
     GATE_NOT_MET = "GateNotMet"
     RETRIES_EXHAUSTED = "RetriesExhausted"
+    TOO_MANY_ATTEMPTS = "TooManyAttempts"
+    """The numbers of a stage's JobSets are used up."""
     NO_PROGRESS = "NoProgress"
     """Training was interrupted again and again before it could save anything new."""
     # --- end

@@ -149,7 +149,7 @@ class GoogleStore:
         except (api_errors.Forbidden, api_errors.Unauthorized) as error:
             raise StorageDenied(
                 uri,
-                f"{error.message} Give the operator's service account roles/storage.objectUser on the namespace's folder.",
+                f"{error.message} Give the operator's service account roles/storage.objectUser on that folder.",
             ) from error
         except auth_errors.TransportError as error:
             raise StorageUnavailable(uri, f"credentials cannot be had now: {error}") from error

@@ -98,7 +98,9 @@ def plan(
     profile: Annotated[
         Path | None,
         typer.Option(
-            "--profile", help="Manifest of the FineTuneProfile; default: the local one.", metavar="FILE"
+            "--profile",
+            help="Manifest of the FineTuneProfile; default: the one beside the job in --filename.",
+            metavar="FILE",
         ),
     ] = None,
     output: Annotated[
@@ -218,3 +220,7 @@ def main() -> None:
     # What libraries have to say reaches people through the errors above, in our words.
     logging.getLogger().addHandler(logging.NullHandler())
     app(prog_name="finetune")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ from finetune_contract import ContractNotSpoken, ExitCode, Failure, Stage
 from finetune_operator.lifecycle import children, deadlines, live, speech
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
 from finetune_operator.lifecycle.blind import blind, blind_left, halted
+from finetune_operator.lifecycle.budgets import too_many_attempts
 from finetune_operator.lifecycle.classify import RUN_FOLDER_UNREADABLE
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deletion
 from finetune_operator.lifecycle.decision import Decision, Deletion
@@ -17,6 +18,7 @@ from finetune_operator.lifecycle.spending import Overspent, overspent
 from finetune_operator.lifecycle.stages import Survey, survey
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
 from finetune_operator.planning import Plan, Refused, judge_findings
+from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
 
 
@@ -58,7 +60,7 @@ def _next(  # noqa: PLR0911  one per case
     if refused:
         return conclude(observed, Situation(course=Course.INVALID, refused=refused), look)
     none_left = deadlines.no_capacity_left(look.plan, look.current.stage, look.fresh)
-    failure = deadlines.active_exceeded(look.plan.limits) if expired else none_left
+    failure = deadlines.active_exceeded(look.plan.limits.active) if expired else none_left
     if failure or (over and over.fails):
         failure = failure or (over.failure if over else None)
         return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
@@ -90,7 +92,7 @@ def _of_live(
 ) -> Decision:
     """``over``: why it may not spend more. ``expired``: the job has run for as long as it may."""
     if expired and not look.succeeded and not suspend:
-        return live.end(observed, look, attempt, deadlines.active_exceeded(look.plan.limits))
+        return live.end(observed, look, attempt, deadlines.active_exceeded(look.plan.limits.active))
     if look.failed or look.succeeded:
         # A leftover: stopped before the job is called finished.
         return live.stop(observed, look, attempt, refused)
@@ -128,6 +130,8 @@ def _create(observed: Observed, look: Survey) -> Decision:
     """The next attempt of the current stage. Every stage before it is green."""
     stage = look.current.stage
     number = next_number(look.current.attempts, stage, observed.folder.takeovers, observed.folder.strangers)
+    if number > MAX_ATTEMPT:
+        return conclude(observed, Situation(course=Course.FAILED, failure=too_many_attempts(stage)), look)
     try:
         jobset = render_jobset(look.plan, stage, number, look.findings)
     except Refused as error:

@@ -146,7 +146,7 @@ def _situation(  # noqa: PLR0911  one per case
     if suspend:
         return suspension(), suspending
     if left is not None and left <= 0:
-        return deadlines.active_exceeded(limits), active
+        return deadlines.active_exceeded(limits.active), active
     if over and live.key.stage in TPU_STAGES:
         return unpaid(over.message), replace(suspending, over=over)
     if unseen_left is not None and unseen_left <= 0:

@@ -4,15 +4,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from finetune_contract import ExitCode, FailureClass, Progress, Stage, TrainOutcome
+from finetune_contract import ExitCode, Failure, FailureClass, Progress, Stage, TrainOutcome
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.classify import Ending, Verdict
 from finetune_operator.planning.plan import Recovery
+from finetune_operator.planning.requests import MAX_ATTEMPT
 
 #: Seconds before the first and at most before any further try.
 _RETRY = (5.0, 300.0)
-_INPUT = (15.0, 300.0)
+_INPUT = (15.0, 1800.0)
 
 #: Bad ends in a row without a new checkpoint after which a training is given up: it would go on for ever.
 MOST_STUCK = 10
@@ -38,6 +39,16 @@ class Exhausted:
     """``spec.recovery.maxPreemptions``"""
     used: int
     allowed: int
+
+
+def too_many_attempts(stage: Stage) -> Failure:
+    """The job's failure where the stage needs another JobSet and no number is left for it."""
+    return Failure(
+        code=ExitCode.BAD_REQUEST,
+        reason=Reason.TOO_MANY_ATTEMPTS,
+        message=f"{stage} has had JobSet number {MAX_ATTEMPT}, and there are no more numbers.",
+        fix="Create a job of another name.",
+    )
 
 
 def waits_for_input(stage: Stage, verdict: Verdict) -> bool:

@@ -32,12 +32,12 @@ def active_left(limits: Limits, used: Usage) -> float | None:
     return None if limits.active is None else limits.active - used.seconds
 
 
-def active_exceeded(limits: Limits) -> Failure:
-    """The job's failure."""
+def active_exceeded(seconds: int | None) -> Failure:
+    """The job's failure: its stages have run for ``seconds``, as long as they may."""
     return Failure(
         code=ExitCode.BAD_REQUEST,
         reason=DEADLINE_EXCEEDED,
-        message=f"The stages have run for the {limits.active} s of spec.activeDeadlineSeconds.",
+        message=f"The stages have run for the {seconds} s of spec.activeDeadlineSeconds.",
         fix="Raise spec.activeDeadlineSeconds and spec.retry.generation: training goes on from its last checkpoint.",
     )
 

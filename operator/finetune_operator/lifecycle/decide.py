@@ -6,16 +6,17 @@ from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.advance import advance
 from finetune_operator.lifecycle.attempts import attempts_of, since_retry
-from finetune_operator.lifecycle.blind import blind, stopped_by_user
+from finetune_operator.lifecycle.blind import stopped_by_user
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
-from finetune_operator.lifecycle.observed import Observed, Unreadable
-from finetune_operator.lifecycle.pending import with_pending
+from finetune_operator.lifecycle.limits_without_plan import stops_without_plan
+from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.pending import standing, with_pending
 from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
 from finetune_operator.lifecycle.stages import survey
 from finetune_operator.lifecycle.status import build_status, pace
-from finetune_operator.lifecycle.stored_plan import plan_now, plan_to_store, stored_plan
+from finetune_operator.lifecycle.stored_plan import plan_to_store, stored_plan
 from finetune_operator.lifecycle.takeover import note_due
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.planning import (
@@ -27,6 +28,7 @@ from finetune_operator.planning import (
     replan,
 )
 from finetune_operator.planning.snapshot import LIFECYCLE
+from finetune_operator.rendering import attempt_of
 
 #: What is missing, and may come without any change of the job.
 _MAY_COME = (
@@ -72,7 +74,7 @@ def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
         fresh = [each for each in attempts if since_retry(observed.folder.retry, each)]
         plan, refused = _plan(job, snapshot, deadlines.passed_capacities(fresh))
     except Refused as error:
-        return _keep(observed) if ended else _refuse(observed, error)
+        return _keep(observed) if ended else _within_limits(observed, error)
     try:
         takeover = note_due(observed, plan, attempts)
     except Refused as error:
@@ -87,7 +89,10 @@ def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
             # A note on a retry that cannot be written must not keep waiting what is to be stopped.
             return decision
     assert generation is not None, "a job that has ended is looked at no further unless it is to be retried"
-    note = retry.note(observed, survey(observed, plan, attempts, suspend=False), generation)
+    try:
+        note = retry.note(observed, survey(observed, plan, attempts, suspend=False), generation)
+    except Refused as error:
+        return _not_retried(_keep(observed) if ended else decision, error)
     if note is not None:
         # The note comes first: the next look acts by it, whatever becomes of this operator.
         return Decision(status=job.get("status") or {}, retry=note, look_again_after=0.0)
@@ -124,7 +129,10 @@ def _keep(observed: Observed) -> Decision:
 
 def _kept_from_retry(observed: Observed, refused: Refused) -> Decision:
     """An ended job that was asked to go on and cannot."""
-    decision = _keep(observed)
+    return _not_retried(_keep(observed), refused)
+
+
+def _not_retried(decision: Decision, refused: Refused) -> Decision:
     return replace(decision, status={**decision.status, "summary": f"Not retried: {refused.message}"})
 
 
@@ -161,21 +169,24 @@ def _admit(observed: Observed) -> Decision:
 
 
 def _within_limits(observed: Observed, refused: Refused) -> Decision:
-    """A job without a plan. What runs of it stays within the limits that job and profile name now: its deadline and its
-    budgets stop it as they do while its run folder cannot be read."""
+    """A job without a plan that can be used. What runs of it stays within its deadline and its budgets."""
     decision = _refuse(observed, refused)
-    snapshot = plan_now(observed) if observed.jobsets and not decision.deletions else None
-    if snapshot is None:
+    stops = () if decision.deletions else stops_without_plan(observed, attempts_of(observed))
+    if not stops:
         return decision
-    plan, attempts = make_plan(observed.job, snapshot), attempts_of(observed)
-    limited = blind(
-        observed, plan, attempts, Unreadable(reason=refused.reason, message=refused.message), refused
+    ended = {(key.stage, key.number) for key, _ in stops}
+    records = dict(stops) | dict(standing(observed))
+    status = {**decision.status, "summary": stops[-1][1].message}
+    return replace(
+        decision,
+        status=with_pending(status, records.items()),
+        deletions=tuple(
+            deletion(each)
+            for each in observed.jobsets
+            if stoppable(each) and (found := attempt_of(each)) and found[:2] in ended
+        ),
+        status_before_deletions=True,
     )
-    if not limited.deletions:
-        return decision
-    pending = limited.status["pending"]
-    status = {**decision.status, "pending": pending, "summary": limited.status["summary"]}
-    return replace(decision, status=status, deletions=limited.deletions, status_before_deletions=True)
 
 
 def _refuse(observed: Observed, refused: Refused) -> Decision:

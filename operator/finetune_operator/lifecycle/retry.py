@@ -1,8 +1,13 @@
 """Retries by hand: ``spec.retry.generation`` acts once for each higher number."""
 
 from finetune_contract import Stage
+from finetune_operator.api import Reason
+from finetune_operator.lifecycle.attempts import ORDER
+from finetune_operator.lifecycle.budgets import too_many_attempts
 from finetune_operator.lifecycle.observed import Observed, Retry
 from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.planning import Refused
+from finetune_operator.planning.requests import MAX_ATTEMPT
 
 
 def asked(observed: Observed) -> int | None:
@@ -29,15 +34,20 @@ def revived(observed: Observed) -> bool:
 
 
 def note(observed: Observed, look: Survey, generation: int) -> Retry | None:
-    """What to leave in the run folder; None where everything was done, and no stage is named to be done again."""
+    """What to leave in the run folder; None where everything was done, and no stage is named to be done again.
+
+    Raises Refused where a stage that is to be done again has no number left.
+    """
     named = observed.job["spec"]["retry"].get("fromStage")
     if named is None and look.succeeded:
         return None
-    return Retry(
-        generation=generation,
-        from_stage=Stage(named) if named else look.current.stage,
-        first={stage: _first(look, stage) for stage in Stage},
-    )
+    from_stage = Stage(named) if named else look.current.stage
+    first = {stage: _first(look, stage) for stage in Stage}
+    for stage, number in first.items():
+        if number > MAX_ATTEMPT and (ORDER[stage] >= ORDER[from_stage] or not look[stage].done):
+            failure = too_many_attempts(stage)
+            raise Refused(Reason.TOO_MANY_ATTEMPTS, f"{failure.message} {failure.fix}")
+    return Retry(generation=generation, from_stage=from_stage, first=first)
 
 
 def _first(look: Survey, stage: Stage) -> int:

@@ -63,11 +63,16 @@ def used_up(look: Survey) -> Overspent | None:
         if amount >= ceiling.most:
             return Overspent(
                 reason=Reason.BUDGET_EXHAUSTED,
-                message=f"{decimal(round(amount, 2))} of the {decimal(ceiling.most)} of {ceiling.path} are used up.",
+                message=exhausted_message(ceiling, amount),
                 fix=_raise(ceiling),
                 fails=ceiling.fails,
             )
     return None
+
+
+def exhausted_message(ceiling: Ceiling, amount: float) -> str:
+    """A sentence: ``amount`` is at least what the ceiling allows."""
+    return f"{decimal(round(amount, 2))} of the {decimal(ceiling.most)} of {ceiling.path} are used up."
 
 
 def seconds_left(look: Survey, attempt: Attempt) -> float | None:

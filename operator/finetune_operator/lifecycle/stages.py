@@ -280,10 +280,18 @@ def _final(
         return None, None
     attempt, verdict = judged[-1]
     if attempt.key.number >= MAX_ATTEMPT:
+        ended = budgets.too_many_attempts(stage)
+        last = verdict.failure or Failure(
+            code=ended.code, reason=ended.reason, message="Suspended too often."
+        )
         return (
-            verdict.failure
-            or Failure(code=ExitCode.BAD_REQUEST, reason="TooManyAttempts", message="Suspended too often."),
-            budgets.Exhausted(field="the number of attempts", used=MAX_ATTEMPT, allowed=MAX_ATTEMPT),
+            last.model_copy(update={"fix": ended.fix}),
+            budgets.Exhausted(
+                reason=Reason.TOO_MANY_ATTEMPTS,
+                field="the most attempts of a stage",
+                used=MAX_ATTEMPT,
+                allowed=MAX_ATTEMPT,
+            ),
         )
     if verdict.failure is None or budgets.waits_for_input(stage, verdict):
         return None, None

@@ -53,16 +53,6 @@ def plan_to_store(observed: Observed) -> Snapshot:
     return made
 
 
-def plan_now(observed: Observed) -> Snapshot | None:
-    """The plan that job and profile would come to now, for the limits that it names; None: they come to none."""
-    try:
-        return admit(
-            observed.job, observed.profiles, observed.template, observed.source, observed.neighbours
-        ).snapshot
-    except Refused:
-        return None
-
-
 def _by_any_release(snapshot: Snapshot) -> Iterator[Snapshot]:
     """The plan as this operator makes it, and as those have that spoke an earlier minor version of the contract."""
     for minor in range(CONTRACT_VERSION.minor, -1, -1):

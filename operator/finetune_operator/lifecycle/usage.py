@@ -66,7 +66,7 @@ def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, job: Object) -
     seen = _sum(plan, _within(lengths, _begun(job), now))
     since = _sum(
         plan,
-        _within([(_since(attempt, parse(as_of), now), rate) for attempt, rate in rated], parse(as_of), now)
+        _within([(ran_since(attempt, parse(as_of), now), rate) for attempt, rate in rated], parse(as_of), now)
         if as_of
         else [],
     )
@@ -231,7 +231,7 @@ def _intervals(attempt: Attempt, now: datetime) -> list[Interval]:
     return [(max(begin, earliest) if earliest else begin, min(end, now)) for begin, end in found]
 
 
-def _since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
+def ran_since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
     """Seconds of its runs from then until now."""
     present = [_overlap(each, as_of, now) for each in _intervals(attempt, now)]
     _, result = _earlier(attempt)

@@ -114,20 +114,31 @@ def judge(
             "use a gs:// URI"
         )
     own = storage.exports if rule == "write" else storage.own
-    for folder in _guarded(place, uri, storage, rule):
-        if folder is None or not any(_names(each, folder) for each in covering):
-            opened = f", unless an entry of spec.constraints.uris.{rule} of the profile names {folder}/"
-            return (
-                f"{place.path}: {uri} lies in the profile's own storage, where jobs of namespace {storage.namespace} "
-                f"{rule} below {own}/ alone{opened if folder else ''}"
-            )
+    guarded = tuple(_guarded(place, uri, storage, rule))
+    if not _open(guarded, covering):
+        candidates = (uri if uri == folder else f"{folder}/*" for folder in guarded if folder)
+        entry = next((each for each in candidates if covers(each, uri) and _open(guarded, [each])), None)
+        return (
+            f"{place.path}: {uri} lies in the profile's own storage, where jobs of namespace {storage.namespace} "
+            f"{rule} below {own}/ alone{_to_allow(entry, rule)}"
+        )
     if covering or _inside(uri, own) or (listed is None and not strict):
         return None
     entries = ", ".join(listed) if listed else "empty" if listed is not None else "not set"
     return (
-        f"constraints.uris.{rule} is {entries}, which does not cover {place.path} {uri}: to allow it, add "
-        f'"{_entry(place, uri)}" to spec.constraints.uris.{rule} of the profile'
+        f"constraints.uris.{rule} is {entries}, which does not cover {place.path} {uri}"
+        f"{_to_allow(_entry(place, uri), rule)}"
     )
+
+
+def _open(guarded: Sequence[str | None], covering: Sequence[str]) -> bool:
+    """Whether entries name each of the ``guarded`` folders."""
+    return all(folder is not None and any(_names(each, folder) for each in covering) for folder in guarded)
+
+
+def _to_allow(entry: str | None, rule: Rule) -> str:
+    """The change to the profile that allows what was refused; empty where no entry does."""
+    return f': to allow it, add "{entry}" to spec.constraints.uris.{rule} of the profile' if entry else ""
 
 
 def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -> str | None:
@@ -137,12 +148,18 @@ def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -
     parent, _, name = uri.rpartition("/")
     shared = any(_touches(uri, each, folder=True) for each in storage.shared.values())
     own = parent == storage.own and name not in _NO_RUNS
-    opened = any(covers(each, uri) and _opens_run(each, uri, storage) for each in listed)
-    if not shared and (own or opened):
+
+    def opens(entry: str) -> bool:
+        return covers(entry, uri) and _opens_run(entry, uri, storage)
+
+    if not shared and (own or any(map(opens, listed))):
         return None
+    inside = _touches(uri, storage.artifacts, folder=True)
+    wanted = f"{parent}/*" if inside else uri
+    entry = None if shared or (inside and name in _NO_RUNS) or not opens(wanted) else wanted
     return (
         f"{path} {uri} is neither a run folder in {storage.own}/ nor covered by constraints.uris.write "
-        f"({', '.join(listed) or 'empty'}) with its namespace's folder named"
+        f"({', '.join(listed) or 'empty'}) with its namespace's folder named{_to_allow(entry, 'write')}"
     )
 
 

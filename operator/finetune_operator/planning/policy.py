@@ -34,6 +34,10 @@ type Object = Mapping[str, Any]
 #: From here on two words are one of them mistyped (difflib's ratio); below it a suggestion would mislead.
 _ALIKE = 0.8
 _HUB_MODELS = "hf://models/"
+#: First names of hub entries for reading that no owner on the Hub can have.
+_HUB_KINDS = ("models", "datasets")
+#: Of a repository: its owner's and its own.
+_REPOSITORY_NAMES = 2
 
 
 def check_profile(name: str, profile: Object) -> None:
@@ -42,6 +46,7 @@ def check_profile(name: str, profile: Object) -> None:
         *_unknown_paths(profile),
         *_unknown_keys(profile),
         *_unknown_shapes(profile),
+        *_idle_entries(profile),
         *storage_faults(profile),
         *pathways_faults(profile),
     ]
@@ -96,6 +101,43 @@ def _unknown_shapes(profile: Object) -> Iterator[str]:
                 # Without chipsPerHost both machines may serve; the job says which it wants.
                 if not error.ambiguous:
                     yield f"spec.flavors[{index}]: {error}"
+
+
+def _idle_entries(profile: Object) -> Iterator[str]:
+    """Entries that cover nothing, whatever a job names."""
+    uris = profile.get("constraints", {}).get("uris", {})
+    lists = {
+        "constraints.uris.read": uris.get("read", ()),
+        "constraints.uris.write": uris.get("write", ()),
+        "models.allow": profile.get("models", {}).get("allow", ()),
+    }
+    for path, entries in lists.items():
+        for index, entry in enumerate(entries):
+            where = f"spec.{path}[{index}]: {entry}"
+            if path == "models.allow" and entry.startswith("hf://"):
+                repository = _open_ended(entry.removeprefix("hf://").removeprefix("models/"))
+                yield f"{where} covers nothing, as a repository is listed here by its name alone: use {repository}."
+            elif path == "constraints.uris.write" and (named := _written_repository(entry)):
+                yield f"{where} covers nothing, as exports go to hf://<owner>/<name>: use {named}."
+            elif entry.endswith("/"):
+                yield f"{where} covers nothing, as no place ends in a slash: use {_open_ended(entry)}."
+
+
+def _written_repository(entry: str) -> str | None:
+    """What to list instead of an entry that is no ``hf://<owner>/<name>``; None: it is one, or is not of the hub."""
+    if not entry.startswith("hf://"):
+        return None
+    names = entry.removeprefix("hf://").split("/")
+    typed = len(names) > 1 and names[0] in _HUB_KINDS
+    if not typed and len(names) <= _REPOSITORY_NAMES:
+        return None
+    owner, *more = names[1:] if typed else names
+    name = more[0] if len(more) == 1 else ""
+    return "hf://*" if owner in {"", "*"} else f"hf://{owner}/{name or '*'}"
+
+
+def _open_ended(entry: str) -> str:
+    return f"{entry}*" if not entry or entry.endswith("/") else entry
 
 
 def with_mode(profile: Object, mode: str) -> Object:

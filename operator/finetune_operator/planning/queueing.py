@@ -32,10 +32,17 @@ def resolve_queues(metadata: Object, profile: Object) -> Queues:
 
 
 def forbidden_labels(metadata: Object, profile: Object) -> Iterator[str]:
-    """One sentence part for each label that the job carries and the profile does not let it choose by."""
-    if profile.get("queue", {}).get("allowJobLabels"):
-        return
+    """One sentence part for each label that the job carries and that would be ignored: the profile does not let it
+    choose, or no queue is there to give it priority in."""
     labels = metadata.get("labels", {})
+    if profile.get("queue", {}).get("allowJobLabels"):
+        queues = resolve_queues(metadata, profile)
+        if PRIORITY_LABEL in labels and queues.tpu is None and queues.cpu is None:
+            yield (
+                f"metadata.labels[{PRIORITY_LABEL}] = {labels[PRIORITY_LABEL]}, but no queue admits the job: add the "
+                f"label {QUEUE_LABEL} or remove this one"
+            )
+        return
     for label in (QUEUE_LABEL, PRIORITY_LABEL):
         if label in labels:
             yield (

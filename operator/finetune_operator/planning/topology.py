@@ -1,6 +1,6 @@
 """Which slice: the job's wish, the profile's flavors and the catalogue, brought together."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -77,6 +77,8 @@ def place(
     slices = resources["slices"]
     offered = _in_order([f for f in flavors if f.get("maxSlices", 1) >= slices], preferred, passed)
     if not ("tpu" in resources or "accelerator" in resources or "topology" in resources):
+        if unmet := list(_unmet(flavors, preferred, slices)):
+            raise Refused(Reason.NO_FLAVOR_FITS, f'profile "{profile_name}": {"; ".join(unmet)}.')
         return _cheapest(offered, profile_name, slices, ranked=bool(preferred or passed), queued=queued)
     shape = _wanted(resources, offered, flavors)
     _refuse_slices(shape, slices)
@@ -86,11 +88,40 @@ def place(
     many = f"{slices} slices of " if slices > 1 else ""
     capacity = f", {'/'.join(preferred)}" if preferred else ""
     listed = "; ".join(_describe(flavor) for flavor in flavors) or "none"
+    fitting = [flavor for flavor in flavors if _offers(flavor, shape)]
+    of = f" for {shape.accelerator} {shape.topology}" if fitting else ""
     raise Refused(
         Reason.NO_FLAVOR_FITS,
         f"spec.resources: {many}{shape.accelerator} {shape.topology} ({shape.hosts} x {shape.chips_per_host} chips"
-        f'{capacity}) is not offered by profile "{profile_name}". It offers: {listed}.',
+        f'{capacity}) is not offered by profile "{profile_name}". It offers: {listed}.'
+        + "".join(f" {fault}." for fault in _unmet(fitting or flavors, preferred, slices, of)),
     )
+
+
+def _unmet(
+    flavors: Sequence[Mapping[str, Any]], preferred: Sequence[str] | None, slices: int, of: str = ""
+) -> Iterator[str]:
+    """Why none of ``flavors`` serves a job: its capacity, its number of slices.
+
+    Args:
+        flavors: the profile's.
+        preferred: capacities that the job accepts; None: any.
+        slices: how many it asks for.
+        of: what all of ``flavors`` offer, where the profile has more of them.
+    """
+    kinds = list(dict.fromkeys(flavor["capacity"] for flavor in flavors))
+    accepted = _in_order(flavors, preferred)
+    if kinds and preferred and not accepted:
+        yield (
+            f"spec.resources.capacity: capacity {'/'.join(preferred)} is not offered{of}; the profile offers "
+            f"{', '.join(kinds)}"
+        )
+    most = max((flavor.get("maxSlices", 1) for flavor in accepted), default=slices)
+    if most < slices:
+        yield (
+            f"spec.resources.slices: {slices} slices are more than maxSlices of the flavors "
+            f"{', '.join(flavor['name'] for flavor in accepted)} allows: use at most {most}"
+        )
 
 
 def _in_order(
@@ -189,6 +220,12 @@ def _cheapest(
                 continue
             if shape.multi_host or slices == 1:
                 choices.append((rank, price * shape.chips, shape.chips, order, shape, flavor))
+    if not choices and slices > 1:
+        raise Refused(
+            Reason.NO_FLAVOR_FITS,
+            f'spec.resources.slices: profile "{profile_name}" has no flavor for {slices} slices of several hosts each, '
+            "and others cannot be connected: set spec.resources.slices to 1.",
+        )
     if not choices:
         raise Refused(
             Reason.NO_FLAVOR_FITS,

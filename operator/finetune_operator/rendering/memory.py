@@ -153,11 +153,13 @@ def _too_small(plan: Plan, needed: dict[Stage, int], parameters: int) -> CpuPool
     least = min(most_parameters(plan, stage) or 0 for stage in needed)
     fits = f"models of up to {least / 1e9:.1f} billion parameters fit" if least else "no model fits"
     node = next((node for node in NODE_SIZES if request_gib(node) >= most), None)
+    # A value that is no more than the size of a node is read as what that node leaves.
+    enough = max(most, NODE_SIZES[-1] + 1) if node is None else request_gib(node)
     return CpuPoolTooSmall(
         f"A model with {_believable(parameters) / 1e9:.1f} billion parameters needs more memory than the profile's "
         f"CPU nodes give to a pod: {wants}, and cpuPool.maxMemory is {allowed}. There {fits}.",
         stage=next(iter(needed)),
-        fix=f"Create the job under a profile whose cpuPool.maxMemory is at least {most}Gi"
+        fix=f"Create the job under a profile whose cpuPool.maxMemory is at least {enough}Gi"
         + (f", which a node of {node} GiB leaves." if node else "."),
     )
 

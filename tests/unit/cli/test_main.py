@@ -39,6 +39,12 @@ def test_the_version_is_that_of_the_package() -> None:
     assert (done.exit_code, done.stdout) == (0, f"finetune {version('finetune-operator')}\n")
 
 
+def test_the_module_is_a_program() -> None:
+    command = [sys.executable, "-m", "finetune_operator.cli.main", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"finetune {version('finetune-operator')}\n"
+
+
 def test_plan_tells_stages_slice_batch_names_and_run_folder() -> None:
     done = finetune("plan", "-f", QUICKSTART, "--profile", LOCAL)
     assert done.exit_code == 0, done.output

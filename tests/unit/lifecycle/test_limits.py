@@ -7,8 +7,9 @@ import pytest
 
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle import AttemptKey, Retry
 from finetune_operator.lifecycle.observed import Unreadable
+from finetune_operator.rendering import attempt_of
 from tests.unit.lifecycle.world import Crash, World, job, profile
 
 NOT_CHARGED = {"preemption": 0, "infrastructure": 0, "user": 0}
@@ -357,6 +358,100 @@ def test_a_generation_that_the_job_is_born_with_changes_nothing() -> None:
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
     assert all(name.endswith("-1") for name in world.created)
+
+
+def renumbered(world: World, name: str, number: int) -> str:
+    """The JobSet as if so many had been made of its stage."""
+    old = world.jobsets.pop(name)
+    key = attempt_of(old)
+    assert key is not None
+    new = f"{name.rpartition('-')[0]}-{number}"
+    old["metadata"]["name"] = new
+    old["metadata"]["labels"]["tpu-finetune.dev/attempt"] = str(number)
+    world.jobsets[new] = old
+    world.pods.clear()
+    world.attempts[AttemptKey(key[0], number)] = world.attempts.pop(AttemptKey(key[0], 1))
+    return new
+
+
+@pytest.mark.parametrize("missing", [True, False], ids=["an input is missing", "it fails"])
+def test_after_the_last_number_the_job_fails_by_its_name_and_is_not_retried(missing: bool) -> None:
+    world = World()
+    name = world.until(Stage.PREFLIGHT)
+    code = ExitCode.INPUT_MISSING if missing else ExitCode.BAD_DATA
+    world.fail(name, code, "DataMissing", "There is no data yet.")
+    renumbered(world, name, 999)
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "TooManyAttempts"
+    assert "There is no data yet." in world.status["failure"]["message"]
+    assert "another name" in world.status["failure"]["suggestion"]
+    world.edit(retry={"generation": 1})
+    for _ in range(3):
+        world.reconcile()
+    assert world.retry is None
+    assert world.status["phase"] == "Failed"
+    assert world.status["summary"].startswith("Not retried: Preflight has had JobSet number 999")
+    assert world.created == [name]
+
+
+def test_a_later_stage_is_retried_though_an_earlier_one_has_no_number_left() -> None:
+    world = World()
+    name = world.until(Stage.PREFLIGHT)
+    world.succeed(name)
+    renumbered(world, name, 999)
+    world.fail(world.until(Stage.TRAIN), ExitCode.DIVERGED, "Diverged")
+    world.reconcile()
+    world.edit(retry={"generation": 1, "fromStage": "Preflight"})
+    world.reconcile()
+    assert world.status["summary"].startswith("Not retried: Preflight")
+    world.edit(retry={"generation": 1})
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_retry_that_cannot_be_leaves_what_runs_alone() -> None:
+    world = World()
+    name = world.until(Stage.PREFLIGHT)
+    world.succeed(name)
+    renumbered(world, name, 999)
+    train = world.until(Stage.TRAIN)
+    world.edit(retry={"generation": 1, "fromStage": "Preflight"})
+    for _ in range(3):
+        world.reconcile()
+    assert world.live() == [train]
+    assert world.retry is None
+    assert world.status["summary"].startswith("Not retried: ")
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_a_stage_whose_numbers_are_used_up_is_not_begun_after_a_retry_that_is_noted_already() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.fail(name, ExitCode.DIVERGED, "Diverged")
+    renumbered(world, name, 999)
+    world.reconcile()
+    world.retry = Retry(generation=1, from_stage=Stage.TRAIN, first={Stage.TRAIN: 1000})
+    world.edit(retry={"generation": 1})
+    for _ in range(3):
+        world.reconcile()
+    assert world.live() == []
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "TooManyAttempts"
+    assert "another name" in world.status["failure"]["suggestion"]
+
+
+def test_an_input_is_looked_for_over_weeks() -> None:
+    world = World()
+    waited = []
+    for _ in range(12):
+        world.fail(world.until(Stage.PREFLIGHT), ExitCode.INPUT_MISSING, "DataMissing")
+        world.reconcile()
+        waited.append(world.look_again_after)
+        world.wait(world.look_again_after or 0)
+    assert waited[0] == 15
+    assert waited[-1] == 1800
 
 
 def test_while_the_store_is_away_no_retry_is_acted_on() -> None:

@@ -381,6 +381,51 @@ def test_a_job_without_its_plan_stays_within_its_limits(limit: dict[str, Any]) -
     assert world.condition("Stalled")["reason"] == "PlanMissing"
 
 
+@pytest.mark.parametrize("change", ["invalid spec", "no profile", "strict profile", "plan of another format"])
+@pytest.mark.parametrize(
+    "limit",
+    [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": "1"}}, {"budget": {"maxCost": "1"}}],
+)
+def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(change: str, limit: dict[str, Any]) -> None:
+    priced = copy.deepcopy(profile())
+    priced["spec"]["flavors"][0]["chipHourPrice"] = "1.5"
+    priced["spec"]["currency"] = "USD"
+    world = World(job=job(**limit), profiles=[priced])
+    world.until(Stage.TRAIN)
+    world.wait(60)
+    world.reconcile()
+    assert world.config_map is not None
+    if change == "plan of another format":
+        world.config_map["data"]["format"] = "99"
+    else:
+        world.config_map = None
+        world.edit(checkpointing={"everySteps": 50})
+    if change == "invalid spec":
+        world.edit(engineOverrides={"nonsense": "1"})
+    elif change == "no profile":
+        world.profiles = []
+    elif change == "strict profile":
+        del world.profiles[0]["spec"]["constraints"]
+    reconciled(world)
+    assert world.live() == ["support-bot-train-1"]
+    world.wait(3601)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
+    (pending,) = world.status["pending"]
+    assert pending["reason"] in ("DeadlineExceeded", "BudgetExhausted")
+
+
+def test_a_job_without_its_plan_stays_within_the_chip_hours_of_its_profile() -> None:
+    world = lost()
+    world.profiles = [profile(constraints={"maxChipHours": "1"})]
+    world.edit(engineOverrides={"nonsense": "1"}, budget={"onExhausted": "Fail"})
+    reconciled(world)
+    assert world.live() == ["support-bot-train-1"]
+    world.wait(3601)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
+
+
 def test_the_status_shows_what_the_plan_says() -> None:
     world = World(job=job(method={"type": "SFT", "lora": {"rank": 8}}))
     world.reconcile()

@@ -65,6 +65,19 @@ def test_every_stage_runs_anew_under_the_next_numbers_and_training_goes_on() -> 
     assert next(each for each in world.status["stages"] if each["name"] == "Train")["attempt"] == 1
 
 
+def test_a_folder_in_which_a_stage_has_no_number_left_is_not_gone_on_in() -> None:
+    before = interrupted()
+    first = before.attempts[AttemptKey(Stage.TRAIN, 1)]
+    before.attempts |= {AttemptKey(Stage.TRAIN, number): first for number in range(2, 1000)}
+    world = resumed(before, second())
+    for _ in range(3):
+        world.reconcile()
+    assert world.takeovers == []
+    assert world.created == []
+    assert world.condition("Valid")["reason"] == "TooManyAttempts"
+    assert "without spec.resumeFrom" in world.condition("Valid")["message"]
+
+
 def test_an_operator_that_dies_after_the_note_goes_on_from_it() -> None:
     world = resumed(interrupted(), second())
     world.reconcile()

@@ -197,6 +197,50 @@ def test_several_slices_split_the_data_axis_and_need_several_hosts_each() -> Non
         assert said in refusal(job(resources=resources), profile(flavors=offered)).message
 
 
+@pytest.mark.parametrize(
+    ("resources", "offered", "said"),
+    [
+        (
+            {"capacity": ["Spot"]},
+            flavors("OnDemand"),
+            "capacity Spot is not offered; the profile offers OnDemand.",
+        ),
+        (
+            {"tpu": "v6e-8", "capacity": ["Spot"]},
+            flavors("OnDemand", "FlexStart"),
+            "capacity Spot is not offered for tpu-v6e-slice 2x4; the profile offers OnDemand, FlexStart.",
+        ),
+        (
+            {"tpu": "v6e-16", "capacity": ["Spot"]},
+            flavors("OnDemand"),
+            "capacity Spot is not offered; the profile offers OnDemand.",
+        ),
+        (
+            {"slices": 5},
+            flavors("OnDemand", maxSlices=4),
+            "maxSlices of the flavors ondemand allows: use at most 4.",
+        ),
+        (
+            {"tpu": "v6e-8", "slices": 2, "capacity": ["Spot"]},
+            [*flavors("OnDemand", maxSlices=4), *flavors("Spot")],
+            "2 slices are more than maxSlices of the flavors spot allows: use at most 1.",
+        ),
+        (
+            {"slices": 2},
+            flavors("OnDemand", topologies=["2x2"], maxSlices=4),
+            "no flavor for 2 slices of several hosts each",
+        ),
+    ],
+)
+def test_a_refused_slice_says_which_wish_the_flavors_do_not_meet(
+    resources: dict[str, Any], offered: list[dict[str, Any]], said: str
+) -> None:
+    refused = refusal(job(resources=resources), profile(flavors=offered))
+    assert refused.reason == Reason.NO_FLAVOR_FITS
+    assert said in refused.message
+    assert "set spec.resources.tpu" not in refused.message
+
+
 def test_a_reservation_is_named_where_and_only_where_there_is_one() -> None:
     assert "reservation" in refusal(job(), profile(flavors=flavors("Reservation"))).message
     wrong = flavors("OnDemand", reservation="spring")
@@ -265,6 +309,33 @@ def test_a_constraint_that_would_enforce_nothing_is_refused_with_what_is_legal(
     refused = refusal(job(), profile(constraints=constraints))
     assert refused.reason == Reason.PROFILE_INVALID
     assert said in refused.message
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"constraints": {"uris": {"read": ["gs://b/x/"]}}}, "uris.read[0]: gs://b/x/ covers nothing"),
+        ({"constraints": {"uris": {"write": ["gs://b/*", "gs://b/x/"]}}}, "use gs://b/x/*."),
+        ({"constraints": {"uris": {"read": ["hf://models/acme/"]}}}, "use hf://models/acme/*."),
+        ({"constraints": {"uris": {"write": ["hf://models/acme/*"]}}}, "use hf://acme/*."),
+        ({"constraints": {"uris": {"write": ["hf://datasets/acme"]}}}, "use hf://acme/*."),
+        ({"constraints": {"uris": {"write": ["hf://models/*"]}}}, "use hf://*."),
+        ({"constraints": {"uris": {"write": ["hf://acme/a/b"]}}}, "use hf://acme/*."),
+        ({"constraints": {"uris": {"write": ["hf://acme/"]}}}, "use hf://acme/*."),
+        ({"models": {"allow": ["hf://models/Qwen/*"]}}, "models.allow[0]: hf://models/Qwen/* covers nothing"),
+        ({"models": {"allow": ["Qwen/*", "hf://Qwen/*"]}}, "use Qwen/*."),
+        ({"models": {"allow": ["gs://models/tiny/"]}}, "use gs://models/tiny/*."),
+    ],
+)
+def test_an_entry_that_covers_nothing_is_refused_with_what_to_use(spec: dict[str, Any], said: str) -> None:
+    refused = refusal(job(), profile(**spec))
+    assert refused.reason == Reason.PROFILE_INVALID
+    assert said in refused.message
+
+
+def test_entries_that_cover_something_are_accepted() -> None:
+    uris = {"read": ["gs://*", "hf://models/*"], "write": ["hf://*", "hf://acme/*", "hf://acme/m"]}
+    assert admit(job(), [profile(constraints={"uris": uris}, models={"allow": ["*"]})]).plan
 
 
 def test_a_lock_holds_against_the_other_member_of_a_union() -> None:

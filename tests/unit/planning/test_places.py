@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from finetune_operator.api import InvalidObject, Reason, parse_job, parse_profile
 from finetune_operator.planning import Refused, admit, replan
-from finetune_operator.planning.places import Place, Storage, covers, judge
+from finetune_operator.planning.places import Place, Storage, covers, judge, judge_run
 from tests.unit.lifecycle.world import job, profile
 
 STORAGE = Storage(
@@ -160,6 +160,85 @@ def test_a_glob_that_is_allowed_matches_nothing_of_another_namespace(pair: tuple
     place = Place(path="spec.x", uri=f"gs://x/{glob}", folder=False)
     if judge(place, storage, "read", ("gs://x/*",), strict=True) is None:
         assert not text.startswith("a/") or text.startswith("aa/", 2)
+
+
+def entry_of(said: str, rule: str) -> str | None:
+    """The entry that a refusal names, as people copy it."""
+    found = re.search(rf'add "([^"]+)" to spec\.constraints\.uris\.{rule} of the profile$', said)
+    return found[1] if found else None
+
+
+NAMES = st.sampled_from(
+    ["runs", "team-a", "team-b", "cache", "exports", "pathways", "j-1", "m", "*", "t*m-b"]
+)
+
+
+@settings(max_examples=300)
+@given(
+    names=st.lists(NAMES, max_size=5),
+    start=st.sampled_from(["gs://art/runs", "gs://art", "gs://other"]),
+    rule=st.sampled_from(["read", "write"]),
+    listed=st.sampled_from([None, (), BROAD, ("gs://other/m",)]),
+    slash=st.booleans(),
+)
+def test_the_entry_that_a_refusal_names_opens_the_place(
+    names: list[str], start: str, rule: Any, listed: tuple[str, ...] | None, slash: bool
+) -> None:
+    uri = "/".join([start, *names])
+    is_glob = "*" in uri
+    said = problem(uri + "/" * (slash and not is_glob), rule, listed, folder=not is_glob)
+    if said is not None and (entry := entry_of(said, rule)):
+        assert not entry.endswith("/")
+        assert problem(uri, rule, (*(listed or ()), entry), folder=not is_glob) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "uri", "entry"),
+    [
+        ("read", "gs://art/runs/team-b/j-1/export/model", "gs://art/runs/team-b/*"),
+        ("read", "gs://art/runs/team-b/", "gs://art/runs/team-b"),
+        ("read", "gs://art/runs/cache/convert/f1", "gs://art/runs/cache/*"),
+        ("write", "gs://art/runs/team-b/exports/m", "gs://art/runs/team-b/exports/*"),
+        ("write", "gs://art/runs/team-b/exports", "gs://art/runs/team-b/exports"),
+        ("read", "gs://art", None),
+        ("read", "gs://art/runs", None),
+        ("write", "gs://art/runs/team-b", None),
+    ],
+)
+def test_a_refusal_names_an_entry_where_one_opens_the_place(rule: Any, uri: str, entry: str | None) -> None:
+    said = problem(uri, rule, BROAD)
+    assert said is not None
+    assert entry_of(said, rule) == entry
+
+
+@pytest.mark.parametrize("listed", [(), BROAD], ids=["empty", "broad"])
+@pytest.mark.parametrize(
+    ("folder", "entry"),
+    [
+        ("gs://art/runs/team-b/j-1", "gs://art/runs/team-b/*"),
+        ("gs://art/runs/team-b/j-1/", "gs://art/runs/team-b/*"),
+        ("gs://art/runs/team-b/exports", None),
+        ("gs://art/runs/team-b/j-1/train", None),
+        ("gs://art/runs/cache/j-1", None),
+        ("gs://art/runs", None),
+    ],
+)
+def test_a_refused_run_folder_comes_with_the_entry_that_opens_it(
+    folder: str, entry: str | None, listed: tuple[str, ...]
+) -> None:
+    listed = tuple(each for each in listed if not each.startswith("gs://art/runs/team"))
+    said = judge_run("spec.x", folder, STORAGE, listed)
+    assert said is not None
+    assert entry_of(said, "write") == entry
+    if entry is not None:
+        assert judge_run("spec.x", folder, STORAGE, (*listed, entry)) is None
+
+
+def test_a_refused_run_folder_elsewhere_comes_with_its_own_entry() -> None:
+    said = judge_run("spec.x", "gs://other/j-1/", STORAGE, ())
+    assert said is not None
+    assert entry_of(said, "write") == "gs://other/j-1"
+    assert judge_run("spec.x", "gs://other/j-1/", STORAGE, ("gs://other/j-1",)) is None
 
 
 # --- in an admission

@@ -39,3 +39,12 @@ def test_a_label_that_would_be_ignored_is_named() -> None:
     assert [QUEUE in told[0], PRIORITY in told[1], len(told)] == [True, True, 2]
     assert list(forbidden_labels({"labels": labels}, {"queue": {"allowJobLabels": True}})) == []
     assert list(forbidden_labels({}, {})) == []
+
+
+def test_a_priority_without_any_queue_is_named() -> None:
+    labels, allowed = {PRIORITY: "high"}, {"allowJobLabels": True}
+    (said,) = forbidden_labels({"labels": labels}, {"queue": allowed})
+    assert PRIORITY in said
+    assert QUEUE in said
+    for queue in ({"localQueue": "tpu"}, {"cpuLocalQueue": "cpu"}):
+        assert list(forbidden_labels({"labels": labels}, {"queue": allowed | queue})) == []

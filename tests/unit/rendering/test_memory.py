@@ -1,5 +1,6 @@
 """What the stages on CPU request of a node's memory."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,9 +106,21 @@ def test_the_refusal_names_every_stage_the_limit_what_fits_and_the_node() -> Non
         require_cpu_memory(pool("64Gi"), (*SIZED, Stage.TRAIN), MODELS["Qwen3-14B"])
     told = f"{caught.value} {caught.value.fix}"
     for word in ("14.8 billion", "Convert about 80 GiB", "Export about 130 GiB", "64Gi", "57 GiB", "up to 6.0 billion",
-                 "at least 130Gi", "node of 192 GiB"):  # fmt: skip
+                 "at least 180Gi", "node of 192 GiB"):  # fmt: skip
         assert word in told, told
     assert caught.value.stage is Stage.CONVERT
+
+
+@pytest.mark.parametrize("stages", [SIZED, (Stage.CONVERT,)], ids=["both", "Convert"])
+def test_the_limit_that_the_refusal_names_is_enough(stages: tuple[Stage, ...]) -> None:
+    for parameters in range(10**8, 10**12, 2 * 10**8):
+        with pytest.raises(CpuPoolTooSmall) as refused:
+            require_cpu_memory(pool("8Gi"), stages, parameters)
+        named = re.search(r"at least ([0-9]+Gi)", refused.value.fix)
+        assert named is not None
+        require_cpu_memory(pool(named[1]), stages, parameters)
+        for stage in stages:
+            memory_for(pool(named[1]), stage, parameters)
 
 
 def test_the_largest_model_that_fits_does() -> None:

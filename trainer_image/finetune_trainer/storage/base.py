@@ -87,7 +87,7 @@ def denied(uri: str, detail: str) -> StageError:
         "access is denied",
         where=uri,
         saw=detail[:300],
-        fix="Grant the stage's service account roles/storage.objectViewer on that folder, or objectUser to write there.",
+        fix="Grant the stage's service account roles/storage.objectViewer there, or objectUser to write.",
     )
 
 
