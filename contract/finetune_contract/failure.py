@@ -27,7 +27,7 @@ class FailureClass(StrEnum):
 
 
 class Failure(Record):
-    """One failure, told once by whoever saw it.
+    """One failure, recorded once by whoever saw it.
 
     ``message`` is a whole sentence for people and already holds where, saw and expected; the single fields
     are for programs.

@@ -232,7 +232,7 @@ class ConvertOutcome(Record):
 class CheckpointRecord(Record):
     step: Count
     uri: Uri
-    metrics: Annotated[dict[str, float], Few] = {}
+    metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
 
 
 class TrainOutcome(Record):

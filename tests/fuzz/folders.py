@@ -7,7 +7,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from finetune_contract import CacheLayout, RunFolder, Stage
 from finetune_operator.artifacts.port import PROGRESS_LIMIT, RECORD_LIMIT
+from tests.fuzz.values import FLOATS, INTEGERS, TELLING, TEXTS, TIMES, WILD
 from tests.unit.contract.samples import samples
 
 type Path = tuple[str | int, ...]
@@ -24,75 +25,15 @@ type Path = tuple[str | int, ...]
 #: How many examples a fuzz test draws.
 EXAMPLES = int(os.environ.get("FINETUNE_FUZZ", "300"))
 
-#: What most fields do not take, and some should not have taken.
-WILD: tuple[Any, ...] = (
-    None, True, "", " ", "x" * 5000, "\0", "\u202e", "🙂" * 2000, "NaN", "-Infinity", "Infinity", "1e999", "../../x",
-    "gs://elsewhere/secret/0/items", "file:///etc/passwd", "$(HF_TOKEN)", "{{ 7*7 }}",
-    float("nan"), float("inf"), float("-inf"), 1e308, -1e308, 5e-324, 0.5, -0.0,
-    0, 1, 2, 999, 1000, -1, -(10**6), 10**6, 2**31, 2**53, 2**63, -(2**63), 10**30, 10**400,
-    [], {}, [[]], [None], {"": ""}, ["x"] * 300, [[1, 2, 3]],
-)  # fmt: skip
-#: Of each type, what a field may take and what no honest writer writes.
-INTEGERS = (0, 1, 2, 3, 99, 100, 999, 1000, -1, 10**6, 2**31, 2**53, 2**63, -(2**63), 10**30, 10**400)
-FLOATS = (
-    "NaN",
-    "Infinity",
-    "-Infinity",
-    float("nan"),
-    float("inf"),
-    1e308,
-    -1e308,
-    -1.0,
-    0.0,
-    5e-324,
-    1e-9,
-    1e9,
-    10**30,
-)
-TEXTS = (
-    "", " ", "f1", "Train", "x" * 256, "x" * 1024, "x" * 5000, "\0", "\n", "\u202e", "🙂" * 300, "gs://elsewhere/secret/0/items",
-    "file:///etc/passwd", "hf://acme/model@main", "../../x", "$(HF_TOKEN)", "$$", "{{ 7*7 }}", "-1", "1e999",
-)  # fmt: skip
-TIMES = (
-    "0001-01-01T00:00:00+12:00", "1970-01-01T00:00:00Z", "2026-11-21T11:59:59Z", "2026-11-21T12:00:00Z",
-    "2026-11-22T12:00:00Z", "2300-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00",
-)  # fmt: skip
-#: Fields that decide what a record is of, or how an attempt has ended.
-TELLING: dict[str, tuple[Any, ...]] = {
-    "version": (1, 2, 99, 0, "1", 1.5, 10**400),
-    "speaks": ("1.0", "1.1", "9.9", "0.0", "9999.9999", ""),
-    "stage": (*Stage, "Deploy"),
-    "attempt": (1, 2, 999, -1),
-    "restart": (0, 1, 9999, -1),
-    "outcome": ("Succeeded", "Stopped", "Failed", "Paused"),
-    "exit_code": (0, 1, 64, 69, 75, 76, 137, -9, 2**63),
-    "code": (0, 1, 64, 66, 69, 70, 75, 76, 77, 78, 137, -9, 2**63),
-    "reason": (
-        "Suspended", "Replaced", "Evicted", "NoCapacity", "BudgetExhausted", "DeadlineExceeded", "Preempted", "Hung",
-        "RecordIgnored", "ResultMalformed", "RunFolderUnreadable", "InputMissing", "GateNotMet", "Broken",
-    ),
-    "started": TIMES,
-    "finished": TIMES,
-    "updated": TIMES,
-    "created": TIMES,
-    "at": TIMES,
-    "written": TIMES,
-    "details": (None, {}, {"kind": "Deploy"}),
-    "failure": (None, {}, {"code": 65, "reason": "Broken", "message": "it broke"}),
-    "fingerprint": ("f1", "f2", "../../x", "", "x" * 200),
-    "generation": (0, 1, 2, 10**9, 10**400),
-    "from_stage": (*Stage, "Deploy"),
-    "first": ({}, {"Train": 1}, {"Train": 999}, {"Export": 10**9}, {"Train": -5, "Preflight": 3}, {"Deploy": 1}),
-    "uid": ("0b5e3a52-8d0e-4c39-a7d6-1f1f0c1d2e3f", "another", ""),
-}  # fmt: skip
 _NOTES: dict[str, Any] = {
     "retry": {"generation": 1, "from_stage": "Train", "first": dict.fromkeys(Stage, 2)},
     "taken-over": {"uid": "another", "job": "other-bot", "first": dict.fromkeys(Stage, 2)},
 }
 _FOREIGN = (
-    ".DS_Store", "notes.txt", "eval-999/config.json", "train-1/result.json/x", "Train-1/result.json", "train-01/result.json",
-    "train-1.0/result.json", "train-1/../../x", "train-1/", "/result.json", "retry-0.json", "retry-x.json", "retry-1.json.tmp",
-    "taken-over-.json", "taken-over-a/b.json", "日本/result.json", "\u202e/result.json", "prep-1/request.json",
+    ".DS_Store", "notes.txt", "eval-999/config.json", "train-1/result.json/x", "Train-1/result.json",
+    "train-01/result.json", "train-1.0/result.json", "train-1/../../x", "train-1/", "/result.json", "retry-0.json",
+    "retry-x.json", "retry-1.json.tmp", "taken-over-.json", "taken-over-a/b.json", "日本/result.json",
+    "\u202e/result.json", "prep-1/request.json",
 )  # fmt: skip
 
 
@@ -153,7 +94,8 @@ class Put:
     """A file whose content begins as a valid record."""
 
     file: str
-    """Below the run folder; ``cache:`` the manifest of that fingerprint; a number: of the files that are there."""
+    """Below the run folder; ``cache:`` the manifest of that fingerprint; a number: of the files that are there;
+    ``failure:`` the failure record beside the one of that number."""
     base: str
     """``own``: what is there; the name of a sample or note; a number: what another file holds."""
     mutations: tuple[Mutation, ...] = ()
@@ -210,13 +152,102 @@ class Fill:
                 note = json.dumps(_NOTES["taken-over"]).encode()
                 return {run.taken_over(f"{number:08}"): note for number in range(150)}
             case _:
-                return {uri: content + b" " * (RECORD_LIMIT - len(content)) for uri, content in files.items()}
+                padded = sorted(files)[:32]
+                return {uri: files[uri] + b" " * (RECORD_LIMIT - len(files[uri])) for uri in padded}
 
 
-SPELLINGS = (
-    "truncated", "empty", "binary", "byte order mark", "utf-16", "padded", "too large", "twice", "deep", "lines",
-    "long number", "lone surrogate", "array", "null",
-)  # fmt: skip
+def _uri(file: str, files: Mapping[str, bytes], run: RunFolder, cache: CacheLayout) -> str:
+    if file.isdecimal():
+        there = sorted(files)
+        return there[int(file) % len(there)] if there else run.progress
+    kind, _, name = file.partition(":")
+    if kind == "failure":
+        made = sorted(uri for uri in files if uri.endswith("/request.json"))
+        return (
+            f"{made[int(name) % len(made)].rpartition('/')[0]}/failure.json"
+            if made
+            else run.failure("prep", 1)
+        )
+    return cache.convert_manifest(name) if kind == "cache" else f"{run.uri}/{file}"
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        yield value
+        yield from chain.from_iterable(map(_containers, value.values() if isinstance(value, dict) else value))
+
+
+def _places(value: Any, before: Path = ()) -> Iterator[Path]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*before, key)
+        yield from _places(each, (*before, key))
+
+
+def _at(value: Any, place: Path) -> Any:
+    for part in place:
+        value = value[part]
+    return value
+
+
+def _like(value: Any, which: int) -> Any:
+    """Another value of the same type."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            pool: tuple[Any, ...] = INTEGERS
+        case float():
+            pool = FLOATS
+        case str() if _TIME.fullmatch(value):
+            pool = TIMES
+        case str():
+            pool = TEXTS
+        case _:
+            return _grown(value) if which % 2 else type(value)() if value else value
+    return pool[which // 7 % len(pool)]
+
+
+def _grown(value: Any) -> Any:
+    match value:
+        case list() | dict() if len(json.dumps(value)) > 10_000:
+            return value
+        case str():
+            return (value or "x") * (2000 // max(1, len(value)) + 1)
+        case list():
+            return (value or [0]) * 300
+        case dict():
+            return {**value, **{f"k{number}": next(iter(value.values()), "v") for number in range(300)}}
+        case bool() | None:
+            return value
+    return value * 10**9 if isinstance(value, int | float) else value
+
+
+def _spelled(document: Any, spelling: str, limit: int) -> bytes:
+    text = json.dumps(document).replace(f'"{_NESTED}"', "[" * 2000 + "]" * 2000)
+    return _SPELLED[spelling](text, limit)
+
+
+_SPELLED: dict[str, Callable[[str, int], bytes]] = {
+    "plain": lambda text, _: text.encode(),
+    "truncated": lambda text, _: text.encode()[: len(text) * 2 // 3],
+    "empty": lambda *_: b"",
+    "binary": lambda *_: bytes(range(256)) * 16,
+    "byte order mark": lambda text, _: b"\xef\xbb\xbf" + text.encode(),
+    "utf-16": lambda text, _: text.encode("utf-16"),
+    "padded": lambda text, limit: text.encode().ljust(limit),
+    "too large": lambda text, limit: text.encode().ljust(limit + 1),
+    "twice": lambda text, _: f"{text[:-1]}, {text[1:]}".encode() if len(text) > 2 else text.encode() * 2,
+    "deep": lambda *_: b'{"x":' * 100_000,
+    "lines": lambda text, _: f"{text}\n{text}".encode(),
+    "long number": lambda *_: b'{"attempt": ' + b"1" * 10_000 + b"}",
+    "lone surrogate": lambda text, _: text.replace("Train", "\\ud800").encode(),
+    "array": lambda text, _: f"[{text}]".encode(),
+    "null": lambda *_: b"null",
+}
+#: How a document may be written but as it should be.
+SPELLINGS = tuple(each for each in _SPELLED if each != "plain")
+
 
 numbers = st.integers(0, 9999)
 attempt_files = st.builds(
@@ -276,6 +307,13 @@ changes: st.SearchStrategy[Change] = st.one_of(
         _spelling,
     ),
     st.builds(Put, attempt_files, results | st.just("failure-full") | there, _a_few, _spelling),
+    st.builds(
+        Put,
+        numbers.map("failure:{}".format),
+        st.just("failure-full") | st.just("own"),
+        _a_few,
+        st.just("plain"),
+    ),
     st.builds(Put, notes, st.sampled_from(sorted(_NOTES)), _a_few, _spelling),
     st.builds(Put, any_file, any_base, _a_few, _spelling),
     st.builds(Take, there | others),
@@ -283,100 +321,3 @@ changes: st.SearchStrategy[Change] = st.one_of(
 )
 #: A few more of them at once than one person makes by mistake.
 contents = st.lists(changes, min_size=1, max_size=4).map(tuple)
-
-
-def _uri(file: str, files: Mapping[str, bytes], run: RunFolder, cache: CacheLayout) -> str:
-    if file.isdecimal():
-        there = sorted(files)
-        return there[int(file) % len(there)] if there else run.progress
-    kind, _, fingerprint = file.partition(":")
-    return cache.convert_manifest(fingerprint) if kind == "cache" else f"{run.uri}/{file}"
-
-
-def _containers(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict | list):
-        yield value
-        yield from chain.from_iterable(map(_containers, value.values() if isinstance(value, dict) else value))
-
-
-def _places(value: Any, before: Path = ()) -> Iterator[Path]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in items:
-        yield (*before, key)
-        yield from _places(each, (*before, key))
-
-
-def _at(value: Any, place: Path) -> Any:
-    for part in place:
-        value = value[part]
-    return value
-
-
-def _like(value: Any, which: int) -> Any:
-    """Another value of the same type."""
-    match value:
-        case bool():
-            return not value
-        case int():
-            pool: tuple[Any, ...] = INTEGERS
-        case float():
-            pool = FLOATS
-        case str() if _TIME.fullmatch(value):
-            pool = TIMES
-        case str():
-            pool = TEXTS
-        case _:
-            return _grown(value) if which % 2 else type(value)() if value else value
-    return pool[which // 7 % len(pool)]
-
-
-def _grown(value: Any) -> Any:
-    match value:
-        case list() | dict() if len(json.dumps(value)) > 10_000:
-            return value
-        case str():
-            return (value or "x") * (2000 // max(1, len(value)) + 1)
-        case list():
-            return (value or [0]) * 300
-        case dict():
-            return {**value, **{f"k{number}": next(iter(value.values()), "v") for number in range(300)}}
-        case bool() | None:
-            return value
-    return value * 10**9 if isinstance(value, int | float) else value
-
-
-def _spelled(document: Any, spelling: str, limit: int) -> bytes:
-    text = json.dumps(document).replace(f'"{_NESTED}"', "[" * 2000 + "]" * 2000)
-    content = text.encode()
-    match spelling:
-        case "truncated":
-            return content[: len(content) * 2 // 3]
-        case "empty":
-            return b""
-        case "binary":
-            return bytes(range(256)) * 16
-        case "byte order mark":
-            return b"\xef\xbb\xbf" + content
-        case "utf-16":
-            return text.encode("utf-16")
-        case "padded":
-            return content + b" " * max(0, limit - len(content))
-        case "too large":
-            return content + b" " * max(1, limit + 1 - len(content))
-        case "twice":
-            return (
-                f"{text[:-1]}, {text[1:]}".encode() if text.startswith("{") and len(text) > 2 else content * 2
-            )
-        case "deep":
-            return b'{"x":' * 100_000
-        case "lines":
-            return content + b"\n" + content
-        case "long number":
-            return b'{"attempt": ' + b"1" * 10_000 + b"}"
-        case "lone surrogate":
-            return text.replace("Train", "\\ud800").encode()
-        case "array":
-            return b"[" + content + b"]"
-        case "null":
-            return b"null"
-    return content

@@ -160,7 +160,7 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         attempts=tuple(attempts),
         fresh=tuple(attempt for attempt in attempts if since_retry(retry, attempt)),
         judged=tuple(judged),
-        used=usage(plan, attempts, observed.now, observed.job.get("status") or {}),
+        used=usage(plan, attempts, observed.now, observed.job),
         counters=counters,
         findings=findings,
     )

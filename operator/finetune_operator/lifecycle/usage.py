@@ -8,6 +8,7 @@ falls where pods or records go, and nothing that runs afterwards is lost in it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from typing import Any
 
 from finetune_contract import Failure, Outcome, Stage, StageResult
@@ -21,6 +22,8 @@ from finetune_operator.rendering import TPU_STAGES, flavor_of
 
 type Object = Mapping[str, Any]
 type Interval = tuple[datetime, datetime]
+type Part = tuple[float, "Rate"]
+"""Seconds at a rate."""
 type JobSetKey = tuple[Stage, int]
 """Stage and number of a JobSet."""
 
@@ -50,18 +53,22 @@ class Rate:
     """False: nothing tells any more, and it is taken to be that of the slice that the job has now."""
 
 
-def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, previous: Object) -> Usage:
+def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, job: Object) -> Usage:
     """Over all attempts until the second that ``now`` is in began, which is what :func:`active_time` writes; never less
-    than ``previous``, the status as it is, says."""
+    than the status of the job says, and of any time no more than has passed."""
     now = now.replace(microsecond=0)
-    every = tuple(attempts)
+    every, previous = tuple(attempts), job.get("status") or {}
     noted = _noted_rates(every)
     rated = [(attempt, rate_of(attempt, plan, noted)) for attempt in every]
     as_of = previous.get("activeTime", {}).get("asOf")
     # What was told while their rate was known is better than what it may have been.
-    seen = _sum(plan, [(ran(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of])
+    lengths = [(ran(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
+    seen = _sum(plan, _within(lengths, _begun(job), now))
     since = _sum(
-        plan, [(ran_since(attempt, parse(as_of), now), rate) for attempt, rate in rated] if as_of else []
+        plan,
+        _within([(ran_since(attempt, parse(as_of), now), rate) for attempt, rate in rated], parse(as_of), now)
+        if as_of
+        else [],
     )
     told = previous.get("cost", {})
     costs = [each for each in (seen.cost, _told(told, "amount")) if each is not None]
@@ -70,6 +77,22 @@ def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, previous: Obje
         chip_hours=max(seen.chip_hours, (_told(told, "chipHours") or 0.0) + since.chip_hours),
         cost=max(seen.cost or 0.0, (_told(told, "amount") or 0.0) + (since.cost or 0.0)) if costs else None,
     )
+
+
+def _begun(job: Object) -> datetime | None:
+    """When the job can have begun to run, as far as is known."""
+    told = job["metadata"].get("creationTimestamp") or (job.get("status") or {}).get("startTime")
+    return parse(told) if told else None
+
+
+def _within(parts: Iterable[Part], begin: datetime | None, now: datetime) -> list[Part]:
+    """The same, with no more in all than the time since then. Attempts follow each other; a record may say anything."""
+    left = max(0.0, (now - begin).total_seconds()) if begin else inf
+    found: list[Part] = []
+    for length, rate in parts:
+        found.append((min(length, left), rate))
+        left -= found[-1][0]
+    return found
 
 
 def active_time(used: Usage, now: datetime) -> Object:
@@ -92,7 +115,7 @@ def ran_before(attempt: Attempt) -> float:
         length = max(0.0, (result.finished - result.started).total_seconds())
         same = note is not None and note.at is not None and note.at >= result.started
         told = max(told, (note.seconds_before or 0.0) + length) if same and note else told + length
-    return max(base, told)
+    return min(max(base, told), MOST_SECONDS)
 
 
 def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:

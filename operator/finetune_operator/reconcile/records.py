@@ -2,6 +2,7 @@
 
 from pydantic import BaseModel, ValidationError
 
+from finetune_contract import Failure, Outcome, StageResult, TrainOutcome
 from finetune_contract.versions import CONTRACT_VERSION, major_of
 
 
@@ -27,3 +28,22 @@ def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise MalformedError(f"{uri} is no {model.__name__}: {where[:128]}: {first['msg'][:256]}") from error
+
+
+def result_in_brief(record: StageResult) -> StageResult:
+    """What still counts of an attempt that another has followed: of a success everything, else how and how far."""
+    if record.outcome is Outcome.SUCCEEDED:
+        return record
+    details = record.details
+    reached = (
+        TrainOutcome(step=details.step, total_steps=details.total_steps, start_step=details.start_step)
+        if isinstance(details, TrainOutcome)
+        else None
+    )
+    failure = record.failure and failure_in_brief(record.failure)
+    return record.model_copy(update={"details": reached, "failure": failure})
+
+
+def failure_in_brief(record: Failure) -> Failure:
+    """Without the last lines of a log."""
+    return record.model_copy(update={"evidence": ""}) if record.evidence else record

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import batched
 from typing import Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from finetune_contract import (
     CacheLayout,
@@ -26,7 +26,6 @@ from finetune_contract import (
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import (
     PROGRESS_LIMIT,
-    RECORD_LIMIT,
     StorageDenied,
     StorageError,
     Store,
@@ -46,13 +45,19 @@ from finetune_operator.lifecycle.observed import (
 )
 from finetune_operator.planning.snapshot import read_snapshot
 from finetune_operator.reconcile.denials import Denials
+from finetune_operator.reconcile.files_of_look import FilesOfLook, UnreadableError, always, never, whole
 from finetune_operator.reconcile.listing import (
     attempt_of,
     files_by_attempt,
     retry_generations,
     taken_over_by,
 )
-from finetune_operator.reconcile.records import MalformedError, NewerError, parsed
+from finetune_operator.reconcile.records import (
+    MalformedError,
+    NewerError,
+    failure_in_brief,
+    result_in_brief,
+)
 from finetune_operator.reconcile.remembered import RememberedFiles
 
 __all__ = ["Folders", "RunFolderReader", "attempt_of"]
@@ -72,8 +77,6 @@ class Folders:
         return cls(run=read.run_folder, cache=read.cache)
 
 
-#: Bytes of all records that one look reads: those of a thousand attempts.
-_LOOK_LIMIT = 16 * 2**20
 #: Requests of one look at a time.
 _AT_ONCE = 16
 #: Notes of jobs that went on in the folder.
@@ -84,22 +87,6 @@ _NOTE_FIX = "Delete it; where it is a note on a retry, raise spec.retry.generati
 
 type Own = Callable[[Collection[AttemptKey], tuple[Takeover, ...]], Collection[AttemptKey]]
 """Of the attempts that are listed, those of the job."""
-
-
-class _UnreadableError(Exception):
-    """Nothing can be said of the run folder."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-def _always(_record: object) -> bool:
-    return True
-
-
-def _never(_record: object) -> bool:
-    return False
 
 
 def _all(listed: Collection[AttemptKey], _takeovers: tuple[Takeover, ...]) -> Collection[AttemptKey]:
@@ -116,7 +103,7 @@ class RunFolderReader:
         remembered_bytes: of files that are remembered, for all live jobs together.
     """
 
-    def __init__(self, store: Store, *, remembered_bytes: int = 64 * 2**20) -> None:
+    def __init__(self, store: Store, *, remembered_bytes: int = 16 * 2**20) -> None:
         self._store = store
         self._remembered = RememberedFiles(remembered_bytes)
         self._denials = Denials()
@@ -141,7 +128,7 @@ class RunFolderReader:
         look = _Look(self._store, self._remembered, job)
         try:
             view = await look.view(folders, own, retry)
-        except (StorageError, MalformedError, NewerError, _UnreadableError) as error:
+        except (StorageError, MalformedError, NewerError, UnreadableError) as error:
             return RunFolderView(unreadable=self._why(error, job, folders.run, listed=look.listed))
         self._denials.answered(job, folders.run.uri)
         return view
@@ -158,7 +145,7 @@ class RunFolderReader:
                 reason, message = Reason.RECORD_MALFORMED, f"{message} {_NOTE_FIX}"
             case NewerError():
                 reason = Reason.CONTRACT_NEWER
-            case _UnreadableError():
+            case UnreadableError():
                 reason = error.reason
             case _:
                 reason = Reason.STORE_UNAVAILABLE
@@ -192,9 +179,7 @@ class _Look:
 
     def __init__(self, store: Store, remembered: RememberedFiles, job: Hashable) -> None:
         self._store = store
-        self._remembered = remembered
-        self._job = job
-        self._left = _LOOK_LIMIT
+        self._files = FilesOfLook(store, remembered, job)
         self._warnings: list[str] = []
         self.listed = False
         """Whether the store has shown the folder's names."""
@@ -204,20 +189,25 @@ class _Look:
         names = await self._store.list(run.attempts)
         self.listed = True
         takeovers = await self._takeovers(run, names)
+        acted_on = [each for each in retry_generations(names) if retry is None or each <= retry]
         files = files_by_attempt(names, takeovers)
         mine = own(files.keys(), takeovers)
-        attempts = await self._attempts(run, {key: files[key] for key in sorted(mine)})
+        strangers = frozenset(files.keys() - set(mine))
+        files = {key: files[key] for key in sorted(mine)}
+        # Thousands of names of files that are not the job's need no memory while the others are read.
+        del names
+        attempts = await self._attempts(run, files)
         progress, unknown = await self._progress(run, attempts, last=not takeovers)
         manifest, fault = await self._convert_manifest(folders.cache, attempts)
         return RunFolderView(
             attempts=attempts,
             takeovers=takeovers,
-            retry=await self._retry(run, names, retry),
+            retry=await self._retry(run, max(acted_on)) if acted_on else None,
             progress=progress,
             progress_unknown=unknown,
             convert_manifest=manifest,
             convert_manifest_fault=fault,
-            strangers=frozenset(files.keys() - set(mine)),
+            strangers=strangers,
             warnings=tuple(self._warnings),
         )
 
@@ -225,7 +215,7 @@ class _Look:
         uids = taken_over_by(names)
         if len(uids) > _MOST_TAKEOVERS:
             text = f"{run.attempts} holds {len(uids)} notes taken-over-*.json, and {_MOST_TAKEOVERS} are read"
-            raise _UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
+            raise UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
         # One that cannot be read may say that the folder is another job's by now.
         notes = [await self._takeover(run.taken_over(uid), uid) for uid in uids]
         return in_order(note for note in notes if note is not None)
@@ -236,7 +226,7 @@ class _Look:
         def named(note: Takeover) -> bool:
             return note.uid[: len(uid)] == uid
 
-        note = await self._read(uri, Takeover, final=named)
+        note = await self._files.read(uri, Takeover, final=named)
         if note is not None and not named(note):
             raise MalformedError(f"{uri} is no Takeover: uid: not the one in its name")
         return note
@@ -274,7 +264,9 @@ class _Look:
         def final(record: StageResult) -> bool:
             return not last or record.outcome is not Outcome.STOPPED
 
-        return await self._read(uri, StageResult, final=final, settled_if_bad=not last)
+        return await self._files.read(
+            uri, StageResult, final=final, settled_if_bad=not last, kept=whole if last else result_in_brief
+        )
 
     async def _failure(self, uri: str, *, last: bool) -> Failure | None:
         """A trainer's may still be replaced by the operator's own judgement. That of an attempt that ends is written
@@ -285,23 +277,18 @@ class _Look:
             return not last and settled(record)
 
         try:
-            return await self._read(uri, Failure, final=final)
+            return await self._files.read(uri, Failure, final=final, kept=whole if last else failure_in_brief)
         except (MalformedError, TooLarge) as error:
             self._warnings.append(str(error))
             return None
 
-    async def _retry(self, run: RunFolder, names: Sequence[str], wanted: int | None) -> Retry | None:
-        acted_on = [each for each in retry_generations(names) if wanted is None or each <= wanted]
-        if not acted_on:
-            return None
-        newest = max(acted_on)
-
+    async def _retry(self, run: RunFolder, generation: int) -> Retry | None:
         def named(note: Retry) -> bool:
-            return note.generation == newest
+            return note.generation == generation
 
-        note = await self._read(run.retry(newest), Retry, final=named)
+        note = await self._files.read(run.retry(generation), Retry, final=named)
         if note is not None and not named(note):
-            raise MalformedError(f"{run.retry(newest)} is no Retry: generation: not the one in its name")
+            raise MalformedError(f"{run.retry(generation)} is no Retry: generation: not the one in its name")
         return note
 
     async def _progress(
@@ -315,8 +302,8 @@ class _Look:
         # The trainer writes its last progress before its result: after a success, the file stands still.
         done = last and result is not None and result.outcome is Outcome.SUCCEEDED
         try:
-            found = await self._read(
-                run.progress, Progress, limit=PROGRESS_LIMIT, final=_always if done else _never
+            found = await self._files.read(
+                run.progress, Progress, limit=PROGRESS_LIMIT, final=always if done else never
             )
         except (MalformedError, TooLarge) as error:
             return None, Unreadable(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
@@ -334,57 +321,10 @@ class _Look:
             return None, ""
         try:
             # Not remembered: people may empty the cache, and a hit must not outlive its files.
-            return await self._read(cache.convert_manifest(fingerprint), ConvertManifest), ""
+            return await self._files.read(cache.convert_manifest(fingerprint), ConvertManifest), ""
         except (MalformedError, NewerError, TooLarge) as error:
             self._warnings.append(f"{error}; the model counts as not converted")
             return None, f"its manifest in the cache cannot be read: {error}"
-
-    async def _read[T: BaseModel](
-        self,
-        uri: str,
-        model: type[T],
-        *,
-        limit: int = RECORD_LIMIT,
-        final: Callable[[T], bool] = _never,
-        settled_if_bad: bool = False,
-    ) -> T | None:
-        """None where it is not there (yet).
-
-        Raises MalformedError, NewerError and StorageError.
-
-        Args:
-            uri: the file.
-            model: what it should hold.
-            limit: bytes.
-            final: whether a file that says this cannot change any more.
-            settled_if_bad: whether one that is no such record cannot either.
-        """
-        known = None if final is _never else self._remembered.get(self._job, uri)
-        try:
-            content = known if known is not None else await self._fetch(uri, limit)
-            if content is None:
-                return None
-            record = parsed(uri, content, model)
-        except (MalformedError, TooLarge):
-            if settled_if_bad and known is None:
-                # Without what it holds, which is of no use to anyone.
-                self._remembered.keep(self._job, uri, b"")
-            raise
-        if known is None and final(record):
-            self._remembered.keep(self._job, uri, content)
-        return record
-
-    async def _fetch(self, uri: str, limit: int) -> bytes | None:
-        try:
-            content = await self._store.read(uri, limit=limit)
-        except TooLarge:
-            self._left -= limit
-            raise
-        self._left -= len(content or b"")
-        if self._left < 0:
-            text = f"{uri}: the records of this run folder have more than {_LOOK_LIMIT:,} bytes together"
-            raise _UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
-        return content
 
 
 def fingerprint_of(attempts: Mapping[AttemptKey, AttemptFiles]) -> str | None:

@@ -42,6 +42,15 @@ def test_a_map_beyond_all_measure_is_refused() -> None:
         StageResult.model_validate(document)
 
 
+@pytest.mark.parametrize(
+    "name", ["seconds", "seconds_before", "queued", "provisioning", "chips", "checkpoint"]
+)
+@pytest.mark.parametrize("value", [-1, 10**400, "NaN", 1e300, float("inf")])
+def test_a_failure_with_a_number_beyond_all_measure_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        Failure.model_validate({"code": 69, "reason": "Broken", "message": "it broke", name: value})
+
+
 def test_the_longest_progress_fits_its_limit() -> None:
     longest = progress(3).model_copy(
         update={

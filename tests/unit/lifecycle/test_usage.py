@@ -334,3 +334,21 @@ def test_jobsets_of_an_older_release_cost_what_the_present_flavor_costs() -> Non
         jobset["metadata"]["annotations"].pop("tpu-finetune.dev/flavor", None)
     work(world, second, HOUR)
     assert amount(world) == pytest.approx(CHIPS * 2.7, rel=1e-2)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["", "the JobSet is gone"])
+def test_records_that_say_more_than_has_passed_count_as_far_as_time_has(gone: bool) -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    work(world, name, HOUR)
+    world.fail(name, 69)
+    judged = world.attempts[world.key_of(name)]
+    assert judged.failure is not None
+    forged = judged.failure.model_copy(update={"seconds": 1e8, "seconds_before": 9e7, "chips": CHIPS})
+    world.attempts[world.key_of(name)] = AttemptFiles(result=judged.result, failure=forged)
+    if gone:
+        world.lose(name)
+    world.reconcile()
+    passed = HOUR + 60
+    assert HOUR <= world.status["activeTime"]["seconds"] <= passed
+    assert CHIPS <= hours(world) <= CHIPS * passed / HOUR

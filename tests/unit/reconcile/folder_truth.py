@@ -86,7 +86,8 @@ class Watch:
         keys = {name: world.key_of(name) for name in running}
         files = world.files() if world.config_map else {}
         decision = world.reconcile()
-        self._is_stored(decision)
+        if world.status != before or decision.jobset:
+            self._is_stored(decision)
         self._counts(before)
         assert len(world.live()) <= 1, world.live()
         for deletion in decision.deletions:

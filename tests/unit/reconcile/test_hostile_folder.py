@@ -7,7 +7,16 @@ from functools import partial
 
 import pytest
 
-from finetune_contract import CacheLayout, Failure, Outcome, RunFolder, Stage
+from finetune_contract import (
+    CacheLayout,
+    CheckpointRecord,
+    Failure,
+    Outcome,
+    PreflightOutcome,
+    RunFolder,
+    Stage,
+    TrainOutcome,
+)
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import (
     PROGRESS_LIMIT,
@@ -235,6 +244,41 @@ async def test_records_of_many_attempts_are_read_up_to_a_limit(
     assert view.unreadable.reason is Reason.RUN_FOLDER_TOO_LARGE
     reads = [call for call in store.calls if call.startswith("read")]
     assert len(reads) <= 32, "the look ends where the limit is reached"
+
+
+async def test_what_is_remembered_takes_its_room_in_every_look(
+    store: FakeStore, reader: RunFolderReader
+) -> None:
+    found = result(Stage.PREFLIGHT)
+    assert isinstance(found.details, PreflightOutcome)
+    long = found.details.model_copy(update={"warnings": ["w" * 200_000]})
+    for number in range(1, 20):
+        put(store, RUN.result("prep", number), found.model_copy(update={"details": long}))
+    for _ in range(4):
+        view = await reader.view(FOLDERS)
+        assert view.unreadable is not None
+        assert view.unreadable.reason is Reason.RUN_FOLDER_TOO_LARGE
+
+
+async def test_a_thousand_attempts_that_did_not_succeed_are_held_in_brief(
+    store: FakeStore, reader: RunFolderReader
+) -> None:
+    saved = CheckpointRecord(step=1, uri=f"gs://a/{'x' * 100}", metrics={"loss": 1.5})
+    reached = TrainOutcome(step=7, total_steps=9, checkpoints=[saved] * 10)
+    ended = {"outcome": Outcome.STOPPED, "exit_code": 75, "details": reached}
+    stopped = result(Stage.TRAIN).model_copy(update=ended)
+    judged = Failure(code=75, reason="Preempted", message="a pod was taken away", evidence="e" * 4096)
+    for restart in range(1000):
+        put(store, RUN.result("train", 1, restart), stopped)
+        put(store, RUN.failure("train", 1, restart), judged)
+    for _ in range(2):
+        view = await reader.view(FOLDERS)
+        assert view.unreadable is None
+        first = view.attempts[AttemptKey(Stage.TRAIN, 1, 0)]
+        assert first.result is not None
+        assert first.result.details == TrainOutcome(step=7, total_steps=9)
+        assert first.failure == judged.model_copy(update={"evidence": ""})
+        assert view.attempts[AttemptKey(Stage.TRAIN, 1, 999)].failure == judged
 
 
 async def test_many_notes_of_takeovers_are_not_read(store: FakeStore, reader: RunFolderReader) -> None:
