@@ -72,7 +72,12 @@ def test_a_length_that_the_job_asks_for_is_never_lowered_without_a_word(context:
     with pytest.raises(StageError) as caught:
         preflight.run(asked(context, 25))
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "SequenceTooLong")
-    for told in ("spec.datasets.maxSeqLength", "saw 25 tokens", "at most 24", "Set it to 24"):
+    for told in (
+        "spec.datasets.maxSeqLength",
+        "saw 25 tokens",
+        "at most 24, the max_position_embeddings of",
+        "Set it to 24",
+    ):
         assert told in str(caught.value)
     assert preflight.run(asked(context, 24)).max_seq_length == 24
 

@@ -348,7 +348,9 @@ def test_any_size_is_carried_over(
 def test_a_mistral_with_a_sliding_window_is_tuned_within_it() -> None:
     assert plan_of(family="mistral").context_length == 2048
     assert plan_of(family="mistral", config={"sliding_window": 64}).context_length == 64
+    assert plan_of(family="mistral", config={"sliding_window": 64}).context_field == "sliding_window"
     assert plan_of(family="mistral", config={"sliding_window": 8192}).context_length == 2048
+    assert plan_of(family="mistral", config={"sliding_window": 8192}).context_field == "max_position_embeddings"
 
 
 def test_of_a_mixture_of_experts_lora_adapts_attention() -> None:

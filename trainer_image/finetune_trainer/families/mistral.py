@@ -28,4 +28,6 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     """Sequences no longer than the sliding window never meet it: that is the length to tune at."""
     made = llama.plan(config, architecture, DEFAULTS)
     window = config.optional_number("sliding_window", _WINDOW)
-    return made if window is None else replace(made, context_length=min(made.context_length, int(window)))
+    if window is None or window >= made.context_length:
+        return made
+    return replace(made, context_length=int(window), context_field="sliding_window")

@@ -107,6 +107,8 @@ class ModelPlan:
     vocab_size: int
     context_length: int
     tied_embeddings: bool
+    context_field: str = "max_position_embeddings"
+    """The key of config.json that sets ``context_length``."""
     folded_query_scalar: float | None = None
     """Conversion divides the query weights by its square root; None where MaxText scales queries when it runs."""
     embedding_scale: float = 1.0

@@ -81,7 +81,7 @@ class Context:
                 raise StageError(
                     ExitCode.BAD_REQUEST, "SequenceTooLong", "the sequences are longer than the model's own limit",
                     where="spec.datasets.maxSeqLength", saw=f"{data.max_seq_length} tokens",
-                    expected=f"at most {plan.context_length}, as {model.source}/config.json says",
+                    expected=f"at most {plan.context_length}, the {plan.context_field} of {model.source}/config.json",
                     fix=f"Set it to {plan.context_length} or less, or use a model with a longer context.",
                 )  # fmt: skip
             _LOG.warning(
