@@ -20,8 +20,22 @@ Published = Annotated[str, Field(pattern=r"^(gs|file|hf)://", max_length=1024)]
 """The same, or a commit on the Hugging Face Hub: ``hf://acme/model@commit``."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
-Step = Annotated[int, Field(ge=0, le=2**53)]
-"""Of a checkpoint."""
+#: Above it a float no longer tells integers apart.
+MOST_COUNT = 2**53
+#: 31,700 years: more than lies between any two timestamps.
+MOST_SECONDS = 1e12
+MOST_CHIPS = 1_000_000
+MOST_PRICE = 1e12
+
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+"""How many, how large, or which one: steps, rows, tokens, bytes, attempts."""
+Code = Annotated[int, Field(ge=-MOST_COUNT, le=MOST_COUNT)]
+"""An exit code."""
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
+"""A duration."""
+Chips = Annotated[int, Field(ge=0, le=MOST_CHIPS)]
+Price = Annotated[float, Field(ge=0, le=MOST_PRICE, allow_inf_nan=False)]
+"""In the currency of the profile."""
 
 #: Fields that say what a record is: written even where they hold their default.
 _MARKS = ("version", "kind")
@@ -30,8 +44,9 @@ _MARKS = ("version", "kind")
 class Record(BaseModel):
     """An immutable record. Unknown keys are ignored when it is read (:mod:`.versions` says why that loses nothing).
 
-    A number that is none (a loss that diverged) is written as the string "NaN" or "Infinity": JSON has no other way,
-    and a null could not be read back where a number must stand.
+    A measurement that is not a number (a loss that diverged) is written as the string "NaN" or "Infinity": JSON has no
+    other way, and a null could not be read back where a number must stand. Counts, durations and prices are always
+    finite and bounded: sums of them decide when a job has to stop.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, ser_json_inf_nan="strings")

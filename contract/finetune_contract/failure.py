@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from finetune_contract.base import Record, Step, Timestamp, Version
+from finetune_contract.base import Chips, Code, Count, Price, Record, Seconds, Timestamp, Version
 from finetune_contract.exit_codes import ExitCode
 
 #: Reason of a process that ended because another process of its stage was gone without a word; somebody else may know
@@ -26,20 +26,15 @@ class FailureClass(StrEnum):
     PLATFORM = "Platform"
 
 
-#: Seconds: more than between any two times.
-MOST_SECONDS = 10**12
-Span = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
-
-
 class Failure(Record):
-    """One failure, told once by whoever saw it.
+    """One failure, recorded once by whoever saw it.
 
     ``message`` is a whole sentence for people and already holds where, saw and expected; the single fields
     are for programs.
     """
 
     version: Version = 1
-    code: ExitCode | int
+    code: ExitCode | Code
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
     """CamelCase, stable, for programs: ``DatasetSchemaMismatch``."""
     message: Annotated[str, Field(max_length=1024)]
@@ -50,22 +45,22 @@ class Failure(Record):
     fix: Annotated[str, Field(max_length=512)] = ""
     evidence: Annotated[str, Field(max_length=4096)] = ""
     """The last lines of the traceback or log, redacted."""
-    host: int = 0
+    host: Count = 0
     """Which process of the stage failed; not always the one that wrote this."""
     # --- of an attempt that left no result, where the operator could still see it
-    checkpoint: Step | None = None
+    checkpoint: Count | None = None
     """The step of training's newest checkpoint."""
-    seconds: Span | None = None
+    seconds: Seconds | None = None
     """How long its processes ran, over all runs of the attempt."""
-    seconds_before: Span | None = None
+    seconds_before: Seconds | None = None
     """Of these, in the runs before the one that this record is about: a queue may end a run and begin another."""
-    chips: Annotated[int, Field(ge=0, le=10**6)] | None = None
+    chips: Chips | None = None
     """TPU chips that it held; 0 on CPU."""
-    chip_hour_price: Annotated[float, Field(ge=0, le=10**12, allow_inf_nan=False)] | None = None
+    chip_hour_price: Price | None = None
     """What each of them cost an hour then."""
-    queued: Span | None = None
+    queued: Seconds | None = None
     """Seconds that it waited for quota."""
-    provisioning: Span | None = None
+    provisioning: Seconds | None = None
     """Seconds from then until all its processes ran: nodes, images."""
     at: Timestamp | None = None
     """When a run of the attempt was ended that another run of it may follow."""

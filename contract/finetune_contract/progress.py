@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from finetune_contract.base import Record, Step, Timestamp, Version
+from finetune_contract.base import Count, Record, Seconds, Timestamp, Version
 
 
 class Metrics(Record):
@@ -16,7 +16,7 @@ class Metrics(Record):
     """Of SFT."""
     gradient_norm: float | None = None
     learning_rate: float | None = None
-    tokens: int | None = None
+    tokens: Count | None = None
     """Tokens of the step that count towards the loss."""
     reward_accuracy: float | None = None
     """Share of the step's pairs whose chosen answer has the higher reward; of DPO and ORPO, as the next."""
@@ -27,10 +27,10 @@ class Metrics(Record):
 class EvaluationPoint(Record):
     """Loss on the validation sets during training, every token counting the same."""
 
-    step: int
+    step: Count
     loss: float
     perplexity: float | None = None
-    tokens: int
+    tokens: Count
     by_set: Annotated[dict[str, float], Field(max_length=64)] = {}
     """The loss of each, where there are several."""
     reward_accuracy: float | None = None
@@ -40,7 +40,7 @@ class EvaluationPoint(Record):
 class DiscardedCheckpoint(Record):
     """A checkpoint that was no longer what had been saved, so training went on from the one before."""
 
-    step: int
+    step: Count
     why: str
     """Which file, and what is wrong with it."""
 
@@ -49,30 +49,30 @@ class Progress(Record):
     """How far training is (``train/progress.json``), written by process 0."""
 
     version: Version = 1
-    attempt: int
-    restart: int = 0
-    step: int
+    attempt: Count
+    restart: Count = 0
+    step: Count
     """Optimizer steps done."""
-    total_steps: int
-    start_step: int = 0
+    total_steps: Count
+    start_step: Count = 0
     """The step this attempt began at (0, or the checkpoint's)."""
     metrics: Metrics = Metrics()
     evaluation: EvaluationPoint | None = None
     """The last evaluation during training."""
-    step_time_p50: float | None = None
-    step_time_p95: float | None = None
+    step_time_p50: Seconds | None = None
+    step_time_p95: Seconds | None = None
     """Seconds over the recent steps, without compilation."""
     tokens_per_second: float | None = None
     mfu: float | None = None
     """Model FLOPs utilization: the share of the devices' published rate that the model's own arithmetic takes."""
-    curve: Annotated[list[tuple[int, float]], Field(max_length=48)] = []
+    curve: Annotated[list[tuple[Count, float]], Field(max_length=48)] = []
     """(step, loss), thinned to at most 48 points over the whole run."""
-    checkpoints: Annotated[list[Step], Field(max_length=10)] = []
+    checkpoints: Annotated[list[Count], Field(max_length=10)] = []
     discarded: Annotated[list[DiscardedCheckpoint], Field(max_length=10)] = []
     """Over all attempts, the newest ones."""
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Count | None = None
     """The most that any device of process 0 has held, where devices tell."""
-    seconds: Annotated[dict[str, float], Field(max_length=64)] = {}
+    seconds: Annotated[dict[str, Seconds], Field(max_length=64)] = {}
     """Where the time went, over all attempts so far: startup, data, restore, compile, productive, evaluate, recomputed
     (steps that a later attempt had to do again)."""
     updated: Timestamp
@@ -83,12 +83,12 @@ class HostProgress(Record):
     named: the first process, which writes :class:`Progress`, then only waits for it."""
 
     version: Version = 1
-    attempt: int
-    restart: int = 0
-    host: int
+    attempt: Count
+    restart: Count = 0
+    host: Count
     """Which process of the stage."""
-    step: int = 0
+    step: Count = 0
     """The step that it has begun, from 1; 0: it gets ready for its first."""
-    evaluated: int = 0
+    evaluated: Count = 0
     """Batches that it has evaluated since."""
     updated: Timestamp

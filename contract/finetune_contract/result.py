@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
-from finetune_contract.base import Published, Record, Sha256, Timestamp, Uri, Version
+from finetune_contract.base import Code, Count, Published, Record, Seconds, Sha256, Timestamp, Uri, Version
 from finetune_contract.engine import Tuning
 from finetune_contract.failure import Failure
 from finetune_contract.request import MeshSpec, Stage
@@ -44,7 +44,7 @@ class ModelIdentity(Record):
     """Commit of the tokenizer's own repository, or a digest over the tokenizer's files in a folder; None where it lies
     in the model's repository."""
     architecture: str
-    parameters: int
+    parameters: Count
     maxtext_model: str
     layout: str
     """How the converted checkpoint is laid out: ``scanned/float32`` …"""
@@ -59,20 +59,20 @@ class DatasetReport(Record):
     """'' where no row was read."""
     checked: Literal["Full", "Sample", "Off"] = "Full"
     """What the numbers are of: all rows, the first ones, or none."""
-    rows: int
+    rows: Count
     """Rows that take part, after dropping."""
-    tokens: int
-    trained_tokens: int
+    tokens: Count
+    trained_tokens: Count
     """Tokens that count towards the loss."""
-    truncated_rows: int = 0
-    dropped_rows: int = 0
-    drop_reasons: Annotated[dict[str, int], Few] = {}
-    duplicate_rows: int = 0
+    truncated_rows: Count = 0
+    dropped_rows: Count = 0
+    drop_reasons: Annotated[dict[str, Count], Few] = {}
+    duplicate_rows: Count = 0
     """Rows that are equal to an earlier one."""
     weight: float | None = None
-    sequences: int | None = None
+    sequences: Count | None = None
     """What the rows make up: as many, or fewer with packing. None where they were not all read."""
-    epoch_sequences: int | None = None
+    epoch_sequences: Count | None = None
     """Of them in one epoch of a mixture with weights: more are repeated, fewer come in later epochs."""
 
 
@@ -84,7 +84,7 @@ class BenchmarkReport(Record):
     uri: str
     """Of its rows: the folder, or the hub's dataset."""
     revision: str
-    rows: int
+    rows: Count
     """Examples that are asked."""
 
 
@@ -99,8 +99,8 @@ class DataManifest(Record):
     format: str
     digest: str
     """sha256 over all tokens and masks."""
-    size_bytes: int
-    seconds: float
+    size_bytes: Count
+    seconds: Seconds
     """What the preparation took: what a hit saves."""
     created: Timestamp
     files_digest: Sha256 | None = None
@@ -115,8 +115,8 @@ class DataCacheUse(Record):
     fingerprint: str
     uri: Uri | None = None
     """Where it lies; None where it was not kept."""
-    size_bytes: int = 0
-    saved_seconds: float = 0.0
+    size_bytes: Count = 0
+    saved_seconds: Seconds = 0.0
     miss_because: Annotated[list[str], Few] = []
     """What differed from the last preparation of the same source."""
 
@@ -128,7 +128,7 @@ class ConversionCacheUse(Record):
     uri: Uri | None = None
     """The converted model's ``items``; of a hit, as the next two."""
     files_digest: Sha256 | None = None
-    size_bytes: int = 0
+    size_bytes: Count = 0
     miss_because: list[str] = []
     """What differs from the last conversion of the same model, or what is wrong with the entry in the cache."""
 
@@ -141,16 +141,16 @@ class MemoryOutcome(Record):
     """What it was found out for: ``2 x v6e-16``."""
     unknown: str = ""
     """Why nothing was found out, as a sentence; then there are no numbers."""
-    peak_bytes: int | None = None
-    limit_bytes: int | None = None
-    arguments_bytes: int | None = None
+    peak_bytes: Count | None = None
+    limit_bytes: Count | None = None
+    arguments_bytes: Count | None = None
     """Parameters, those that DPO began with, optimizer's state and batch."""
-    temporaries_bytes: int | None = None
+    temporaries_bytes: Count | None = None
     flops: float | None = None
     hbm_bytes: float | None = None
     """What the operations read and write, counted as if nothing stayed on the chip between them."""
     network_bytes: float | None = None
-    step_seconds: tuple[float, float] | None = None
+    step_seconds: tuple[Seconds, Seconds] | None = None
     """Roofline: no step is faster; nothing overlaps."""
     mesh: MeshSpec | None = None
     """What was compiled: the request's, or the better one that was found."""
@@ -164,14 +164,14 @@ class MemoryOutcome(Record):
 class SmokeOutcome(Record):
     """The job's own chain in small, which went through to its export."""
 
-    steps: int
-    examples: int
+    steps: Count
+    examples: Count
     """That were trained on."""
-    max_seq_length: int
+    max_seq_length: Count
     first_loss: float | None = None
     """Of a miniature with random weights, as the next: that they are numbers is what they tell."""
     last_loss: float | None = None
-    seconds: float
+    seconds: Seconds
 
 
 class PreflightOutcome(Record):
@@ -183,9 +183,9 @@ class PreflightOutcome(Record):
     """Of evaluation.datasets, in their order."""
     benchmarks: Annotated[list[BenchmarkReport], Few] = []
     """Of evaluation.benchmarks, in their order."""
-    steps: int
+    steps: Count
     """Optimizer steps of the whole training."""
-    max_seq_length: int | None = None
+    max_seq_length: Count | None = None
     """What sequences are cut to: datasets.maxSeqLength, or the model's own limit where that is lower."""
     fingerprint: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
     """Of the converted model; the name of its folder in the cache."""
@@ -211,8 +211,8 @@ class ConvertManifest(Record):
     fingerprint: str
     inputs: Annotated[dict[str, str], Many]
     items: Uri
-    size_bytes: int
-    seconds: float
+    size_bytes: Count
+    seconds: Seconds
     """What the conversion took, proof included: what a hit saves."""
     export_proven: bool
     proof: str = ""
@@ -230,29 +230,29 @@ class ConvertOutcome(Record):
 
 
 class CheckpointRecord(Record):
-    step: int
+    step: Count
     uri: Uri
     metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
 
 
 class TrainOutcome(Record):
     kind: Literal["Train"] = "Train"
-    step: int
+    step: Count
     """Last step done, saved in a checkpoint."""
-    total_steps: int
-    start_step: int = 0
+    total_steps: Count
+    start_step: Count = 0
     first_loss: float | None = None
     last_loss: float | None = None
     evaluation_loss: float | None = None
     """Of the final evaluation on the validation set."""
-    best_step: int | None = None
+    best_step: Count | None = None
     """The best of ``checkpoints`` by the policy's metric; None where nothing tells which is better."""
     checkpoints: Annotated[list[CheckpointRecord], Field(max_length=MOST_CHECKPOINTS)] = []
     """Those that were kept, oldest first; of more, the newest and the best."""
-    tokens: int = 0
+    tokens: Count = 0
     trace: Uri | None = None
     """The folder of the profile, where one was recorded in this or an earlier attempt."""
-    seconds: Annotated[dict[str, float], Few] = {}
+    seconds: Annotated[dict[str, Seconds], Few] = {}
     """startup, restore, compile, productive, checkpoint …"""
 
 
@@ -280,9 +280,9 @@ class EvaluationResult(Record):
     """Nats per token for SFT; per pair for DPO and ORPO."""
     perplexity: float | None = None
     """Of SFT."""
-    tokens: int
+    tokens: Count
     """Whose probability counts."""
-    rows: int
+    rows: Count
     by_set: Annotated[dict[str, float], Few] = {}
     """The loss of each validation set, where there are several."""
     reward_accuracy: float | None = None
@@ -294,7 +294,7 @@ class DatasetScores(Record):
     """One of evaluation.datasets or evaluation.benchmarks, measured; metrics by their short names (``exact_match``)."""
 
     name: str
-    rows: int
+    rows: Count
     baseline: Annotated[dict[str, float], Few] = {}
     tuned: Annotated[dict[str, float], Few]
 
@@ -314,7 +314,7 @@ class EvaluateOutcome(Record):
     dataset: str | None = None
     dataset_hash: str | None = None
     """sha256 over the rows of all that was measured on."""
-    step: int | None = None
+    step: Count | None = None
     """The measured checkpoint's."""
     baseline: EvaluationResult | None = None
     tuned: EvaluationResult | None = None
@@ -346,14 +346,14 @@ class Artifact(Record):
     uri: Published
     digest: str
     """sha256 of the manifest that lists every file's sha256."""
-    size_bytes: int
+    size_bytes: Count
 
 
 class ExportOutcome(Record):
     kind: Literal["Export"] = "Export"
     artifacts: Annotated[list[Artifact], Few]
     manifest: Uri
-    step: int | None = None
+    step: Count | None = None
     """The checkpoint that they were made of."""
 
 
@@ -368,10 +368,10 @@ class StageResult(Record):
     speaks: VersionText = str(FIRST_VERSION)
     """The version of the contract that the trainer image speaks."""
     stage: Stage
-    attempt: int
-    restart: int = 0
+    attempt: Count
+    restart: Count = 0
     outcome: Outcome
-    exit_code: int
+    exit_code: Code
     started: Timestamp
     finished: Timestamp
     details: Annotated[

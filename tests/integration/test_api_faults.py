@@ -48,8 +48,8 @@ class Strikes:
 
     @contextmanager
     def on(self, *, writes: Mapping[str, Fault], reads: Mapping[str, Fault] = {}) -> Iterator[Struck]:
-        """During the block: part of a path or body -> what becomes of each new write there, and of every third read. Yields
-        what was struck, by method and resource."""
+        """During the block: part of a path or body -> what becomes of each new write there, and of every third read.
+        Yields what was struck, by method and resource."""
         self._struck, self._known, self._read = Counter(), set(), Counter()
         self._writes, self._reads = writes, reads
         yield self._struck

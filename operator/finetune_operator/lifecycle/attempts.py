@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 
 from finetune_contract import Outcome, Stage
 from finetune_operator.lifecycle import children
@@ -13,6 +14,8 @@ from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import attempt_of
 
 ORDER = {stage: index for index, stage in enumerate(Stage)}
+#: Of one job, over all stages. Each is judged in every decision.
+MOST_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +57,9 @@ class Attempt:
 def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
     """Every attempt, by stage, number and restart."""
     jobsets = {(key.stage, key.number): jobset for jobset in observed.jobsets if (key := _key(jobset))}
-    pods: dict[AttemptKey, list[children.Object]] = {}
-    for pod in observed.pods:
-        if key := _key(pod):
-            pods.setdefault(key, []).append(pod)
+    pods = _pods(observed)
     workloads = _workloads(observed)
-    keys = _keys(observed, pods)
+    keys, _ = _keys(observed, pods)
     last = {(key.stage, key.number): key.restart for key in keys}
     before: Counter[Stage] = Counter()
     found: list[Attempt] = []
@@ -83,22 +83,55 @@ def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
     return tuple(found)
 
 
-def _keys(observed: Observed, pods: Mapping[AttemptKey, Sequence[children.Object]]) -> list[AttemptKey]:
-    """Which attempts there are, in order. A JobSet has had all restarts up to the newest that it or a pod of it tells
-    of; a pod alone, without JobSet or record, is an attempt only as long as it runs."""
+def too_many(observed: Observed) -> bool:
+    """Whether the oldest are left out because there are more than MOST_ATTEMPTS."""
+    _, cut = _keys(observed, _pods(observed))
+    return cut
+
+
+def _pods(observed: Observed) -> dict[AttemptKey, list[children.Object]]:
+    pods: dict[AttemptKey, list[children.Object]] = {}
+    for pod in observed.pods:
+        if key := _key(pod):
+            pods.setdefault(key, []).append(pod)
+    return pods
+
+
+def _keys(
+    observed: Observed, pods: Mapping[AttemptKey, Sequence[children.Object]]
+) -> tuple[list[AttemptKey], bool]:
+    """Which attempts there are, in order, and whether there are more. A JobSet has had all restarts up to the newest
+    that it or a pod of it tells of; a pod alone, without JobSet or record, is an attempt only as long as it runs.
+
+    Of too many, those count that run or have a JobSet now, then those with records, then the newest.
+    """
     of_jobsets = [key for jobset in observed.jobsets if (key := _key(jobset))]
     made = {(key.stage, key.number) for key in of_jobsets}
-    newest = (*of_jobsets, *(key for key in pods if (key.stage, key.number) in made))
-    standing = (key for key, own in pods.items() if any(children.pod_live(pod) for pod in own))
-    return sorted(
-        {*(key for last in newest for key in _until(last)), *standing, *observed.folder.attempts},
-        key=lambda key: (ORDER[key.stage], key.number, key.restart),
+    standing = [key for key, own in pods.items() if any(children.pod_live(pod) for pod in own)]
+    newest = sorted(
+        (*of_jobsets, *(key for key in pods if (key.stage, key.number) in made)), key=_place, reverse=True
     )
+    by_rank = chain(
+        sorted(standing, key=_place, reverse=True),
+        newest,
+        sorted(observed.folder.attempts, key=_place, reverse=True),
+        (key for last in newest for key in _until(last)),
+    )
+    found: set[AttemptKey] = set()
+    for key in by_rank:
+        if key not in found and len(found) == MOST_ATTEMPTS:
+            return sorted(found, key=_place), True
+        found.add(key)
+    return sorted(found, key=_place), False
 
 
 def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
-    """A JobSet's restarts so far, those of which nobody has written anything included."""
-    return (replace(newest, restart=restart) for restart in range(newest.restart + 1))
+    """A JobSet's restarts so far, the newest first, those of which nobody has written anything included."""
+    return (replace(newest, restart=restart) for restart in range(newest.restart, -1, -1))
+
+
+def _place(key: AttemptKey) -> tuple[int, int, int]:
+    return ORDER[key.stage], key.number, key.restart
 
 
 def next_number(

@@ -1,10 +1,14 @@
 """What JobSets and pods say, read off their plain objects."""
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
+from finetune_contract.base import MOST_CHIPS
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.rendering.pathways import WORKER
@@ -18,6 +22,15 @@ _SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
 _GROUP_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _SLICE_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
 _TERMINAL = ("Completed", "Failed")
+_SUFFIXES = {
+    "": Decimal(1),
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("n", "u", "m"), start=-3)},
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
+    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
+}
+_QUANTITY = re.compile(
+    r"\+?([0-9]{1,32}(?:\.[0-9]{0,32})?|\.[0-9]{1,32})([numkMGTPE]?|[KMGTPE]i|[eE][+-]?[0-9]{1,3})"
+)
 _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 
 
@@ -61,28 +74,54 @@ def jobset_end_time(jobset: Object) -> datetime | None:
 
 def pods_expected(jobset: Object) -> int:
     """How many pods it makes."""
-    return sum(
-        int(each.get("replicas", 1)) * int(each["template"]["spec"].get("parallelism", 1))
-        for each in jobset["spec"]["replicatedJobs"]
-    )
+    return min(sum(_replicas(each) * _parallelism(each) for each in _replicated(jobset)), MOST_CHIPS)
 
 
-def chips(jobset: Object) -> int:
-    """How many TPU chips its pods hold."""
-    return sum(
-        int(each.get("replicas", 1))
-        * int(each["template"]["spec"].get("parallelism", 1))
-        * int(container.get("resources", {}).get("limits", {}).get("google.com/tpu", 0))
-        for each in jobset["spec"]["replicatedJobs"]
-        for container in each["template"]["spec"]["template"]["spec"]["containers"]
-    )
+def chips(jobset: Object) -> int | None:
+    """How many TPU chips its pods hold; None where a limit is no quantity."""
+    limits = [
+        (_replicas(each) * _parallelism(each), _quantity(limit))
+        for each in _replicated(jobset)
+        for container in _pod_spec(each).get("containers", ())
+        if (limit := container.get("resources", {}).get("limits", {}).get("google.com/tpu")) is not None
+    ]
+    if any(limit is None for _, limit in limits):
+        return None
+    return min(sum(pods * (limit or 0) for pods, limit in limits), MOST_CHIPS)
 
 
 def hosts_per_slice(jobset: Object) -> int:
     """How many pods, each on a node of its own, make one slice."""
-    return max(
-        int(each["template"]["spec"].get("parallelism", 1)) for each in jobset["spec"]["replicatedJobs"]
-    )
+    return max(map(_parallelism, _replicated(jobset)), default=1)
+
+
+def _replicated(jobset: Object) -> Iterable[Object]:
+    found: Iterable[Object] = jobset["spec"].get("replicatedJobs", ())
+    return found
+
+
+def _replicas(replicated: Object) -> int:
+    return int(replicated.get("replicas", 1))
+
+
+def _parallelism(replicated: Object) -> int:
+    return int(replicated.get("template", {}).get("spec", {}).get("parallelism", 1))
+
+
+def _pod_spec(replicated: Object) -> Object:
+    found: Object = replicated.get("template", {}).get("spec", {}).get("template", {}).get("spec", {})
+    return found
+
+
+def _quantity(value: object) -> int | None:
+    """A Kubernetes quantity as a whole number, rounded up; None where it is none."""
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None:
+        return None
+    number, suffix = match.groups()
+    exponent = suffix[1:] if suffix[:1] in ("e", "E") and suffix != "E" else None
+    amount = Decimal(number).scaleb(int(exponent)) if exponent else Decimal(number) * _SUFFIXES[suffix]
+    return math.ceil(min(amount, Decimal(MOST_CHIPS)))
 
 
 def suspended(jobset: Object) -> bool:

@@ -10,7 +10,7 @@ from finetune_operator.lifecycle.blind import stopped_by_user
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
 from finetune_operator.lifecycle.limits_without_plan import stops_without_plan
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import Observed, RunFolderView, Unreadable
 from finetune_operator.lifecycle.pending import standing, with_pending
 from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
@@ -46,7 +46,26 @@ _PROFILE_LOOK = 15.0
 
 
 def decide(observed: Observed) -> Decision:
-    """One decision from one look. It raises nothing but what is a fault of the operator itself."""
+    """One decision from one look. It raises nothing but what is a fault of the operator itself.
+
+    A fault over what the run folder holds must not keep a job from being stopped: the decision is then the one of a run
+    folder that cannot be read, and names the fault.
+    """
+    try:
+        return _decide_whole(observed)
+    except Exception as error:
+        if observed.folder == RunFolderView(unreadable=observed.folder.unreadable):
+            raise
+        message = (
+            f"What the run folder holds cannot be judged ({type(error).__name__}): one of its records is damaged, or "
+            "the operator has a fault. The operator's log has the details."
+        )
+        why = Unreadable(reason=Reason.RECORD_MALFORMED, message=message)
+        decision = _decide_whole(replace(observed, folder=RunFolderView(unreadable=why)))
+        return replace(decision, fault=error)
+
+
+def _decide_whole(observed: Observed) -> Decision:
     observed, unwritten = believed(observed)
     decision = _decide(observed)
     if observed.snapshot is None or observed.folder.unreadable or children.deleting(observed.job):

@@ -82,5 +82,8 @@ class Decision:
     notices: tuple[Notice, ...] = ()
     look_again_after: float | None = None
     """Seconds; None: only when something changes."""
+    fault: Exception | None = None
+    """Raised over what the run folder holds; the decision was taken without it. To be reported as a fault of the
+    operator once the decision is applied."""
     closer: CloserLook | None = None
     """What to look at before this is applied: the decision is then taken again. It stands if nothing is seen."""

@@ -21,7 +21,7 @@ from finetune_contract import Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, Takeover
 from finetune_operator.lifecycle.pending import pending_records
-from finetune_operator.rendering import attempt_of
+from finetune_operator.rendering import MAX_RESTART, attempt_of
 
 type Object = Mapping[str, Any]
 type Number = tuple[Stage, int]
@@ -50,6 +50,7 @@ def own_attempts(
         pods: its pods.
     """
     jobsets, pods = tuple(jobsets), tuple(pods)
+    listed = [key for key in listed if key.restart <= MAX_RESTART]
     restarts: dict[Number, int] = {}
     for key in _keys((*jobsets, *pods)):
         restarts[key.stage, key.number] = max(key.restart, restarts.get((key.stage, key.number), 0))
@@ -60,11 +61,12 @@ def own_attempts(
         numbers = _below(listed, named) if full else frozenset()
     else:
         named, numbers = {}, _in_a_row(listed, restarts, _live(jobsets, pods), takeovers)
+    unnamed = numbers - (restarts | named).keys()
     return frozenset(
         key
         for key in listed
         if key.restart <= restarts.get((key.stage, key.number), named.get((key.stage, key.number), -1))
-        or ((key.stage, key.number) in numbers and (key.stage, key.number) not in (restarts | named))
+        or (key.stage, key.number) in unnamed
     )
 
 

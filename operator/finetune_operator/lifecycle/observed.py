@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, Stage, StageResult
+from finetune_contract.base import Count
 from finetune_operator.api import Reason
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
@@ -67,7 +68,7 @@ class Retry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    generation: int
+    generation: Count
     from_stage: Stage
     first: FirstNumbers
     """By stage: the number of the first JobSet after it. What was before no longer counts against any budget, and

@@ -13,6 +13,7 @@ from dataclasses import replace
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle import children
+from finetune_operator.lifecycle.attempts import MOST_ATTEMPTS, too_many
 from finetune_operator.lifecycle.classify import RECORD_IGNORED, RESULT_MALFORMED
 from finetune_operator.lifecycle.evidence import with_own_attempts
 from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, RunFolderView, Unreadable
@@ -31,7 +32,15 @@ def believed(observed: Observed) -> tuple[Observed, tuple[Record, ...]]:
         for key, files in judged.folder.attempts.items()
         if files.failure and files.failure.reason == RESULT_MALFORMED and files != before[key]
     }
-    return found, tuple({**damaged, **dict(pending)}.items())
+    return _warned(found), tuple({**damaged, **dict(pending)}.items())
+
+
+def _warned(observed: Observed) -> Observed:
+    folder = observed.folder
+    if folder.unreadable or not too_many(observed):
+        return observed
+    warning = f"there are more than {MOST_ATTEMPTS} attempts, and the oldest of them do not count"
+    return replace(observed, folder=replace(folder, warnings=(*folder.warnings, warning)))
 
 
 def _without_foreign_retry(observed: Observed) -> Observed:

@@ -28,7 +28,7 @@ from finetune_operator.lifecycle.usage import Usage, counted, usage
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
-from finetune_operator.rendering import TPU_STAGES
+from finetune_operator.rendering import MAX_RESTART, TPU_STAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,10 +252,11 @@ def _view(
             result=done.files.result,
         )
     live = next((attempt for attempt in attempts if attempt.live), None)
-    if live is not None and live.key.restart == 0:
+    restarted_out = _restarted_too_often(attempts, judged)
+    if live is not None and live.key.restart == 0 and restarted_out is None:
         return StageView(stage=stage, phase=StagePhase.RUNNING, attempts=attempts, judged=judged)
     # JobSet restarts after a disruption without asking whether there is anything left to spend on it.
-    failure, used_up = _final(stage, plan, judged, counters, folder)
+    failure, used_up = restarted_out or _final(stage, plan, judged, counters, folder)
     if failure is not None:
         return StageView(
             stage=stage,
@@ -267,6 +268,22 @@ def _view(
         )
     phase = StagePhase.RUNNING if live else StagePhase.PENDING
     return StageView(stage=stage, phase=phase, attempts=attempts, judged=judged)
+
+
+def _restarted_too_often(
+    attempts: tuple[Attempt, ...], judged: tuple[budgets.Judged, ...]
+) -> tuple[Failure, budgets.Exhausted] | None:
+    counted = (*(attempt for attempt in attempts if attempt.live), *(attempt for attempt, _ in judged[-1:]))
+    if all(attempt.key.restart < MAX_RESTART for attempt in counted):
+        return None
+    return (
+        Failure(
+            code=ExitCode.BAD_REQUEST,
+            reason="TooManyAttempts",
+            message=f"JobSet has restarted the stage {MAX_RESTART} times or more.",
+        ),
+        budgets.Exhausted(field="the number of restarts of a JobSet", used=MAX_RESTART, allowed=MAX_RESTART),
+    )
 
 
 def _final(

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from finetune_contract import Failure, Outcome, Stage, StageResult
-from finetune_contract.failure import MOST_SECONDS
+from finetune_contract.base import MOST_PRICE, MOST_SECONDS
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.times import parse, stamp
@@ -129,19 +129,20 @@ def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:
     same = note is not None and note.at is not None and note.at >= result.started
     return {
         "at": result.finished,
-        "seconds": total,
+        "seconds": min(total, MOST_SECONDS),
         "seconds_before": (note.seconds_before if same and note else noted) or None,
     }
 
 
 def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
     """What the record of its end holds of this: nothing else tells when JobSet and pods are gone."""
-    found: dict[str, Any] = {"seconds": ran(attempt, now) or None}
+    found: dict[str, Any] = {"seconds": min(ran(attempt, now), MOST_SECONDS) or None}
     if before := ran_before(attempt):
-        found["seconds_before"] = before
+        found["seconds_before"] = min(before, MOST_SECONDS)
     if attempt.key.stage in TPU_STAGES:
         rate = rate_of(attempt, plan)
-        found |= {"chips": rate.chips, "chip_hour_price": rate.price}
+        price = None if rate.price is None else min(rate.price, MOST_PRICE)
+        found |= {"chips": rate.chips, "chip_hour_price": price}
     return found
 
 
@@ -153,11 +154,13 @@ def rate_of(attempt: Attempt, plan: Plan, noted: Mapping[JobSetKey, Rate] | None
     if attempt.key.stage not in TPU_STAGES:
         return Rate(chips=0, price=None)
     if attempt.jobset is not None:
+        held = children.chips(attempt.jobset)
         return Rate(
-            chips=children.chips(attempt.jobset), price=terms_of(attempt.jobset, plan).chip_hour_price
+            chips=plan.chips if held is None else held,
+            price=terms_of(attempt.jobset, plan).chip_hour_price,
         )
     key = attempt.key.stage, attempt.key.number
-    known = (_noted_rates([attempt]) | dict(noted or {})).get(key)
+    known = (noted or {}).get(key) or _noted_rates([attempt]).get(key)
     return known or Rate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
 
 

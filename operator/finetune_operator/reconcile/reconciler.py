@@ -91,6 +91,8 @@ class Reconciler:
             if decision.closer is not None:
                 observed = await self._observer.look_closer(observed, decision.closer)
                 decision = self._decide(observed)
+            if decision.fault is not None:
+                log.error("a fault of the operator over what the run folder holds", exc_info=decision.fault)
             await self._applier.apply(observed, decision)
         except Conflict as error:
             # The world moved between look and write: no news for a user, unless it happens again and again.
@@ -106,6 +108,9 @@ class Reconciler:
                 log.exception("a fault of the operator")
             await self._report(key, observed, error, retry_in)
             raise ReconcileError.of(error) from error
+        if decision.fault is not None:
+            # The status that was just written names it.
+            raise ReconcileError.of(decision.fault) from decision.fault
         return decision.look_again_after
 
     async def _report(

@@ -4,6 +4,7 @@ from finetune_operator.rendering.jobset import TPU_STAGES, first_group, render_j
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
     JOB_LABEL,
+    MAX_RESTART,
     PLAN_ANNOTATION,
     RESTART_LABEL,
     STAGE_LABEL,
@@ -22,6 +23,7 @@ __all__ = [
     "ATTEMPT_LABEL",
     "JOB_LABEL",
     "KNOWN_LATER_ANNOTATION",
+    "MAX_RESTART",
     "PLAN_ANNOTATION",
     "RESTART_LABEL",
     "STAGE_LABEL",

@@ -98,7 +98,10 @@ def attempt_of(child: Object) -> tuple[Stage, int, int] | None:
     """Stage, number of the JobSet and restart inside it, of a JobSet (as it stands now) or of a pod; None for an object
     that carries no such labels, or numbers beyond those that the operator and JobSet would give."""
     labels = child["metadata"].get("labels", {})
-    restart = labels.get(RESTART_LABEL) or str(child.get("status", {}).get("restarts", 0))
+    # Whoever makes a JobSet writes its labels. Its restarts are what its controller has counted.
+    pod = "containers" in child.get("spec", {})
+    counted = min(child.get("status", {}).get("restarts", 0), MAX_RESTART)
+    restart = labels.get(RESTART_LABEL, "0") if pod else str(counted)
     number = labels.get(ATTEMPT_LABEL, "")
     if not _NUMBER.fullmatch(number) or not _RESTART.fullmatch(restart):
         return None

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from finetune_contract import CheckpointRecord, Failure, Stage, StageResult, TrainOutcome
+from finetune_contract import CheckpointRecord, Failure, Metrics, Progress, Stage, StageResult, TrainOutcome
 from finetune_contract.result import MOST_CHECKPOINTS, SHOWN_CHARACTERS, Sample
 from finetune_operator.artifacts.port import PROGRESS_LIMIT, RECORD_LIMIT
 from tests.unit.reconcile.fakes import NOW
@@ -60,3 +60,40 @@ def test_the_longest_progress_fits_its_limit() -> None:
         }
     )
     assert len(longest.to_json().encode()) < PROGRESS_LIMIT / 2
+
+
+@pytest.mark.parametrize("field", ["seconds", "seconds_before", "queued", "provisioning", "chip_hour_price"])
+@pytest.mark.parametrize("value", ["NaN", '"NaN"', "Infinity", "-Infinity", "1e999", "1e308", "-1"])
+def test_a_duration_or_price_that_is_not_finite_or_out_of_bounds_is_refused(field: str, value: str) -> None:
+    with pytest.raises(ValidationError):
+        Failure.model_validate_json(f'{{"code": 69, "reason": "Lost", "message": "x", "{field}": {value}}}')
+
+
+@pytest.mark.parametrize("value", ["-1", "9" * 20, "9" * 1100])
+def test_a_count_out_of_bounds_is_refused(value: str) -> None:
+    for field in ("chips", "host", "checkpoint"):
+        with pytest.raises(ValidationError):
+            Failure.model_validate_json(
+                f'{{"code": 69, "reason": "Lost", "message": "x", "{field}": {value}}}'
+            )
+    document = progress(3).to_json()[:-1]
+    for field in ("step", "total_steps", "checkpoints", "peak_memory_bytes"):
+        told = f"[{value}]" if field == "checkpoints" else value
+        with pytest.raises(ValidationError):
+            Progress.model_validate_json(f'{document},"{field}":{told}}}')
+
+
+def test_a_loss_that_diverged_is_still_a_record() -> None:
+    written = progress(3).model_copy(update={"metrics": Metrics(loss=float("nan"))}).to_json()
+    assert str(Progress.model_validate_json(written).metrics.loss) == "nan"
+
+
+def test_a_large_training_is_within_bounds() -> None:
+    Failure(
+        code=75,
+        reason="Evicted",
+        message="x",
+        seconds=400 * 86400.0,
+        chips=50_000,
+        chip_hour_price=4_000_000.0,
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_contract import Failure, Outcome, Stage
 from finetune_operator.api import FineTuneJobStatus, Reason
-from finetune_operator.lifecycle import AttemptFiles, AttemptKey, Retry, Unreadable
+from finetune_operator.lifecycle import AttemptFiles, AttemptKey, Retry, Unreadable, decide
 from finetune_operator.lifecycle.pending import pending_records
 from tests.unit.lifecycle.world import ConflictError, Crash, World, job, profile
 
@@ -39,6 +39,44 @@ def reasons(world: World) -> list[str]:
     return [
         each["reason"] for each in world.status["attempts"].get("history", ()) if each["stage"] == "Train"
     ]
+
+
+def broken(world: World) -> None:
+    """A record that no reader lets through, over which judging the folder raises."""
+    failure = Failure(code=69, reason="Lost", message="x").model_copy(update={"seconds": float("inf")})
+    world.attempts[AttemptKey(Stage.TRAIN, 1)] = AttemptFiles(failure=failure)
+
+
+def test_a_fault_over_the_folder_keeps_no_job_from_being_suspended() -> None:
+    world, name = training()
+    broken(world)
+    world.wait(HOUR)
+    world.edit(suspend=True)
+    decision = decide(world.observe())
+    assert [each.name for each in decision.deletions] == [name]
+    assert isinstance(decision.fault, OverflowError)
+    told = next(each for each in decision.status["conditions"] if each["type"] == "RunFolderReadable")
+    assert (told["status"], told["reason"]) == ("False", "RecordMalformed")
+    assert "OverflowError" in told["message"]
+
+
+@pytest.mark.parametrize("limit", ["deadline", "budget"])
+def test_a_fault_over_the_folder_keeps_no_limit_from_acting(limit: str) -> None:
+    spec = {"activeDeadlineSeconds": HOUR} if limit == "deadline" else {"budget": {"maxChipHours": "4"}}
+    world, name = training(World(job=job(**spec)))
+    broken(world)
+    assert decide(world.observe()).deletions == ()
+    world.wait(2 * HOUR)
+    assert [each.name for each in decide(world.observe()).deletions] == [name]
+
+
+def test_a_fault_without_anything_of_the_folder_is_raised() -> None:
+    world, _ = training()
+    world.unreadable = AWAY
+    world.job["spec"]["hyperparameters"] = None
+    world.job["status"]["activeTime"] = {"asOf": "no time"}
+    with pytest.raises(ValueError, match="no time"):
+        decide(world.observe())
 
 
 @WAYS

@@ -1,15 +1,18 @@
 """What takes too long is ended and told; what a person asks for again is done again, once."""
 
 import contextlib
+import copy
 from typing import Any
 
 import pytest
 
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import AttemptKey, Retry
+from finetune_operator.lifecycle import AttemptKey, Retry, children, decide
+from finetune_operator.lifecycle.attempts import MOST_ATTEMPTS, attempts_of
+from finetune_operator.lifecycle.evidence import own_attempts
 from finetune_operator.lifecycle.observed import Unreadable
-from finetune_operator.rendering import attempt_of
+from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests.unit.lifecycle.world import Crash, World, job, profile
 
 NOT_CHARGED = {"preemption": 0, "infrastructure": 0, "user": 0}
@@ -480,3 +483,86 @@ def test_a_run_after_an_eviction_is_not_called_hung_because_the_one_before_it_en
     assert world.status["phase"] == "Running"
     wait_step_by_step(world, 200)
     assert world.live() == [name]
+
+
+def test_a_restart_label_on_a_jobset_makes_no_attempts() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    before = len(attempts_of(world.observe()))
+    world.jobsets[name]["metadata"]["labels"][RESTART_LABEL] = "999"
+    assert len(attempts_of(world.observe())) == before
+
+
+def test_restarts_beyond_all_measure_are_bounded_and_end_the_stage() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    for number in range(2, 30):
+        made = copy.deepcopy(world.jobsets[name])
+        made["metadata"] |= {"name": f"support-bot-train-{number}", "uid": f"u{number}"}
+        made["metadata"]["labels"]["tpu-finetune.dev/attempt"] = str(number)
+        made["status"] = {"restarts": 2**31 - 1}
+        world.jobsets[made["metadata"]["name"]] = made
+    found = attempts_of(world.observe())
+    assert len(found) == MOST_ATTEMPTS
+    assert {each.key.number for each in found if each.live} == set(range(1, 30))
+    status = decide(world.observe()).status
+    readable = next(each for each in status["conditions"] if each["type"] == "RunFolderReadable")
+    assert "more than 1000 attempts" in readable["message"]
+
+
+def test_a_jobset_that_has_restarted_too_often_ends_its_stage() -> None:
+    world = World()
+    name = world.until(Stage.TRAIN)
+    world.jobsets[name]["status"] = {"restarts": 2**31 - 1}
+    decision = decide(world.observe())
+    assert [each.name for each in decision.deletions] == [name]
+    world.reconcile()
+    world.stop(name)
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    assert world.status["failure"]["reason"] == "RetriesExhausted"
+    assert "the number of restarts of a JobSet" in str(world.status["failure"])
+
+
+def test_restarts_that_a_listing_alone_tells_of_are_bounded() -> None:
+    listed = [AttemptKey(Stage.TRAIN, 1, restart) for restart in range(2000)]
+    status = {"attempts": {"total": 1, "history": [{"stage": "Train", "jobSet": "x-train-1"}]}}
+    own = own_attempts(listed, (), job={"status": status}, jobsets=(), pods=())
+    assert max(key.restart for key in own) == 999
+
+
+@pytest.mark.parametrize(
+    ("limit", "chips"),
+    [
+        ("4", 4),
+        (4, 4),
+        ("1k", 1000),
+        ("4000m", 4),
+        ("1Ki", 1024),
+        ("4e0", 4),
+        ("1E", 10**6),
+        ("9" * 30, 10**6),
+        ("four", None),
+        ("9" * 400, None),
+        ("1e999999", None),
+        ("-1", None),
+    ],
+)
+def test_any_quantity_of_chips_is_understood_or_unknown(limit: object, chips: int | None) -> None:
+    world = World()
+    jobset = world.jobsets[world.until(Stage.TRAIN)]
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    for container in pod["containers"]:
+        container["resources"] = {}
+    pod["containers"][0]["resources"] = {"limits": {"google.com/tpu": limit}}
+    assert children.chips(jobset) == chips
+    world.wait(600)
+    assert decide(world.observe()).fault is None
+
+
+def test_a_jobset_without_jobs_raises_nothing() -> None:
+    world = World()
+    world.jobsets[world.until(Stage.TRAIN)]["spec"].pop("replicatedJobs")
+    world.wait(600)
+    world.edit(suspend=True)
+    assert len(decide(world.observe()).deletions) == 1

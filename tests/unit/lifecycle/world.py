@@ -221,11 +221,17 @@ class World:
     def reconcile(self, *, crash_after: int | None = None, observed: Observed | None = None) -> Decision:
         """Look, decide, carry out. ``crash_after``: so many writes go through, then the operator dies."""
         seen = observed or self.observe()
-        decision = decide(seen)
+        decision = self._decide(seen)
         if decision.closer is not None:
-            decision = decide(self.look_closer(seen, decision.closer))
+            decision = self._decide(self.look_closer(seen, decision.closer))
         self.apply(decision, crash_after=crash_after)
         self.look_again_after = decision.look_again_after
+        return decision
+
+    def _decide(self, observed: Observed) -> Decision:
+        decision = decide(observed)
+        if decision.fault is not None:
+            raise decision.fault
         return decision
 
     def look_closer(self, observed: Observed, at: CloserLook) -> Observed:

@@ -295,3 +295,14 @@ async def test_whatever_fails_at_whatever_call_each_stage_is_made_once(script: l
         f"demo-{stage}-1" for stage in STAGES
     ]
     assert len(cluster.of(CONFIG_MAPS)) == 1
+
+
+async def test_a_fault_that_the_decision_names_is_logged_and_counted_once_it_is_applied(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    decision = Decision(status={"phase": "Suspending"}, fault=OverflowError("too large"))
+    with pytest.raises(ReconcileError) as raised:
+        await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert raised.value.reason == "InternalError"
+    assert cluster.of(JOBS)[0]["status"]["phase"] == "Suspending"
+    assert "OverflowError: too large" in caplog.text
