@@ -114,7 +114,7 @@ details: dict[Stage, st.SearchStrategy[dict[str, Any]]] = {
         last_loss=floats,
         evaluation_loss=st.none() | floats,
         checkpoints=st.lists(record(step=integers, uri=uris, metrics=numbers), max_size=15),
-        seconds=numbers,
+        seconds=st.dictionaries(texts, seconds, max_size=5),
     ),
     Stage.EVALUATE: record(
         kind=st.just("Evaluate"),

@@ -98,7 +98,7 @@ def test_a_missing_input_is_looked_for_again_with_growing_patience_and_charged_t
         assert world.status["waiting"]["reason"] == "WaitingForInput"
         waits.append(world.look_again_after)
         world.wait(world.look_again_after or 0)
-    assert waits == [15, 30, 60, 120, 240, 300, 300]
+    assert waits == [15, 30, 60, 120, 240, 480, 960]
     assert world.status["attempts"]["user"] == 0
     # Those that looked in vain are cleared away, but for the newest.
     world.reconcile()

@@ -248,7 +248,7 @@ def chain(observed: Observed) -> Decision:
     have = {jobset["metadata"]["name"] for jobset in observed.jobsets}
     wanted = next((f"demo-{stage}-1" for stage in STAGES if f"demo-{stage}-1" not in have), None)
     return Decision(
-        status={"phase": "Running" if wanted else "Succeeded", "stages": len(have)},
+        status={"phase": "Running" if wanted else "Succeeded", "made": len(have)},
         snapshot=None if observed.snapshot else plan(),
         jobset=child("JobSet", wanted) if wanted and observed.snapshot else None,
         notices=(Notice(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
@@ -290,7 +290,7 @@ async def test_whatever_fails_at_whatever_call_each_stage_is_made_once(script: l
                 break
         except (Crash, ReconcileError):
             continue
-    assert cluster.of(JOBS)[0]["status"] == {"phase": "Succeeded", "stages": len(STAGES)}
+    assert cluster.of(JOBS)[0]["status"] == {"phase": "Succeeded", "made": len(STAGES)}
     assert [each["metadata"]["name"] for each in cluster.of(JOBSETS)] == [
         f"demo-{stage}-1" for stage in STAGES
     ]
