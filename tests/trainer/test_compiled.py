@@ -228,8 +228,9 @@ def test_a_step_that_does_not_fit_ends_preflight_with_what_would(stages: Stages)
     }  # fmt: skip
     with Asking(made, families.read(model), model, store, found) as asking:
         for batch, answer in answers.items():
-            uri = CacheLayout(made.cache).compiled(asking.fingerprint(candidate(batch)))
-            store.write(uri, Answered(answer=answer).to_json())
+            fingerprint = asking.fingerprint(candidate(batch))
+            answered = Answered(answer=answer, fingerprint=fingerprint)
+            store.write(CacheLayout(made.cache).compiled(fingerprint), answered.to_json())
     running = stages.start(FINETUNE_REQUEST=made.to_json(), **found)
     assert running.wait() == 78, running.log[-4000:]
     result = result_of(made)

@@ -110,7 +110,10 @@ def _used(observed: Observed, attempts: Sequence[Attempt], profile: Object) -> _
 
 
 def _chips(attempt: Attempt) -> int:
-    return children.chips(attempt.jobset) if attempt.jobset and attempt.key.stage in TPU_STAGES else 0
+    if attempt.jobset is None or attempt.key.stage not in TPU_STAGES:
+        return 0
+    # None: a limit that is no quantity, which no JobSet of the operator has.
+    return children.chips(attempt.jobset) or 0
 
 
 def _price(attempt: Attempt, observed: Observed, profile: Object) -> float | None:
