@@ -133,6 +133,26 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
+class Forge:
+    """Valid results of that stage and of all after it."""
+
+    first: Stage
+    number: int
+    restart: int
+    mutations: tuple[Mutation, ...] = ()
+
+    def of(self, files: Mapping[str, bytes], run: RunFolder, cache: CacheLayout) -> dict[str, bytes | None]:
+        found: dict[str, bytes | None] = {}
+        for stage in list(Stage)[list(Stage).index(self.first) :]:
+            document: Any = {**samples()[f"result-{stage.lower()}"][1], "attempt": self.number}
+            for mutation in self.mutations:
+                document = mutation.of(document)
+            found[run.request(stage.short, self.number, self.restart)] = b"{}"
+            found[run.result(stage.short, self.number, self.restart)] = json.dumps(document).encode()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Fill:
     """Very many files."""
 
@@ -290,6 +310,21 @@ mutations = st.one_of(
     st.builds(Mutation, st.just("retype"), numbers, st.sampled_from(WILD + TIMES)),
     st.builds(Mutation, st.just("rename"), numbers, st.none(), st.sampled_from(["", "x", *TELLING])),
 )
+amounts = st.sampled_from(
+    [
+        "seconds",
+        "seconds_before",
+        "chips",
+        "chip_hour_price",
+        "queued",
+        "provisioning",
+        "checkpoint",
+        "host",
+        "code",
+    ]
+).flatmap(
+    lambda name: st.builds(Mutation, st.just("tell"), numbers, st.sampled_from(TELLING[name]), st.just(name))
+)
 _a_few = st.lists(mutations, min_size=0, max_size=4).map(tuple)
 _spelling = st.just("plain") | st.just("plain") | st.just("plain") | st.sampled_from(SPELLINGS)
 results = st.sampled_from([name for name in samples() if name.startswith("result-")])
@@ -313,6 +348,19 @@ changes: st.SearchStrategy[Change] = st.one_of(
         st.just("failure-full") | st.just("own"),
         _a_few,
         st.just("plain"),
+    ),
+    st.builds(
+        Put,
+        numbers.map("failure:{}".format),
+        st.just("failure-full"),
+        st.tuples(amounts) | st.tuples(amounts, tellings),
+    ),
+    st.builds(
+        Forge,
+        st.sampled_from(Stage),
+        st.sampled_from([1, 1, 1, 2, 999]),
+        st.sampled_from([0, 0, 1, 7]),
+        st.just(()) | st.tuples(tellings) | st.tuples(alike),
     ),
     st.builds(Put, notes, st.sampled_from(sorted(_NOTES)), _a_few, _spelling),
     st.builds(Put, any_file, any_base, _a_few, _spelling),

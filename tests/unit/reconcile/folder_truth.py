@@ -170,9 +170,10 @@ class Watch:
             return "budget" if used >= most else ""
         if reason == "DeadlineExceeded" and elapsed >= spec.get("activeDeadlineSeconds", 10**12):
             return "deadline"
-        progress = _parsed(files.get(world.folders.run.progress), Progress)
-        ours = progress and (progress.attempt, progress.restart) == (key.number, key.restart)
-        if reason == "Hung" and ours and (world.now - progress.updated).total_seconds() > NO_STEP:
+        # What the operator has read of a training that is done it remembers.
+        told = (_parsed(files.get(world.folders.run.progress), Progress), world.progress)
+        ours = [each for each in told if each and (each.attempt, each.restart) == (key.number, key.restart)]
+        if reason == "Hung" and any((world.now - each.updated).total_seconds() > NO_STEP for each in ours):
             return "hung"
         if reason == "StartupTimeout" and elapsed > STARTUP:
             return "startup"

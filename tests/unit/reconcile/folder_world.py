@@ -13,7 +13,7 @@ from typing import Any
 
 from finetune_contract import HostProgress, Stage
 from finetune_contract.base import Record
-from finetune_operator.lifecycle import CloserLook, Observed, RunFolderView
+from finetune_operator.lifecycle import CloserLook, Decision, Observed, RunFolderView
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.evidence import own_attempts
 from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
@@ -129,6 +129,18 @@ class FolderWorld(World):
     def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
         hosts = _RUNNER.run(self.reader.hosts(self.folders.run, at.hosts)) if at.hosts else None
         return replace(super().look_closer(observed, at), hosts=hosts)
+
+    def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
+        super().apply(decision, crash_after=crash_after)
+        if self.config_map is None:
+            return
+        # What the operator writes lies there, even where it is what lay there before somebody changed it.
+        run = self.folders.run
+        written = [run.failure(*key.place) for key, _ in decision.records]
+        written += [run.retry(decision.retry.generation)] if decision.retry else []
+        written += [run.taken_over(decision.takeover.uid)] if decision.takeover else []
+        for uri in written:
+            self.tampered.pop(uri, None)
 
     def _create_jobset(self, jobset: Any) -> None:
         assert not self.live(), (
