@@ -68,7 +68,7 @@ test-programs: install ## The same with Kueue and kwok, which tests start
 test: lint install trainer reference tpu-compiler test-programs ## Everything: lint, unit, trainer, integration, end to end
 	@tests/run
 
-test-unit: install ## Pure tests, seconds
+test-unit: install ## Pure tests, seconds; without the few marked slow
 	@tests/run unit
 
 test-trainer: install trainer reference tpu-compiler ## The trainer's own tests, in its environment

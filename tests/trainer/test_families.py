@@ -350,7 +350,9 @@ def test_a_mistral_with_a_sliding_window_is_tuned_within_it() -> None:
     assert plan_of(family="mistral", config={"sliding_window": 64}).context_length == 64
     assert plan_of(family="mistral", config={"sliding_window": 64}).context_field == "sliding_window"
     assert plan_of(family="mistral", config={"sliding_window": 8192}).context_length == 2048
-    assert plan_of(family="mistral", config={"sliding_window": 8192}).context_field == "max_position_embeddings"
+    assert (
+        plan_of(family="mistral", config={"sliding_window": 8192}).context_field == "max_position_embeddings"
+    )
 
 
 def test_of_a_mixture_of_experts_lora_adapts_attention() -> None:

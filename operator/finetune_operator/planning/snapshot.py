@@ -9,7 +9,8 @@ deletes the plans of jobs that are gone (:mod:`finetune_operator.reconcile.plans
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, JobIdentity, RunFolder
@@ -27,9 +28,16 @@ JOB_NAMESPACE_LABEL = "tpu-finetune.dev/job-namespace"
 _JOB_LABEL, _UID_LABEL = "tpu-finetune.dev/job", "tpu-finetune.dev/job-uid"
 _FORMAT = "2"
 _DIGEST = "digest"
+#: The data of the ConfigMap that this release reads; a newer one may store more.
+_KEYS = frozenset(
+    {
+        "format", "job-namespace", "job-name", "job-uid", "profile-name", "profile-hash", "profile.json", "spec.json",
+        "run-folder", "cache", "contract", _DIGEST,
+    }
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: every reconcile reads the cached properties
 class Snapshot:
     """What a stored plan says."""
 
@@ -58,10 +66,29 @@ class Snapshot:
         """The namespace's own part of the profile's cache, unless the profile shares one (``storage.cacheScope``)."""
         return CacheLayout(cache_root(self.profile, self.job.namespace))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 over everything that is stored, 64 hexadecimal digits. JobSets and the status carry it."""
-        return _sha256(_data(self))
+        return _sha256(self.stored)
+
+    @cached_property
+    def stored(self) -> Mapping[str, str]:
+        """The data of its ConfigMap, but for the digest over them."""
+        recorded = {"contract": str(self.contract)} if self.contract else {}
+        return {
+            "format": _FORMAT,
+            "job-namespace": self.job.namespace,
+            "job-name": self.job.name,
+            "job-uid": self.job.uid,
+            "profile-name": self.profile_name,
+            "profile-hash": self.profile_hash,
+            "profile.json": json.dumps(self.profile, indent=1, sort_keys=True),
+            "spec.json": json.dumps(self.spec, indent=1, sort_keys=True),
+            "run-folder": self.run_folder.uri,
+            "cache": self.cache.uri,
+            **recorded,
+            **self.more,
+        }
 
     @classmethod
     def make(cls, job: Object, profile: Object, spec: Object) -> Self:
@@ -139,7 +166,7 @@ def render_snapshot(snapshot: Snapshot) -> dict[str, Any]:
             },
         },
         "immutable": True,
-        "data": {**_data(snapshot), _DIGEST: snapshot.digest},
+        "data": {**snapshot.stored, _DIGEST: snapshot.digest},
     }
 
 
@@ -156,10 +183,9 @@ def read_snapshot(config_map: Object) -> Snapshot:
             profile=json.loads(data["profile.json"]),
             spec=json.loads(data["spec.json"]),
             contract=ContractVersion.parse(data["contract"]) if "contract" in data else None,
+            more={name: value for name, value in data.items() if name not in _KEYS},
         )
-        more = {name: value for name, value in data.items() if name not in {*_data(snapshot), _DIGEST}}
-        snapshot = replace(snapshot, more=more)
-        if data != {**_data(snapshot), _DIGEST: snapshot.digest}:
+        if data != {**snapshot.stored, _DIGEST: snapshot.digest}:
             raise ValueError("its data do not match its digest, or folders that follow from them")
         if metadata["name"] != plan_name(snapshot.job.uid):
             raise ValueError(f"it is the plan of the job with uid {snapshot.job.uid}")
@@ -171,25 +197,6 @@ def read_snapshot(config_map: Object) -> Snapshot:
             "job and its profile, where both are unchanged since the job was admitted.",
         ) from error
     return snapshot
-
-
-def _data(snapshot: Snapshot) -> dict[str, str]:
-    """Everything that is stored, but the digest over it."""
-    recorded = {"contract": str(snapshot.contract)} if snapshot.contract else {}
-    return {
-        "format": _FORMAT,
-        "job-namespace": snapshot.job.namespace,
-        "job-name": snapshot.job.name,
-        "job-uid": snapshot.job.uid,
-        "profile-name": snapshot.profile_name,
-        "profile-hash": snapshot.profile_hash,
-        "profile.json": json.dumps(snapshot.profile, indent=1, sort_keys=True),
-        "spec.json": json.dumps(snapshot.spec, indent=1, sort_keys=True),
-        "run-folder": snapshot.run_folder.uri,
-        "cache": snapshot.cache.uri,
-        **recorded,
-        **snapshot.more,
-    }
 
 
 def _artifacts(profile: Object) -> str:

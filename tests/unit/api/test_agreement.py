@@ -16,6 +16,8 @@ from finetune_operator.api.status import FineTuneJobStatus
 from finetune_operator.cli.schema_check import check_rules, check_schema
 from tests.unit.api.documents import JOB, PROFILE, Document, following
 
+pytestmark = pytest.mark.slow
+
 JOB_SCHEMA, PROFILE_SCHEMA = root_schema(job_crd()), root_schema(profile_crd())
 KINDS = {
     "job": (JOB, JOB_SCHEMA, parse_job, FineTuneJob),

@@ -56,6 +56,7 @@ def test_what_a_newer_writer_adds_is_ignored_at_every_level(
     assert ROOTS[root].model_validate(more) == ROOTS[root].model_validate(document)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_what_is_written_now_is_understood_by_readers_of_every_version(version: ContractVersion) -> None:
     """Of requests only those that say so: the others are refused by the operator."""

@@ -5,6 +5,7 @@ Meanwhile nothing is created, and suspension, deadlines and budgets hold.
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -13,6 +14,8 @@ from finetune_contract import Stage
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle import Unreadable
 from tests.unit.lifecycle.test_machine import TPU, Machine
+
+pytestmark = pytest.mark.slow
 
 AWAY = "gs://artifacts: timed out"
 ALONE = [

@@ -18,6 +18,8 @@ from tests.unit.lifecycle.test_limits import (
 from tests.unit.lifecycle.test_queueing import ADMITTED, RESERVED, evict, queued, resume
 from tests.unit.lifecycle.world import World, job, profile
 
+pytestmark = pytest.mark.slow
+
 #: Longer than spec.preRunningDeadlineSeconds is by default.
 HOURS = 3 * 3600
 

@@ -187,6 +187,7 @@ def world_at(stage: Stage) -> tuple[World, str]:
 few = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=25)
 
 
+@pytest.mark.slow
 @few
 @given(progresses)
 def test_any_progress_gives_a_status_that_is_stored(document: dict[str, Any]) -> None:
@@ -198,6 +199,7 @@ def test_any_progress_gives_a_status_that_is_stored(document: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("stage", Stage)
+@pytest.mark.slow
 @few
 @given(data=st.data())
 def test_any_result_gives_a_status_that_is_stored(stage: Stage, data: st.DataObject) -> None:
@@ -224,6 +226,7 @@ def test_any_result_gives_a_status_that_is_stored(stage: Stage, data: st.DataObj
         world.wait(world.look_again_after or 0)
 
 
+@pytest.mark.slow
 @few
 @given(failures, st.sampled_from(["", "m" * 9000]))
 def test_any_bad_end_gives_a_status_that_is_stored(document: dict[str, Any], words: str) -> None:

@@ -3,6 +3,7 @@ stop the job comes to its end."""
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,6 +24,8 @@ from finetune_operator.lifecycle.queueing import evictions
 from finetune_operator.planning.plan import CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
+
+pytestmark = pytest.mark.slow
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue tpu")
 ADMITTED = ("Admitted", "True", "Admitted", "The workload is admitted")

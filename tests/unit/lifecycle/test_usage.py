@@ -11,6 +11,8 @@ from tests.unit.lifecycle.test_limits import flavors, until_placed, wait_step_by
 from tests.unit.lifecycle.test_queueing import ADMITTED, BACK, EVICTED, RESERVED, evict, resume
 from tests.unit.lifecycle.world import World, job, profile
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600
 #: The job's slice has four chips.
 CHIPS = 4

@@ -382,6 +382,7 @@ class IndexedStore(FakeStore):
         return ["conv-1/result.json", "prep-1/result.json", "train-1/request.json"]
 
 
+@pytest.mark.slow
 async def test_thousands_of_live_jobs_cost_three_requests_a_look() -> None:
     """One listing, the cache's manifest and the progress."""
     store, jobs = IndexedStore(), []

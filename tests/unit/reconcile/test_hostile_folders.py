@@ -19,6 +19,8 @@ from tests.fuzz.folders import EXAMPLES, Change, contents
 from tests.unit.reconcile.folder_truth import Watch
 from tests.unit.reconcile.folder_world import MOMENTS, FolderWorld, at
 
+pytestmark = pytest.mark.slow
+
 FIGURES: Counter[str] = Counter()
 
 

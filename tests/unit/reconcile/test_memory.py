@@ -15,6 +15,8 @@ from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.runtime.settings import Settings
 from tests.unit.reconcile.records import result
 
+pytestmark = pytest.mark.slow
+
 #: Above what the operator takes without jobs; the chart's limit is 256Mi.
 MOST = 100 * 2**20
 AT_ONCE = Settings.model_fields["workers"].default // 2

@@ -265,6 +265,7 @@ FAULTS: dict[str, Callable[[], BaseException | None]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     script=st.lists(

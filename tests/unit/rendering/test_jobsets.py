@@ -155,6 +155,7 @@ def test_only_slices_of_several_hosts_take_a_pool_for_themselves() -> None:
     )
 
 
+@pytest.mark.slow
 @given(prompt=st.text(min_size=1, max_size=40).filter(lambda text: text.isprintable()))
 def test_the_request_survives_the_expansion_of_environment_values(prompt: str) -> None:
     value = env(rendered(job(evaluation={"prompts": [f"$(HOME) ${prompt}"]}))[Stage.TRAIN])[
@@ -197,6 +198,7 @@ def on(shape: TpuShape, capacity: str = "OnDemand", slices: int = 1, **profile_s
     return render_jobset(admitted.plan, Stage.TRAIN, 1, Findings())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accelerator", sorted({shape.accelerator for shape in all_shapes()}))
 def test_pods_times_chips_is_the_slice_for_every_shape(accelerator: str) -> None:
     for shape in all_shapes():

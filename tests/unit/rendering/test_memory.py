@@ -20,6 +20,8 @@ from finetune_operator.rendering.memory import (
     require_cpu_memory,
 )
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "Llama-3.1-8B": 8_030_261_248,
     "gemma-2-9b": 9_241_705_984,

@@ -58,6 +58,7 @@ def test_the_jobset_is_the_golden_one(name: str, shape: TpuShape, slices: int) -
     )
 
 
+@pytest.mark.slow
 def test_workers_are_the_slices_and_the_manager_is_told_the_same_for_every_row_of_the_catalogue() -> None:
     assert len(KNOWN) > 1600
     for shape, slices in zip(KNOWN, cycle((1, 2, 3)), strict=False):
