@@ -6,7 +6,7 @@ it (:mod:`.pending`). Whether the job has succeeded or failed is decided when th
 """
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionType, Reason, StagePhase, WaitingReason
@@ -59,6 +59,15 @@ def blind_left(observed: Observed, limits: Limits, why: Unreadable | None) -> fl
         observed.now,
     )
     return (since + timedelta(seconds=limits.blind) - observed.now).total_seconds()
+
+
+def readable_since(observed: Observed) -> datetime | None:
+    """Of a job whose run folder can be read now: since when. None where the status does not say it."""
+    conditions = (observed.job.get("status") or {}).get("conditions", ())
+    known = next((each for each in conditions if each["type"] == ConditionType.RUN_FOLDER_READABLE), None)
+    if known is None:
+        return None
+    return parse(known["lastTransitionTime"]) if known["status"] == "True" else observed.now
 
 
 def unseen(limits: Limits, why: Unreadable) -> Failure:

@@ -42,23 +42,36 @@ def active_exceeded(seconds: int | None) -> Failure:
     )
 
 
-def overdue(attempt: Attempt, plan: Plan, progress: Progress | None, now: datetime) -> Failure | None:
-    """The record of a live attempt that has come to nothing; it is to be ended then."""
+def overdue(
+    attempt: Attempt,
+    plan: Plan,
+    progress: Progress | None,
+    now: datetime,
+    readable_since: datetime | None = None,
+) -> Failure | None:
+    """The record of a live attempt that has come to nothing; it is to be ended then. ``readable_since``: when its run
+    folder could be read again, before which what it wrote may be missing."""
     since = waiting_since(attempt, progress)
     if since is None:
-        return _silent(attempt, plan.limits, progress, now)
+        return _silent(attempt, plan.limits, progress, now, readable_since)
     if now - since <= timedelta(seconds=plan.limits.pre_running):
         return None
     return _no_capacity(attempt, plan)
 
 
-def next_due(attempt: Attempt, limits: Limits, progress: Progress | None, now: datetime) -> float | None:
+def next_due(
+    attempt: Attempt,
+    limits: Limits,
+    progress: Progress | None,
+    now: datetime,
+    readable_since: datetime | None,
+) -> float | None:
     """Seconds until an attempt has waited for nodes, or has been silent, for too long. None where nothing is counted,
     and where its silence has lasted too long and is not believed, as the run folder cannot be read."""
     since = waiting_since(attempt, progress)
     if since is not None:
         return max(1.0, limits.pre_running - (now - since).total_seconds() + 1.0)
-    silence = _silence(attempt, limits, progress)
+    silence = _silence(attempt, limits, progress, readable_since)
     left = silence[1] - (now - silence[0]).total_seconds() if silence else -1.0
     return None if left < 0 else left + 1.0
 
@@ -179,9 +192,15 @@ def stepped(attempt: Attempt, progress: Progress | None) -> bool:
     return fresh and (progress.attempt, progress.restart) == (attempt.key.number, attempt.key.restart)
 
 
-def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: datetime) -> Failure | None:
+def _silent(
+    attempt: Attempt,
+    limits: Limits,
+    progress: Progress | None,
+    now: datetime,
+    readable_since: datetime | None,
+) -> Failure | None:
     """Of an attempt that has run, whether all its pods are there or not."""
-    silence = _silence(attempt, limits, progress)
+    silence = _silence(attempt, limits, progress, readable_since)
     if silence is None or now - silence[0] <= timedelta(seconds=silence[1]):
         return None
     stage, limit = attempt.key.stage, silence[1]
@@ -211,16 +230,23 @@ def _silent(attempt: Attempt, limits: Limits, progress: Progress | None, now: da
     )
 
 
-def _silence(attempt: Attempt, limits: Limits, progress: Progress | None) -> tuple[datetime, int] | None:
-    """Since when an attempt that has run reports nothing, and for how many seconds it may."""
+def _silence(
+    attempt: Attempt, limits: Limits, progress: Progress | None, readable_since: datetime | None
+) -> tuple[datetime, int] | None:
+    """Since when an attempt that has run reports nothing, and for how many seconds it may.
+
+    While the store is away the trainer cannot write either, so silence counts from its return at the earliest.
+    """
     if not attempt.running and not _may_run(attempt):
         return None
     if progress and _steps_in_this_run(attempt, progress):
-        return progress.updated, limits.no_step
+        return max(progress.updated, readable_since or progress.updated), limits.no_step
     span = children.running_span(attempt.pods)
     begun = span[0] if span else _unseen_start(attempt, limits)
     by_stage = {Stage.TRAIN: limits.startup, Stage.EVALUATE: limits.evaluate}
-    return None if begun is None else (begun, by_stage.get(attempt.key.stage, limits.cpu_stage))
+    if begun is None:
+        return None
+    return max(begun, readable_since or begun), by_stage.get(attempt.key.stage, limits.cpu_stage)
 
 
 def _steps_in_this_run(attempt: Attempt, progress: Progress) -> bool:

@@ -6,7 +6,7 @@ from finetune_contract import ContractNotSpoken, Failure, Stage
 from finetune_operator.api import WaitingReason
 from finetune_operator.lifecycle import children, deadlines, hosts
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.blind import halted, unseen
+from finetune_operator.lifecycle.blind import halted, readable_since, unseen
 from finetune_operator.lifecycle.classify import (
     EVICTED,
     earlier_run,
@@ -55,7 +55,9 @@ def watch(  # noqa: PLR0911  one per case
         if evicted:
             return _noted(observed, look, decision, attempt, evicted)
         return _kept(look, decision, attempt)
-    late = deadlines.overdue(attempt, look.plan, observed.folder.progress, observed.now)
+    late = deadlines.overdue(
+        attempt, look.plan, observed.folder.progress, observed.now, readable_since(observed)
+    )
     silent = late and late.reason in (deadlines.HUNG, deadlines.STARTUP_TIMEOUT)
     if late and not (silent and observed.folder.progress_unknown):
         return _end_late(observed, look, attempt, late)
@@ -136,7 +138,9 @@ def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
     else:
         regular = pace(observed.live_jobs, SAFETY_LOOK if attempt.pods else NO_PODS_SECONDS)
     due = (
-        deadlines.next_due(attempt, look.plan.limits, observed.folder.progress, observed.now),
+        deadlines.next_due(
+            attempt, look.plan.limits, observed.folder.progress, observed.now, readable_since(observed)
+        ),
         deadlines.active_left(look.plan.limits, look.used),
         seconds_left(look, attempt) if attempt.key.stage in TPU_STAGES else None,
     )

@@ -47,6 +47,45 @@ def broken(world: World) -> None:
     world.attempts[AttemptKey(Stage.TRAIN, 1)] = AttemptFiles(failure=failure)
 
 
+@WAYS
+def test_silence_counts_from_the_return_of_the_run_folder(why: str | Unreadable) -> None:
+    """The trainer cannot write while the store is away, and writes again after the operator has read."""
+    world, name = training()
+    world.unreadable = why
+    world.reconcile()
+    world.wait(2 * HOUR)
+    world.reconcile()
+    world.unreadable = None
+    world.reconcile()
+    assert not deleting(world, name)
+    assert world.look_again_after is not None
+    world.wait(600)
+    world.train(name, 50)
+    world.reconcile()
+    world.wait(600)
+    world.reconcile()
+    assert not deleting(world, name)
+
+
+def test_a_training_that_stays_silent_after_the_return_of_the_run_folder_is_hung() -> None:
+    world, name = training()
+    world.unreadable = AWAY
+    world.reconcile()
+    world.wait(2 * HOUR)
+    world.reconcile()
+    world.unreadable = None
+    world.reconcile()
+    back = world.now
+    while not deleting(world, name):
+        assert world.look_again_after is not None
+        world.wait(world.look_again_after)
+        world.reconcile()
+    assert 900 < (world.now - back).total_seconds() < 1000
+    world.stop(name)
+    world.reconcile()
+    assert reasons(world) == ["Hung"]
+
+
 def test_a_fault_over_the_folder_keeps_no_job_from_being_suspended() -> None:
     world, name = training()
     broken(world)
