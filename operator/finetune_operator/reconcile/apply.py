@@ -21,6 +21,7 @@ from finetune_operator.cluster.port import (
     AlreadyExists,
     Cluster,
     ClusterError,
+    Conflict,
     Object,
     Rejected,
 )
@@ -36,6 +37,8 @@ from finetune_operator.rendering.labels import UID_LABEL
 log = logging.getLogger(__name__)
 
 COMPONENT = "finetune-operator"
+#: Attempts to store a status, over edits of the job, before JobSets are deleted.
+_EDITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +139,28 @@ class Applier:
     async def _write_status_then_delete(
         self, job: Object, status: Object, deletions: Sequence[Deletion]
     ) -> None:
-        """Conflict: nothing is deleted, the job is looked at again. An API server that refuses the status for another
-        reason does not keep the JobSets; that is reported afterwards."""
-        try:
-            await self.write_status(job, status)
-        except Rejected:
-            await self._delete(job, deletions)
-            raise
+        """What the status records is stored before its evidence goes.
+
+        Neither an API server that refuses the status nor a user who edits the job all the time keeps the JobSets; that
+        is reported afterwards. Conflict with nothing deleted: the status has been written by somebody else.
+        """
+        for edits_left in reversed(range(_EDITS)):
+            try:
+                await self.write_status(job, status)
+                break
+            except Rejected:
+                await self._delete(job, deletions)
+                raise
+            except Conflict:
+                edited = await self._cluster.get(JOBS, job["metadata"]["namespace"], job["metadata"]["name"])
+                if edited["metadata"]["uid"] != job["metadata"]["uid"] or edited.get("status") != job.get(
+                    "status"
+                ):
+                    raise
+                if not edits_left:
+                    await self._delete(job, deletions)
+                    raise
+                job = edited
         await self._delete(job, deletions)
 
     async def _delete(self, job: Object, deletions: Sequence[Deletion]) -> None:

@@ -11,6 +11,7 @@ from finetune_operator.cluster.port import (
     JOBSETS,
     ClusterError,
     Conflict,
+    Object,
     Rejected,
     Unavailable,
 )
@@ -201,13 +202,43 @@ async def test_a_status_that_holds_records_is_written_before_the_deletions(bench
     assert pending_records(bench.cluster.of(JOBS)[0]["status"]) == (STOPPED,)
 
 
-async def test_where_the_job_has_changed_meanwhile_nothing_is_deleted(bench: Bench) -> None:
+async def test_an_edit_of_the_job_meanwhile_does_not_keep_a_slice(bench: Bench) -> None:
     decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
     observed = bench.observed()
     bench.cluster.put(JOBS, {**job(), "metadata": {**job()["metadata"], "generation": 2}})
+    await bench.applier.apply(observed, decision)
+    assert bench.cluster.of(JOBSETS) == []
+    assert pending_records(bench.cluster.of(JOBS)[0]["status"]) == (STOPPED,)
+
+
+async def test_a_user_who_edits_the_job_all_the_time_does_not_keep_a_slice(bench: Bench) -> None:
+    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
+    observed = bench.observed()
+
+    def edit(moment: str, call: str) -> None:
+        if (moment, call) == ("before", "patch finetunejobs/status"):
+            bench.cluster.put(JOBS, job())
+
+    bench.cluster.fault = edit
+    with pytest.raises(Conflict):
+        await bench.applier.apply(observed, decision)
+    assert bench.cluster.of(JOBSETS) == []
+
+
+RECREATED = {**job(), "metadata": {**job()["metadata"], "uid": "other"}}
+
+
+@pytest.mark.parametrize("meanwhile", [job(phase="Failed"), RECREATED], ids=["a status", "another job"])
+async def test_where_another_operator_has_judged_meanwhile_nothing_is_deleted(
+    bench: Bench, meanwhile: Object
+) -> None:
+    decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
+    observed = bench.observed()
+    bench.cluster.put(JOBS, meanwhile)
     with pytest.raises(Conflict):
         await bench.applier.apply(observed, decision)
     assert bench.cluster.of(JOBSETS)
+    assert bench.cluster.of(JOBS)[0].get("status") == meanwhile.get("status")
 
 
 async def test_a_status_that_the_api_server_refuses_does_not_keep_a_slice(bench: Bench) -> None:
