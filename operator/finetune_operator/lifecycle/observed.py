@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from finetune_contract import ConvertManifest, Failure, HostProgress, Progress, Stage, StageResult
 from finetune_contract.base import Count
 from finetune_operator.api import Reason
+from finetune_operator.api.common import DnsLabel, DnsName
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
 type Object = Mapping[str, Any]
@@ -82,8 +83,10 @@ class Takeover(BaseModel):
 
     uid: str
     """Of the job that goes on."""
-    job: str
+    job: DnsName
     """Its name."""
+    namespace: DnsLabel | None = None
+    """Its namespace; None: the note is of a release that did not record it."""
     first: FirstNumbers
     """By stage: the number of its first JobSet. What is numbered below is of the jobs before it."""
 
@@ -157,8 +160,11 @@ class Observed:
     """The FineTuneJob whose model the job starts from, where it names one; None: there is none. Not looked at once
     ``snapshot`` exists."""
     neighbours: tuple[Object, ...] = ()
-    """All FineTuneJobs of the namespace, where the job is to go on in another one's run folder. Not looked at once
-    ``snapshot`` exists."""
+    """FineTuneJobs that may use the run folder in which this one is to continue (``spec.resumeFrom``), until it has
+    taken the folder over."""
+    unserved_namespace: str | None = None
+    """The namespace of the job that used that folder last, where this operator does not serve it and so cannot see
+    whether that job has ended."""
     nodes: Mapping[str, Object] | None = None
     """All nodes of the job's slice, by name, where a pod on it has failed; None: nobody has looked."""
     workloads: tuple[Object, ...] | None = ()

@@ -7,13 +7,14 @@ from finetune_operator.lifecycle.budgets import too_many_attempts
 from finetune_operator.lifecycle.observed import Observed, Takeover
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.requests import MAX_ATTEMPT
+from finetune_operator.planning.resumption import refuse_folder_in_use
 
 
 def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> Takeover | None:
     """What to leave in the run folder before anything is started there; None where nothing is due.
 
-    Raises Refused where the folder is another job's by now, where no job has ever run, or where a stage has no number
-    left.
+    Raises Refused where the folder is another job's by now, or may still be used by one, where no job has ever run, or
+    where a stage has no number left.
     """
     notes, metadata = observed.folder.takeovers, observed.job["metadata"]
     if observed.folder.unreadable or (notes and notes[-1].uid == metadata["uid"]):
@@ -26,6 +27,14 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
         )
     if not plan.resumes:
         return None
+    refuse_folder_in_use(observed.job, observed.neighbours)
+    if observed.unserved_namespace is not None:
+        raise Refused(
+            Reason.RUN_FOLDER_IN_USE,
+            f"spec.resumeFrom.runFolder: {plan.run_folder.uri} was last used by a job of namespace "
+            f"{observed.unserved_namespace}, which this operator does not serve, so whether that job has ended is not "
+            "known. Copy the run folder below the artifacts of this job's namespace, and name the copy.",
+        )
     if not attempts:
         raise Refused(
             Reason.RUN_NOT_FOUND,
@@ -39,4 +48,6 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
             Reason.TOO_MANY_ATTEMPTS,
             f"spec.resumeFrom.runFolder: {too_many_attempts(used_up).message} Create the job without spec.resumeFrom.",
         )
-    return Takeover(uid=metadata["uid"], job=metadata["name"], first=first)
+    return Takeover(
+        uid=metadata["uid"], job=metadata["name"], namespace=metadata.get("namespace", "default"), first=first
+    )

@@ -119,6 +119,7 @@ class Observer:
         workloads, view = await asyncio.gather(
             self._workloads(key.namespace, jobsets), self._view(key, job, snapshot, jobsets, pods)
         )
+        last_user, unserved = await self._last_user(job, snapshot, view)
         nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)], jobsets)
         return Observed(
             now=self._utc_now(),
@@ -131,7 +132,8 @@ class Observer:
             folder=view,
             template=template,
             source=source,
-            neighbours=tuple(neighbours),
+            neighbours=(*neighbours, *last_user),
+            unserved_namespace=unserved,
             nodes=nodes,
             workloads=workloads,
             # At least this one, which the watch may not have told of yet.
@@ -255,6 +257,25 @@ class Observer:
                 if found := [other for other in page if blocks(other, job)]:
                     return found
         return ()
+
+    async def _last_user(
+        self, job: Object, snapshot: Object | None, view: RunFolderView
+    ) -> tuple[Sequence[Object], str | None]:
+        """Of an admitted job that is about to take another one's run folder over: the job that has used it last, if it
+        may still do so; and its namespace, where that is not served."""
+        folder, uid = resumed_folder(job["spec"]), job["metadata"]["uid"]
+        if snapshot is None or folder is None or view.unreadable or any(n.uid == uid for n in view.takeovers):
+            return (), None
+        note = view.takeovers[-1] if view.takeovers else None
+        namespace = note.namespace if note else namespace_of(folder)
+        if namespace is not None and self._namespaces and namespace not in self._namespaces:
+            return (), namespace
+        if note is None or namespace is None:
+            return (), None
+        other = await self.job(JobKey(namespace, note.job))
+        if other is None or other["metadata"]["uid"] != note.uid or not blocks(other, job):
+            return (), None
+        return [other], None
 
     async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
         """The job whose model this one starts from before admission; afterwards the snapshot holds what it came to."""

@@ -65,6 +65,33 @@ def test_every_stage_runs_anew_under_the_next_numbers_and_training_goes_on() -> 
     assert next(each for each in world.status["stages"] if each["name"] == "Train")["attempt"] == 1
 
 
+def test_a_folder_that_a_third_namespaces_job_uses_is_taken_over_when_that_job_has_ended() -> None:
+    world = resumed(interrupted(), second())
+    world.reconcile()
+    user = job(resumeFrom={"runFolder": FOLDER})
+    user["metadata"] |= {"name": "cee", "namespace": "team-c", "uid": "0c1c1c1c-0"}
+    user["status"] = {"resolved": {"runFolder": FOLDER}}
+    world.neighbours = [user]
+    world.reconcile()
+    assert (world.takeovers, world.created) == ([], [])
+    valid = world.condition("Valid")
+    assert valid["reason"] == "RunFolderInUse"
+    assert '"cee" in namespace team-c' in valid["message"]
+    world.neighbours = []
+    world.until(Stage.TRAIN)
+    assert [(note.namespace, note.job) for note in world.takeovers] == [("team-a", "second")]
+
+
+def test_a_folder_of_a_namespace_that_is_not_served_is_not_taken_over() -> None:
+    world = resumed(interrupted(), second())
+    world.unserved = "team-c"
+    world.reconcile()
+    world.reconcile()
+    assert (world.takeovers, world.created) == ([], [])
+    assert world.condition("Valid")["reason"] == "RunFolderInUse"
+    assert "does not serve" in world.condition("Valid")["message"]
+
+
 def test_a_folder_in_which_a_stage_has_no_number_left_is_not_gone_on_in() -> None:
     before = interrupted()
     first = before.attempts[AttemptKey(Stage.TRAIN, 1)]

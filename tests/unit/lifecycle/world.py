@@ -145,6 +145,7 @@ class World:
     """The plan of an earlier release, in the job's namespace."""
     takeovers: list[Takeover] = field(default_factory=list)
     neighbours: list[Object] = field(default_factory=list)
+    unserved: str | None = None
     source: Object | None = None
     """The job whose model this one starts from."""
     jobsets: dict[str, Object] = field(default_factory=dict)
@@ -196,6 +197,7 @@ class World:
             folder=self._view(),
             source=answered(self.source),
             neighbours=tuple(answered(self.neighbours)),
+            unserved_namespace=self.unserved,
             nodes=answered(self.nodes),
             workloads=None if self.workloads is None else tuple(answered(list(self.workloads.values()))),
             live_jobs=self.live_jobs,

@@ -1,9 +1,10 @@
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from finetune_contract import Failure, Stage
+from finetune_contract import Failure, RunFolder, Stage
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     JOBS,
@@ -15,7 +16,8 @@ from finetune_operator.cluster.port import (
     Kind,
     NotFound,
 )
-from finetune_operator.lifecycle.observed import AttemptKey, Observed
+from finetune_operator.lifecycle.observed import AttemptKey, Observed, Takeover
+from finetune_operator.planning import Snapshot, render_snapshot
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
@@ -272,3 +274,76 @@ async def test_a_folder_that_the_profile_does_not_open_costs_no_look_at_other_na
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
     await observer(cluster, FakeStore()).observe(KEY)
     assert "list finetunejobs" not in cluster.calls
+
+
+def resuming(cluster: FakeCluster) -> None:
+    """An admitted job that is about to take a run folder of team-b over."""
+    mine = cluster.put(JOBS, of_world("demo", "team", "uid-of-demo", resumeFrom={"runFolder": LENT}))
+    spec = {"resources": {"controller": "McJAX"}, "resumeFrom": {"runFolder": LENT}}
+    stored = render_snapshot(Snapshot.make(mine, world.profile(), spec))
+    stored["metadata"]["namespace"] = OWN
+    cluster.put(CONFIG_MAPS, stored)
+
+
+def note(store: FakeStore, **fields: Any) -> None:
+    taken = Takeover(**{"uid": "0c1c1c1c-0", "job": "cee", "first": {Stage.TRAIN: 2}} | fields)
+    store.files[RunFolder(LENT).taken_over(taken.uid)] = taken.model_dump_json().encode()
+
+
+def third(cluster: FakeCluster, *, folder: str = LENT, ended: bool = False) -> Any:
+    """A job of a third namespace, which has resumed in that folder."""
+    other = of_world("cee", "team-c", "0c1c1c1c-0", resumeFrom={"runFolder": folder})
+    finished = {"type": "Finished", "status": "True" if ended else "False"}
+    return cluster.put(
+        JOBS, other | {"status": {"resolved": {"runFolder": folder}, "conditions": [finished]}}
+    )
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_the_job_that_used_the_folder_last_is_found_in_any_namespace(ended: bool) -> None:
+    cluster, store = FakeCluster(), FakeStore()
+    resuming(cluster)
+    note(store, namespace="team-c")
+    other = third(cluster, ended=ended)
+    observed = await look(cluster, store)
+    assert observed is not None
+    assert observed.neighbours == (() if ended else (other,))
+    assert observed.unserved_namespace is None
+
+
+@pytest.mark.parametrize("case", ["another folder", "another uid", "gone", "no namespace"])
+async def test_a_note_blocks_only_while_its_job_uses_the_folder(case: str) -> None:
+    cluster, store = FakeCluster(), FakeStore()
+    resuming(cluster)
+    note(store, **({} if case == "no namespace" else {"namespace": "team-c"}))
+    if case == "another folder":
+        third(cluster, folder="gs://artifacts/team-c/elsewhere-01234567")
+    elif case == "another uid":
+        other = third(cluster)
+        other["metadata"]["uid"] = "of-another-one"
+    observed = await look(cluster, store)
+    assert observed is not None
+    assert observed.neighbours == ()
+
+
+@pytest.mark.parametrize("noted", ["team-c", None])
+async def test_a_namespace_that_is_not_served_is_named(noted: str | None) -> None:
+    cluster, store = FakeCluster(), FakeStore()
+    resuming(cluster)
+    if noted:
+        note(store, namespace=noted)
+    observed = await observer(cluster, store, ("team",)).observe(KEY)
+    assert observed is not None
+    assert observed.unserved_namespace == (noted or "team-b")
+
+
+@pytest.mark.parametrize("job_name", ["../../../api/v1/namespaces/kube-system/secrets/x", "a/b", ""])
+async def test_a_note_that_names_no_job_is_no_note(job_name: str) -> None:
+    cluster, store = FakeCluster(), FakeStore()
+    resuming(cluster)
+    document = {"uid": "0c1c1c1c-0", "job": job_name, "namespace": "team-c", "first": {}}
+    store.files[RunFolder(LENT).taken_over("0c1c1c1c-0")] = json.dumps(document).encode()
+    observed = await look(cluster, store)
+    assert observed is not None
+    assert observed.folder.unreadable is not None
+    assert cluster.calls.count("get finetunejobs") == 1
