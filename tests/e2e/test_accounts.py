@@ -48,7 +48,7 @@ def bench(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def job(bench: Workbench) -> Object:
     data = in_folder_of(bench.namespace, samples.CAPITALS)
-    inputs = {
+    inputs: Object = {
         "model": {"uri": in_folder_of(bench.namespace, samples.TINY_MODEL)},
         "datasets": {
             "train": [{"uri": f"{data}/train.jsonl"}],
