@@ -109,7 +109,7 @@ def test_plan_as_yaml_writes_everything_out() -> None:
 def test_plan_finds_the_chat_template_in_the_jobs_file(tmp_path: Path) -> None:
     done = finetune("plan", "-f", MIXTURE, "--profile", CLOUD)
     assert done.exit_code == 0, done.output
-    assert "gs://my-project-data/chats/*.jsonl (Auto, weight 3)" in done.stdout
+    assert "gs://my-project-data/team-a/chats/*.jsonl (Auto, weight 3)" in done.stdout
     assert "acme/faq, split train (QuestionAnswer, weight 1)" in done.stdout
     assert "2 % of the training rows, held back" in done.stdout
     alone = tmp_path / "alone.yaml"

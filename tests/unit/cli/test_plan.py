@@ -29,7 +29,7 @@ def plan(
         "metadata": {"name": "bot", "namespace": "team-a"},
         "spec": {
             "model": {"huggingFace": {"repo": "Qwen/Qwen3-14B"}},
-            "datasets": {"train": [{"uri": "gs://my-project-data/chat.jsonl"}]},
+            "datasets": {"train": [{"uri": "gs://my-project-data/team-a/chat.jsonl"}]},
             "method": {"type": "SFT"},
             **spec,
         },
@@ -69,7 +69,7 @@ def test_a_model_that_fits_is_told_what_its_stages_request(tmp_path: Path) -> No
 
 
 def test_without_a_size_the_plan_says_what_the_profile_holds(tmp_path: Path) -> None:
-    spec = {"model": {"uri": "gs://my-project-models/ours"}}
+    spec = {"model": {"uri": "gs://my-project-models/team-a/ours"}}
     assert "models of up to 13.1 billion parameters" in plan(tmp_path, **spec).stdout
     assert facts(tmp_path, **spec)["hostMemory"] == {"largestModel": 13_055_000_000}
     assert facts(tmp_path, max_memory=None, **spec)["hostMemory"] == {}
@@ -119,8 +119,8 @@ def test_a_profile_that_holds_no_stage_is_refused_with_what_to_change(tmp_path: 
 
 def test_text_and_json_name_the_same_checkpoint(tmp_path: Path) -> None:
     datasets = {
-        "train": [{"uri": "gs://my-project-data/chat.jsonl"}],
-        "validation": [{"uri": "gs://my-project-data/held-back.jsonl"}],
+        "train": [{"uri": "gs://my-project-data/team-a/chat.jsonl"}],
+        "validation": [{"uri": "gs://my-project-data/team-a/held-back.jsonl"}],
     }
     measured = {"datasets": datasets, "evaluation": {"everySteps": 100}}
     assert "the best is exported" in plan(tmp_path, **measured).stdout
