@@ -56,22 +56,22 @@ def test_a_model_whose_export_no_node_could_hold_is_named_before_the_job_exists(
     done = plan(tmp_path)
     assert done.exit_code == 0
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("Host memory"))
-    for word in ("by the model's name", "CpuPoolTooSmall", "Export about 123 GiB", "at least 180Gi"):
+    for word in ("by the model's name", "CpuPoolTooSmall", "Convert about 152 GiB", "at least 180Gi"):
         assert word in line
     assert facts(tmp_path)["hostMemory"]["reason"] == "CpuPoolTooSmall"
 
 
 def test_a_model_that_fits_is_told_what_its_stages_request(tmp_path: Path) -> None:
     found = facts(tmp_path, **model("Qwen/Qwen3-8B"))["hostMemory"]
-    assert found["convert"] == "57Gi"
+    assert found["convert"] == "115Gi"
     assert found["export"] == "87Gi"
     assert "reason" not in found
 
 
 def test_without_a_size_the_plan_says_what_the_profile_holds(tmp_path: Path) -> None:
     spec = {"model": {"uri": "gs://my-project-models/team-a/ours"}}
-    assert "models of up to 13.1 billion parameters" in plan(tmp_path, **spec).stdout
-    assert facts(tmp_path, **spec)["hostMemory"] == {"largestModel": 13_055_000_000}
+    assert "models of up to 10.4 billion parameters" in plan(tmp_path, **spec).stdout
+    assert facts(tmp_path, **spec)["hostMemory"] == {"largestModel": 10_444_000_000}
     assert facts(tmp_path, max_memory=None, **spec)["hostMemory"] == {}
 
 
@@ -95,7 +95,7 @@ def test_a_status_of_another_shape_is_not_read(tmp_path: Path, status: Any) -> N
     [
         ("Qwen/Qwen3-0.6B", 600_000_000),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", 135_000_000),
-        ("mistralai/Mixtral-8x7B-v0.1", 56_000_000_000),
+        ("mistralai/Mixtral-8x7B-v0.1", 46_480_000_000),
         ("Qwen/Qwen3-30B-A3B", 30_000_000_000),
         ("meta-llama/Llama-3.1-8B-Instruct", 8_000_000_000),
         ("gradientai/Llama-3-8B-Instruct-1M", 8_000_000_000),
