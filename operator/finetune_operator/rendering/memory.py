@@ -70,7 +70,7 @@ def _factor(plan: Plan, stage: Stage) -> float:
     if stage is Stage.CONVERT:
         return host_memory.CONVERT
     lora, export = plan.method.lora, plan.export
-    whole = host_memory.EXPORT_LARGE if export.orbax or export.dtype == "FP32" else host_memory.EXPORT
+    whole = host_memory.EXPORT_WITH_ORBAX if export.orbax else host_memory.EXPORT
     if lora is None or plan.model.orbax or export.orbax:
         return whole
     adapter = host_memory.ADAPTER * lora.rank / _PARAMETERS_PER_RANK

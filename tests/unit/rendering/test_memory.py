@@ -148,7 +148,6 @@ def exported(
     rank: int | None,
     *,
     source: str | None = None,
-    dtype: str = "BF16",
     orbax: bool = False,
     max_memory: str | None = None,
 ) -> Any:
@@ -156,7 +155,7 @@ def exported(
     return SimpleNamespace(
         cpu_pool=SimpleNamespace(max_memory=max_memory),
         method=SimpleNamespace(lora=rank and SimpleNamespace(rank=rank)),
-        export=SimpleNamespace(content=content, dtype=dtype, orbax=orbax),
+        export=SimpleNamespace(content=content, orbax=orbax),
         model=SimpleNamespace(orbax=source),
     )
 
@@ -183,10 +182,3 @@ def test_maxtexts_format_costs_an_export_another_conversion(rank: int | None) ->
     assert needed_gib(exported("Merged", rank, orbax=True), Stage.EXPORT, 10**10) == needed_gib(
         exported("Merged", rank), Stage.CONVERT, 10**10
     )
-
-
-def test_weights_in_float32_need_more_than_in_bfloat16() -> None:
-    full, half = (
-        needed_gib(exported("Merged", None, dtype=d), Stage.EXPORT, 10**10) for d in ("FP32", "BF16")
-    )
-    assert full - half == pytest.approx(10**10 * 2.2 / 2**30, abs=1)
