@@ -108,10 +108,16 @@ def plan(
         typer.Option("--output", "-o", help="yaml: every JobSet as it would be applied, one document each."),
     ] = Output.TEXT,
 ) -> None:
-    """Show what a job would do, without a cluster: stages, TPU and why, batch, names, run folder."""
+    """Show what a job would do, without a cluster: stages, TPU and why, batch, names, run folder; exit code 1 where it
+    would be refused, or fail for what is known before it runs."""
     from finetune_operator.cli.plan import show_plan
 
-    typer.echo(show_plan(file, profile, output.value))
+    shown = show_plan(file, profile, output.value)
+    typer.echo(shown.text)
+    if shown.problem:
+        if output is Output.YAML:
+            typer.echo(shown.problem, err=True)
+        raise typer.Exit(1)
 
 
 @app.command()

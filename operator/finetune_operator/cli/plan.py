@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +49,16 @@ _Dumper.add_implicit_resolver(
 )
 
 
-def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "json", "yaml"]) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What there is to print."""
+
+    text: str
+    problem: str
+    """Why the job would fail once it runs, which the page and the JSON say, too; empty: nothing is known against it."""
+
+
+def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "json", "yaml"]) -> Shown:
     """The plan of the one job in ``file``. Raises CliError with the operator's own words where it would refuse."""
     job, profile, template = _inputs(file, profile_file)
     try:
@@ -59,13 +70,16 @@ def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "js
         ) from error
     except CpuPoolTooSmall as error:
         raise CliError(f"{file}: CpuPoolTooSmall: {error}", fix=error.fix) from error
-    if output == "yaml":
-        text = yaml.dump_all(jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
-        return str(text).rstrip("\n")
     memory = host_memory.host_memory(plan, job)
-    if output == "json":
-        return json.dumps(_facts(plan, memory) | {"jobSets": jobsets}, indent=2)
-    return "\n".join(_page(plan, jobsets, memory))
+    match output:
+        case "yaml":
+            text = yaml.dump_all(jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+            text = str(text).rstrip("\n")
+        case "json":
+            text = json.dumps(_facts(plan, memory) | {"jobSets": jobsets}, indent=2)
+        case "text":
+            text = "\n".join(_page(plan, jobsets, memory))
+    return Shown(text=text, problem=host_memory.problem(memory))
 
 
 def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object, Object | None]:
@@ -73,7 +87,7 @@ def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object, Obje
     documents = load(file)
     jobs = of_kind(documents, "FineTuneJob")
     if len(jobs) != 1:
-        raise CliError(f"{file}: holds {len(jobs)} FineTuneJobs; plan looks at one.")
+        raise CliError(f"{file}: holds {len(jobs)} FineTuneJobs; plan takes one.")
     job = jobs[0]
     if not isinstance(job.get("metadata"), Mapping) or not isinstance(job.get("spec"), Mapping):
         raise CliError(f"{file}: the FineTuneJob has no metadata or no spec.")
@@ -179,7 +193,7 @@ def _page(plan: Plan, jobsets: Sequence[Object], memory: host_memory.HostMemory)
         "Length",
         f"{numbers.steps} steps"
         if numbers.steps
-        else f"{numbers.epochs:g} epochs; Preflight counts the steps",
+        else f"{numbers.epochs:g} epoch{'' if numbers.epochs == 1 else 's'}; Preflight counts the steps",
     )
     yield _row("Method", _method(plan))
     yield _row("Model", _source(plan.model))
@@ -191,12 +205,13 @@ def _page(plan: Plan, jobsets: Sequence[Object], memory: host_memory.HostMemory)
     yield _row("Checkpoints", _checkpoints(plan))
     yield _row("Memory", _memory(plan))
     yield _row("Host memory", host_memory.text(memory))
+    if problem := host_memory.problem(memory):
+        yield _row("Problem", problem)
     if tried := plan.smoke:
         yield _row(
             "Smoke test", f"{tried.steps} steps on {tried.examples} rows of each source, within Preflight"
         )
-    if limits := [f"at most {each.most:g} ({each.path})" for each in plan.budget.ceilings]:
-        yield _row("Budget", ", ".join(limits))
+    yield from _money(plan)
     yield _row("Run folder", plan.run_folder.uri.replace("-00000000", "-<uid>"))
     yield _row("Cache", f"{plan.cache.uri} ({plan.use_cache})")
     yield _row("Image", plan.image)
@@ -208,6 +223,16 @@ def _page(plan: Plan, jobsets: Sequence[Object], memory: host_memory.HostMemory)
 def _queues(plan: Plan) -> dict[str, str | None]:
     queues = plan.queues
     return {"tpu": queues.tpu, "cpu": queues.cpu, "priority": queues.priority_class}
+
+
+def _money(plan: Plan) -> Iterator[str]:
+    if price := plan.placement.chip_hour_price:
+        cost = f"{Decimal(price) * plan.chips:f} {plan.currency} an hour"
+        yield _row("Price", f"{cost} ({plan.chips} chips x {price})")
+    ceilings = ((plan.budget.chip_hours, "chip hours"), (plan.budget.cost, plan.currency))
+    limits = [f"at most {each.most:.10g} {unit} ({each.path})" for each, unit in ceilings if each is not None]
+    if limits:
+        yield _row("Budget", ", ".join(limits))
 
 
 def _checkpoints(plan: Plan) -> str:
