@@ -20,7 +20,7 @@ PROFILES = ROOT / "examples" / "profiles"
 
 @pytest.mark.parametrize("path", [*JOBS, *PROFILES.glob("*.yaml"), LOCAL], ids=lambda path: path.name)
 def test_validates(path: Path) -> None:
-    assert check_files([path]) == []
+    assert check_files([path]).problems == []
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)

@@ -175,8 +175,8 @@ def policy_problems(job: Object, name: str, profile: Object, merged: Object, bas
         merged: the job's spec over all defaults.
         base: the defaults alone: what locked paths must say.
     """
+    _check_namespace(name, profile, job["metadata"].get("namespace"))
     namespace = job["metadata"].get("namespace", "default")
-    _check_namespace(name, profile, namespace)
     broken = [problem for rule in _RULES for problem in rule(job["spec"], profile, merged, base)]
     broken += forbidden_labels(job["metadata"], profile)
     return [*broken, *filter(None, _places(profile, merged, Storage.of(profile, namespace)))]
@@ -187,15 +187,17 @@ def refused_by(name: str, problems: Iterable[str]) -> Refused:
     return Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(problems)}.')
 
 
-def _check_namespace(name: str, profile: Object, namespace: str) -> None:
+def _check_namespace(name: str, profile: Object, namespace: str | None) -> None:
+    """``namespace``: None in a manifest that leaves it to kubectl."""
     namespaces = profile.get("namespaces", ())
-    listed = namespace in namespaces or "*" in namespaces
+    listed = (namespace or "default") in namespaces or "*" in namespaces
     if not listed and (namespaces or _strict(profile)):
-        raise Refused(
-            Reason.PROFILE_NOT_ALLOWED,
-            f'profile "{name}" serves {_served(namespaces)}, not {namespace}: to allow it, add "{namespace}" to '
-            "spec.namespaces of the profile.",
+        other = (
+            f'not {namespace}: to allow it, add "{namespace}" to spec.namespaces of the profile.'
+            if namespace
+            else "and metadata.namespace is not set, which here means default: set it."
         )
+        raise Refused(Reason.PROFILE_NOT_ALLOWED, f'profile "{name}" serves {_served(namespaces)}, {other}')
 
 
 def _served(namespaces: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ def offline_plan(job: Object, profile: Object, template: Object | None = None) -
 
     ``template``: the ConfigMap that the job's chat template is in.
     """
-    metadata = {"namespace": "default", "uid": UNKNOWN_UID, **job["metadata"]}
+    metadata = {"uid": UNKNOWN_UID, **job["metadata"]}
     # A job that names no profile means the one given, whatever it is annotated with.
     named = {"profileRef": {"name": profile["metadata"]["name"]}, **job["spec"]}
     return admit({**job, "metadata": metadata, "spec": named}, [profile], template).plan
