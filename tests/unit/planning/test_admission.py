@@ -489,13 +489,17 @@ def test_a_slice_that_is_not_offered_hides_no_rule_and_no_limit() -> None:
     assert refusal(job(resources=AT_ONCE["resources"])).reason == Reason.NO_FLAVOR_FITS
 
 
-@pytest.mark.parametrize(
-    "spec", [spec for spec, profiles, _ in CHOICES if profiles[0]["metadata"]["name"] == "local"]
-)
-def test_what_a_job_is_refused_for_under_a_profile_ends_with_whom_to_ask(spec: dict[str, Any]) -> None:
-    strict = profile(constraints={"mode": "Strict", "locked": ["checkpointing.everySteps"]})
-    if "profileRef" not in spec:
-        assert refusal(job(**spec), strict).message.endswith(". Ask #ml-help.")
+#: There is no one profile whose owner could be asked.
+NO_ONE = (Reason.PROFILE_NOT_FOUND, Reason.NO_DEFAULT_PROFILE, Reason.AMBIGUOUS_DEFAULT_PROFILE)
+
+
+@pytest.mark.parametrize(("spec", "profiles", "reason"), [each for each in CHOICES if each[2] not in NO_ONE])
+def test_a_refusal_under_a_profile_ends_with_whom_to_ask(
+    spec: dict[str, Any], profiles: list[Any], reason: Reason
+) -> None:
+    message = refusal(job(**spec), *profiles).message
+    assert message.endswith(" Ask #ml-help."), reason
+    assert message.count("Ask #ml-help.") == 1
 
 
 @pytest.mark.parametrize(
