@@ -26,7 +26,8 @@ def _matches(pattern: str) -> Rule:
     return Rule(
         cel=f"self.matches(r'{pattern}')",
         message=(
-            "must be gs://bucket/path or file:///path without empty segments, '.' and '..': write the path as it is"
+            "must be gs://bucket/path or file:///path without a wildcard in the bucket's name, empty segments, '.' and "
+            "'..': write the path as it is"
         ),
         holds=lambda uri: re.fullmatch(pattern, uri) is not None,
     )

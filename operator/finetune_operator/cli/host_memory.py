@@ -104,9 +104,10 @@ def text(memory: HostMemory) -> str:
         return f"by the model's size, which Preflight reads{most}"
     source = "by the model's name" if memory.known_from == "name" else "as the status says"
     asked = ", ".join(f"{stage} {size}Gi" for stage, size in memory.requests.items())
-    told = f"{asked} for {memory.parameters / 1e9:.1f} billion parameters, {source}"
-    if memory.refusal is not None:
-        told += (
-            f". CpuPoolTooSmall, the job would fail after Preflight: {memory.refusal} {memory.refusal.fix}"
-        )
-    return told
+    return f"{asked} for {memory.parameters / 1e9:.1f} billion parameters, {source}"
+
+
+def problem(memory: HostMemory) -> str:
+    """Why the job would fail after Preflight; empty: as far as is known it would not."""
+    refusal = memory.refusal
+    return f"CpuPoolTooSmall, found by Preflight: {refusal} {refusal.fix}" if refusal else ""

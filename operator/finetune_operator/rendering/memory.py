@@ -159,7 +159,7 @@ def _too_small(plan: Plan, needed: dict[Stage, int], parameters: int) -> CpuPool
         f"A model with {_believable(parameters) / 1e9:.1f} billion parameters needs more memory than the profile's "
         f"CPU nodes give to a pod: {wants}, and cpuPool.maxMemory is {allowed}. There {fits}.",
         stage=next(iter(needed)),
-        fix=f"Create the job under a profile whose cpuPool.maxMemory is at least {enough}Gi"
+        fix=f"Create the job under a profile whose CPU nodes give a pod {most} GiB: cpuPool.maxMemory {enough}Gi"
         + (f", which a node of {node} GiB leaves." if node else "."),
     )
 

@@ -1,6 +1,7 @@
 """What ``finetune plan`` knows of the CPU stages' memory without a cluster, and that text and JSON agree."""
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,15 @@ def plan(
 
 def facts(folder: Path, **options: Any) -> dict[str, Any]:
     done = plan(folder, "-o", "json", **options)
-    assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
+    assert done.exit_code == ("reason" in found["hostMemory"]), done.output
     return found
+
+
+def row(done: Result, label: str) -> str:
+    """What stands behind a label of the page."""
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith(label))
+    return line.removeprefix(label).strip()
 
 
 def model(repo: str) -> dict[str, Any]:
@@ -54,11 +61,34 @@ def model(repo: str) -> dict[str, Any]:
 
 def test_a_model_whose_export_no_node_could_hold_is_named_before_the_job_exists(tmp_path: Path) -> None:
     done = plan(tmp_path)
-    assert done.exit_code == 0
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("Host memory"))
-    for word in ("by the model's name", "CpuPoolTooSmall", "Convert about 152 GiB", "at least 180Gi"):
-        assert word in line
+    assert done.exit_code == 1
+    assert "by the model's name" in row(done, "Host memory")
+    for word in ("CpuPoolTooSmall", "Convert about 152 GiB", "give a pod 152 GiB: cpuPool.maxMemory 180Gi"):
+        assert word in row(done, "Problem")
     assert facts(tmp_path)["hostMemory"]["reason"] == "CpuPoolTooSmall"
+    written = plan(tmp_path, "-o", "yaml")
+    assert written.exit_code == 1
+    assert len(list(yaml.safe_load_all(written.stdout))) == 4
+    assert "CpuPoolTooSmall" in written.stderr
+
+
+def test_the_page_names_units_and_the_price(tmp_path: Path) -> None:
+    done = plan(
+        tmp_path,
+        **model("Qwen/Qwen3-0.6B"),
+        resources={"tpu": "v6e-4"},
+        budget={"maxChipHours": "1000000", "maxCost": "100"},
+        hyperparameters={"epochs": 1},
+    )
+    assert done.exit_code == 0, done.output
+    flavors = yaml.safe_load(CLOUD.read_text())["spec"]["flavors"]
+    price = flavors[0]["chipHourPrice"]
+    assert row(done, "Price") == f"{Decimal(price) * 4:f} USD an hour (4 chips x {price})"
+    assert "at most 100 USD (spec.budget.maxCost)" in row(done, "Budget")
+    assert " chip hours (" in row(done, "Budget")
+    assert row(done, "Length") == "1 epoch; Preflight counts the steps"
+    for internal in ("fingerprint", "train_step", "hyperparameters.", "converted (from"):
+        assert internal not in row(done, "Known later")
 
 
 def test_a_model_that_fits_is_told_what_its_stages_request(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_conversion_that_no_cpu_node_could_hold_fails_the_job_before_anything_
     failure = world.status["failure"]
     assert (failure["reason"], failure["stage"]) == ("CpuPoolTooSmall", "Convert")
     assert "14.8 billion" in failure["message"]
-    assert "at least 180Gi" in failure["suggestion"]
+    assert "cpuPool.maxMemory 180Gi" in failure["suggestion"]
     assert world.status["summary"].startswith("Failed in Convert: ")
     assert world.status["summary"].endswith("No TPU time was used.")
     assert world.condition("MemoryFits")["reason"] == "CpuPoolTooSmall"
