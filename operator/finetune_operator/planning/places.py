@@ -103,11 +103,8 @@ def judge(
     """
     uri = place.uri.rstrip("/")
     covering = [pattern for pattern in listed or () if covers(pattern, uri)]
-    if _is_file(uri) and not _is_file(storage.artifacts):
-        return (
-            f"{place.path}: {uri} is the file system of a pod, and the profile keeps things in {storage.artifacts}: "
-            "use a gs:// URI"
-        )
+    if fault := _of_a_pod(place.path, uri, storage):
+        return fault
     own = storage.exports if rule == "write" else storage.own
     if not _open(_guarded(place, uri, storage, rule), covering):
         # An entry that opens it would open it to every namespace of the profile, so none is advised.
@@ -125,6 +122,16 @@ def judge(
     )
 
 
+def _of_a_pod(path: str, uri: str, storage: Storage) -> str | None:
+    """Why a place in a file system is refused where the profile keeps things elsewhere."""
+    if not _is_file(uri) or _is_file(storage.artifacts):
+        return None
+    return (
+        f"{path}: {uri} is the file system of a pod, and the profile keeps things in {storage.artifacts}: "
+        "use a gs:// URI"
+    )
+
+
 def _open(guarded: Iterable[str | None], covering: Sequence[str]) -> bool:
     """Whether entries name each of the ``guarded`` folders."""
     return all(folder is not None and any(_names(each, folder) for each in covering) for folder in guarded)
@@ -139,6 +146,8 @@ def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -
     """Why a job may not go on in the run folder ``folder``; None: it may. It is its namespace's own, or one that
     ``constraints.uris.write`` names."""
     uri = folder.rstrip("/")
+    if fault := _of_a_pod(path, uri, storage):
+        return fault
     parent, _, name = uri.rpartition("/")
     shared = any(_touches(uri, each, folder=True) for each in storage.shared.values())
     own = parent == storage.own and name not in _NO_RUNS

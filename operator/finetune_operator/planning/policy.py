@@ -139,6 +139,8 @@ def _idle_entries(profile: Object) -> Iterator[str]:
                 yield f"{where} covers nothing, as a repository is listed here by its name alone: use {repository}."
             elif path == "constraints.uris.write" and (named := _written_repository(entry)):
                 yield f"{where} covers nothing, as exports go to hf://<owner>/<name>: use {named}."
+            elif entry.startswith("file://") and not profile["storage"]["artifacts"].startswith("file://"):
+                yield f"{where} covers nothing, as the profile keeps things in gs://: remove it."
             elif entry.endswith("/"):
                 yield f"{where} covers nothing, as no place ends in a slash: use {_open_ended(entry)}."
 

@@ -316,6 +316,7 @@ def test_a_constraint_that_would_enforce_nothing_is_refused_with_what_is_legal(
     ("spec", "said"),
     [
         ({"constraints": {"uris": {"read": ["gs://b/x/"]}}}, "uris.read[0]: gs://b/x/ covers nothing"),
+        ({"constraints": {"uris": {"write": ["file:///*"]}}}, "uris.write[0]: file:///* covers nothing"),
         ({"constraints": {"uris": {"write": ["gs://b/*", "gs://b/x/"]}}}, "use gs://b/x/*."),
         ({"constraints": {"uris": {"read": ["hf://models/acme/"]}}}, "use hf://models/acme/*."),
         ({"constraints": {"uris": {"write": ["hf://models/acme/*"]}}}, "use hf://acme/*."),

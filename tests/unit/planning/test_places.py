@@ -261,6 +261,13 @@ def test_a_refused_run_folder_elsewhere_comes_with_its_own_entry() -> None:
     assert judge_run("spec.x", "gs://other/j-1/", STORAGE, ("gs://other/j-1",)) is None
 
 
+@pytest.mark.parametrize("listed", [(), ("file:///*",), ("file:///tmp/team-a/j-1",)])
+def test_no_run_folder_lies_in_the_file_system_of_a_pod(listed: tuple[str, ...]) -> None:
+    said = judge_run("spec.x", "file:///tmp/team-a/j-1", STORAGE, listed)
+    assert said is not None
+    assert "is the file system of a pod" in said
+
+
 # --- in an admission
 
 
@@ -446,9 +453,7 @@ def test_a_file_system_is_no_place_under_a_profile_that_keeps_things_in_a_bucket
         {"datasets": {"train": [{"uri": "file:///proc/self/environ"}]}},
         {"export": {"destinations": [{"uri": "file:///tmp/m"}]}},
     ):
-        refused = refusal(
-            job(**asked), profile(constraints={"uris": {"read": ["file:///*"], "write": ["file:///*"]}})
-        )
+        refused = refusal(job(**asked), profile())
         assert "is the file system of a pod" in refused.message
     local = profile(storage={"artifacts": "file:///srv/runs", "cache": "file:///srv/cache"})
     assert admit(job(model={"uri": "file:///models/tiny"}), [local]).plan
