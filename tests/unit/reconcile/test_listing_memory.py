@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-#: MiB above what the process has before it looks; the chart's limit is 256Mi, of which it has 100.
+#: MiB above what the process has before it looks; the chart's limit is 384Mi, and run folders may take 100.
 MOST = 80
 
 
