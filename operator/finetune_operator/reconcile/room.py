@@ -4,6 +4,7 @@ A look at an ordinary job holds little. One that holds more needs a place, of wh
 namespace gets one; it waits for it, between two pages of a listing.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -26,6 +27,7 @@ class Room:
         self._namespace = namespace
         self._places = places
         self._placed = False
+        self._taking = asyncio.Lock()
         self._held = 0
 
     async def hold(self, found: Sequence[Object], what: str) -> None:
@@ -36,9 +38,12 @@ class Room:
                 f"{what}: those that the job may have made take more than {_MOST >> 20} MiB. Delete those that no "
                 "controller made, or remove these labels from them"
             )
-        if self._held > _SMALL and not self._placed:
-            await self._places.take(self._namespace)
-            self._placed = True
+        if self._held > _SMALL:
+            # A look lists several kinds at once, and its namespace has one place.
+            async with self._taking:
+                if not self._placed:
+                    await self._places.take(self._namespace)
+                    self._placed = True
 
     def leave(self) -> None:
         if self._placed:

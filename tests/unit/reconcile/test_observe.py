@@ -368,7 +368,7 @@ async def test_a_namespace_that_is_not_served_is_named(noted: str | None) -> Non
     resuming(cluster)
     if noted:
         note(store, namespace=noted)
-    observed = await observer(cluster, store, ("team",)).observe(KEY)
+    observed = await look(cluster, store, ("team",))
     assert observed is not None
     assert observed.unserved_namespace == (noted or "team-b")
 

@@ -69,3 +69,15 @@ async def test_too_much_for_one_look_is_said_of_what() -> None:
             await room.hold(much(25), "pods with uid=u")
     async with rooms.of("a") as room:
         await room.hold(much(2), "pods")
+
+
+async def test_listings_of_one_look_share_its_place() -> None:
+    """Both have to wait for the look before, of the same namespace."""
+    rooms = Rooms()
+    async with asyncio.timeout(10), rooms.of("a") as second:
+        async with rooms.of("a") as first:
+            await first.hold(much(2), "pods")
+            listings = [asyncio.ensure_future(second.hold(much(2), what)) for what in ("pods", "jobsets")]
+            for _ in range(20):
+                await asyncio.sleep(0)
+        await asyncio.gather(*listings)
