@@ -105,12 +105,16 @@ class Watch:
 
     def settle(self) -> None:
         """Without anything new, nothing is written any more."""
+        noted: object = None
         for _ in range(8):
             before = copy.deepcopy(self.world.status)
             found = self.look()
+            # A result with a date to come makes each note one of an earlier run; it is written again, and not at once.
+            again = found.records == noted and (found.look_again_after or 0) >= 5
+            noted = found.records
             wrote = (
                 found.jobset,
-                found.records,
+                found.records and not again,
                 found.deletions,
                 found.snapshot,
                 found.retry,
