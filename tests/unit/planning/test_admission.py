@@ -82,6 +82,11 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
         Reason.INVALID_SPEC,
     ),
     (
+        {"hyperparameters": {"optimizer": "SGD"}, "engineOverrides": {"adam_b1": "0.8"}},
+        [profile()],
+        Reason.INVALID_SPEC,
+    ),
+    (
         {"method": {"type": "DPO"}, "datasets": {"train": [SOURCE], "packing": True}},
         [profile()],
         Reason.INVALID_SPEC,
