@@ -282,6 +282,12 @@ def first_start(pods: Iterable[Object]) -> datetime | None:
     return min(_starts(_states(pods)), default=None)
 
 
+def last_start(pods: Iterable[Object]) -> datetime | None:
+    """When the last of these pods began to run; None where none has. A container that the kubelet starts again begins
+    nothing anew, a pod that takes the place of another does."""
+    return max((min(begun) for pod in pods if (begun := _starts(_states([pod], last=True)))), default=None)
+
+
 def _states(pods: Iterable[Object], *, last: bool = False) -> list[Object]:
     """Of the containers that have started; ``last``: with what the same container was before the kubelet started it
     again."""

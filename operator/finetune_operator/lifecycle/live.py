@@ -58,7 +58,7 @@ def watch(  # noqa: PLR0911  one per case
     late = deadlines.overdue(
         attempt, look.plan, observed.folder.progress, observed.now, readable_since(observed)
     )
-    silent = late and late.reason in (deadlines.HUNG, deadlines.STARTUP_TIMEOUT)
+    silent = late and late.reason in deadlines.STANDING_STILL
     if late and not (silent and observed.folder.progress_unknown):
         return _end_late(observed, look, attempt, late)
     running = attempt.running
@@ -74,7 +74,7 @@ def watch(  # noqa: PLR0911  one per case
         running=running,
         starting=not running,
         recovering=not running
-        and (recovering(look) or deadlines.interrupted(attempt, observed.folder.progress)),
+        and (recovering(look) or deadlines.recovering(attempt, observed.folder.progress)),
         wait=wait,
         queue=queue,
     )

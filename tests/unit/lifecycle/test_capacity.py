@@ -7,6 +7,7 @@ import pytest
 from finetune_contract import Failure, Stage
 from finetune_operator.lifecycle import AttemptKey
 from finetune_operator.lifecycle.times import stamp
+from tests.unit.lifecycle.test_blind import MALFORMED
 from tests.unit.lifecycle.test_endings import DISRUPTED, add_worker, pathways
 from tests.unit.lifecycle.test_limits import (
     NOT_CHARGED,
@@ -149,6 +150,156 @@ def test_a_pathways_worker_that_is_replaced_after_hours_is_no_lack_of_capacity(
     decision = world.reconcile()
     assert decision.deletions == ()
     assert decision.records == ()
+
+
+def lose_worker(world: World, name: str, *, trace: bool = True) -> None:
+    """Spot takes the worker's node; its Job makes another pod, which finds none. ``trace``: the old pod stays."""
+    old = world.pods.pop(f"{name}-worker-0")
+    if trace:
+        told = {**DISRUPTED["conditions"][0], "lastTransitionTime": stamp(world.now)}
+        world.pods[f"{name}-{world.now.timestamp()}"] = {
+            **old,
+            "metadata": {**old["metadata"], "name": f"{name}-{world.now.timestamp()}"},
+            "status": {**old["status"], "phase": "Failed", "conditions": [told]},
+        }
+    add_worker(world, name)
+    world.pods[f"{name}-worker-0"]["status"] = {"phase": "Pending"}
+    world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"] = stamp(world.now)
+
+
+def place_worker(world: World, name: str) -> None:
+    made = world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"]
+    run_worker(world, name)
+    world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"] = made
+
+
+def on_pathways(stage: Stage = Stage.TRAIN) -> tuple[World, str]:
+    """The stage has run for hours."""
+    world = pathways()
+    name = world.until(stage)
+    run_worker(world, name)
+    for step in range(1, 15):
+        world.wait(600)
+        if stage is Stage.TRAIN:
+            world.train(name, step)
+        world.reconcile()
+    assert world.status["phase"] == "Running"
+    return world, name
+
+
+def deleting(world: World, name: str) -> bool:
+    return name not in world.jobsets or "deletionTimestamp" in world.jobsets[name]["metadata"]
+
+
+def until_deleted(world: World, name: str, seconds: float) -> float:
+    """Seconds until it is told to end; at most so many."""
+    for passed in range(60, int(seconds) + 60, 60):
+        world.wait(60)
+        world.reconcile()
+        if deleting(world, name):
+            return passed
+    return seconds
+
+
+@pytest.mark.parametrize("trace", [True, False], ids=["its old pod stays", "its old pod is gone"])
+def test_while_the_successor_of_a_preempted_worker_waits_for_a_node_no_silence_is_counted(
+    trace: bool,
+) -> None:
+    world, name = on_pathways()
+    lose_worker(world, name, trace=trace)
+    assert until_deleted(world, name, 7000) == 7000
+    assert world.status["phase"] == "Recovering"
+    place_worker(world, name)
+    # Pathways connects it again and loads; that has the time of a start.
+    assert until_deleted(world, name, 1700) == 1700
+    world.train(name, 16)
+    world.reconcile()
+    assert world.status["phase"] == "Running"
+    assert charged(world) == NOT_CHARGED
+    assert 900 <= until_deleted(world, name, 1200) <= 1000
+
+
+@pytest.mark.parametrize("stage", [Stage.TRAIN, Stage.EVALUATE])
+@pytest.mark.parametrize("trace", [True, False], ids=["its old pod stays", "its old pod is gone"])
+def test_a_preempted_worker_whose_successor_finds_no_node_ends_as_no_capacity(
+    stage: Stage, trace: bool
+) -> None:
+    world, name = on_pathways(stage)
+    lose_worker(world, name, trace=trace)
+    assert 7200 <= until_deleted(world, name, 9000) <= 7300
+    noted = world.attempts[AttemptKey(stage, 1)].failure
+    assert noted is not None
+    assert noted.reason == "NoCapacity"
+
+
+@pytest.mark.parametrize("placed", [True, False], ids=["placed in between", "one after the other"])
+def test_a_worker_that_is_lost_again_and_again_does_not_wait_for_ever(placed: bool) -> None:
+    """Without a step in between, waits and silences come to an end."""
+    world, name = on_pathways()
+    total = 0.0
+    while not deleting(world, name) and total < 48 * 3600:
+        lose_worker(world, name, trace=False)
+        total += until_deleted(world, name, 1200)
+        if placed and not deleting(world, name):
+            place_worker(world, name)
+            total += until_deleted(world, name, 600)
+    assert total <= 900 + 7200 + 1800 + 120
+
+
+def test_a_worker_is_not_said_to_wait_too_long_because_the_progress_record_is_damaged() -> None:
+    world, name = on_pathways()
+    world.progress_unknown = MALFORMED
+    lose_worker(world, name)
+    assert until_deleted(world, name, 7000) == 7000
+
+
+def test_a_training_that_stands_still_after_a_worker_was_taken_is_charged_as_a_preemption() -> None:
+    """Also where nothing takes the worker's place."""
+    world, name = on_pathways()
+    lose_worker(world, name)
+    del world.pods[f"{name}-worker-0"]
+    assert 900 <= until_deleted(world, name, 1200) <= 1000
+    world.pods.clear()
+    world.lose(name)
+    world.reconcile()
+    assert charged(world) == {**NOT_CHARGED, "preemption": 1}
+    assert world.status["attempts"]["history"][-1]["reason"] == "Preempted"
+
+
+def test_a_training_that_stands_still_long_after_a_worker_was_taken_hangs() -> None:
+    world, name = on_pathways()
+    lose_worker(world, name)
+    place_worker(world, name)
+    for step in range(15, 20):
+        world.wait(600)
+        world.train(name, step)
+        world.reconcile()
+    until_deleted(world, name, 1200)
+    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert noted is not None
+    assert noted.reason == "Hung"
+
+
+def test_on_several_hosts_too_a_pod_that_takes_the_place_of_another_waits_for_a_node() -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = in_training(world)
+    del world.pods[f"{name}-1"]
+    waiting(world, name)
+    assert 7200 <= until_deleted(world, name, 9000) <= 7300
+    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert noted is not None
+    assert noted.reason == "NoCapacity"
+
+
+def test_a_training_that_has_told_of_steps_waits_for_no_capacity_though_its_folder_is_not_listed() -> None:
+    world = World(job=job(resources={"tpu": "v6e-4"}))
+    name = in_training(world)
+    del world.attempts[world.key_of(name)]
+    remove(world, f"{name}-0")
+    until_deleted(world, name, 1200)
+    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert noted is not None
+    assert noted.reason == "Hung"
 
 
 def test_pathways_workers_that_never_find_nodes_end_the_wait() -> None:
