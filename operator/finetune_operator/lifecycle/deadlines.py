@@ -22,6 +22,7 @@ STARTUP_TIMEOUT = "StartupTimeout"
 HUNG = "Hung"
 STAGE_TIMEOUT = "StageTimeout"
 PODS_MISSING = "PodsMissing"
+POD_NOT_STARTED = "PodNotStarted"
 
 #: Of a training that makes no step, which its progress record tells.
 STANDING_STILL = (HUNG, STARTUP_TIMEOUT, PREEMPTED)
@@ -60,7 +61,7 @@ def overdue(
         return _silent(attempt, plan.limits, progress, now, readable_since)
     if now - since <= timedelta(seconds=plan.limits.pre_running):
         return None
-    return _no_capacity(attempt, plan)
+    return _not_started(attempt, plan) or _no_capacity(attempt, plan)
 
 
 def next_due(
@@ -81,7 +82,7 @@ def next_due(
 
 
 def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | None:
-    """When the attempt began to wait for nodes; None where it does not.
+    """When the attempt began to wait for nodes, or for its pods to be started there; None where it does not.
 
     Where pods of one that has run since its JobSet was let go, or was restarted, are missing, they have vanished, and
     JobSet starts all of them again; a pod that takes the place of another waits from then on. Waiting for quota is
@@ -97,8 +98,8 @@ def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | Non
     )
     if not waiting:
         return None if ran else _let_go(attempt)
-    if attempt.key.stage not in TPU_STAGES and all(children.pod_placed(pod) for pod in waiting):
-        # An image or a Secret is missing, which no other node has.
+    if attempt.key.stage not in TPU_STAGES and all(children.lacks_input(pod) for pod in waiting):
+        # No other node has it either, and it costs nothing to wait for it.
         return None
     return children.waiting_since(waiting) or (None if ran else _let_go(attempt))
 
@@ -172,6 +173,24 @@ def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> F
     last = next(note for note in reversed(own) if note and note.reason == NO_CAPACITY)
     more = " No other kind is left." if stage in TPU_STAGES else ""
     return last.model_copy(update={"message": f"{last.message}{more}"[:1024]})
+
+
+def _not_started(attempt: Attempt, plan: Plan) -> Failure | None:
+    """The record of an attempt whose pods all have nodes, which do not start them; None where that is not so."""
+    waiting = [pod for pod in attempt.pods if not children.pod_started(pod)]
+    found = children.hindrance(waiting)
+    if found is None or not all(
+        children.pod_placed(pod) and not children.lacks_input(pod) for pod in waiting
+    ):
+        return None
+    return Failure(
+        code=ExitCode.UNAVAILABLE,
+        reason=POD_NOT_STARTED,
+        message=f"{attempt.key.stage} has nodes, and its pods were not started in the {plan.limits.pre_running} s of "
+        f"spec.preRunningDeadlineSeconds. Last: {found.message.rstrip('.')}."[:1024],
+        fix=f"Ask the platform team what keeps the node from starting it: kubectl describe pod {found.pod} tells, as "
+        "long as it is there.",
+    )
 
 
 def _no_capacity(attempt: Attempt, plan: Plan) -> Failure:

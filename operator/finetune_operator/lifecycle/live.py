@@ -69,7 +69,7 @@ def watch(  # noqa: PLR0911  one per case
     if obstacle:
         wait, refused = obstacle.wait, obstacle.refused or refused
     situation = Situation(
-        course=Course.ACTIVE,
+        course=Course.STALLED if obstacle and obstacle.stalled else Course.ACTIVE,
         refused=refused,
         running=running,
         starting=not running,

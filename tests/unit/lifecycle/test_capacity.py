@@ -78,6 +78,13 @@ def run_worker(world: World, name: str) -> None:
     }
 
 
+def unplaced_worker(world: World, name: str) -> None:
+    add_worker(world, name)
+    pod = world.pods[f"{name}-worker-0"]
+    pod["metadata"]["creationTimestamp"] = stamp(world.now)
+    pod |= {"spec": {}, "status": {"phase": "Pending"}}
+
+
 @pytest.mark.parametrize("tpu", ["v6e-4", "v6e-8"])
 @pytest.mark.parametrize("evictions", [None, 0, 1])
 def test_a_pod_that_vanishes_after_hours_leaves_the_job_to_jobset(tpu: str, evictions: int | None) -> None:
@@ -144,9 +151,7 @@ def test_a_pathways_worker_that_is_replaced_after_hours_is_no_lack_of_capacity(
     if trace:
         old["status"] = {"phase": "Failed", **DISRUPTED}
         world.pods[f"{name}-worker-0-old"] = old
-    add_worker(world, name)
-    world.pods[f"{name}-worker-0"]["status"] = {"phase": "Pending"}
-    world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"] = stamp(world.now)
+    unplaced_worker(world, name)
     decision = world.reconcile()
     assert decision.deletions == ()
     assert decision.records == ()
@@ -162,9 +167,7 @@ def lose_worker(world: World, name: str, *, trace: bool = True) -> None:
             "metadata": {**old["metadata"], "name": f"{name}-{world.now.timestamp()}"},
             "status": {**old["status"], "phase": "Failed", "conditions": [told]},
         }
-    add_worker(world, name)
-    world.pods[f"{name}-worker-0"]["status"] = {"phase": "Pending"}
-    world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"] = stamp(world.now)
+    unplaced_worker(world, name)
 
 
 def place_worker(world: World, name: str) -> None:
@@ -306,9 +309,7 @@ def test_pathways_workers_that_never_find_nodes_end_the_wait() -> None:
     """The head, which asks for no chips, runs meanwhile."""
     world = pathways()
     name = world.until(Stage.TRAIN)
-    add_worker(world, name)
-    world.pods[f"{name}-worker-0"]["status"] = {"phase": "Pending"}
-    world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"] = stamp(world.now)
+    unplaced_worker(world, name)
     pass_time(world, 7100)
     assert world.live() == [name]
     pass_time(world, 300)
@@ -476,6 +477,77 @@ def test_a_missing_secret_or_image_on_cpu_is_no_lack_of_nodes() -> None:
     pass_time(world, HOURS)
     assert world.live() == [name]
     assert world.status["waiting"]["reason"] == "WaitingForImage"
+
+
+CREATING = {"reason": "ContainerCreating"}
+NO_IMAGE = {"reason": "ImagePullBackOff", "message": "no such image"}
+NO_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
+
+
+def placed(world: World, stage: Stage, held: dict[str, str]) -> str:
+    """The stage's pods have nodes and do not start."""
+    name = until_placed(world, stage)
+    since = stamp(world.now)
+    for pod in world.pods_of(name):
+        pod["spec"] = {**pod["spec"], "nodeName": "node-1"}
+        pod["status"] = {
+            "phase": "Pending",
+            "startTime": since,
+            "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": since}],
+            "containerStatuses": [{"name": "trainer", "state": {"waiting": held}}],
+        }
+    world.reconcile()
+    return name
+
+
+@pytest.mark.parametrize("stage", [Stage.PREFLIGHT, Stage.CONVERT, Stage.TRAIN])
+def test_a_placed_pod_that_is_never_started_ends_the_attempt_and_the_wait_is_named(stage: Stage) -> None:
+    world = World(job=job(recovery={"maxInfrastructureRetries": 1}))
+    world.edit(preRunningDeadlineSeconds=600)
+    for number in (1, 2):
+        name = placed(world, stage, CREATING)
+        assert name.endswith(f"-{number}")
+        assert "waiting" not in world.status, "it takes a moment"
+        world.object_events = [
+            {
+                "metadata": {"name": "e"},
+                "involvedObject": {"kind": "Pod", "name": f"{name}-0"},
+                "type": "Warning",
+                "reason": "FailedMount",
+                "message": 'MountVolume.SetUp failed for volume "tmp"',
+                "lastTimestamp": stamp(world.now),
+            }
+        ]
+        pass_time(world, 500)
+        assert world.live() == [name]
+        assert world.status["waiting"]["reason"] == "WaitingForPod"
+        for part in (f"{name}-0", "node-1", "ContainerCreating", "MountVolume.SetUp failed"):
+            assert part in world.status["waiting"]["message"]
+        pass_time(world, 120)
+        assert name not in world.live()
+        assert world.status["attempts"]["history"][-1]["reason"] == "PodNotStarted"
+        world.reconcile()
+    assert charged(world) == {**NOT_CHARGED, "infrastructure": 2}
+    assert world.status["failure"]["reason"] == "RetriesExhausted"
+    assert "ContainerCreating" in world.status["failure"]["message"]
+
+
+@pytest.mark.parametrize(("held", "reason"), [(NO_IMAGE, "WaitingForImage"), (NO_SECRET, "SecretNotFound")])
+def test_what_is_missing_on_cpu_is_waited_for_and_stalls_the_job_visibly(
+    held: dict[str, str], reason: str
+) -> None:
+    world = World()
+    world.edit(preRunningDeadlineSeconds=600)
+    name = placed(world, Stage.CONVERT, held)
+    pass_time(world, 500)
+    assert world.condition("Stalled")["status"] == "False"
+    pass_time(world, HOURS)
+    assert world.live() == [name]
+    stalled = world.condition("Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", reason)
+    assert held["message"] in stalled["message"]
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
 
 
 @pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN])
