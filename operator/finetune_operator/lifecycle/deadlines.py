@@ -8,7 +8,8 @@ from finetune_contract import ExitCode, Failure, Progress, Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.disruption import PREEMPTED, disruption
-from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.queueing import admitted_before
+from finetune_operator.lifecycle.times import after, stamp
 from finetune_operator.lifecycle.usage import Usage, terms_of
 from finetune_operator.planning import Plan
 from finetune_operator.planning.plan import Limits
@@ -96,12 +97,25 @@ def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | Non
         or children.first_start(attempt.pods) is not None
         or stepped(attempt, progress)
     )
-    if not waiting:
-        return None if ran else _let_go(attempt)
-    if attempt.key.stage not in TPU_STAGES and all(children.lacks_input(pod) for pod in waiting):
+    if waiting and attempt.key.stage not in TPU_STAGES and all(children.lacks_input(pod) for pod in waiting):
         # No other node has it either, and it costs nothing to wait for it.
         return None
-    return children.waiting_since(waiting) or (None if ran else _let_go(attempt))
+    if ran:
+        return children.waiting_since(waiting)
+    since = children.waiting_since(waiting) or _let_go(attempt)
+    return since - _waited_before(attempt) if since else None
+
+
+def _waited_before(attempt: Attempt) -> timedelta:
+    """What an attempt in a queue that never had a process has waited in earlier admissions."""
+    ran = attempt.written is not None or attempt.key.restart > 0
+    return timedelta() if ran else admitted_before(attempt.workload)
+
+
+def given_up(attempt: Attempt, plan: Plan) -> Failure | None:
+    """The record of an attempt without quota that has waited for nodes for too long, in all admissions together."""
+    limit = timedelta(seconds=plan.limits.pre_running)
+    return _no_capacity(attempt, plan) if _waited_before(attempt) >= limit else None
 
 
 def _in_vain_since(
@@ -126,7 +140,7 @@ def _patience(
         if first is None:
             return None
         moved, most = max(first, resumed or first), _most_silence(attempt, limits)
-    return max(moved, readable_since or moved) + timedelta(seconds=most)
+    return after(max(moved, readable_since or moved), most)
 
 
 def interrupted(attempt: Attempt, progress: Progress | None) -> bool:
@@ -310,7 +324,7 @@ def _silence(
     if begun is None:
         return None
     if last := _patience(attempt, limits, progress, readable_since):
-        begun = min(begun, last + timedelta(seconds=limits.pre_running))
+        begun = min(begun, after(last, limits.pre_running))
     return max(begun, readable_since or begun), _most_silence(attempt, limits)
 
 

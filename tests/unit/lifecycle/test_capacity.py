@@ -6,7 +6,7 @@ import pytest
 
 from finetune_contract import Failure, Stage
 from finetune_operator.lifecycle import AttemptKey
-from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.times import parse, stamp
 from tests.unit.lifecycle.test_blind import MALFORMED
 from tests.unit.lifecycle.test_endings import DISRUPTED, add_worker, pathways
 from tests.unit.lifecycle.test_limits import (
@@ -21,6 +21,8 @@ from tests.unit.lifecycle.world import World, job, profile
 
 pytestmark = pytest.mark.slow
 
+#: How long Kueue had admitted a Workload before.
+PAST = "accumulatedPastExecutionTimeSeconds"
 #: Longer than spec.preRunningDeadlineSeconds is by default.
 HOURS = 3 * 3600
 
@@ -424,6 +426,121 @@ def test_a_stage_that_is_asked_for_again_while_a_later_one_runs_does_not_wait_fo
     world.reconcile()
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["reason"] == "NoCapacity"
+
+
+# --- Kueue's waitForPodsReady
+
+
+def two_kinds_in_a_queue() -> World:
+    queues = {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}
+    world = World(
+        job=job(resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}),
+        profiles=[profile(flavors=flavors("OnDemand", "Spot"), queue=queues)],
+    )
+    world.edit(preRunningDeadlineSeconds=3600)
+    return world
+
+
+def admit(world: World, name: str) -> None:
+    told = (world.workloads or {}).get(name, {}).get("status", {})
+    kept = {key: told[key] for key in ("schedulingStats", PAST) if key in told}
+    world.workload(name, RESERVED, ADMITTED, **kept)
+    world.hold(name, held=False)
+
+
+def give_up(world: World, name: str, reason: str = "PodsReadyTimeout") -> None:
+    """Kueue takes the quota back and counts how long it had been given."""
+    status = world.workloads[name]["status"] if world.workloads else {}
+    since = next(each for each in status["conditions"] if each["type"] == "Admitted")["lastTransitionTime"]
+    past = status.get(PAST, 0) + int((world.now - parse(since)).total_seconds())
+    times = sum(each["count"] for each in status.get("schedulingStats", {}).get("evictions", ())) + 1
+    stats = {"evictions": [{"reason": reason, "underlyingCause": "", "count": times}]}
+    pending = ("QuotaReserved", "False", "Pending", "1 more needed")
+    world.workload(
+        name, pending, ("Evicted", "True", reason, "exceeded"), **{PAST: past}, schedulingStats=stats
+    )
+    world.hold(name, held=True)
+    world.reconcile()
+
+
+def waiting_in_turns(world: World, name: str, *, seconds: float = 1800, most: int = 20) -> int:
+    """How often it was admitted until the operator ended it."""
+    for times in range(1, most):
+        admit(world, name)
+        waiting(world, name)
+        world.wait(seconds)
+        world.reconcile()
+        if not deleting(world, name):
+            give_up(world, name)
+        if deleting(world, name):
+            world.lose(name)
+            world.reconcile()
+            world.reconcile()
+            return times
+        world.wait(300)
+        world.reconcile()
+    return most
+
+
+def until_queued(world: World, stage: Stage) -> str:
+    while True:
+        world.reconcile()
+        for name in world.live():
+            if world.key_of(name).stage is stage:
+                return name
+            world.succeed(name)
+
+
+def test_a_queue_that_gives_up_waiting_for_pods_again_and_again_does_not_begin_the_wait_anew() -> None:
+    world = two_kinds_in_a_queue()
+    assert until_queued(world, Stage.TRAIN) == "support-bot-train-1"
+    assert waiting_in_turns(world, "support-bot-train-1") == 2
+    assert world.live() == ["support-bot-train-2"]
+    assert world.status["resolved"]["resources"]["capacity"] == "OnDemand"
+    # A wait of its own.
+    assert waiting_in_turns(world, "support-bot-train-2", seconds=1000) == 4
+    assert world.status["failure"]["reason"] == "NoCapacity"
+    assert charged(world) == NOT_CHARGED
+
+
+def test_on_cpu_too_a_queue_does_not_begin_the_wait_anew() -> None:
+    world = two_kinds_in_a_queue()
+    assert waiting_in_turns(world, until_queued(world, Stage.CONVERT)) == 2
+    assert world.status["failure"]["reason"] == "NoCapacity"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_after_an_attempt_has_run_only_what_follows_is_waiting(restarted: bool) -> None:
+    world = two_kinds_in_a_queue()
+    name = until_queued(world, Stage.TRAIN)
+    for step in range(1, 8):
+        admit(world, name)
+        world.wait(900)
+        world.run(name)
+        for _ in range(12):
+            world.wait(600)
+            world.train(name, step)
+            world.reconcile()
+        world.save(name)
+        give_up(world, name, "Preempted")
+        assert world.live() == [name]
+    if restarted:
+        admit(world, name)
+        world.run(name)
+        world.wait(60)
+        world.stop(name)
+        world.reconcile()
+        give_up(world, name, "Preempted")
+    assert waiting_in_turns(world, name) == 1
+    # It was given up: what waits from now on has never run.
+    (second,) = world.live()
+    assert second == "support-bot-train-2"
+    assert world.status["resolved"]["resources"]["capacity"] == "Spot"
+    assert waiting_in_turns(world, second) == 2
+    assert world.status["resolved"]["resources"]["capacity"] == "OnDemand"
+    assert charged(world) == NOT_CHARGED
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
 
 
 @pytest.mark.parametrize("stage", [Stage.PREFLIGHT, Stage.CONVERT, Stage.EXPORT])
