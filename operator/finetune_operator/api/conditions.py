@@ -58,6 +58,7 @@ class WaitingReason(StrEnum):
     QUOTA = "WaitingForQuota"
     CAPACITY = "WaitingForCapacity"
     IMAGE = "WaitingForImage"
+    POD = "WaitingForPod"
     INPUT = "WaitingForInput"
     RETRY = "WaitingForRetry"
 

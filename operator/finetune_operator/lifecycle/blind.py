@@ -63,6 +63,8 @@ def blind_left(observed: Observed, limits: Limits, why: Unreadable | None) -> fl
 
 def readable_since(observed: Observed) -> datetime | None:
     """Of a job whose run folder can be read now: since when. None where the status does not say it."""
+    if observed.folder.progress_unknown:
+        return observed.now
     conditions = (observed.job.get("status") or {}).get("conditions", ())
     known = next((each for each in conditions if each["type"] == ConditionType.RUN_FOLDER_READABLE), None)
     if known is None:

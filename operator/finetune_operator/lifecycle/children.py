@@ -188,15 +188,27 @@ def _made_at(pod: Object) -> datetime | None:
 def hindrance(pods: Iterable[Object]) -> Hindrance | None:
     """The first reason, in the order of what stands in the way longest, that a pod does not run."""
     found = [each for pod in pods if pod_live(pod) if (each := _hindrance(pod))]
-    order = (WaitingReason.CAPACITY, WaitingReason.INPUT, WaitingReason.IMAGE, WaitingReason.RETRY)
+    order = (
+        WaitingReason.CAPACITY,
+        WaitingReason.INPUT,
+        WaitingReason.IMAGE,
+        WaitingReason.RETRY,
+        WaitingReason.POD,
+    )
     return min(found, key=lambda each: order.index(each.reason), default=None)
+
+
+def lacks_input(pod: Object) -> bool:
+    """It has a node, and lacks an image, a Secret or a ConfigMap: it starts when that appears."""
+    found = _hindrance(pod)
+    return found is not None and (found.missing_reference or found.reason is WaitingReason.IMAGE)
 
 
 def _hindrance(pod: Object) -> Hindrance | None:
     name, status = pod["metadata"]["name"], pod.get("status", {})
     # The kubelet puts no time on a waiting container; it has had the pod since then.
     taken = status.get("startTime")
-    since = parse(taken) if taken else None
+    since = parse(taken) if taken else created_at(pod)
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] == "False":
             told = each.get("lastTransitionTime")
@@ -231,7 +243,26 @@ def _hindrance(pod: Object) -> Hindrance | None:
                 ],
                 since=since,
             )
-    return None
+    return _not_started(pod, since)
+
+
+def _not_started(pod: Object, since: datetime | None) -> Hindrance | None:
+    """Its node makes no container of it: a volume, an address, a device; the kubelet tells which in Events alone."""
+    if pod_started(pod) or not pod_placed(pod):
+        return None
+    status = pod.get("status", {})
+    told = (
+        container.get("state", {}).get("waiting", {}).get("reason")
+        for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
+    )
+    name, node = pod["metadata"]["name"], pod.get("spec", {}).get("nodeName", "its node")
+    reason = next((each for each in told if each), "no container yet")
+    return Hindrance(
+        pod=name,
+        reason=WaitingReason.POD,
+        message=f"pod {name} does not start on {node}: {reason}",
+        since=since,
+    )
 
 
 def running_span(pods: Iterable[Object]) -> tuple[datetime, datetime | None] | None:
@@ -280,6 +311,12 @@ def slice_kinds(jobset: Object) -> set[tuple[tuple[str, str], ...]]:
 def first_start(pods: Iterable[Object]) -> datetime | None:
     """Of the first container that has started; None where none has."""
     return min(_starts(_states(pods)), default=None)
+
+
+def last_start(pods: Iterable[Object]) -> datetime | None:
+    """When the last of these pods began to run; None where none has. A container that the kubelet starts again begins
+    nothing anew, a pod that takes the place of another does."""
+    return max((min(begun) for pod in pods if (begun := _starts(_states([pod], last=True)))), default=None)
 
 
 def _states(pods: Iterable[Object], *, last: bool = False) -> list[Object]:

@@ -30,6 +30,7 @@ from finetune_operator.lifecycle.deadlines import (
     DEADLINE_EXCEEDED,
     HUNG,
     NO_CAPACITY,
+    POD_NOT_STARTED,
     PODS_MISSING,
     STAGE_TIMEOUT,
     STARTUP_TIMEOUT,
@@ -79,6 +80,7 @@ _JUDGED = (
     STARTUP_TIMEOUT,
     STAGE_TIMEOUT,
     PODS_MISSING,
+    POD_NOT_STARTED,
     WORKERS_FAILED,
     *PRESSURES,
 )

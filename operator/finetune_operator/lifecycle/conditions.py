@@ -32,7 +32,7 @@ _OUTCOMES: Mapping[Course, tuple[ConditionStatus, ...]] = {
     Course.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
     Course.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
     Course.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
-    Course.INADMISSIBLE: (FALSE, TRUE, UNKNOWN, FALSE),
+    Course.STALLED: (FALSE, TRUE, UNKNOWN, FALSE),
     Course.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
     Course.SUCCEEDED: (FALSE, FALSE, TRUE, TRUE),
     Course.FAILED: (FALSE, TRUE, FALSE, TRUE),
@@ -247,8 +247,8 @@ def _running(situation: Situation, look: Survey | None) -> Told:  # noqa: PLR091
             return FALSE, reason, "The job is suspended."
         case Course.INVALID:
             return FALSE, Reason.NOT_STARTED, "The job is not valid."
-        case Course.INADMISSIBLE:
-            return FALSE, Reason.NOT_STARTED, "The queue does not admit the stage."
+        case Course.STALLED:
+            return FALSE, Reason.NOT_STARTED, "The stage comes no further."
         case Course.ACTIVE:
             if situation.recovering:
                 return FALSE, Reason.RECOVERING, "The next attempt is being started."
@@ -309,10 +309,15 @@ def _because(situation: Situation, look: Survey | None) -> tuple[str, str]:  # n
             return Reason.SUSPENDED_BY_USER, "Waiting for spec.suspend to be false."
     if situation.failure and situation.course is Course.FAILED:
         return situation.failure.reason, situation.failure.message
-    if situation.refused and situation.course is Course.INVALID:
-        return situation.refused.reason, situation.refused.message
-    if situation.queue and situation.wait and situation.course is Course.INADMISSIBLE:
+    if (
+        situation.queue
+        and situation.queue.without_quota
+        and situation.wait
+        and situation.course is Course.STALLED
+    ):
         return situation.queue.reason, situation.wait.message
+    if situation.refused and situation.course in (Course.INVALID, Course.STALLED):
+        return situation.refused.reason, situation.refused.message
     if situation.unreadable:
         return situation.unreadable.reason, situation.unreadable.message
     if situation.wait:

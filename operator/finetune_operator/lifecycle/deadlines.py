@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from finetune_contract import ExitCode, Failure, Progress, Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.disruption import PREEMPTED, disruption
+from finetune_operator.lifecycle.queueing import admitted_before
+from finetune_operator.lifecycle.times import after, stamp
 from finetune_operator.lifecycle.usage import Usage, terms_of
 from finetune_operator.planning import Plan
 from finetune_operator.planning.plan import Limits
@@ -21,6 +23,10 @@ STARTUP_TIMEOUT = "StartupTimeout"
 HUNG = "Hung"
 STAGE_TIMEOUT = "StageTimeout"
 PODS_MISSING = "PodsMissing"
+POD_NOT_STARTED = "PodNotStarted"
+
+#: Of a training that makes no step, which its progress record tells.
+STANDING_STILL = (HUNG, STARTUP_TIMEOUT, PREEMPTED)
 
 #: Seconds between two looks at an attempt that JobSet is about to start again.
 INTERRUPTED_LOOK = 5.0
@@ -51,12 +57,12 @@ def overdue(
 ) -> Failure | None:
     """The record of a live attempt that has come to nothing; it is to be ended then. ``readable_since``: when its run
     folder could be read again, before which what it wrote may be missing."""
-    since = waiting_since(attempt, progress)
+    since = _in_vain_since(attempt, plan.limits, progress, readable_since)
     if since is None:
         return _silent(attempt, plan.limits, progress, now, readable_since)
     if now - since <= timedelta(seconds=plan.limits.pre_running):
         return None
-    return _no_capacity(attempt, plan)
+    return _not_started(attempt, plan) or _no_capacity(attempt, plan)
 
 
 def next_due(
@@ -68,7 +74,7 @@ def next_due(
 ) -> float | None:
     """Seconds until an attempt has waited for nodes, or has been silent, for too long. None where nothing is counted,
     and where its silence has lasted too long and is not believed, as the run folder cannot be read."""
-    since = waiting_since(attempt, progress)
+    since = _in_vain_since(attempt, limits, progress, readable_since)
     if since is not None:
         return max(1.0, limits.pre_running - (now - since).total_seconds() + 1.0)
     silence = _silence(attempt, limits, progress, readable_since)
@@ -77,23 +83,64 @@ def next_due(
 
 
 def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | None:
-    """When the attempt began to wait for nodes; None where it does not.
+    """When the attempt began to wait for nodes, or for its pods to be started there; None where it does not.
 
-    An attempt that has run since its JobSet was let go, or was restarted, does not: pods that are missing then have
-    vanished, and JobSet starts all of them again. Waiting for quota is another thing, and so is a JobSet that somebody
-    has suspended.
+    Where pods of one that has run since its JobSet was let go, or was restarted, are missing, they have vanished, and
+    JobSet starts all of them again; a pod that takes the place of another waits from then on. Waiting for quota is
+    another thing, and so is a JobSet that somebody has suspended.
     """
-    if attempt.running or not _may_run(attempt) or stepped(attempt, progress):
+    if attempt.running or not _may_run(attempt):
         return None
     waiting = [pod for pod in attempt.pods if not children.pod_started(pod)]
-    ran = attempt.files is not None or children.first_start(attempt.pods) is not None
-    if not waiting:
-        return None if ran else _let_go(attempt)
-    if attempt.key.stage not in TPU_STAGES and all(children.pod_placed(pod) for pod in waiting):
-        # An image or a Secret is missing, which no other node has.
+    ran = (
+        attempt.files is not None
+        or children.first_start(attempt.pods) is not None
+        or stepped(attempt, progress)
+    )
+    if waiting and attempt.key.stage not in TPU_STAGES and all(children.lacks_input(pod) for pod in waiting):
+        # No other node has it either, and it costs nothing to wait for it.
         return None
-    # A pod that takes the place of another waits from then on.
-    return children.waiting_since(waiting) or (None if ran else _let_go(attempt))
+    if ran:
+        return children.waiting_since(waiting)
+    since = children.waiting_since(waiting) or _let_go(attempt)
+    return since - _waited_before(attempt) if since else None
+
+
+def _waited_before(attempt: Attempt) -> timedelta:
+    """What an attempt in a queue that never had a process has waited in earlier admissions."""
+    ran = attempt.written is not None or attempt.key.restart > 0
+    return timedelta() if ran else admitted_before(attempt.workload)
+
+
+def given_up(attempt: Attempt, plan: Plan) -> Failure | None:
+    """The record of an attempt without quota that has waited for nodes for too long, in all admissions together."""
+    limit = timedelta(seconds=plan.limits.pre_running)
+    return _no_capacity(attempt, plan) if _waited_before(attempt) >= limit else None
+
+
+def _in_vain_since(
+    attempt: Attempt, limits: Limits, progress: Progress | None, readable_since: datetime | None
+) -> datetime | None:
+    """The same, of the wait that has a limit: where pods take each other's place again and again, it begins when
+    silence would have lasted too long."""
+    since, last = waiting_since(attempt, progress), _patience(attempt, limits, progress, readable_since)
+    return min(since, last) if since and last else since
+
+
+def _patience(
+    attempt: Attempt, limits: Limits, progress: Progress | None, readable_since: datetime | None
+) -> datetime | None:
+    """When an attempt that has run would have been silent for too long, had all its pods been there: counted from its
+    last step, or from its first process. None of one that has not run."""
+    if progress and stepped(attempt, progress):
+        moved, most = progress.updated, limits.no_step
+    else:
+        first = children.first_start(attempt.pods)
+        resumed = children.resumed_at(attempt.jobset) if attempt.jobset else None
+        if first is None:
+            return None
+        moved, most = max(first, resumed or first), _most_silence(attempt, limits)
+    return after(max(moved, readable_since or moved), most)
 
 
 def interrupted(attempt: Attempt, progress: Progress | None) -> bool:
@@ -105,6 +152,11 @@ def interrupted(attempt: Attempt, progress: Progress | None) -> bool:
     # What an earlier run has left tells nothing of this one.
     here = attempt.files is not None and attempt.files == attempt.written
     return stepped(attempt, progress) or children.first_start(attempt.pods) is not None or here
+
+
+def recovering(attempt: Attempt, progress: Progress | None) -> bool:
+    """Whether it has run, and lacks pods."""
+    return not attempt.running and (stepped(attempt, progress) or interrupted(attempt, progress))
 
 
 def passed_capacities(attempts: Sequence[Attempt]) -> frozenset[str]:
@@ -135,6 +187,24 @@ def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> F
     last = next(note for note in reversed(own) if note and note.reason == NO_CAPACITY)
     more = " No other kind is left." if stage in TPU_STAGES else ""
     return last.model_copy(update={"message": f"{last.message}{more}"[:1024]})
+
+
+def _not_started(attempt: Attempt, plan: Plan) -> Failure | None:
+    """The record of an attempt whose pods all have nodes, which do not start them; None where that is not so."""
+    waiting = [pod for pod in attempt.pods if not children.pod_started(pod)]
+    found = children.hindrance(waiting)
+    if found is None or not all(
+        children.pod_placed(pod) and not children.lacks_input(pod) for pod in waiting
+    ):
+        return None
+    return Failure(
+        code=ExitCode.UNAVAILABLE,
+        reason=POD_NOT_STARTED,
+        message=f"{attempt.key.stage} has nodes, and its pods were not started in the {plan.limits.pre_running} s of "
+        f"spec.preRunningDeadlineSeconds. Last: {found.message.rstrip('.')}."[:1024],
+        fix=f"Ask the platform team what keeps the node from starting it: kubectl describe pod {found.pod} tells, as "
+        "long as it is there.",
+    )
 
 
 def _no_capacity(attempt: Attempt, plan: Plan) -> Failure:
@@ -204,6 +274,13 @@ def _silent(
     if silence is None or now - silence[0] <= timedelta(seconds=silence[1]):
         return None
     stage, limit = attempt.key.stage, silence[1]
+    taken = disruption(attempt, None, ended=silence[0], now=now) if stage is Stage.TRAIN else None
+    if taken:
+        return Failure(
+            code=ExitCode.STOPPED,
+            reason=PREEMPTED,
+            message=f"Training has stood still for {limit} s since: {taken.message}"[:1024],
+        )
     if progress and _steps_in_this_run(attempt, progress):
         return _hung(limits, progress)
     if children.running_span(attempt.pods) is None:
@@ -235,24 +312,33 @@ def _silence(
 ) -> tuple[datetime, int] | None:
     """Since when an attempt that has run reports nothing, and for how many seconds it may.
 
-    While the store is away the trainer cannot write either, so silence counts from its return at the earliest.
+    While the store is away the trainer cannot write either, so silence counts from its return at the earliest. Nor is
+    there anything to report while a pod takes the place of another: it counts from that pod's start, unless they take
+    each other's place again and again.
     """
     if not attempt.running and not _may_run(attempt):
         return None
     if progress and _steps_in_this_run(attempt, progress):
         return max(progress.updated, readable_since or progress.updated), limits.no_step
-    span = children.running_span(attempt.pods)
-    begun = span[0] if span else _unseen_start(attempt, limits)
-    by_stage = {Stage.TRAIN: limits.startup, Stage.EVALUATE: limits.evaluate}
+    begun = children.last_start(attempt.pods) or _unseen_start(attempt, limits)
     if begun is None:
         return None
-    return max(begun, readable_since or begun), by_stage.get(attempt.key.stage, limits.cpu_stage)
+    if last := _patience(attempt, limits, progress, readable_since):
+        begun = min(begun, after(last, limits.pre_running))
+    return max(begun, readable_since or begun), _most_silence(attempt, limits)
+
+
+def _most_silence(attempt: Attempt, limits: Limits) -> int:
+    """Seconds from its processes' start."""
+    by_stage = {Stage.TRAIN: limits.startup, Stage.EVALUATE: limits.evaluate}
+    return by_stage.get(attempt.key.stage, limits.cpu_stage)
 
 
 def _steps_in_this_run(attempt: Attempt, progress: Progress) -> bool:
-    """Where a queue has taken the slice away and given it again, the record is of the run before."""
-    span = children.running_span(attempt.pods)
-    return stepped(attempt, progress) and (span is None or progress.updated >= span[0])
+    """Where a queue has taken the slice away and given it again, or a pod has taken the place of another, the record is
+    of before."""
+    begun = children.last_start(attempt.pods)
+    return stepped(attempt, progress) and (begun is None or progress.updated >= begun)
 
 
 def _hung(limits: Limits, progress: Progress) -> Failure:

@@ -1,4 +1,4 @@
-"""What Events tell of a pod that finds no node, and of a Job that makes no pods.
+"""What Events tell of a pod that finds no node or does not start, and of a Job that makes no pods.
 
 The autoscaler speaks in Events on pods alone: TriggeredScaleUp and NotTriggerScaleUp are those of Kubernetes'
 cluster-autoscaler, FailedScaleUp is GKE's, which says what Google Cloud has answered ("GCE out of resources",
@@ -50,6 +50,13 @@ def autoscaler(events: Iterable[Object], shape: str) -> str:
 def refusal(events: Iterable[Object]) -> str | None:
     """Why the Job controller could not make a pod; None where it has not said."""
     told = _last(events, (_REFUSED,))
+    return told.get("message") if told else None
+
+
+def trouble(events: Iterable[Object]) -> str | None:
+    """Why a node makes no container of a pod, as the kubelet or a controller warned last; None where none has."""
+    warnings = (each for each in events if each.get("type") == "Warning")
+    told = max(warnings, key=_time, default=None)
     return told.get("message") if told else None
 
 

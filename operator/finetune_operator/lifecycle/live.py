@@ -18,7 +18,7 @@ from finetune_operator.lifecycle.classify import (
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deleting
 from finetune_operator.lifecycle.decision import CloserLook, Decision
 from finetune_operator.lifecycle.observed import Observed, Unreadable
-from finetune_operator.lifecycle.queueing import Standing, being_evicted, queueing
+from finetune_operator.lifecycle.queueing import Standing, being_evicted, gave_up, queueing
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.spending import Overspent, seconds_left
 from finetune_operator.lifecycle.stages import Survey
@@ -49,6 +49,8 @@ def watch(  # noqa: PLR0911  one per case
         attempt.jobset, attempt.workload, served=observed.workloads is not None, now=observed.now
     )
     if queue and queue.without_quota:
+        if over := deadlines.given_up(attempt, look.plan) or _begins_anew(attempt):
+            return end(observed, look, attempt, over)
         situation = queued(look.current.stage, queue, refused)
         decision = conclude(observed, situation, look, _next_look(observed, look, attempt))
         evicted = _evicted(attempt)
@@ -58,7 +60,7 @@ def watch(  # noqa: PLR0911  one per case
     late = deadlines.overdue(
         attempt, look.plan, observed.folder.progress, observed.now, readable_since(observed)
     )
-    silent = late and late.reason in (deadlines.HUNG, deadlines.STARTUP_TIMEOUT)
+    silent = late and late.reason in deadlines.STANDING_STILL
     if late and not (silent and observed.folder.progress_unknown):
         return _end_late(observed, look, attempt, late)
     running = attempt.running
@@ -69,12 +71,12 @@ def watch(  # noqa: PLR0911  one per case
     if obstacle:
         wait, refused = obstacle.wait, obstacle.refused or refused
     situation = Situation(
-        course=Course.ACTIVE,
+        course=Course.STALLED if obstacle and obstacle.stalled else Course.ACTIVE,
         refused=refused,
         running=running,
         starting=not running,
         recovering=not running
-        and (recovering(look) or deadlines.interrupted(attempt, observed.folder.progress)),
+        and (recovering(look) or deadlines.recovering(attempt, observed.folder.progress)),
         wait=wait,
         queue=queue,
     )
@@ -154,6 +156,14 @@ def _evicted(attempt: Attempt) -> Failure | None:
     if condition is None or attempt.files is None or (noted and noted.reason != EVICTED):
         return None
     return eviction(attempt, condition)
+
+
+def _begins_anew(attempt: Attempt) -> Failure | None:
+    """The record of an attempt that has run, and then waited for nodes longer than Kueue lets it. It loses its place
+    anyway. Kueue counts running as waiting, so only what a new JobSet waits can be added up."""
+    condition = being_evicted(attempt.workload)
+    ran = attempt.files is not None or attempt.key.restart > 0
+    return eviction(attempt, condition) if condition and ran and gave_up(attempt.workload) else None
 
 
 def _of_another_plan(look: Survey, attempt: Attempt) -> bool:

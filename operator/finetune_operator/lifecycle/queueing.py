@@ -6,7 +6,7 @@ UnadmittedWorkloadsObservability the reasons are fine. Both are understood, and 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum, auto
 from typing import Any
 
@@ -19,6 +19,8 @@ type Object = Mapping[str, Any]
 
 #: Kueue makes a Workload within a second; an operator or webhook in between may take a few.
 UNSEEN_SECONDS = 20.0
+#: Kueue's reason where waitForPodsReady ends an admission.
+_NOT_READY = "PodsReadyTimeout"
 _COARSE: Mapping[str, str] = {"Pending": Reason.WAITING_FOR_QUOTA, "Waiting": Reason.WAITING_FOR_PODS_READY}
 #: Reasons that no waiting mends: quota, flavors or queues have to be changed.
 _NEVER = frozenset(
@@ -96,6 +98,18 @@ def evictions(workload: Object | None) -> list[str]:
 def being_evicted(workload: Object | None) -> Object | None:
     """The condition that says so, while the quota is taken away and until it is given again."""
     return children.condition(workload, "Evicted") if workload is not None else None
+
+
+def gave_up(workload: Object | None) -> bool:
+    """Whether it takes the quota away because not all pods were ready in the time that Kueue gives them."""
+    evicted = being_evicted(workload)
+    return evicted is not None and evicted.get("reason") == _NOT_READY
+
+
+def admitted_before(workload: Object | None) -> timedelta:
+    """How long its JobSet might have had pods, in all admissions that were taken back."""
+    status = workload.get("status", {}) if workload is not None else {}
+    return timedelta(seconds=status.get("accumulatedPastExecutionTimeSeconds", 0))
 
 
 def newest(workloads: Iterable[Object]) -> Object:

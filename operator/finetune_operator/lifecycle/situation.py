@@ -17,8 +17,9 @@ class Course(StrEnum):
 
     INVALID = auto()
     ACTIVE = auto()
-    INADMISSIBLE = auto()
-    """Its queue will not admit it as things are; it goes on by itself when they change."""
+    STALLED = auto()
+    """As things are it comes no further: its queue will not admit it, or what its pods need is not there for long. It
+    goes on by itself when that changes."""
     SUSPENDING = auto()
     SUSPENDED = auto()
     PLANNED = auto()
@@ -86,7 +87,7 @@ def queued(stage: Stage, queue: Queueing, refused: Refused | None) -> Situation:
             "then goes on by itself. Or change spec.resources: a stage that has not run yet gets another JobSet."
         )
     return Situation(
-        course=Course.INADMISSIBLE if never else Course.ACTIVE,
+        course=Course.STALLED if never else Course.ACTIVE,
         refused=refused,
         starting=True,
         wait=Wait(reason=WaitingReason.QUOTA, message=message, since=queue.since),

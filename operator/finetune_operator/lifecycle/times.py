@@ -1,6 +1,14 @@
 """Timestamps as Kubernetes writes them: UTC, whole seconds."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+
+def after(time: datetime, seconds: float) -> datetime:
+    """So many seconds later; the end of all times where that is beyond it, for trainers may write any time."""
+    try:
+        return time + timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)
 
 
 def stamp(time: datetime) -> str:

@@ -48,7 +48,9 @@ def waited(attempt: Attempt, now: datetime) -> Waited | None:
     free = children.let_go_at(attempt.jobset, queued=in_queue)
     if free is None:
         return Waited(queued=_seconds(created, now))
-    begun = _begun(attempt) or (now if attempt.live else None)
+    # Of one that has run and has no pods now, nobody can tell any more.
+    ran = attempt.files is not None and attempt.files == attempt.written
+    begun = _begun(attempt) or (now if attempt.live and not ran else None)
     return Waited(queued=_seconds(created, free), provisioning=_seconds(free, begun))
 
 
@@ -59,10 +61,10 @@ def to_note(attempt: Attempt, now: datetime) -> dict[str, float]:
 
 
 def _begun(attempt: Attempt) -> datetime | None:
-    """When its last process began; None where none has, or nobody can tell any more."""
+    """When its last process began; None where none has, or nobody can tell any more. A pod that is missing once others
+    have begun is gone, or about to come."""
     result = attempt.files.result if attempt.files else None
-    told = attempt.running or not attempt.live
-    if told and (span := children.running_span(attempt.pods)):
+    if span := children.running_span(attempt.pods):
         return span[0]
     return result.started if result else None
 

@@ -11,7 +11,7 @@ from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.deadlines import interrupted, stepped
 from finetune_operator.lifecycle.decision import Concerned
-from finetune_operator.lifecycle.events import autoscaler, refusal
+from finetune_operator.lifecycle.events import autoscaler, refusal, trouble
 from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.queueing import Queueing
 from finetune_operator.lifecycle.situation import Wait
@@ -26,6 +26,8 @@ type Object = Mapping[str, Any]
 NO_PODS_SECONDS = 20.0
 #: Seconds that a pod is without a node before the autoscaler is asked about: it looks every ten or so itself.
 AUTOSCALER_SECONDS = 60.0
+#: Seconds from a pod's node to its containers that are nothing special.
+_CREATING_SECONDS = 60.0
 _CHIPS = "Insufficient google.com/tpu"
 
 
@@ -36,6 +38,8 @@ class Obstruction:
     wait: Wait
     refused: Refused | None = None
     """Where the job names what is not there."""
+    stalled: bool = False
+    """It has lasted for longer than any other wait may, and has no end."""
     about: Concerned | None = None
     """Whose Events may tell more."""
 
@@ -88,13 +92,22 @@ def obstruction(  # noqa: PLR0911  one per case
     found = None if attempt.running else children.hindrance(attempt.pods)
     if found is None:
         return None
+    waited = (observed.now - found.since).total_seconds() if found.since else 0.0
+    stalled = waited > plan.limits.pre_running
     if found.missing_reference:
         refused = missing_secret(plan, found.message)
-        return Obstruction(wait=_wait(found, refused.message), refused=refused)
+        return Obstruction(wait=_wait(found, refused.message), refused=refused, stalled=stalled)
     if found.reason is WaitingReason.IMAGE:
-        return Obstruction(wait=_wait(found, f"{found.message.rstrip('.')}. {_image_fix(found.message)}"))
+        message = f"{found.message.rstrip('.')}. {_image_fix(found.message)}"
+        return Obstruction(wait=_wait(found, message), stalled=stalled)
     message = f"{found.message.rstrip('.')}."
-    if found.since is None or (observed.now - found.since).total_seconds() < AUTOSCALER_SECONDS:
+    if found.reason is WaitingReason.POD:
+        if waited < _CREATING_SECONDS:
+            return None
+        told = trouble(observed.events or ())
+        message = f"{message} {told.rstrip('.')}." if told else message
+        return Obstruction(wait=_wait(found, message), about=Concerned(kind="Pod", name=found.pod))
+    if waited < AUTOSCALER_SECONDS:
         # It is no shortage yet, let alone one of quota: a node's device plugin registers after the node.
         moment = " A TPU node that has just come shows its chips a moment later." if _CHIPS in message else ""
         return Obstruction(wait=_wait(found, f"{message}{moment}"))

@@ -46,7 +46,8 @@ class BlindMachine(Machine):
         ),
         queued=st.booleans(),
         kinds=st.sampled_from([["OnDemand"], ["Spot", "OnDemand"]]),
-        standing_still=st.just(False),
+        standing_still=st.none(),
+        gives_up=st.booleans(),
     )
     def start(self, reached: Stage | None, **chosen: Any) -> None:
         super().start(reached=reached, **chosen)

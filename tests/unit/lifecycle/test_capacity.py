@@ -6,7 +6,8 @@ import pytest
 
 from finetune_contract import Failure, Stage
 from finetune_operator.lifecycle import AttemptKey
-from finetune_operator.lifecycle.times import stamp
+from finetune_operator.lifecycle.times import parse, stamp
+from tests.unit.lifecycle.test_blind import MALFORMED
 from tests.unit.lifecycle.test_endings import DISRUPTED, add_worker, pathways
 from tests.unit.lifecycle.test_limits import (
     NOT_CHARGED,
@@ -20,6 +21,8 @@ from tests.unit.lifecycle.world import World, job, profile
 
 pytestmark = pytest.mark.slow
 
+#: How long Kueue had admitted a Workload before.
+PAST = "accumulatedPastExecutionTimeSeconds"
 #: Longer than spec.preRunningDeadlineSeconds is by default.
 HOURS = 3 * 3600
 
@@ -75,6 +78,13 @@ def run_worker(world: World, name: str) -> None:
             {"name": "pathways-worker", "state": {"running": {"startedAt": stamp(world.now)}}}
         ],
     }
+
+
+def unplaced_worker(world: World, name: str) -> None:
+    add_worker(world, name)
+    pod = world.pods[f"{name}-worker-0"]
+    pod["metadata"]["creationTimestamp"] = stamp(world.now)
+    pod |= {"spec": {}, "status": {"phase": "Pending"}}
 
 
 @pytest.mark.parametrize("tpu", ["v6e-4", "v6e-8"])
@@ -143,21 +153,165 @@ def test_a_pathways_worker_that_is_replaced_after_hours_is_no_lack_of_capacity(
     if trace:
         old["status"] = {"phase": "Failed", **DISRUPTED}
         world.pods[f"{name}-worker-0-old"] = old
-    add_worker(world, name)
-    world.pods[f"{name}-worker-0"]["status"] = {"phase": "Pending"}
-    world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"] = stamp(world.now)
+    unplaced_worker(world, name)
     decision = world.reconcile()
     assert decision.deletions == ()
     assert decision.records == ()
+
+
+def lose_worker(world: World, name: str, *, trace: bool = True) -> None:
+    """Spot takes the worker's node; its Job makes another pod, which finds none. ``trace``: the old pod stays."""
+    old = world.pods.pop(f"{name}-worker-0")
+    if trace:
+        told = {**DISRUPTED["conditions"][0], "lastTransitionTime": stamp(world.now)}
+        world.pods[f"{name}-{world.now.timestamp()}"] = {
+            **old,
+            "metadata": {**old["metadata"], "name": f"{name}-{world.now.timestamp()}"},
+            "status": {**old["status"], "phase": "Failed", "conditions": [told]},
+        }
+    unplaced_worker(world, name)
+
+
+def place_worker(world: World, name: str) -> None:
+    made = world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"]
+    run_worker(world, name)
+    world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"] = made
+
+
+def on_pathways(stage: Stage = Stage.TRAIN) -> tuple[World, str]:
+    """The stage has run for hours."""
+    world = pathways()
+    name = world.until(stage)
+    run_worker(world, name)
+    for step in range(1, 15):
+        world.wait(600)
+        if stage is Stage.TRAIN:
+            world.train(name, step)
+        world.reconcile()
+    assert world.status["phase"] == "Running"
+    return world, name
+
+
+def deleting(world: World, name: str) -> bool:
+    return name not in world.jobsets or "deletionTimestamp" in world.jobsets[name]["metadata"]
+
+
+def until_deleted(world: World, name: str, seconds: float) -> float:
+    """Seconds until it is told to end; at most so many."""
+    for passed in range(60, int(seconds) + 60, 60):
+        world.wait(60)
+        world.reconcile()
+        if deleting(world, name):
+            return passed
+    return seconds
+
+
+@pytest.mark.parametrize("trace", [True, False], ids=["its old pod stays", "its old pod is gone"])
+def test_while_the_successor_of_a_preempted_worker_waits_for_a_node_no_silence_is_counted(
+    trace: bool,
+) -> None:
+    world, name = on_pathways()
+    lose_worker(world, name, trace=trace)
+    assert until_deleted(world, name, 7000) == 7000
+    assert world.status["phase"] == "Recovering"
+    place_worker(world, name)
+    # Pathways connects it again and loads; that has the time of a start.
+    assert until_deleted(world, name, 1700) == 1700
+    world.train(name, 16)
+    world.reconcile()
+    assert world.status["phase"] == "Running"
+    assert charged(world) == NOT_CHARGED
+    assert 900 <= until_deleted(world, name, 1200) <= 1000
+
+
+@pytest.mark.parametrize("stage", [Stage.TRAIN, Stage.EVALUATE])
+@pytest.mark.parametrize("trace", [True, False], ids=["its old pod stays", "its old pod is gone"])
+def test_a_preempted_worker_whose_successor_finds_no_node_ends_as_no_capacity(
+    stage: Stage, trace: bool
+) -> None:
+    world, name = on_pathways(stage)
+    lose_worker(world, name, trace=trace)
+    assert 7200 <= until_deleted(world, name, 9000) <= 7300
+    noted = world.attempts[AttemptKey(stage, 1)].failure
+    assert noted is not None
+    assert noted.reason == "NoCapacity"
+
+
+@pytest.mark.parametrize("placed", [True, False], ids=["placed in between", "one after the other"])
+def test_a_worker_that_is_lost_again_and_again_does_not_wait_for_ever(placed: bool) -> None:
+    """Without a step in between, waits and silences come to an end."""
+    world, name = on_pathways()
+    total = 0.0
+    while not deleting(world, name) and total < 48 * 3600:
+        lose_worker(world, name, trace=False)
+        total += until_deleted(world, name, 1200)
+        if placed and not deleting(world, name):
+            place_worker(world, name)
+            total += until_deleted(world, name, 600)
+    assert total <= 900 + 7200 + 1800 + 120
+
+
+def test_a_worker_is_not_said_to_wait_too_long_because_the_progress_record_is_damaged() -> None:
+    world, name = on_pathways()
+    world.progress_unknown = MALFORMED
+    lose_worker(world, name)
+    assert until_deleted(world, name, 7000) == 7000
+
+
+def test_a_training_that_stands_still_after_a_worker_was_taken_is_charged_as_a_preemption() -> None:
+    """Also where nothing takes the worker's place."""
+    world, name = on_pathways()
+    lose_worker(world, name)
+    del world.pods[f"{name}-worker-0"]
+    assert 900 <= until_deleted(world, name, 1200) <= 1000
+    world.pods.clear()
+    world.lose(name)
+    world.reconcile()
+    assert charged(world) == {**NOT_CHARGED, "preemption": 1}
+    assert world.status["attempts"]["history"][-1]["reason"] == "Preempted"
+
+
+def test_a_training_that_stands_still_long_after_a_worker_was_taken_hangs() -> None:
+    world, name = on_pathways()
+    lose_worker(world, name)
+    place_worker(world, name)
+    for step in range(15, 20):
+        world.wait(600)
+        world.train(name, step)
+        world.reconcile()
+    until_deleted(world, name, 1200)
+    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert noted is not None
+    assert noted.reason == "Hung"
+
+
+def test_on_several_hosts_too_a_pod_that_takes_the_place_of_another_waits_for_a_node() -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = in_training(world)
+    del world.pods[f"{name}-1"]
+    waiting(world, name)
+    assert 7200 <= until_deleted(world, name, 9000) <= 7300
+    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert noted is not None
+    assert noted.reason == "NoCapacity"
+
+
+def test_a_training_that_has_told_of_steps_waits_for_no_capacity_though_its_folder_is_not_listed() -> None:
+    world = World(job=job(resources={"tpu": "v6e-4"}))
+    name = in_training(world)
+    del world.attempts[world.key_of(name)]
+    remove(world, f"{name}-0")
+    until_deleted(world, name, 1200)
+    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert noted is not None
+    assert noted.reason == "Hung"
 
 
 def test_pathways_workers_that_never_find_nodes_end_the_wait() -> None:
     """The head, which asks for no chips, runs meanwhile."""
     world = pathways()
     name = world.until(Stage.TRAIN)
-    add_worker(world, name)
-    world.pods[f"{name}-worker-0"]["status"] = {"phase": "Pending"}
-    world.pods[f"{name}-worker-0"]["metadata"]["creationTimestamp"] = stamp(world.now)
+    unplaced_worker(world, name)
     pass_time(world, 7100)
     assert world.live() == [name]
     pass_time(world, 300)
@@ -274,6 +428,121 @@ def test_a_stage_that_is_asked_for_again_while_a_later_one_runs_does_not_wait_fo
     assert world.status["failure"]["reason"] == "NoCapacity"
 
 
+# --- Kueue's waitForPodsReady
+
+
+def two_kinds_in_a_queue() -> World:
+    queues = {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}
+    world = World(
+        job=job(resources={"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}),
+        profiles=[profile(flavors=flavors("OnDemand", "Spot"), queue=queues)],
+    )
+    world.edit(preRunningDeadlineSeconds=3600)
+    return world
+
+
+def admit(world: World, name: str) -> None:
+    told = (world.workloads or {}).get(name, {}).get("status", {})
+    kept = {key: told[key] for key in ("schedulingStats", PAST) if key in told}
+    world.workload(name, RESERVED, ADMITTED, **kept)
+    world.hold(name, held=False)
+
+
+def give_up(world: World, name: str, reason: str = "PodsReadyTimeout") -> None:
+    """Kueue takes the quota back and counts how long it had been given."""
+    status = world.workloads[name]["status"] if world.workloads else {}
+    since = next(each for each in status["conditions"] if each["type"] == "Admitted")["lastTransitionTime"]
+    past = status.get(PAST, 0) + int((world.now - parse(since)).total_seconds())
+    times = sum(each["count"] for each in status.get("schedulingStats", {}).get("evictions", ())) + 1
+    stats = {"evictions": [{"reason": reason, "underlyingCause": "", "count": times}]}
+    pending = ("QuotaReserved", "False", "Pending", "1 more needed")
+    world.workload(
+        name, pending, ("Evicted", "True", reason, "exceeded"), **{PAST: past}, schedulingStats=stats
+    )
+    world.hold(name, held=True)
+    world.reconcile()
+
+
+def waiting_in_turns(world: World, name: str, *, seconds: float = 1800, most: int = 20) -> int:
+    """How often it was admitted until the operator ended it."""
+    for times in range(1, most):
+        admit(world, name)
+        waiting(world, name)
+        world.wait(seconds)
+        world.reconcile()
+        if not deleting(world, name):
+            give_up(world, name)
+        if deleting(world, name):
+            world.lose(name)
+            world.reconcile()
+            world.reconcile()
+            return times
+        world.wait(300)
+        world.reconcile()
+    return most
+
+
+def until_queued(world: World, stage: Stage) -> str:
+    while True:
+        world.reconcile()
+        for name in world.live():
+            if world.key_of(name).stage is stage:
+                return name
+            world.succeed(name)
+
+
+def test_a_queue_that_gives_up_waiting_for_pods_again_and_again_does_not_begin_the_wait_anew() -> None:
+    world = two_kinds_in_a_queue()
+    assert until_queued(world, Stage.TRAIN) == "support-bot-train-1"
+    assert waiting_in_turns(world, "support-bot-train-1") == 2
+    assert world.live() == ["support-bot-train-2"]
+    assert world.status["resolved"]["resources"]["capacity"] == "OnDemand"
+    # A wait of its own.
+    assert waiting_in_turns(world, "support-bot-train-2", seconds=1000) == 4
+    assert world.status["failure"]["reason"] == "NoCapacity"
+    assert charged(world) == NOT_CHARGED
+
+
+def test_on_cpu_too_a_queue_does_not_begin_the_wait_anew() -> None:
+    world = two_kinds_in_a_queue()
+    assert waiting_in_turns(world, until_queued(world, Stage.CONVERT)) == 2
+    assert world.status["failure"]["reason"] == "NoCapacity"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_after_an_attempt_has_run_only_what_follows_is_waiting(restarted: bool) -> None:
+    world = two_kinds_in_a_queue()
+    name = until_queued(world, Stage.TRAIN)
+    for step in range(1, 8):
+        admit(world, name)
+        world.wait(900)
+        world.run(name)
+        for _ in range(12):
+            world.wait(600)
+            world.train(name, step)
+            world.reconcile()
+        world.save(name)
+        give_up(world, name, "Preempted")
+        assert world.live() == [name]
+    if restarted:
+        admit(world, name)
+        world.run(name)
+        world.wait(60)
+        world.stop(name)
+        world.reconcile()
+        give_up(world, name, "Preempted")
+    assert waiting_in_turns(world, name) == 1
+    # It was given up: what waits from now on has never run.
+    (second,) = world.live()
+    assert second == "support-bot-train-2"
+    assert world.status["resolved"]["resources"]["capacity"] == "Spot"
+    assert waiting_in_turns(world, second) == 2
+    assert world.status["resolved"]["resources"]["capacity"] == "OnDemand"
+    assert charged(world) == NOT_CHARGED
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
 @pytest.mark.parametrize("stage", [Stage.PREFLIGHT, Stage.CONVERT, Stage.EXPORT])
 def test_a_stage_on_cpu_that_finds_no_node_ends_the_job(stage: Stage) -> None:
     world = World()
@@ -325,6 +594,77 @@ def test_a_missing_secret_or_image_on_cpu_is_no_lack_of_nodes() -> None:
     pass_time(world, HOURS)
     assert world.live() == [name]
     assert world.status["waiting"]["reason"] == "WaitingForImage"
+
+
+CREATING = {"reason": "ContainerCreating"}
+NO_IMAGE = {"reason": "ImagePullBackOff", "message": "no such image"}
+NO_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
+
+
+def placed(world: World, stage: Stage, held: dict[str, str]) -> str:
+    """The stage's pods have nodes and do not start."""
+    name = until_placed(world, stage)
+    since = stamp(world.now)
+    for pod in world.pods_of(name):
+        pod["spec"] = {**pod["spec"], "nodeName": "node-1"}
+        pod["status"] = {
+            "phase": "Pending",
+            "startTime": since,
+            "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": since}],
+            "containerStatuses": [{"name": "trainer", "state": {"waiting": held}}],
+        }
+    world.reconcile()
+    return name
+
+
+@pytest.mark.parametrize("stage", [Stage.PREFLIGHT, Stage.CONVERT, Stage.TRAIN])
+def test_a_placed_pod_that_is_never_started_ends_the_attempt_and_the_wait_is_named(stage: Stage) -> None:
+    world = World(job=job(recovery={"maxInfrastructureRetries": 1}))
+    world.edit(preRunningDeadlineSeconds=600)
+    for number in (1, 2):
+        name = placed(world, stage, CREATING)
+        assert name.endswith(f"-{number}")
+        assert "waiting" not in world.status, "it takes a moment"
+        world.object_events = [
+            {
+                "metadata": {"name": "e"},
+                "involvedObject": {"kind": "Pod", "name": f"{name}-0"},
+                "type": "Warning",
+                "reason": "FailedMount",
+                "message": 'MountVolume.SetUp failed for volume "tmp"',
+                "lastTimestamp": stamp(world.now),
+            }
+        ]
+        pass_time(world, 500)
+        assert world.live() == [name]
+        assert world.status["waiting"]["reason"] == "WaitingForPod"
+        for part in (f"{name}-0", "node-1", "ContainerCreating", "MountVolume.SetUp failed"):
+            assert part in world.status["waiting"]["message"]
+        pass_time(world, 120)
+        assert name not in world.live()
+        assert world.status["attempts"]["history"][-1]["reason"] == "PodNotStarted"
+        world.reconcile()
+    assert charged(world) == {**NOT_CHARGED, "infrastructure": 2}
+    assert world.status["failure"]["reason"] == "RetriesExhausted"
+    assert "ContainerCreating" in world.status["failure"]["message"]
+
+
+@pytest.mark.parametrize(("held", "reason"), [(NO_IMAGE, "WaitingForImage"), (NO_SECRET, "SecretNotFound")])
+def test_what_is_missing_on_cpu_is_waited_for_and_stalls_the_job_visibly(
+    held: dict[str, str], reason: str
+) -> None:
+    world = World()
+    world.edit(preRunningDeadlineSeconds=600)
+    name = placed(world, Stage.CONVERT, held)
+    pass_time(world, 500)
+    assert world.condition("Stalled")["status"] == "False"
+    pass_time(world, HOURS)
+    assert world.live() == [name]
+    stalled = world.condition("Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", reason)
+    assert held["message"] in stalled["message"]
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
 
 
 @pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN])

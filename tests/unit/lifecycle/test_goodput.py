@@ -7,9 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from finetune_contract import DiscardedCheckpoint, Progress, Stage
+from finetune_operator.lifecycle import AttemptKey
 from finetune_operator.lifecycle.progress import goodput_status, progress_status
 from finetune_operator.lifecycle.waited import Waited
-from tests.unit.lifecycle.world import World, profile
+from tests.unit.lifecycle.world import World, job, profile
 
 SECONDS = {
     "startup": 10.0,
@@ -123,6 +124,22 @@ def test_without_a_queue_all_waiting_is_for_nodes() -> None:
     world.now = datetime(2026, 11, 21, 12, 2, tzinfo=UTC)
     told = trained(world, name)
     assert (told["queued"], told["provisioning"]) == (0, 60)
+
+
+@pytest.mark.parametrize("gone", [1, 2], ids=["one pod is gone", "all pods are gone"])
+def test_a_training_that_ends_while_pods_are_missing_was_not_being_provisioned(gone: int) -> None:
+    world = World(job=job(resources={"tpu": "v6e-8"}))
+    name = world.until(Stage.TRAIN)
+    before = trained(world, name)
+    world.wait(3 * 3600)
+    for pod in world.pods_of(name)[:gone]:
+        del world.pods[pod["metadata"]["name"]]
+    assert trained(world, name, 7)["provisioning"] == before["provisioning"]
+    world.edit(suspend=True)
+    world.reconcile()
+    noted = world.attempts[AttemptKey(Stage.TRAIN, 1)].failure
+    assert noted is not None
+    assert noted.provisioning == before["provisioning"] == 0
 
 
 def test_what_a_suspended_attempt_waited_counts_when_its_jobset_is_gone() -> None:

@@ -1,6 +1,7 @@
 """Anything may crash, vanish, be repeated or come late. Whatever happens, the promises hold, and when the faults
 stop the job comes to its end."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,18 +11,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from finetune_contract import ExitCode, Failure, Outcome, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
-from finetune_operator.lifecycle import AttemptKey, Decision, children, decide
+from finetune_operator.lifecycle import AttemptKey, Decision, Observed, children, decide
 from finetune_operator.lifecycle.budgets import MOST_STUCK
 from finetune_operator.lifecycle.deadlines import (
     HUNG,
     NO_CAPACITY,
+    POD_NOT_STARTED,
     PODS_MISSING,
     STAGE_TIMEOUT,
     STARTUP_TIMEOUT,
 )
 from finetune_operator.lifecycle.pending import pending_records
-from finetune_operator.lifecycle.queueing import evictions
+from finetune_operator.lifecycle.queueing import admitted_before, evictions
+from finetune_operator.lifecycle.times import parse
 from finetune_operator.planning.plan import CPU_STAGE_SECONDS, EVALUATE_SECONDS
+from finetune_operator.rendering import ATTEMPT_LABEL, STAGE_LABEL
 from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
 
@@ -29,10 +33,18 @@ pytestmark = pytest.mark.slow
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue tpu")
 ADMITTED = ("Admitted", "True", "Admitted", "The workload is admitted")
+PAST = "accumulatedPastExecutionTimeSeconds"
 TPU = {Stage.TRAIN, Stage.EVALUATE}
 MAX_INFRASTRUCTURE = 5
 PRICES = {"Spot": "0.8", "OnDemand": "2.7"}
 DAY = 86400
+#: What of a child is forged badly: nothing else of it differs from a real one.
+FLAWS = {
+    "jobset": ["nobody's", "no controller", "another job's", "of another kind", "of another name"],
+    "pod": ["nobody's", "of no Job", "of another Job", "of another JobSet", "of no stage"],
+}
+#: Why a pod that has a node does not start.
+HELD = ["ContainerCreating", "ImagePullBackOff", "CreateContainerConfigError"]
 #: By the reason of a verdict that something takes too long: how long at least nothing has moved. As by default.
 SILENCE = {HUNG: 900, STARTUP_TIMEOUT: 1800}
 
@@ -55,6 +67,54 @@ class WatchedWorld(World):
         """Because there were no nodes."""
         self.purposes: dict[str, str] = {}
         """Why the operator has ended a JobSet."""
+        self.strange_jobsets: list[Any] = []
+        self.strange_pods: list[Any] = []
+
+    def observe(self) -> Observed:
+        """With what strangers have put the job's labels on."""
+        own = self.jobsets, self.pods
+        self.jobsets = {**own[0], **{f"stranger-{n}": each for n, each in enumerate(self.strange_jobsets)}}
+        self.pods = {**own[1], **{f"stranger-{n}": each for n, each in enumerate(self.strange_pods)}}
+        try:
+            return super().observe()
+        finally:
+            self.jobsets, self.pods = own
+
+    def forge_jobset(self, name: str, flaw: str) -> None:
+        made = copy.deepcopy(self.jobsets[name])
+        made["metadata"] |= {"name": f"{name[:-1]}999", "uid": f"stranger-{len(self.strange_jobsets)}"}
+        made["metadata"]["labels"][ATTEMPT_LABEL] = f"{name.rpartition('-')[2][:-1]}999"
+        (owner,) = made["metadata"]["ownerReferences"]
+        match flaw:
+            case "nobody's":
+                made["metadata"]["ownerReferences"] = []
+            case "no controller":
+                owner["controller"] = False
+            case "another job's":
+                owner["uid"] = "of-another-job"
+            case "of another kind":
+                owner["kind"] = "FineTuneProfile"
+            case "of another name":
+                made["metadata"]["name"] = "somebody-elses"
+        self.strange_jobsets.append(made)
+
+    def forge_pod(self, name: str, flaw: str) -> None:
+        pod = copy.deepcopy(self.pods_of(name)[0])
+        pod["metadata"]["name"] = f"stranger-{len(self.strange_pods)}"
+        labels, (owner,) = pod["metadata"]["labels"], pod["metadata"]["ownerReferences"]
+        match flaw:
+            case "nobody's":
+                pod["metadata"]["ownerReferences"] = []
+            case "of no Job":
+                owner["kind"] = "ReplicaSet"
+            case "of another Job":
+                owner["name"] = "somebody-elses-0"
+            case "of another JobSet":
+                labels["jobset.sigs.k8s.io/jobset-name"] = "somebody-elses"
+            case "of no stage":
+                labels[STAGE_LABEL] = "Destroy"
+        pod["status"] = {"phase": "Running"}
+        self.strange_pods.append(pod)
 
     def wait(self, seconds: float) -> None:
         for name in {pod.rpartition("-")[0] for pod, each in self.pods.items() if self._runs(each)}:
@@ -93,6 +153,9 @@ class WatchedWorld(World):
         if failure.reason == NO_CAPACITY:
             assert moved is None, f"{name} has run, and does not wait for capacity"
             self.unplaced.add(key)
+        if failure.reason == POD_NOT_STARTED:
+            assert moved is None, f"{name} has run"
+            self.silent.add(key)
         if failure.reason == PODS_MISSING:
             self.silent.add(key)
             assert not self.pods_of(name)
@@ -105,6 +168,10 @@ class WatchedWorld(World):
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
         records = (*pending_records(decision.status), *decision.records)
         noted = {key: failure.reason for key, failure in records}
+        strangers = {each["metadata"]["uid"] for each in self.strange_jobsets}
+        assert strangers.isdisjoint(each.uid for each in decision.deletions), (
+            "what is not the job's is left alone"
+        )
         for deletion in decision.deletions:
             jobset = self.jobsets.get(deletion.name)
             if jobset is None or self._ended(jobset):
@@ -162,17 +229,25 @@ class WatchedWorld(World):
         self.ran.setdefault((name, self.restarts(name)), self.now)
 
     def admit(self, name: str) -> None:
-        stats = (self.workloads or {}).get(name, {}).get("status", {}).get("schedulingStats", {})
-        self.workload(name, RESERVED, ADMITTED, schedulingStats=stats)
+        told = (self.workloads or {}).get(name, {}).get("status", {})
+        kept = {key: told[key] for key in ("schedulingStats", PAST) if key in told}
+        self.workload(name, RESERVED, ADMITTED, **kept)
         self.hold(name, held=False)
 
-    def evict(self, name: str) -> None:
-        """Kueue takes the quota back; the trainer saves and says so."""
-        times = len(evictions((self.workloads or {}).get(name))) + 1
-        stats = {"evictions": [{"reason": "Preempted", "underlyingCause": "", "count": times}]}
+    def evict(self, name: str, reason: str = "Preempted") -> None:
+        """Kueue takes the quota back; a trainer that runs saves and says so."""
+        before = (self.workloads or {}).get(name)
+        times = len(evictions(before)) + 1
+        stats = {"evictions": [{"reason": reason, "underlyingCause": "", "count": times}]}
+        given = children.condition(before, "Admitted") if before else None
+        past = admitted_before(before)
+        if given:
+            past += self.now - parse(given["lastTransitionTime"])
         waits = ("QuotaReserved", "False", "Pending", "insufficient unused quota, 4 more needed")
-        self.workload(name, waits, ("Evicted", "True", "Preempted", "it gave way"), schedulingStats=stats)
-        self.save(name)
+        evicted = ("Evicted", "True", reason, "it gave way")
+        self.workload(name, waits, evicted, schedulingStats=stats, **{PAST: int(past.total_seconds())})
+        if any(self._runs(pod) for pod in self.pods_of(name)):
+            self.save(name)
         self.hold(name, held=True)
 
     @property
@@ -199,7 +274,9 @@ class Machine(RuleBasedStateMachine):
         self.user = 0
         self.preemptions = 0
         self.profile = profile()
-        self.standing_still = False
+        self.standing_still: str | None = None
+        self.gives_up = False
+        """Kueue's waitForPodsReady is on."""
         self.told = (0.0, 0.0, 0.0, 0)
         """What the status said of hours, money and seconds, and how often it had been lost before."""
 
@@ -212,7 +289,8 @@ class Machine(RuleBasedStateMachine):
         ),
         queued=st.booleans(),
         kinds=st.sampled_from([["OnDemand"], ["Spot", "OnDemand"]]),
-        standing_still=st.booleans(),
+        standing_still=st.sampled_from([None, None, "no nodes", "nodes that start nothing"]),
+        gives_up=st.booleans(),
     )
     def start(
         self,
@@ -222,7 +300,8 @@ class Machine(RuleBasedStateMachine):
         reached: Stage | None,
         queued: bool,
         kinds: list[str],
-        standing_still: bool,
+        standing_still: str | None,
+        gives_up: bool,
     ) -> None:
         offered = [
             {**each, "topologies": ["2x2", "2x4"], "chipHourPrice": PRICES[each["capacity"]]}
@@ -230,7 +309,7 @@ class Machine(RuleBasedStateMachine):
         ]
         queues = {"queue": {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}} if queued else {}
         self.profile = profile(flavors=offered, currency="USD", **queues)
-        self.standing_still = standing_still
+        self.standing_still, self.gives_up = standing_still, gives_up and queued
         self.world.profiles = [self.profile]
         evaluation = {"prompts": ["hello"]} if prompts else {}
         self.world.job = job(resources={"tpu": hosts, "capacity": kinds}, evaluation=evaluation)
@@ -306,6 +385,51 @@ class Machine(RuleBasedStateMachine):
             return
         if not self.world.interrupted(name):
             self.world.schedule(name)
+
+    @precondition(any_live)
+    @rule(data=st.data(), held=st.sampled_from(HELD))
+    def nodes_are_found_and_start_nothing(self, data: st.DataObject, held: str) -> None:
+        for pod in self.world.pods_of(self.pick(data)):
+            if pod["status"]["phase"] == "Pending":
+                self.hold_pod(pod, held)
+
+    def place(self, name: str) -> None:
+        if name not in self.world.live() or self.world.interrupted(name) or self.running(name):
+            return
+        if not self.world.jobsets[name]["spec"]["suspend"]:
+            self.world.schedule(name)
+            for pod in self.world.pods_of(name):
+                if pod["status"]["phase"] == "Pending":
+                    self.hold_pod(pod, "ContainerCreating")
+
+    @staticmethod
+    def hold_pod(pod: Any, held: str) -> None:
+        waiting = {"name": "trainer", "image": "i", "state": {"waiting": {"reason": held, "message": "no"}}}
+        pod["spec"] = {**pod["spec"], "nodeName": "node-1"}
+        pod["status"] = {"phase": "Pending", "containerStatuses": [waiting]}
+
+    @precondition(lambda self: self.any_live() and len(self.world.strange_jobsets) < 3)
+    @rule(data=st.data(), flaw=st.sampled_from(FLAWS["jobset"]))
+    def a_stranger_forges_a_jobset(self, data: st.DataObject, flaw: str) -> None:
+        self.world.forge_jobset(self.pick(data), flaw)
+
+    @precondition(lambda self: self.any_live() and len(self.world.strange_pods) < 3)
+    @rule(data=st.data(), flaw=st.sampled_from(FLAWS["pod"]))
+    def a_stranger_forges_a_pod(self, data: st.DataObject, flaw: str) -> None:
+        name = self.pick(data)
+        if self.world.pods_of(name):
+            self.world.forge_pod(name, flaw)
+
+    @precondition(lambda self: self.any_live() and self.gives_up)
+    @rule(data=st.data())
+    def kueue_waits_no_longer_for_pods(self, data: st.DataObject) -> None:
+        name = self.pick(data)
+        if not self.world.jobsets[name]["spec"]["suspend"] and not self.running(name):
+            self.give_up(name)
+
+    def give_up(self, name: str) -> None:
+        if name in (self.world.workloads or {}) and not self.recorded(name):
+            self.world.evict(name, "PodsReadyTimeout")
 
     @precondition(any_live)
     @rule(data=st.data())
@@ -605,7 +729,13 @@ class Machine(RuleBasedStateMachine):
         assert self.world.created == before, "deleting children of a finished job changes nothing"
 
     def nothing_moves(self) -> None:
-        """Quota is given, and no node comes. What is told to end ends."""
+        """Quota is given, and no node comes. What is told to end ends. Nothing is missing that would be waited for."""
+        for pod in self.world.pods.values():
+            if pod["status"]["phase"] == "Pending" and children.lacks_input(pod):
+                self.hold_pod(pod, "ContainerCreating")
+        for name in self.world.live():
+            if self.gives_up and self.running(name) and not self.recorded(name):
+                self.world.evict(name)
         for _ in range(200):
             self.world.reconcile()
             if self.world.finished and self.world.look_again_after != 0:
@@ -616,6 +746,10 @@ class Machine(RuleBasedStateMachine):
                     self.world.stop(name) if self.world.pods_of(name) else self.world.lose(name)
                 elif jobset["spec"]["suspend"]:
                     self.world.admit(name)
+                elif self.gives_up and not self.running(name):
+                    self.give_up(name)
+                if self.standing_still == "nodes that start nothing":
+                    self.place(name)
             self.world.wait(max(self.world.look_again_after or 0, 1800))
         raise AssertionError(f"it waits for ever: {self.world.status.get('summary')}")
 

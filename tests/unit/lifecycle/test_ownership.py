@@ -42,12 +42,50 @@ def test_a_jobset_with_the_jobs_labels_is_neither_adopted_nor_deleted(training: 
     assert "deletionTimestamp" not in training.jobsets["somebody-elses-training"]["metadata"]
 
 
-def test_a_jobset_whose_owner_is_not_its_controller_is_a_stranger(training: World) -> None:
-    made = stranger(training)
-    made["metadata"]["ownerReferences"] = [
-        {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": UID, "controller": True},
-        {"apiVersion": "tpu-finetune.dev/v1alpha1", "kind": "FineTuneJob", "name": "support-bot", "uid": UID},
-    ]
+OWNER = {
+    "apiVersion": "tpu-finetune.dev/v1alpha1",
+    "kind": "FineTuneJob",
+    "name": "support-bot",
+    "uid": UID,
+    "controller": True,
+}
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        [{**OWNER, "controller": False}],
+        [
+            {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": UID, "controller": True},
+            {**OWNER, "controller": False},
+        ],
+        [{**OWNER, "uid": "of-another-job"}],
+        [{**OWNER, "uid": "of-another-job", "name": "another-bot"}],
+        [{key: value for key, value in OWNER.items() if key != "uid"}],
+        [{**OWNER, "kind": "FineTuneProfile"}],
+        [{**OWNER, "apiVersion": "example.com/v1"}],
+    ],
+    ids=[
+        "no owner",
+        "the job is not the controller",
+        "something else is the controller",
+        "controller is another FineTuneJob, of the same name",
+        "controller is another FineTuneJob",
+        "controller without a uid",
+        "controller of another kind",
+        "controller of another group",
+    ],
+)
+def test_a_jobset_whose_controller_is_not_the_job_is_a_stranger(
+    training: World, owners: list[dict[str, Any]]
+) -> None:
+    """Also under the name that its labels come to, with the digest of the job's plan."""
+    made = stranger(training, "support-bot-eval-1", **{STAGE_LABEL: "Evaluate"})
+    made["metadata"]["ownerReferences"] = owners
+    assert made["metadata"]["name"] not in {each["metadata"]["name"] for each in training.observe().jobsets}
+    training.reconcile()
+    assert training.status["phase"] == "Running"
     training.edit(suspend=True)
     training.reconcile()
     assert "deletionTimestamp" not in made["metadata"]
