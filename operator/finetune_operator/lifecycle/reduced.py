@@ -119,7 +119,8 @@ _JOBSET: Shape = {
 _WORKLOAD: Shape = {
     "metadata": _texts("name", "creationTimestamp") | {"ownerReferences": _Each(of=_texts("uid"))},
     "spec": _texts("queueName", "active"),
-    "status": {
+    "status": _texts("accumulatedPastExecutionTimeSeconds")
+    | {
         "conditions": _CONDITIONS,
         "admissionChecks": _Each(of=_texts("name", "state") | _MESSAGE),
         "schedulingStats": {"evictions": _Each(of=_texts("reason", "count"))},
