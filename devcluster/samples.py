@@ -76,10 +76,10 @@ def folder_of(item: Input) -> Path:
     return folder
 
 
-def put(item: Input, endpoint: str) -> None:
-    """Upload what the store at ``endpoint`` does not hold yet."""
+def put(item: Input, endpoint: str, uri: str | None = None) -> None:
+    """Upload what the store at ``endpoint`` does not hold yet, to ``uri`` or the input's own."""
     store = client(endpoint)
-    name, _, prefix = item.uri.removeprefix("gs://").partition("/")
+    name, _, prefix = (uri or item.uri).removeprefix("gs://").partition("/")
     bucket = store.bucket(name)
     if not bucket.exists():
         bucket.create()

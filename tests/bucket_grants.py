@@ -14,8 +14,8 @@ _GUIDE = Path(__file__).parents[1] / "docs" / "install-gke.md"
 _COLUMNS: Sequence[tuple[tuple[str, ...], bool]] = (
     ((ARTIFACTS,), True),
     ((CACHE,), True),
-    ((MODELS,), False),
-    ((DATA,), False),
+    ((MODELS,), True),
+    ((DATA,), True),
     ((ARTIFACTS, CACHE, MODELS, DATA), False),
 )
 _TEAM = "team-a"

@@ -16,6 +16,12 @@ from tests.e2e.workbench import Object, Workbench, finetune_job, folder_of
 pytestmark = pytest.mark.timeout(600)
 
 
+def in_folder_of(namespace: str, item: samples.Input) -> str:
+    """Where the team keeps it: in its managed folder of the input's bucket."""
+    bucket, _, name = item.uri.removeprefix("gs://").partition("/")
+    return f"gs://{bucket}/{namespace}/{name}"
+
+
 @pytest.fixture(scope="module")
 def store() -> Iterator[BucketProxy]:
     with BucketProxy() as proxy:
@@ -27,9 +33,9 @@ def bench(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("accounts") / "cluster"
     with Cluster.started(folder, operator=True, store=store.url) as cluster:
         store.serve(cluster.gcs)
-        for item in (samples.TINY_MODEL, samples.CAPITALS):
-            samples.put(item, cluster.gcs)
         namespace = cluster.namespace("team")
+        for item in (samples.TINY_MODEL, samples.CAPITALS):
+            samples.put(item, cluster.gcs, in_folder_of(namespace, item))
         store.grant(*bucket_grants.of_team(namespace))
         yield Workbench(
             kubectl_binary=cluster.kubectl_program,
@@ -41,16 +47,27 @@ def bench(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def job(bench: Workbench) -> Object:
+    data = in_folder_of(bench.namespace, samples.CAPITALS)
+    inputs: Object = {
+        "model": {"uri": in_folder_of(bench.namespace, samples.TINY_MODEL)},
+        "datasets": {
+            "train": [{"uri": f"{data}/train.jsonl"}],
+            "validation": [{"uri": f"{data}/eval.jsonl"}],
+            "maxSeqLength": 64,
+        },
+    }
     evaluation = {
         "prompts": ["What is the capital of France?"],
-        "datasets": [{"name": "capitals", "uri": f"{samples.CAPITALS.uri}/eval.jsonl"}],
+        "datasets": [{"name": "capitals", "uri": f"{data}/eval.jsonl"}],
     }
     smoke = {"smoke": {"steps": 2, "examples": 8}}
     export = {
         "content": "Both",
         "destinations": [{"uri": f"gs://{ARTIFACTS}/{bench.namespace}/exports/capitals"}],
     }
-    bench.apply(finetune_job("whole", lora=True, preflight=smoke, evaluation=evaluation, export=export))
+    bench.apply(
+        finetune_job("whole", lora=True, **inputs, preflight=smoke, evaluation=evaluation, export=export)
+    )
     return bench.succeed("whole", patience=480)
 
 

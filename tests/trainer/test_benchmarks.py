@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,8 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from lm_eval.api import metrics
+from lm_eval.api.registry import AGGREGATION_REGISTRY, FILTER_REGISTRY, METRIC_REGISTRY
 
 from devcluster.fixtures.hub import Hub
 from devcluster.fixtures.tiny_models import Spec, write_model
@@ -18,7 +22,7 @@ from finetune_contract import BenchmarkSpec, ExitCode
 from finetune_trainer import conversion, engine, families
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation import benchmarks
+from finetune_trainer.evaluation import benchmarks, plain_tasks
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.harness import HarnessModel
 from finetune_trainer.evaluation.likelihood import Likelihood
@@ -27,6 +31,7 @@ from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.forward import Forward
 from finetune_trainer.storage import open_store
 from finetune_trainer.weights import open_weights
+from tests.trainer import harness_code
 
 ROWS, NEW, CONTEXT = 4, 12, 96
 COUNTRIES = ("France", "Japan", "Italy", "Spain", "Peru", "Chad")
@@ -226,7 +231,19 @@ def test_what_the_likeliest_tokens_say_is_told_as_such(case: Case) -> None:
 
 
 CHOICE = {"output_type": "multiple_choice", "doc_to_choice": CHOICES, "doc_to_target": "gold"}
-#: Changes of the task -> reason, and what is said.
+ANSWERED = {"output_type": "generate_until", "doc_to_target": "{{gold}}", "doc_to_choice": None}
+EXACT = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
+
+
+def asking(**metric: Any) -> dict[str, Any]:
+    return {**ANSWERED, "metric_list": [{**EXACT, **metric}]}
+
+
+def filtered(**function: Any) -> dict[str, Any]:
+    return {**asking(), "filter_list": [{"name": "some", "filter": [function]}]}
+
+
+#: Changes of the task -> what is said.
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no such column": ({"doc_to_text": "{{town}}"}, "'town' is undefined"),
     "a template that breaks out": ({"doc_to_text": "{{ ''.__class__.__mro__ }}"}, "unsafe"),
@@ -236,6 +253,21 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a dataset of the hub": ({"dataset_path": "openai/gsm8k"}, "must lie in the folder"),
     "another file's settings": ({"include": "base.yaml"}, "nothing outside"),
     "a metric of the hub": ({"metric_list": [{"metric": "somebody/metric"}]}, "no such metric"),
+    "a metric's program of the hub": (asking(hf_evaluate=True), "saw metric_list[0].hf_evaluate"),
+    "an option that no metric has": (asking(weight_by_size=True), "saw metric_list[0].weight_by_size"),
+    "no such aggregation": (asking(aggregation="utils.mine"), "saw metric_list[0].aggregation: utils.mine"),
+    "a filter that calls": (filtered(function="custom", filter_fn="os.system"), "filter[0].function: custom"),
+    "a filter of no name": (filtered(function=["custom"]), "no such filter"),
+    "metrics that are none": ({"metric_list": ["acc"]}, "metric_list[0] is no mapping"),
+    "a class": ({"class": "task.Mine"}, "saw class"),
+    "rows that are made": ({"custom_dataset": "utils.make"}, "saw custom_dataset"),
+    "scores that are made": ({"process_results": "utils.score"}, "saw process_results"),
+    "rows that are changed": ({"fewshot_config": {"process_docs": "utils.f"}}, "saw fewshot_config.process_docs"),
+    "a key that nobody knows": ({"hf_evaluate": True}, "saw hf_evaluate"),
+    "a dataset's own code": (
+        {"dataset_kwargs": {"data_files": {"test": "rows.jsonl"}, "trust_remote_code": True}},
+        "saw dataset_kwargs.trust_remote_code",
+    ),
     "pictures": ({"doc_to_image": "{{country}}"}, "saw doc_to_image"),
     "answers that are programs": ({"unsafe_code": True}, "saw unsafe_code"),
     "no such split": ({"test_split": "train"}, "cannot make this task"),
@@ -249,6 +281,93 @@ def test_a_task_that_cannot_be_used_says_why(tmp_path: Path, changes: dict[str, 
         benchmarks.load(spec(folder), open_store(), tmp_path / "scratch")
     assert (error.value.code, error.value.reason) == (ExitCode.BAD_DATA, "BenchmarkInvalid")
     assert said in str(error.value)
+    assert str(error.value).startswith("spec.evaluation.benchmarks[0]: ")
+    assert error.value.fix
+
+
+def test_a_key_that_asks_for_nothing_is_left_out(tmp_path: Path) -> None:
+    changes = {**asking(hf_evaluate=False, ignore_case=True), "unsafe_code": False, "include": None}
+    folder = described(tmp_path / "task", [{"country": "Peru", "gold": "Lima"}], **changes)
+    assert list(benchmarks.load(spec(folder), open_store(), tmp_path / "scratch").metrics) == ["exact_match"]
+
+
+def test_the_lists_are_those_of_the_harness() -> None:
+    """Another release may compute more, or something else under a name: then look at what it does."""
+    own = {"METRICS": METRIC_REGISTRY, "AGGREGATIONS": AGGREGATION_REGISTRY}
+    for name, registry in own.items():
+        known = {key for key in registry.keys() if registry[key].__module__ == metrics.__name__}  # noqa: SIM118
+        assert getattr(plain_tasks, name) == known
+    filters = {
+        key for key in FILTER_REGISTRY.keys() if FILTER_REGISTRY[key].__module__.startswith("lm_eval.filters.")  # noqa: SIM118
+    }  # fmt: skip
+    assert filters - {"custom", "decontaminate"} == plain_tasks.FILTERS
+
+
+def test_no_program_of_a_metric_is_fetched_however_the_function_was_come_by() -> None:
+    """In a process of its own, where one has it from before."""
+    code = """
+import evaluate
+early = evaluate.load
+import finetune_trainer.evaluation.benchmarks
+from evaluate.loading import load
+from finetune_trainer.evaluation.plain_tasks import LoadRefusedError
+asked = [
+    evaluate.load, load, early, evaluate.combine, evaluate.EvaluationSuite.load,
+    lambda name: evaluate.inspect_evaluation_module(name, "here"),
+]
+for each in asked:
+    try:
+        each(["exact_match"] if each is evaluate.combine else "exact_match")
+    except LoadRefusedError:
+        print("refused")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["refused"] * 6
+
+
+def test_datasets_loads_no_metrics_either() -> None:
+    import datasets
+
+    assert not hasattr(datasets, "load_metric")
+
+
+def test_no_task_of_the_harness_runs_answers_or_fetches_programs() -> None:
+    """Of those that are not refused, no function leads to anything forbidden, by the code of the pinned harness."""
+    found = {}
+    for name, (_, config) in harness_code.known_tasks().items():
+        try:
+            plain_tasks.require_known(BenchmarkSpec(path="x", name=name), config)
+        except StageError:
+            continue
+        for place in plain_tasks.functions(config):
+            if used := harness_code.uses(place):
+                found[place] = sorted(used)
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("place", "used"),
+    [
+        ("score/math/utils_math.process_results", "sympy.parsing.sympy_parser.parse_expr"),
+        ("longproc/metrics.process_results_countdown", "eval"),
+        ("longproc/metrics.process_results_pseudo_to_code", "subprocess.Popen"),
+        ("cruxeval/utils.pass_at_k", "exec"),
+        ("meddialog/utils_perplexity.process_results_raw", "evaluate.load"),
+        ("evalita_llm/sum_utils.process_results_sum", "evaluate.load"),
+    ],
+)
+def test_what_is_forbidden_is_found_where_a_function_leads(place: str, used: str) -> None:
+    assert used in harness_code.uses(place)
+
+
+def test_metrics_that_are_never_called_come_from_the_harness() -> None:
+    """The harness would load their programs nonetheless."""
+    index = benchmarks._index()
+    file = index["afrimmlu_direct_amh_prompt_1"].yaml_path
+    assert "hf_evaluate: true" in (file.parent / "afrimmlu_direct").read_text()
+    config = benchmarks.resolved(BenchmarkSpec(path="x", name="afrimmlu"), file)
+    assert [metric["metric"] for metric in config["metric_list"]] == ["f1", "acc"]
+    assert not any("hf_evaluate" in metric for metric in config["metric_list"])
 
 
 def test_code_in_a_task_is_never_run(tmp_path: Path) -> None:
@@ -300,9 +419,16 @@ def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: Hub, 
     [
         ("no-such-task", "BenchmarkMissing", "no such benchmark"),
         ("mmlu", "BenchmarkInvalid", "mmlu_"),
-        ("ifeval", "BenchmarkInvalid", "No module named 'langdetect'"),
-        # Ends the process where a program is not installed.
-        ("slr_bench_all", "BenchmarkInvalid", "SystemExit"),
+        ("ifeval", "BenchmarkInvalid", "fetches data of NLTK"),
+        ("jsonschema_bench_easy", "BenchmarkInvalid", "jsonschema is not installed"),
+        # Would end the process where a program is not installed.
+        ("slr_bench_all", "BenchmarkInvalid", "run as a program"),
+        # Its answers are parsed by sympy, which evaluates them.
+        ("non_greedy_robustness_math_algebra", "BenchmarkInvalid", "parser that evaluates it"),
+        ("minerva_math_algebra", "BenchmarkInvalid", "scored by minerva_math/utils"),
+        ("noticia", "BenchmarkInvalid", "program or a model of the Hugging Face Hub"),
+        ("polemo2_in", "BenchmarkInvalid", "saw metric_list"),
+        ("realtoxicityprompts", "BenchmarkInvalid", "a service on the network"),
         # Its module would run programs when it is imported.
         ("humaneval", "BenchmarkInvalid", "saw unsafe_code"),
     ],

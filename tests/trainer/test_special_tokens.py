@@ -176,6 +176,15 @@ def test_a_row_that_holds_it_is_named(folder: Path, stage: str) -> None:
     assert caught.value.saw == f"{IMAGE} (id {tokens_of(folder)})"
 
 
+def test_a_prompt_that_holds_it_is_named_before_the_evaluation(folder: Path) -> None:
+    asked = {"prompts": ["Hello.", f"Describe {IMAGE}"], "max_new_tokens": 4}
+    with pytest.raises(StageError) as caught:
+        preflight.run(context(without_room(folder), evaluation=asked))
+    assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "TokenUnknown")
+    assert caught.value.where == "evaluation.prompts[1]"
+    assert caught.value.saw == f"{IMAGE} (id {tokens_of(folder)})"
+
+
 def test_the_untouched_model_gives_no_remark_about_ids(folder: Path) -> None:
     assert not [text for _, text in remarks(folder) if "token" in text]
 

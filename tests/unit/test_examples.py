@@ -20,7 +20,7 @@ PROFILES = ROOT / "examples" / "profiles"
 
 @pytest.mark.parametrize("path", [*JOBS, *PROFILES.glob("*.yaml"), LOCAL], ids=lambda path: path.name)
 def test_validates(path: Path) -> None:
-    assert check_files([path]) == []
+    assert check_files([path]).problems == []
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
@@ -31,8 +31,9 @@ def test_can_be_planned(path: Path, tmp_path: Path) -> None:
     job["metadata"]["namespace"] = "team-a"
     manifest = tmp_path / path.name
     manifest.write_text("\n---\n".join(json.dumps(each) for each in (*others, job)))
-    page = show_plan(manifest, profile, "text")
-    assert "Train" in page
+    shown = show_plan(manifest, profile, "text")
+    assert "Train" in shown.text
+    assert not shown.problem
 
 
 def test_a_plan_names_the_queues(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_plan_names_the_queues(tmp_path: Path) -> None:
     job["metadata"]["namespace"], job["spec"]["profileRef"] = "team-a", {"name": "gke-v6e-queued"}
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(job))
-    page = show_plan(manifest, PROFILES / "gke-v6e-queued.yaml", "text")
+    page = show_plan(manifest, PROFILES / "gke-v6e-queued.yaml", "text").text
     assert "tpu: team-tpu · priority: research" in page
 
 

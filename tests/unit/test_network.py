@@ -71,6 +71,17 @@ def test_the_policy_selects_every_pod_of_a_stage(path: Path) -> None:
     assert all(wanted <= pod["metadata"]["labels"].items() for pod in pods(path))
 
 
+def test_the_test_of_enforcement_asks_a_pod_like_a_stages_from_one_that_is_none() -> None:
+    text = (ROOT / "examples" / "cluster" / "networkpolicy-test.yaml").read_text()
+    found = {each["metadata"]["name"]: each for each in yaml.safe_load_all(text) if each["kind"] == "Pod"}
+    selected = POLICY["podSelector"]["matchLabels"].items()
+    inside = {name for name, pod in found.items() if selected <= pod["metadata"].get("labels", {}).items()}
+    assert inside == {"policy-listener", "policy-inside"}
+    assert {found[name]["metadata"]["namespace"] for name in inside} == {"team-a"}
+    assert found["policy-outside"]["metadata"]["namespace"] != "team-a"
+    assert f"--http-port={COORDINATOR}" in found["policy-listener"]["spec"]["containers"][0]["args"]
+
+
 def test_only_pods_of_stages_come_in() -> None:
     assert [rule["from"] for rule in POLICY["ingress"]] == [[{"podSelector": POLICY["podSelector"]}]]
     assert POLICY["policyTypes"] == ["Ingress", "Egress"]

@@ -50,8 +50,8 @@ def convert(
 ) -> Converted:
     """Writes the checkpoint below ``out`` (``gs://`` or ``file://``, empty or absent) and returns its address.
 
-    ``scanned``: layers stacked, as training wants them; inference in MaxText wants each by itself. Needs about 4 bytes
-    of host memory per parameter. ``engine.prepare(plan)`` comes first.
+    ``scanned``: layers stacked, as training wants them; inference in MaxText wants each by itself. Takes
+    ``host_memory.CONVERT`` bytes per parameter. ``engine.prepare(plan)`` comes first.
     """
     started = time.monotonic()
     config = engine.configure(

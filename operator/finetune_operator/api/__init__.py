@@ -14,6 +14,7 @@ from finetune_operator.api.conditions import (
     Reason,
     WaitingReason,
 )
+from finetune_operator.api.forms import form
 from finetune_operator.api.job import FineTuneJob, FineTuneJobSpec
 from finetune_operator.api.method import Method, MethodType
 from finetune_operator.api.model import Model
@@ -64,6 +65,7 @@ __all__ = [
     "WaitingReason",
     "did_you_mean",
     "field_paths",
+    "form",
     "number_paths",
     "one_of",
     "parse_job",

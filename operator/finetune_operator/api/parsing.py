@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from finetune_operator.api.forms import form
 from finetune_operator.api.job import FineTuneJob
 from finetune_operator.api.profile import FineTuneProfile
 
@@ -95,13 +96,21 @@ def _nulls(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[s
 
 
 def _faults(model: type[BaseModel], error: ValidationError) -> list[Fault]:
+    details = error.errors(include_url=False)
     return [
         Fault(
             location=(*detail["loc"], *_place_of_rule(detail)),
-            message=_message(model, detail["type"], detail["loc"], detail["msg"]),
+            message=_message(model, detail),
         )
-        for detail in error.errors(include_url=False)
+        for detail in details
+        if not (detail["type"] == "too_short" and _holds_another(detail, details))
     ]
+
+
+def _holds_another(detail: ErrorDetails, details: Sequence[ErrorDetails]) -> bool:
+    """A list is called too short where none of its items is sound."""
+    place = detail["loc"]
+    return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in details)
 
 
 def _place_of_rule(detail: ErrorDetails) -> tuple[str, ...]:
@@ -110,14 +119,17 @@ def _place_of_rule(detail: ErrorDetails) -> tuple[str, ...]:
     return tuple(at.split(".")) if at else ()
 
 
-def _message(model: type[BaseModel], kind: str, location: tuple[int | str, ...], message: str) -> str:
-    match kind:
+def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
+    location = detail["loc"]
+    match detail["type"]:
+        case "string_pattern_mismatch":
+            return f"must be {form(detail['ctx']['pattern'])}"
         case "extra_forbidden":
             return "unknown field" + did_you_mean(str(location[-1]), known_fields(model, location[:-1]))
         case "missing":
             return "required, but not set"
         case _:
-            return message.removeprefix("Value error, ")
+            return detail["msg"].removeprefix("Value error, ")
 
 
 def known_fields(model: type[BaseModel], location: Sequence[int | str]) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ def _matches(pattern: str) -> Rule:
     return Rule(
         cel=f"self.matches(r'{pattern}')",
         message=(
-            "must be gs://bucket/path (a bucket's name has at most 63 characters, 222 with dots) or file:///path, "
-            "without empty segments, '.' and '..': write the path as it is"
+            "must be gs://bucket/path (the bucket's name of at most 63 characters, 222 with dots) or file:///path "
+            "without a wildcard in the bucket's name, empty segments, '.' and '..': write the path as it is"
         ),
         holds=lambda uri: re.fullmatch(pattern, uri) is not None,
     )

@@ -1,37 +1,183 @@
-"""Everything that can be said against a manifest without a cluster: schema and rules first, then the operator's."""
+"""Everything that can be said against manifests without a cluster: schema and rules first, then the operator's, and for
+jobs those of their profile where it is among the manifests."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.manifests import of_kind, parse, read
+from finetune_operator.cli.host_memory import HostMemory, host_memory, problem
+from finetune_operator.cli.manifests import Object, kind_of, parse, read, shown_name
 from finetune_operator.cli.validate import validate_text
-from finetune_operator.planning import Refused, check_profile_object
+from finetune_operator.planning import Plan, Refused, check_profile_object, profile_remarks
 from finetune_operator.planning.admission import check_job
+from finetune_operator.planning.chat_template import template_ref
+from finetune_operator.rendering import CpuPoolTooSmall, plan_offline
+from finetune_operator.rendering.offline import offline_plan
+
+_NO_PROFILE = "a profile judges them where it is given with -f, too, or by `finetune plan --profile FILE`"
+#: What a cluster would have told, by the reason why it is missing.
+_OFFLINE: Mapping[str, str] = {
+    Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, put the ConfigMap into the same file.",
+    Reason.SOURCE_JOB_NOT_FOUND: "Without a cluster, put that job's exported folder into model.uri to see the plan.",
+}
 
 
-def check_files(paths: Iterable[Path]) -> list[str]:
-    """One line for each problem, with file, place and what to do; empty when all is in order."""
-    found: list[str] = []
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What there is to say of manifests, a line for each thing."""
+
+    problems: list[str] = field(default_factory=list)
+    """With file, place and what to do."""
+    remarks: list[str] = field(default_factory=list)
+    """What is in order, and may not be meant or was not judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A job that its profile allows."""
+
+    plan: Plan
+    jobsets: Sequence[dict[str, Any]]
+    memory: HostMemory
+
+    @property
+    def problem(self) -> str:
+        """Why the job would fail once it runs; empty: nothing is known against it."""
+        return problem(self.memory)
+
+
+class NotPlanned(CliError):
+    """``offline``: for want of something that a cluster has."""
+
+    def __init__(self, message: str, *, fix: str, offline: bool = False) -> None:
+        super().__init__(message, fix=fix)
+        self.offline = offline
+
+
+def check_files(paths: Iterable[Path], namespace: str | None = None) -> Checked:
+    """``namespace``: of jobs whose manifest names none."""
+    checked = Checked()
+    objects: list[tuple[str, Object]] = []
     for path in paths:
-        name = "stdin" if str(path) == "-" else str(path)
+        name = shown_name(path)
         try:
             text = read(path)
         except CliError as error:
-            found.append(error.message)
+            checked.problems.append(error.message)
             continue
-        problems = [str(problem) for problem in validate_text(text, file=name)]
-        # The operator's own judgement presupposes the schema.
-        found += problems or _refusals(text, name)
-    return found
+        problems = schema_problems(text, name)
+        checked.problems.extend(problems)
+        if not problems:  # The operator's own judgement presupposes the schema.
+            objects += ((name, each) for each in parse(text, name))
+    profiles = [each for _, each in objects if kind_of(each) == "FineTuneProfile"]
+    invalid = {
+        profile["metadata"]["name"]
+        for name, profile in objects
+        if kind_of(profile) == "FineTuneProfile" and not _is_valid(name, profile, checked)
+    }
+    unjudged: dict[str, list[str]] = {}
+    for name, job in objects:
+        if kind_of(job) != "FineTuneJob":
+            continue
+        profile = profile_for(job, profiles)
+        if profile is not None and profile["metadata"]["name"] in invalid:
+            profile = None
+        if why := _unjudged(
+            name, in_namespace(job, namespace), profile, [each for _, each in objects], checked
+        ):
+            unjudged.setdefault(why, []).append(job["metadata"]["name"])
+    checked.remarks.extend(
+        f"Of {', '.join(jobs)} only schema and rules were checked: {why}." for why, jobs in unjudged.items()
+    )
+    return checked
 
 
-def _refusals(text: str, name: str) -> Iterator[str]:
-    """What this version of the operator would refuse, as far as one object alone can tell."""
-    objects = parse(text, name)
-    for check, kind in ((check_job, "FineTuneJob"), (check_profile_object, "FineTuneProfile")):
-        for item in of_kind(objects, kind):
-            try:
-                check(item)
-            except Refused as error:
-                yield f"{name}: {item['metadata']['name']}: {error.reason}: {error.message}"
+def _is_valid(file: str, profile: Object, checked: Checked) -> bool:
+    try:
+        check_profile_object(profile)
+    except Refused as refused:
+        checked.problems.append(_refusal(file, profile, refused))
+        return False
+    name = profile["metadata"]["name"]
+    checked.remarks.extend(f"{file}: {name}: {remark}" for remark in profile_remarks(profile["spec"]))
+    return True
+
+
+def _unjudged(
+    file: str, job: Object, profile: Object | None, objects: Sequence[Object], checked: Checked
+) -> str:
+    """Why no profile has judged the job; empty: one has."""
+    if profile is None:
+        try:
+            check_job(job)
+        except Refused as refused:
+            checked.problems.append(_refusal(file, job, refused))
+        return _NO_PROFILE
+    try:
+        found = planned(file, job, profile, objects).problem
+    except NotPlanned as error:
+        if error.offline:
+            return error.message.rstrip(".")
+        checked.problems.append(" ".join(filter(None, (error.message, error.fix))))
+        return ""
+    if found:
+        checked.problems.append(f"{file}: {job['metadata']['name']}: {found}")
+    return ""
+
+
+def planned(file: str, job: Object, profile: Object, objects: Sequence[Object]) -> Planned:
+    """The job under the profile. Raises NotPlanned with the operator's own words where it would refuse.
+
+    ``objects``: among which the ConfigMap of the job's chat template may be.
+    """
+    template = _template(job, objects)
+    try:
+        plan = offline_plan(job, profile, template)
+        jobsets = [jobset for _, jobset in plan_offline(job, profile, template)]
+    except Refused as error:
+        fix = _OFFLINE.get(error.reason, "")
+        raise NotPlanned(_refusal(file, job, error), fix=fix, offline=bool(fix)) from error
+    except CpuPoolTooSmall as error:
+        name = job["metadata"]["name"]
+        raise NotPlanned(f"{file}: {name}: CpuPoolTooSmall: {error}", fix=error.fix) from error
+    return Planned(plan=plan, jobsets=jobsets, memory=host_memory(plan, job))
+
+
+def schema_problems(text: str, name: str) -> list[str]:
+    """What the API server would refuse in the text of one file."""
+    return [str(each) for each in validate_text(text, file=name)]
+
+
+def in_namespace(job: Object, namespace: str | None) -> Object:
+    """The job as ``kubectl -n`` would create it."""
+    return {**job, "metadata": {"namespace": namespace, **job["metadata"]}} if namespace else job
+
+
+def profile_for(job: Object, profiles: Sequence[Object]) -> Object | None:
+    """The one that the job names or means; None: none of these, or more than one."""
+    wanted = (job["spec"].get("profileRef") or {}).get("name")
+    if wanted is not None:
+        meant = [each for each in profiles if each["metadata"]["name"] == wanted]
+    elif len(profiles) == 1:
+        meant = list(profiles)
+    else:
+        meant = [each for each in profiles if _is_default(each)]
+    return meant[0] if len(meant) == 1 else None
+
+
+def _is_default(profile: Object) -> bool:
+    annotations = profile["metadata"].get("annotations") or {}
+    return bool(annotations.get(DEFAULT_PROFILE_ANNOTATION) == "true")
+
+
+def _template(job: Object, objects: Sequence[Object]) -> Object | None:
+    name = (template_ref(job["spec"]) or {}).get("name")
+    maps = (item for item in objects if item["kind"] == "ConfigMap")
+    return next((item for item in maps if (item.get("metadata") or {}).get("name") == name), None)
+
+
+def _refusal(file: str, item: Object, refused: Refused) -> str:
+    return f"{file}: {item['metadata']['name']}: {refused.reason}: {refused.message}"

@@ -17,7 +17,7 @@ type Place = tuple[str | int, ...]
 
 
 class YamlError(ValueError):
-    """The text is no YAML. ``line`` counts from 1."""
+    """The text is not valid YAML. ``line`` counts from 1."""
 
     def __init__(self, message: str, *, line: int) -> None:
         super().__init__(message)

@@ -20,6 +20,8 @@ _SIZE = re.compile(
     r"(?<![A-Za-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([bm])(?![A-Za-z0-9])", re.IGNORECASE
 )
 _SCALE = {"b": 10**9, "m": 10**6}
+#: Experts share attention and embeddings: Mixtral-8x7B has 46.7 billion parameters, 8x22B 140.6.
+_EXPERTS_SHARE = 0.83
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ def host_memory(plan: Plan, job: Mapping[str, Any]) -> HostMemory:
 def by_name(address: str) -> int | None:
     """The parameters that a model's name speaks of: ``Qwen/Qwen3-14B``. None where it names no size."""
     sizes = (
-        float(number) * int(copies or 1) * _SCALE[unit.lower()]
+        float(number) * (int(copies) * _EXPERTS_SHARE if copies else 1) * _SCALE[unit.lower()]
         for copies, number, unit in _SIZE.findall(address.rstrip("/").rpartition("/")[2])
     )
     return int(max(sizes, default=0)) or None
@@ -102,9 +104,10 @@ def text(memory: HostMemory) -> str:
         return f"by the model's size, which Preflight reads{most}"
     source = "by the model's name" if memory.known_from == "name" else "as the status says"
     asked = ", ".join(f"{stage} {size}Gi" for stage, size in memory.requests.items())
-    told = f"{asked} for {memory.parameters / 1e9:.1f} billion parameters, {source}"
-    if memory.refusal is not None:
-        told += (
-            f". CpuPoolTooSmall, the job would fail after Preflight: {memory.refusal} {memory.refusal.fix}"
-        )
-    return told
+    return f"{asked} for {memory.parameters / 1e9:.1f} billion parameters, {source}"
+
+
+def problem(memory: HostMemory) -> str:
+    """Why the job would fail after Preflight; empty: as far as is known it would not."""
+    refusal = memory.refusal
+    return f"CpuPoolTooSmall, found by Preflight: {refusal} {refusal.fix}" if refusal else ""

@@ -63,6 +63,12 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the FineTuneJ
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Default: the context's namespace.", metavar="NS")
 ]
+ManifestNamespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace", "-n", help="Of a job whose manifest names none; else it is default.", metavar="NS"
+    ),
+]
 Kubeconfig = Annotated[
     Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config.", metavar="FILE")
 ]
@@ -107,11 +113,18 @@ def plan(
         Output,
         typer.Option("--output", "-o", help="yaml: every JobSet as it would be applied, one document each."),
     ] = Output.TEXT,
+    namespace: ManifestNamespace = None,
 ) -> None:
-    """Show what a job would do, without a cluster: stages, TPU and why, batch, names, run folder."""
+    """Show what a job would do, without a cluster: stages, TPU and why, batch, names, run folder; exit code 1 where it
+    would be refused, or fail for what is known before it runs."""
     from finetune_operator.cli.plan import show_plan
 
-    typer.echo(show_plan(file, profile, output.value))
+    shown = show_plan(file, profile, output.value, namespace)
+    typer.echo(shown.text)
+    if shown.problem:
+        if output is Output.YAML:
+            typer.echo(shown.problem, err=True)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -123,17 +136,21 @@ def validate(
         ),
     ],
     more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More manifests.")] = None,
+    namespace: ManifestNamespace = None,
 ) -> None:
-    """Check manifests without a cluster, by the rules of API server and operator; exit code 1 with the errors."""
+    """Check manifests without a cluster, by the rules of API server and operator, and jobs by their profile where it is
+    among the manifests; exit code 1 with the errors."""
     from finetune_operator.cli.checks import check_files
 
     given = [*files, *(more or [])]
-    problems = check_files(given)
-    for problem in problems:
+    checked = check_files(given, namespace)
+    for problem in checked.problems:
         typer.echo(problem, err=True)
-    if problems:
+    if checked.problems:
         raise typer.Exit(1)
     typer.echo(f"{len(given)} file{'s' if len(given) > 1 else ''} in order.")
+    for remark in checked.remarks:
+        typer.echo(remark)
 
 
 @app.command()

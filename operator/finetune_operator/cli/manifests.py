@@ -12,9 +12,9 @@ from finetune_operator.cli.errors import CliError
 type Object = Mapping[str, Any]
 
 
-def load(path: Path) -> list[Object]:
-    """The objects of a YAML or JSON file; ``-`` is stdin. Raises CliError that names file and line."""
-    return parse(read(path), "stdin" if str(path) == "-" else str(path))
+def shown_name(path: Path) -> str:
+    """What messages call the file."""
+    return "stdin" if str(path) == "-" else str(path)
 
 
 def read(path: Path) -> str:
@@ -32,7 +32,7 @@ def parse(text: str, name: str) -> list[Object]:
     try:
         documents = list(read_documents(text))
     except YamlError as error:
-        raise CliError(f"{name}:{error.line}: is no YAML: {error.message}") from error
+        raise CliError(f"{name}:{error.line}: is not valid YAML: {error.message}") from error
     objects: list[Object] = []
     for document in documents:
         if not isinstance(document.content, Mapping) or not isinstance(document.content.get("kind"), str):
@@ -44,8 +44,9 @@ def parse(text: str, name: str) -> list[Object]:
 
 def of_kind(objects: Sequence[Object], kind: str) -> list[Object]:
     """Those of one kind of ours."""
-    return [
-        item
-        for item in objects
-        if item["kind"] == kind and str(item.get("apiVersion", "")).startswith(f"{GROUP}/")
-    ]
+    return [item for item in objects if kind_of(item) == kind]
+
+
+def kind_of(item: Object) -> str | None:
+    """Its kind, if that is one of ours."""
+    return str(item["kind"]) if str(item.get("apiVersion", "")).startswith(f"{GROUP}/") else None

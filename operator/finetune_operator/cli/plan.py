@@ -2,22 +2,22 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from finetune_contract import DatasetSource, ModelSource, Stage
-from finetune_operator.api import Reason
 from finetune_operator.cli import host_memory
+from finetune_operator.cli.checks import Planned, in_namespace, planned, profile_for, schema_problems
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.manifests import Object, load, of_kind
-from finetune_operator.planning import Plan, Refused
-from finetune_operator.planning.chat_template import template_ref
+from finetune_operator.cli.manifests import Object, of_kind, parse, read, shown_name
+from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
-from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, TPU_STAGES, CpuPoolTooSmall, plan_offline
-from finetune_operator.rendering.offline import offline_plan
+from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, TPU_STAGES
 from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
 _DOES = {
@@ -26,13 +26,6 @@ _DOES = {
     Stage.TRAIN: "the fine-tuning",
     Stage.EVALUATE: "loss and answers, before and after",
     Stage.EXPORT: "to Hugging Face format, checked",
-}
-
-
-#: What a cluster would have told, by the reason why it is missing.
-_OFFLINE: Mapping[str, str] = {
-    Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, put the ConfigMap into the same file.",
-    Reason.SOURCE_JOB_NOT_FOUND: "Without a cluster, put that job's exported folder into model.uri to see the plan.",
 }
 
 
@@ -47,62 +40,72 @@ _Dumper.add_implicit_resolver(
 )
 
 
-def show_plan(file: Path, profile_file: Path | None, output: Literal["text", "json", "yaml"]) -> str:
-    """The plan of the one job in ``file``. Raises CliError with the operator's own words where it would refuse."""
-    job, profile, template = _inputs(file, profile_file)
-    try:
-        plan = offline_plan(job, profile, template)
-        jobsets = [jobset for _, jobset in plan_offline(job, profile, template)]
-    except Refused as error:
-        raise CliError(
-            f"{file}: {error.reason}: {error.message}", fix=_OFFLINE.get(error.reason, "")
-        ) from error
-    except CpuPoolTooSmall as error:
-        raise CliError(f"{file}: CpuPoolTooSmall: {error}", fix=error.fix) from error
-    if output == "yaml":
-        text = yaml.dump_all(jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
-        return str(text).rstrip("\n")
-    memory = host_memory.host_memory(plan, job)
-    if output == "json":
-        return json.dumps(_facts(plan, memory) | {"jobSets": jobsets}, indent=2)
-    return "\n".join(_page(plan, jobsets, memory))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What there is to print."""
+
+    text: str
+    problem: str
+    """Why the job would fail once it runs, which the page and the JSON say, too; empty: nothing is known against it."""
 
 
-def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object, Object | None]:
-    """The job, its profile, and the ConfigMap of its chat template where that stands in the job's file."""
-    documents = load(file)
-    jobs = of_kind(documents, "FineTuneJob")
+def show_plan(
+    file: Path,
+    profile_file: Path | None,
+    output: Literal["text", "json", "yaml"],
+    namespace: str | None = None,
+) -> Shown:
+    """The plan of the one job in ``file``. Raises CliError, in the words of validate and of the operator, where the job
+    would be refused. ``namespace``: of a job whose manifest names none."""
+    job, profile, objects = _inputs(file, profile_file)
+    found = planned(shown_name(file), in_namespace(job, namespace), profile, objects)
+    match output:
+        case "yaml":
+            text = yaml.dump_all(
+                found.jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True
+            )
+            text = str(text).rstrip("\n")
+        case "json":
+            text = json.dumps(_facts(found.plan, found.memory) | {"jobSets": found.jobsets}, indent=2)
+        case "text":
+            text = "\n".join(_page(found))
+    return Shown(text=text, problem=found.problem)
+
+
+def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object, Sequence[Object]]:
+    """The job, its profile, and all that stands in the job's file."""
+    name, text = shown_name(file), read(file)
+    objects = parse(text, name)
+    jobs = of_kind(objects, "FineTuneJob")
     if len(jobs) != 1:
-        raise CliError(f"{file}: holds {len(jobs)} FineTuneJobs; plan looks at one.")
-    job = jobs[0]
-    if not isinstance(job.get("metadata"), Mapping) or not isinstance(job.get("spec"), Mapping):
-        raise CliError(f"{file}: the FineTuneJob has no metadata or no spec.")
-    profiles = of_kind(load(profile_file) if profile_file else documents, "FineTuneProfile")
+        raise CliError(f"{name}: holds {len(jobs)} FineTuneJobs; plan takes one.")
+    _refuse_problems(text, name)
+    if profile_file is not None:
+        name, text = shown_name(profile_file), read(profile_file)
+    profiles = of_kind(parse(text, name), "FineTuneProfile")
     if not profiles:
         raise CliError(
-            f"{profile_file or file}: holds no FineTuneProfile, which says where the job may run.",
+            f"{name}: holds no FineTuneProfile, which says where the job may run.",
             fix="Give --profile FILE; `kubectl get finetuneprofile NAME -o yaml` prints that of a cluster.",
         )
-    return job, _chosen(job, profiles), _template(job, documents)
+    _refuse_problems(text, name)
+    return jobs[0], _chosen(jobs[0], profiles), objects
 
 
-def _template(job: Object, documents: Sequence[Object]) -> Object | None:
-    name = (template_ref(job["spec"]) or {}).get("name")
-    maps = (item for item in documents if item["kind"] == "ConfigMap")
-    return next((item for item in maps if (item.get("metadata") or {}).get("name") == name), None)
+def _refuse_problems(text: str, name: str) -> None:
+    if problems := schema_problems(text, name):
+        raise CliError("\n".join(problems))
 
 
 def _chosen(job: Object, profiles: Sequence[Object]) -> Object:
-    wanted = (job["spec"].get("profileRef") or {}).get("name")
-    named = [profile for profile in profiles if profile.get("metadata", {}).get("name") == wanted]
-    if wanted is None and len(profiles) > 1:
+    profile = profile_for(job, profiles)
+    if profile is None and "profileRef" not in job["spec"]:
         raise CliError(
             f"The job names no profile and there are {len(profiles)} to choose from.",
             fix="Set spec.profileRef.",
         )
-    return (
-        named[0] if named else profiles[0]
-    )  # another one is refused with its reason by the operator's own code
+    # Another one is refused with its reason by the operator's own code.
+    return profile or profiles[0]
 
 
 def _facts(plan: Plan, memory: host_memory.HostMemory) -> dict[str, Any]:
@@ -147,7 +150,8 @@ def _facts(plan: Plan, memory: host_memory.HostMemory) -> dict[str, Any]:
     return facts
 
 
-def _page(plan: Plan, jobsets: Sequence[Object], memory: host_memory.HostMemory) -> Iterator[str]:
+def _page(found: Planned) -> Iterator[str]:
+    plan, jobsets = found.plan, found.jobsets
     shape, mesh, numbers = plan.placement.shape, plan.mesh, plan.hyperparameters
     yield f"{plan.job.name}, with profile {plan.profile_name}"
     yield ""
@@ -179,7 +183,7 @@ def _page(plan: Plan, jobsets: Sequence[Object], memory: host_memory.HostMemory)
         "Length",
         f"{numbers.steps} steps"
         if numbers.steps
-        else f"{numbers.epochs:g} epochs; Preflight counts the steps",
+        else f"{numbers.epochs:g} epoch{'' if numbers.epochs == 1 else 's'}; Preflight counts the steps",
     )
     yield _row("Method", _method(plan))
     yield _row("Model", _source(plan.model))
@@ -190,13 +194,14 @@ def _page(plan: Plan, jobsets: Sequence[Object], memory: host_memory.HostMemory)
         yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
     yield _row("Checkpoints", _checkpoints(plan))
     yield _row("Memory", _memory(plan))
-    yield _row("Host memory", host_memory.text(memory))
+    yield _row("Host memory", host_memory.text(found.memory))
+    if found.problem:
+        yield _row("Problem", found.problem)
     if tried := plan.smoke:
         yield _row(
             "Smoke test", f"{tried.steps} steps on {tried.examples} rows of each source, within Preflight"
         )
-    if limits := [f"at most {each.most:g} ({each.path})" for each in plan.budget.ceilings]:
-        yield _row("Budget", ", ".join(limits))
+    yield from _money(plan)
     yield _row("Run folder", plan.run_folder.uri.replace("-00000000", "-<uid>"))
     yield _row("Cache", f"{plan.cache.uri} ({plan.use_cache})")
     yield _row("Image", plan.image)
@@ -208,6 +213,16 @@ def _page(plan: Plan, jobsets: Sequence[Object], memory: host_memory.HostMemory)
 def _queues(plan: Plan) -> dict[str, str | None]:
     queues = plan.queues
     return {"tpu": queues.tpu, "cpu": queues.cpu, "priority": queues.priority_class}
+
+
+def _money(plan: Plan) -> Iterator[str]:
+    if price := plan.placement.chip_hour_price:
+        cost = f"{Decimal(price) * plan.chips:f} {plan.currency} an hour"
+        yield _row("Price", f"{cost} ({plan.chips} chips x {price})")
+    ceilings = ((plan.budget.chip_hours, "chip hours"), (plan.budget.cost, plan.currency))
+    limits = [f"at most {each.most:.10g} {unit} ({each.path})" for each, unit in ceilings if each is not None]
+    if limits:
+        yield _row("Budget", ", ".join(limits))
 
 
 def _checkpoints(plan: Plan) -> str:

@@ -11,7 +11,7 @@ import jsonschema
 from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
-from finetune_operator.api import did_you_mean, one_of
+from finetune_operator.api import did_you_mean, form, one_of
 from finetune_operator.api.rules import RULES_KEY
 from finetune_operator.cli.documents import Place
 
@@ -89,14 +89,13 @@ def _keywords(content: Mapping[str, Any], schema: Schema) -> Iterator[Finding]:
         validator.iter_errors(content), key=lambda e: [str(part) for part in e.absolute_path]
     ):
         place: Place = tuple(error.absolute_path)
-        keyword, limit, within = str(error.validator), error.validator_value, error.schema
-        meaning = within.get("description", "") if isinstance(within, Mapping) else ""
+        keyword = str(error.validator)
         if keyword != "required":  # told by _members, one by one
-            yield Finding(place, *_explained(keyword, limit, error.instance, meaning))
+            yield Finding(place, *_explained(keyword, error.validator_value, error.instance))
 
 
-def _explained(keyword: str, limit: Any, saw: Any, meaning: str) -> tuple[str, str]:
-    """Message and fix for one violated keyword. ``meaning`` is the field's description."""
+def _explained(keyword: str, limit: Any, saw: Any) -> tuple[str, str]:
+    """Message and fix for one violated keyword."""
     message, fix = "", ""
     match keyword:
         case "type":
@@ -104,8 +103,9 @@ def _explained(keyword: str, limit: Any, saw: Any, meaning: str) -> tuple[str, s
         case "enum":
             message = f"unknown value {shown(saw)}{one_of(str(saw), limit)}"
         case "pattern":
-            message = f"{shown(saw)} does not have the form {limit}"
-            fix = f"Expected: {meaning}" if meaning else ""
+            message = f"must be {form(limit)}, not {shown(saw)}"
+            if saw.startswith("hf://") and "hf://models/" in message:
+                fix = f"For a model or tokenizer, write hf://models/{saw.removeprefix('hf://')}."
         case "minimum":
             message = f"is {saw}, must be at least {limit}"
         case "maximum":

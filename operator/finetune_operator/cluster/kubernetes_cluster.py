@@ -7,6 +7,7 @@ that touches HTTP is in this module: paths, content types, deadlines, retries an
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Self
@@ -20,6 +21,7 @@ from finetune_operator.cluster.port import (
     AlreadyExists,
     ClusterError,
     Conflict,
+    Keep,
     Kind,
     NotFound,
     Object,
@@ -55,11 +57,17 @@ class CallLimits:
     longest_wait_seconds: float = 5
     """A server that asks for more than this gets its wish through the work queue, not by a blocked worker."""
     page_size: int = 100
-    answer_bytes: int = 16 * 2**20
-    """Of one answer; a page beyond it is asked for again with fewer objects. One object has about 2 MiB at most."""
+    page_bytes: int = 2 * 2**20
+    """Of one page; one beyond it is asked for again with fewer objects. In memory it takes up to 25 times as much for
+    the moment in which it is parsed. etcd takes no object of more than 1.5 MiB; of a pod that may be more in JSON."""
+    answer_bytes: int = 8 * 2**20
+    """Of an answer that is no page."""
     list_bytes: int = 64 * 2**20
     list_objects: int = 20_000
-    """Of all pages of a listing that is held as a whole."""
+    """Of all pages of a listing that is held as a whole, or of which something is kept."""
+    large_bytes: int = 128 * 2**10
+    large_answers: int = 4
+    """As many answers of more bytes than that are read at once."""
 
 
 def _ignore(_verb: str, _resource: str, _status: int, _seconds: float) -> None:
@@ -84,6 +92,8 @@ class KubernetesCluster:
         self._observer = observer
         self._clock = clock
         self._sleep = sleep
+        self._large = asyncio.Semaphore(self._limits.large_answers)
+        self._parsing = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,30 +136,58 @@ class KubernetesCluster:
         accept = _METADATA_LIST if metadata_only else _JSON
         return self._page_items(kind, namespace, _selectors(labels, None), accept)
 
+    async def kept(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        fields: Mapping[str, str] | None = None,
+        keep: Keep,
+    ) -> AsyncIterator[Sequence[Object]]:
+        async for page in self._limited(kind, namespace, _selectors(labels, fields), keep):
+            yield page
+
     async def _all(
         self, kind: Kind, namespace: str | None, selectors: Sequence[tuple[str, str]]
     ) -> Sequence[Object]:
-        """Every page at once, within the limits of a listing. Raises TooLarge beyond them."""
-        limits = self._limits
+        """Every page at once."""
         found: list[Object] = []
-        size = 0
-        async for page, page_bytes in self._pages(kind, namespace, selectors):
+        async for page in self._limited(kind, namespace, selectors):
             found += page
-            size += page_bytes
-            if size > limits.list_bytes or len(found) > limits.list_objects:
+        return found
+
+    async def _limited(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        selectors: Sequence[tuple[str, str]],
+        keep: Keep | None = None,
+    ) -> AsyncIterator[Sequence[Object]]:
+        """Page by page within the limits of a listing. Raises TooLarge beyond them."""
+        limits = self._limits
+        size = count = 0
+        async for page in self._pages(kind, namespace, selectors, keep=keep):
+            size += page.bytes
+            count += page.count
+            if size > limits.list_bytes or count > limits.list_objects:
                 chosen = ", ".join(value for _, value in selectors)
                 raise TooLarge(
                     f"{_path(kind, namespace, None, None)}{f' with {chosen}' if chosen else ''}: more than "
                     f"{limits.list_bytes >> 20} MiB or {limits.list_objects} objects. Delete those that no controller "
                     "made, or remove these labels from them"
                 )
-        return found
+            yield page.items
 
     async def _page_items(
         self, kind: Kind, namespace: str | None, selectors: Sequence[tuple[str, str]], accept: str
     ) -> AsyncIterator[Sequence[Object]]:
-        async for page, _ in self._pages(kind, namespace, selectors, accept):
-            yield page
+        async for page in self._pages(kind, namespace, selectors, accept):
+            items = page.items
+            del page
+            yield items
+            # The caller has let go of it by now: neither may it be held here while the next one is fetched.
+            del items
 
     async def _pages(
         self,
@@ -157,9 +195,11 @@ class KubernetesCluster:
         namespace: str | None,
         selectors: Sequence[tuple[str, str]],
         accept: str = _JSON,
-    ) -> AsyncIterator[tuple[Sequence[Object], int]]:
-        """Each page with the bytes of its answer. A page that is too large is asked for again with fewer objects."""
-        size = self._limits.page_size
+        keep: Keep | None = None,
+    ) -> AsyncIterator["_Page"]:
+        """A page that is too large is asked for again with fewer objects; after small ones they become more again."""
+        limits = self._limits
+        size = limits.page_size
         continuation: str | None = None
         while True:
             query = [("limit", str(size)), *selectors]
@@ -167,7 +207,7 @@ class KubernetesCluster:
                 query.append(("continue", continuation))
             try:
                 answer, answer_bytes = await self._sized_call(
-                    "list", kind, namespace, query=query, accept=accept
+                    "list", kind, namespace, query=query, accept=accept, limit=limits.page_bytes
                 )
             except TooLarge:
                 if size == 1:
@@ -176,9 +216,18 @@ class KubernetesCluster:
                 continue
             continuation = answer.get("metadata", {}).get("continue")
             # An empty list of metadata has null for its items.
-            yield answer.get("items") or (), answer_bytes
+            items = answer.pop("items", None) or []
+            count = len(items)
+            if keep is not None:
+                items = [kept for each in items if (kept := keep(each)) is not None]
+            page = _Page(items, count, answer_bytes)
+            del answer, items
+            yield page
+            del page
             if not continuation:
                 return
+            if answer_bytes < limits.page_bytes // 4:
+                size = min(2 * size, limits.page_size)
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:
         metadata = manifest["metadata"]
@@ -255,6 +304,7 @@ class KubernetesCluster:
         body: object = None,
         content_type: str = _JSON,
         accept: str = _JSON,
+        limit: int | None = None,
     ) -> tuple[dict[str, Any], int]:
         """One call with its retries: the answer and its bytes. Reads are tried again after any fault that may pass;
         writes only where the server said that it did not act (429)."""
@@ -266,6 +316,7 @@ class KubernetesCluster:
             body=body,
             content_type=content_type,
             accept=accept,
+            limit=limit or self._limits.answer_bytes,
         )
         limits = self._limits
         backoff = limits.backoff_seconds
@@ -282,6 +333,22 @@ class KubernetesCluster:
         raise AssertionError("unreachable")
 
     async def _send(self, request: "_Request") -> tuple[dict[str, Any], int]:
+        method, path = _METHODS[request.verb], request.path
+        async with AsyncExitStack() as room:
+            # Until it is parsed.
+            status, headers, content = await self._answer(request, room)
+            if len(content) > self._limits.large_bytes:
+                # It holds the event loop for a while: whatever else is due comes between two of them.
+                await room.enter_async_context(self._parsing)
+                await asyncio.sleep(0)
+            if 200 <= status < 300:
+                return _parsed(content, method, path), len(content)
+            raise error_from(status, method, path, content, headers.get("Retry-After"))
+
+    async def _answer(
+        self, request: "_Request", room: AsyncExitStack
+    ) -> tuple[int, Mapping[str, str], bytearray]:
+        """Status, headers and body. Raises Unavailable and TooLarge."""
         method, path = _METHODS[request.verb], request.path
         limits = self._limits
         timeout = aiohttp.ClientTimeout(
@@ -305,16 +372,44 @@ class KubernetesCluster:
             status = response.status
             if self._clock is not None:
                 self._clock.told(response.headers.get("Date"))
-            content = await _read(response.response, limits.answer_bytes, f"{method} {path}")
+            content = await self._read(response.response, request.limit, f"{method} {path}", room)
+            return status, response.headers, content
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             # OSError: name resolution, and the token or CA file that is being replaced.
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
             raise Unavailable(f"{method} {path}: {reason}") from error
         finally:
             self._observer(request.verb, request.resource, status, monotonic() - begun)
-        if 200 <= status < 300:
-            return _parsed(content, method, path), len(content)
-        raise error_from(status, method, path, content, response.headers.get("Retry-After"))
+
+    async def _read(
+        self, response: aiohttp.ClientResponse, limit: int, request: str, room: AsyncExitStack
+    ) -> bytearray:
+        """The body. Raises TooLarge as soon as it has more than ``limit`` bytes. A large one waits for its turn, which
+        lasts until ``room`` is left."""
+        content = bytearray()
+        large = False
+        async with response:
+            async for chunk in response.content.iter_any():
+                content += chunk
+                if len(content) > limit:
+                    # Closed, not drained: what is left of the answer is not read.
+                    response.close()
+                    raise TooLarge(f"{request}: the answer has more than {limit >> 20} MiB")
+                if not large and len(content) > self._limits.large_bytes:
+                    large = True
+                    await room.enter_async_context(self._large)
+        return content
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What is kept of one page."""
+
+    items: Sequence[Object]
+    count: int
+    """Objects that the page had."""
+    bytes: int
+    """Of its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +421,8 @@ class _Request:
     body: object
     content_type: str
     accept: str
+    limit: int
+    """Bytes of the answer."""
 
     @property
     def reads(self) -> bool:
@@ -365,19 +462,6 @@ def _path(kind: Kind, namespace: str | None, name: str | None, subresource: str 
     if subresource:
         parts.append(subresource)
     return "/".join(parts)
-
-
-async def _read(response: aiohttp.ClientResponse, limit: int, request: str) -> bytearray:
-    """The body. Raises TooLarge as soon as it has more than ``limit`` bytes."""
-    content = bytearray()
-    async with response:
-        async for chunk in response.content.iter_any():
-            content += chunk
-            if len(content) > limit:
-                # Closed, not drained: what is left of the answer is not read.
-                response.close()
-                raise TooLarge(f"{request}: the answer has more than {limit >> 20} MiB")
-    return content
 
 
 def _parsed(content: bytes | bytearray, method: str, path: str) -> dict[str, Any]:

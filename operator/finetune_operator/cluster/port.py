@@ -1,10 +1,12 @@
 """What the reconciler asks of Kubernetes. Objects are plain dicts as the API server sends them."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 type Object = Mapping[str, Any]
+type Keep = Callable[[Object], Object | None]
+"""What is needed of an object; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,19 @@ class Cluster(Protocol):
 
         It is complete only when it ends without an error. ``metadata_only``: objects have nothing but ``metadata``.
         """
+        ...
+
+    def kept(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        fields: Mapping[str, str] | None = None,
+        keep: Keep,
+    ) -> AsyncIterator[Sequence[Object]]:
+        """What ``keep`` leaves of each page of a listing whose objects tenants have made: the rest of a page is let go
+        before anything else is done. TooLarge where all pages have more than one listing may read."""
         ...
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:

@@ -17,10 +17,10 @@ type Object = Mapping[str, Any]
 type Place = tuple[str | None, str | None, str]
 """Replicated job, slice and index of a pod."""
 
-_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-_SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
-_GROUP_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
-_SLICE_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
+GROUP_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+SLICE_KIND_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
 _TERMINAL = ("Completed", "Failed")
 _SUFFIXES = {
     "": Decimal(1),
@@ -260,15 +260,15 @@ def pod_ended_at(pod: Object) -> datetime | None:
 def _place(pod: Object) -> Place:
     """Which of a JobSet's pods it is, or stands in for."""
     labels = pod["metadata"].get("labels", {})
-    index = labels.get(_INDEX_LABEL)
+    index = labels.get(INDEX_LABEL)
     # Without an index it is a place of its own.
-    return labels.get(_GROUP_LABEL), labels.get(_SLICE_LABEL), index or pod["metadata"]["name"]
+    return labels.get(GROUP_LABEL), labels.get(SLICE_LABEL), index or pod["metadata"]["name"]
 
 
 def slice_kind(pod: Object) -> tuple[tuple[str, str], ...]:
     """The node labels that select the pod's kind of slice; empty for a pod on CPU, as Pathways' head is one."""
     selector = pod.get("spec", {}).get("nodeSelector", {})
-    return tuple(sorted((key, value) for key, value in selector.items() if key in _SLICE_LABELS))
+    return tuple(sorted((key, value) for key, value in selector.items() if key in SLICE_KIND_LABELS))
 
 
 def slice_kinds(jobset: Object) -> set[tuple[tuple[str, str], ...]]:
@@ -316,7 +316,7 @@ def pod_of(pods: Iterable[Object], host: int, per_slice: int) -> Object | None:
     place = tuple(str(each) for each in divmod(host, per_slice))
     for pod in pods:
         labels = pod["metadata"].get("labels", {})
-        if (labels.get(_SLICE_LABEL, "0"), labels.get(_INDEX_LABEL)) == place and _runs_trainer(pod):
+        if (labels.get(SLICE_LABEL, "0"), labels.get(INDEX_LABEL)) == place and _runs_trainer(pod):
             return pod
     return None
 
@@ -330,7 +330,7 @@ def node_of(pods: Iterable[Object], host: int, per_slice: int) -> str | None:
 
 def _runs_trainer(pod: Object) -> bool:
     """Pathways' workers do not: their server's exit codes are its own, and their index is not that of a process."""
-    return bool(pod["metadata"].get("labels", {}).get(_GROUP_LABEL) != WORKER)
+    return bool(pod["metadata"].get("labels", {}).get(GROUP_LABEL) != WORKER)
 
 
 def terminated(pods: Iterable[Object]) -> list[tuple[Object, Object]]:

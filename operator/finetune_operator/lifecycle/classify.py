@@ -43,6 +43,11 @@ from finetune_operator.rendering import jobset_name
 _SIGNALLED = 128
 _SIGTERM = _SIGNALLED + 15
 _SIGKILL = _SIGNALLED + 9
+_MEASURED = (
+    "It requests what models of its size were measured to take, and no field of the job changes that: report the model "
+    "to the platform team, and use a smaller one meanwhile."
+)
+_OUT_OF_MEMORY_FIX = {Stage.CONVERT: _MEASURED, Stage.EXPORT: _MEASURED}
 
 #: Reasons of the records that the operator writes before it stops an attempt: nobody is charged.
 SUSPENDED = "Suspended"
@@ -313,7 +318,7 @@ def _died(stage: Stage, pod: children.Object, state: children.Object) -> Failure
             code=ExitCode.OUT_OF_MEMORY,
             reason="HostOutOfMemory",
             message=f"{stage}: pod {name} was killed because it used more memory than its limit.",
-            fix="Use a smaller batch or sequence length, or larger nodes.",
+            fix=_OUT_OF_MEMORY_FIX.get(stage, "Use a smaller batch or sequence length, or larger nodes."),
             evidence=evidence,
         )
     if speech.request_not_understood(code, evidence):

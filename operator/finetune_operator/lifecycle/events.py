@@ -12,6 +12,8 @@ type Object = Mapping[str, Any]
 
 _TRIGGERED, _NOT_TRIGGERED, _FAILED = "TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp"
 _REFUSED = "FailedCreate"
+#: Of the Events that say something here.
+REASONS = frozenset({_TRIGGERED, _NOT_TRIGGERED, _FAILED, _REFUSED})
 
 #: What to do about a failed scale-up, by what Google Cloud has answered.
 _FIXES = {

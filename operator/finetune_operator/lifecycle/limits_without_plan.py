@@ -53,7 +53,9 @@ def stops_without_plan(observed: Observed, attempts: Sequence[Attempt]) -> tuple
         stop, ended = deadlines.active_exceeded(int(deadline)), live
     else:
         over = [
-            (limit, amount) for limit, amount in _ceilings(spec, name, profile, used) if amount >= limit.most
+            (limit, amount)
+            for limit, amount in _ceilings(observed.job, spec, name, profile, used)
+            if amount >= limit.most
         ]
         if over:
             stop = unpaid(exhausted_message(*over[0]))
@@ -77,8 +79,16 @@ def _profile(observed: Observed) -> tuple[str, Object]:
     return str(name), next(named, {})
 
 
-def _ceilings(spec: Object, name: str, profile: Object, used: _Used) -> Iterator[tuple[Ceiling, float]]:
+def _ceilings(
+    job: Object, spec: Object, name: str, profile: Object, used: _Used
+) -> Iterator[tuple[Ceiling, float]]:
     """Each limit with what counts towards it."""
+    if not profile and lookup(spec, "budget.maxCost") is None:
+        # The profile is gone too: its limit is what the status has counted and what it says is left, in chip hours.
+        cost = (job.get("status") or {}).get("cost", {})
+        counted, left = _number(cost.get("chipHours")), _number(cost.get("budgetRemaining"))
+        if counted is not None and left is not None:
+            yield Ceiling(most=counted + left, path="the budget in status.cost", fails=False), used.chip_hours
     for limit, path, amount in (
         (lookup(spec, "budget.maxChipHours"), "spec.budget.maxChipHours", used.chip_hours),
         (

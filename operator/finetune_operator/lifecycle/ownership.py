@@ -15,13 +15,15 @@ from finetune_operator.rendering import attempt_of, jobset_name, plan_of
 
 type Object = Mapping[str, Any]
 
-_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 
 def own_jobsets(job: Object, jobsets: Iterable[Object], plan: Object | None) -> tuple[Object, ...]:
     """The job's JobSets among those that carry its label. ``plan``: its stored plan, or None."""
     reported = _reported(job)
-    return tuple(each for each in jobsets if _made_for(job, each) and _names_a_plan(each, plan, reported))
+    return tuple(
+        each for each in jobsets if may_be_jobset_of(job, each) and _names_a_plan(each, plan, reported)
+    )
 
 
 def own_pods(job: Object, pods: Iterable[Object], jobsets: Sequence[Object]) -> tuple[Object, ...]:
@@ -34,7 +36,8 @@ def own_pods(job: Object, pods: Iterable[Object], jobsets: Sequence[Object]) -> 
     return tuple(each for each in pods if _pod_of(job, each, restarts))
 
 
-def _made_for(job: Object, jobset: Object) -> bool:
+def may_be_jobset_of(job: Object, jobset: Object) -> bool:
+    """Whether it is the job's as far as it tells itself."""
     key = attempt_of(jobset)
     if key is None:
         return False
@@ -63,16 +66,30 @@ def _names_a_plan(jobset: Object, plan: Object | None, reported: frozenset[str])
     return stored is not None and made is not None and parse(made) <= parse(stored)
 
 
+def may_be_pod_of(job: Object, pod: Object) -> bool:
+    """Whether it is the job's as far as it tells itself."""
+    return _jobset_of(job, pod) is not None
+
+
 def _pod_of(job: Object, pod: Object, restarts: Mapping[str, int]) -> bool:
+    found = _jobset_of(job, pod)
+    if found is None:
+        return False
+    name, restart = found
+    return name not in restarts or restart <= restarts[name] + 1
+
+
+def _jobset_of(job: Object, pod: Object) -> tuple[str, int] | None:
+    """Name and restart of the job's JobSet that it claims to be of."""
     key, owner = attempt_of(pod), _controller(pod)
     if key is None or owner.get("kind") != "Job":
-        return False
+        return None
     stage, number, restart = key
     name = jobset_name(job["metadata"]["name"], stage, number)
-    labelled = pod["metadata"].get("labels", {}).get(_JOBSET_LABEL)
+    labelled = pod["metadata"].get("labels", {}).get(JOBSET_LABEL)
     if labelled != name or not str(owner.get("name", "")).startswith(f"{name}-"):
-        return False
-    return name not in restarts or restart <= restarts[name] + 1
+        return None
+    return name, restart
 
 
 def _controller(child: Object) -> Object:

@@ -6,7 +6,7 @@ from typing import Any
 
 from finetune_operator.api import ConditionType, Reason
 from finetune_operator.lifecycle.conditions import FALSE, TRUE, Told, write
-from finetune_operator.planning import Refused, check_profile_object
+from finetune_operator.planning import Refused, check_profile_object, profile_remarks
 
 type Object = Mapping[str, Any]
 
@@ -39,15 +39,21 @@ def _judged(profile: Object) -> dict[ConditionType, Told]:
     try:
         check_profile_object(profile)
     except Refused as refused:
-        message = refused.message
-        if len(message) > _MESSAGE:
-            message = f"{message[: _MESSAGE - 1]}…"
         return {
-            ConditionType.VALID: (FALSE, refused.reason, message),
+            ConditionType.VALID: (FALSE, refused.reason, _cut(refused.message)),
             ConditionType.STALLED: (TRUE, refused.reason, "No job can run under the profile: see Valid."),
         }
-    fine = "Jobs can run under the profile: its paths, keys and shapes are known ones."
+    remarks = " ".join(profile_remarks(profile["spec"]))
+    fine = (
+        _cut(f"The profile's paths, keys and shapes are known ones. {remarks}")
+        if remarks
+        else "Jobs can run under the profile: its paths, keys and shapes are known ones."
+    )
     return {
         ConditionType.VALID: (TRUE, Reason.ACCEPTED, fine),
         ConditionType.STALLED: (FALSE, Reason.ACCEPTED, fine),
     }
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= _MESSAGE else f"{message[: _MESSAGE - 1]}…"

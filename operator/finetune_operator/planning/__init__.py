@@ -9,6 +9,7 @@ from finetune_operator.planning.admission import (
 )
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.plan import CpuPool, Findings, Plan, make_plan
+from finetune_operator.planning.policy import profile_remarks
 from finetune_operator.planning.requests import stage_request
 from finetune_operator.planning.snapshot import Snapshot, read_snapshot, render_snapshot
 
@@ -23,6 +24,7 @@ __all__ = [
     "check_profile_object",
     "judge_findings",
     "make_plan",
+    "profile_remarks",
     "read_snapshot",
     "render_snapshot",
     "replan",

@@ -1,6 +1,6 @@
 """From a job and the profiles that exist to a snapshot and a plan, or to a refusal."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +13,12 @@ from finetune_operator.api import (
     parse_profile,
 )
 from finetune_operator.planning.chat_template import with_chat_template
-from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.limits import found_problems, limit_problems
+from finetune_operator.planning.errors import Refused, naming_contact, with_contact
+from finetune_operator.planning.limits import bounds_of, found_problems, limit_problems, written_problems
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.places import Storage, judge_run
 from finetune_operator.planning.plan import IDENTITY, Findings, Plan, make_plan
-from finetune_operator.planning.policy import check_policy, check_profile, refused_by, with_mode
+from finetune_operator.planning.policy import check_profile, policy_problems, refused_by, with_mode
 from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
 from finetune_operator.planning.snapshot import Snapshot
 from finetune_operator.planning.source_job import source_name, with_source_model
@@ -51,10 +51,12 @@ def admit(
         source: the FineTuneJob whose model it starts from, if it names one that exists.
         neighbours: FineTuneJobs, of any namespace, that have used the run folder in which it is to go on.
     """
-    check_job(job)
+    _check_schema(job)
     profile = choose_profile(job, profiles)
     check_profile_object(profile)
     name, spec = profile["metadata"]["name"], with_mode(profile["spec"], "Strict")
+    with naming_contact(spec):
+        _check_overrides(job)
     base = merge(BUILT_IN, spec.get("defaults", {}))
     merged = merge(base, job["spec"])
     if source_name(merged) == job["metadata"]["name"]:
@@ -62,10 +64,12 @@ def admit(
             Reason.INVALID_SPEC, "spec.model.fromJob.name is the job's own name. Name the job to start from."
         )
     whole = with_source_model(with_chat_template(merged, template), source)
-    check_policy(job, name, spec, whole, base)
+    with naming_contact(spec):
+        broken = policy_problems(job, name, spec, whole, base)
+        provisional = _judged(
+            lambda: make_plan(job, _snapshot(job, profile, whole)), name, spec, whole, broken
+        )
     refuse_folder_in_use(job, neighbours)
-    provisional = make_plan(job, _snapshot(job, profile, whole))
-    _check_limits(provisional, spec, whole)
     # Whatever resources are edited to later, a step takes as many rows as the first plan says.
     fixed = merge(
         whole, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
@@ -80,16 +84,30 @@ def _snapshot(job: Object, profile: Object, spec: Object) -> Snapshot:
     return replace(snapshot, profile=with_mode(snapshot.profile, "Strict"))
 
 
-def _check_limits(plan: Plan, profile: Object, spec: Object) -> None:
-    if problems := list(limit_problems(plan, spec)):
-        raise refused_by(plan.profile_name, profile.get("owner", {}), problems)
+def _judged(
+    plan: Callable[[], Plan], name: str, profile: Object, merged: Object, broken: Sequence[str]
+) -> Plan:
+    """What ``plan`` makes of the job. Raises Refused with all at once that the profile ``name`` does not allow: rules
+    that are ``broken`` already, limits, and why there is no plan."""
+    try:
+        made = plan()
+    except Refused as error:
+        problems = [*broken, *written_problems(bounds_of(profile), merged)]
+        if not problems:
+            raise
+        raise Refused(
+            Reason.POLICY_VIOLATION, f"{refused_by(name, problems).message} {error.message}"
+        ) from error
+    if problems := [*broken, *limit_problems(made, merged)]:
+        raise refused_by(name, problems)
+    return made
 
 
 def judge_findings(plan: Plan, findings: Findings) -> Refused | None:
     """Why the profile does not allow what preflight found the job to come to; None: it does, or preflight has not
     passed. To be asked before anything is made that holds a slice."""
     problems = list(found_problems(plan, findings))
-    return refused_by(plan.profile_name, plan.owner_of_profile, problems) if problems else None
+    return with_contact(refused_by(plan.profile_name, problems), plan.owner_of_profile) if problems else None
 
 
 def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
@@ -115,15 +133,15 @@ def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Pla
 
     Raises Refused where an edit asks for what is not allowed or does not fit.
     """
-    check_job(job)
+    _check_schema(job)
     base = merge(BUILT_IN, snapshot.profile.get("defaults", {}))
     merged = {**merge(base, job["spec"]), **_admitted_identity(job, base, snapshot)}
     # A plan without a mode is of an operator that knew none, and allowed what its profile did not forbid.
-    profile = with_mode(snapshot.profile, "Open")
-    check_policy(job, snapshot.profile_name, profile, merged, base)
-    plan = make_plan(job, snapshot, passed)
-    _check_limits(plan, profile, merged)
-    return plan
+    name, profile = snapshot.profile_name, with_mode(snapshot.profile, "Open")
+    with naming_contact(profile):
+        _check_overrides(job)
+        broken = policy_problems(job, name, profile, merged, base)
+        return _judged(lambda: make_plan(job, snapshot, passed), name, snapshot.profile, merged, broken)
 
 
 def _admitted_identity(job: Object, base: Object, snapshot: Snapshot) -> Object:
@@ -142,10 +160,18 @@ def _admitted_identity(job: Object, base: Object, snapshot: Snapshot) -> Object:
 
 def check_job(job: Object) -> None:
     """The schema, and the engine's settings that the job overrides. Raises Refused."""
+    _check_schema(job)
+    _check_overrides(job)
+
+
+def _check_schema(job: Object) -> None:
     try:
         parse_job(job)
     except InvalidObject as error:
         raise Refused(Reason.INVALID_SPEC, str(error)) from error
+
+
+def _check_overrides(job: Object) -> None:
     if faults := [str(fault) for fault in override_faults(job["spec"].get("engineOverrides", {}))]:
         raise Refused(Reason.INVALID_SPEC, " ".join(faults))
 
@@ -153,13 +179,14 @@ def check_job(job: Object) -> None:
 def check_profile_object(profile: Object) -> None:
     """The same for a profile, its constraints and what this version supports: what its ``Valid`` condition says.
     Raises Refused."""
-    name = profile["metadata"]["name"]
-    try:
-        parse_profile(profile)
-    except InvalidObject as error:
-        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {error}') from error
-    refuse_later_fields(name, profile["spec"])
-    check_profile(name, profile["spec"])
+    name, spec = profile["metadata"]["name"], profile.get("spec")
+    with naming_contact(spec if isinstance(spec, Mapping) else {}):
+        try:
+            parse_profile(profile)
+        except InvalidObject as error:
+            raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {error}') from error
+        refuse_later_fields(name, profile["spec"])
+        check_profile(name, profile["spec"])
 
 
 def choose_profile(job: Object, profiles: Sequence[Object]) -> Object:

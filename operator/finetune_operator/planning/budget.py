@@ -57,8 +57,8 @@ def resolve_budget(spec: Object, profile_name: str, profile: Object, price: str 
         if price is None:
             raise Refused(
                 Reason.INVALID_SPEC,
-                f'spec.budget.maxCost: profile "{profile_name}" has no chipHourPrice for this slice, so nobody can '
-                "count money: use maxChipHours.",
+                f'spec.budget.maxCost: profile "{profile_name}" has no chipHourPrice for this slice, so money '
+                "cannot be counted: use maxChipHours.",
             )
         cost = Ceiling(most=float(asked["maxCost"]), path="spec.budget.maxCost", fails=fails)
     return Budget(chip_hours=min(hours, key=lambda each: each.most, default=None), cost=cost)

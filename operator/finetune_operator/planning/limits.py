@@ -5,7 +5,7 @@ claimed.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
@@ -68,11 +68,25 @@ def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
             if bound.path in _OF_ROWS and plan.data.check != "Full":
                 yield (
                     f"constraints.limits: spec.{bound.path} is limited, and with spec.preflight.dataset: "
-                    f"{plan.data.check} nothing counts the rows: use Full"
+                    f"{plan.data.check} the rows are not counted: use Full"
                 )
             continue
         written = lookup(spec, bound.path) is not None
+        if not written and bound.most is not None and value == UNLIMITED > bound.most:
+            yield (
+                f"constraints.limits: spec.{bound.path} has no value, so it is unlimited: set it to at most "
+                f"{bound.most}"
+            )
+            continue
         yield from _beyond(bound, value, "is {}" if written else "comes to {} by default or by other fields")
+
+
+def written_problems(bounds: Iterable[Bound], spec: Object) -> Iterator[str]:
+    """Those that the merged spec breaks by what it says itself: all that can be judged where there is no plan."""
+    for bound in bounds:
+        value = lookup(spec, bound.path)
+        if value is not None:
+            yield from _beyond(bound, _decimal(str(value)), "is {}")
 
 
 def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:

@@ -5,8 +5,9 @@ Storage belongs to namespaces: without an entry in the profile a job reads ``<ar
 names belongs to no job.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any, Literal
 
 type Object = Mapping[str, Any]
@@ -16,6 +17,8 @@ EXPORTS = "exports"
 #: Folders of a namespace that are no run folders.
 _NO_RUNS = (EXPORTS, "cache", "pathways")
 _WILDCARDS = frozenset("*?[")
+#: Names of ``gs://bucket`` and of ``file://`` with its first slash.
+_ROOT = 3
 #: Stands for what a wildcard of a job matches; no entry of a profile holds it.
 _UNKNOWN = "\0"
 
@@ -67,30 +70,22 @@ class Storage:
 
 
 def storage_faults(profile: Object) -> Iterator[str]:
-    """Folders of a profile that cannot be kept apart."""
+    """Folders of a profile that cannot be kept apart: who may write into one of them would write into another, too."""
     storage = Storage.of(profile, "")
-    for name, folder in storage.shared.items():
-        if folder == storage.artifacts or is_below(storage.artifacts, folder):
+    folders = {"artifacts": storage.artifacts, **storage.shared}
+    for (outer, around), (inner, within) in permutations(folders.items(), 2):
+        if is_below(within, around) or (within == around and outer < inner):
+            lies = "is" if within == around else "lies in"
             yield (
-                f"spec.storage.{name}: {folder} holds spec.storage.artifacts, {storage.artifacts}, so that jobs could "
-                "not be kept out of it: use a folder of its own."
+                f"spec.storage.{inner}: {within} {lies} spec.storage.{outer}, {around}, where it may belong to a "
+                "namespace: use folders of which none lies in another."
             )
+    for name, folder in storage.shared.items():
         if _is_file(folder) and not _is_file(storage.artifacts):
             yield (
                 f"spec.storage.{name}: {folder} is a file system and spec.storage.artifacts, {storage.artifacts}, is "
                 "none: use a folder in gs://."
             )
-
-
-def namespace_fault(storage: Storage) -> str | None:
-    """Why a namespace of that name has no folder of its own."""
-    for what, folder in storage.shared.items():
-        if storage.own == folder or is_below(storage.own, folder) or is_below(folder, storage.own):
-            return (
-                f"the folder of namespace {storage.namespace}, {storage.own}, and storage.{what}, {folder}, overlap: "
-                f"set storage.{what} to a folder outside storage.artifacts"
-            )
-    return None
 
 
 def judge(
@@ -107,19 +102,15 @@ def judge(
     """
     uri = place.uri.rstrip("/")
     covering = [pattern for pattern in listed or () if covers(pattern, uri)]
-    if _is_file(uri) and not _is_file(storage.artifacts):
-        return (
-            f"{place.path}: {uri} is the file system of a pod, and the profile keeps things in {storage.artifacts}: "
-            "use a gs:// URI"
-        )
+    if fault := _of_a_pod(place.path, uri, storage):
+        return fault
     own = storage.exports if rule == "write" else storage.own
-    guarded = tuple(_guarded(place, uri, storage, rule))
-    if not _open(guarded, covering):
-        candidates = (uri if uri == folder else f"{folder}/*" for folder in guarded if folder)
-        entry = next((each for each in candidates if covers(each, uri) and _open(guarded, [each])), None)
+    if not _open(_guarded(place, uri, storage, rule), covering):
+        # An entry that opens it would open it to every namespace of the profile, so none is advised.
+        instead = "use data of your own" if rule == "read" else "use a folder there"
         return (
             f"{place.path}: {uri} lies in the profile's own storage, where jobs of namespace {storage.namespace} "
-            f"{rule} below {own}/ alone{_to_allow(entry, rule)}"
+            f"{rule} below {own}/ alone: {instead}"
         )
     if covering or _inside(uri, own) or (listed is None and not strict):
         return None
@@ -130,7 +121,17 @@ def judge(
     )
 
 
-def _open(guarded: Sequence[str | None], covering: Sequence[str]) -> bool:
+def _of_a_pod(path: str, uri: str, storage: Storage) -> str | None:
+    """Why a place in a file system is refused where the profile keeps things elsewhere."""
+    if not _is_file(uri) or _is_file(storage.artifacts):
+        return None
+    return (
+        f"{path}: {uri} is the file system of a pod, and the profile keeps things in {storage.artifacts}: "
+        "use a gs:// URI"
+    )
+
+
+def _open(guarded: Iterable[str | None], covering: Sequence[str]) -> bool:
     """Whether entries name each of the ``guarded`` folders."""
     return all(folder is not None and any(_names(each, folder) for each in covering) for folder in guarded)
 
@@ -144,6 +145,8 @@ def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -
     """Why a job may not go on in the run folder ``folder``; None: it may. It is its namespace's own, or one that
     ``constraints.uris.write`` names."""
     uri = folder.rstrip("/")
+    if fault := _of_a_pod(path, uri, storage):
+        return fault
     parent, _, name = uri.rpartition("/")
     shared = any(_touches(uri, each, folder=True) for each in storage.shared.values())
     own = parent == storage.own and name not in _NO_RUNS
@@ -153,12 +156,13 @@ def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -
 
     if not shared and (own or any(map(opens, listed))):
         return None
-    inside = _touches(uri, storage.artifacts, folder=True)
-    wanted = f"{parent}/*" if inside else uri
-    entry = None if shared or (inside and name in _NO_RUNS) or not opens(wanted) else wanted
+    if shared or _touches(uri, storage.artifacts, folder=True):
+        advice = ": use a run folder of your own namespace"
+    else:
+        advice = _to_allow(uri, "write")
     return (
         f"{path} {uri} is neither a run folder in {storage.own}/ nor covered by constraints.uris.write "
-        f"({', '.join(listed) or 'empty'}) with its namespace's folder named{_to_allow(entry, 'write')}"
+        f"({', '.join(listed) or 'empty'}) with its namespace's folder named{advice}"
     )
 
 
@@ -227,13 +231,17 @@ def _blurred_name(name: str) -> str:
     return f"{name[: at[0]]}{_UNKNOWN}{'' if '[' in name else name[at[-1] + 1 :]}"
 
 
-def _entry(place: Place, uri: str) -> str:
-    """What an entry that covers ``uri`` may look like: of a file, its folder."""
-    if place.folder:
+def _entry(place: Place, uri: str) -> str | None:
+    """What an entry that covers ``uri`` may look like: of a file, its folder. None: that is a whole bucket."""
+    if uri.startswith("hf://"):
         return uri
-    names = uri.split("/")[:-1]
-    fixed = next((index for index, name in enumerate(names) if _is_glob(name)), len(names))
-    return "/".join([*names[:fixed], "*"])
+    names = uri.split("/")
+    if place.folder:
+        return uri if len(names) > _ROOT else None
+    fixed = next((index for index, name in enumerate(names[:-1]) if _is_glob(name)), len(names) - 1)
+    if fixed > _ROOT:
+        return "/".join([*names[:fixed], "*"])
+    return None if _is_glob(uri) else uri
 
 
 def _names(pattern: str, folder: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the platform team allows. Every refusal names the profile, the rule and whom to ask."""
+"""What the platform team allows. A refusal names the profile and the rule; admission adds whom to ask."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from finetune_operator.api import (
 )
 from finetune_operator.catalog import CatalogError, shape_by_topology
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.limits import LIMITED
+from finetune_operator.planning.limits import LIMITED, bounds_of
 from finetune_operator.planning.merge import lookup
 from finetune_operator.planning.pathways import pathways_faults
 from finetune_operator.planning.places import (
@@ -23,7 +23,6 @@ from finetune_operator.planning.places import (
     covers,
     judge,
     judge_run,
-    namespace_fault,
     storage_faults,
 )
 from finetune_operator.planning.queueing import forbidden_labels
@@ -34,6 +33,7 @@ type Object = Mapping[str, Any]
 #: From here on two words are one of them mistyped (difflib's ratio); below it a suggestion would mislead.
 _ALIKE = 0.8
 _HUB_MODELS = "hf://models/"
+_MODEL = "spec.model.huggingFace.repo"
 #: First names of hub entries for reading that no owner on the Hub can have.
 _HUB_KINDS = ("models", "datasets")
 #: Of a repository: its owner's and its own.
@@ -47,13 +47,33 @@ def check_profile(name: str, profile: Object) -> None:
         *_unknown_keys(profile),
         *_unknown_shapes(profile),
         *_idle_entries(profile),
+        *_empty_ranges(profile),
         *storage_faults(profile),
         *pathways_faults(profile),
     ]
     if wrong:
-        raise Refused(
-            Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)} {_ask(profile.get("owner", {}))}'
-        )
+        raise Refused(Reason.PROFILE_INVALID, f'profile "{name}": {" ".join(wrong)}')
+
+
+def profile_remarks(profile: Object) -> Iterator[str]:
+    """What is valid in a profile's spec and may not mean what was meant."""
+    if not profile.get("namespaces") and _strict(with_mode(profile, "Strict")):
+        yield "spec.namespaces lists none, so no job can run under it: list namespaces, or *."
+    for index, entry in enumerate(profile.get("constraints", {}).get("uris", {}).get("read", ())):
+        if entry.startswith("gs://") and not set(entry.removeprefix("gs://")) & set("/*"):
+            yield (
+                f"spec.constraints.uris.read[{index}]: {entry} covers a folder that is the whole bucket, and no file "
+                f"or folder in it: {entry}/* does."
+            )
+
+
+def _empty_ranges(profile: Object) -> Iterator[str]:
+    for index, bound in enumerate(bounds_of(with_mode(profile, "Strict"))):
+        if bound.least is not None and bound.most is not None and bound.least > bound.most:
+            yield (
+                f"spec.constraints.limits[{index}]: no value of {bound.path} is at least {bound.least} and at most "
+                f"{bound.most}: correct min or max."
+            )
 
 
 def _unknown_paths(profile: Object) -> Iterator[str]:
@@ -119,6 +139,8 @@ def _idle_entries(profile: Object) -> Iterator[str]:
                 yield f"{where} covers nothing, as a repository is listed here by its name alone: use {repository}."
             elif path == "constraints.uris.write" and (named := _written_repository(entry)):
                 yield f"{where} covers nothing, as exports go to hf://<owner>/<name>: use {named}."
+            elif entry.startswith("file://") and not profile["storage"]["artifacts"].startswith("file://"):
+                yield f"{where} covers nothing, as the profile keeps things in gs://: remove it."
             elif entry.endswith("/"):
                 yield f"{where} covers nothing, as no place ends in a slash: use {_open_ended(entry)}."
 
@@ -145,8 +167,8 @@ def with_mode(profile: Object, mode: str) -> Object:
     return {**profile, "constraints": {"mode": mode, **profile.get("constraints", {})}}
 
 
-def check_policy(job: Object, name: str, profile: Object, merged: Object, base: Object) -> None:
-    """Raise Refused when the job breaks a rule.
+def policy_problems(job: Object, name: str, profile: Object, merged: Object, base: Object) -> list[str]:
+    """The rules that the job breaks, but for limits. Raises Refused where the profile does not serve its namespace.
 
     Args:
         job: the FineTuneJob.
@@ -155,33 +177,29 @@ def check_policy(job: Object, name: str, profile: Object, merged: Object, base: 
         merged: the job's spec over all defaults.
         base: the defaults alone: what locked paths must say.
     """
+    _check_namespace(name, profile, job["metadata"].get("namespace"))
     namespace = job["metadata"].get("namespace", "default")
-    _check_namespace(name, profile, namespace)
     broken = [problem for rule in _RULES for problem in rule(job["spec"], profile, merged, base)]
     broken += forbidden_labels(job["metadata"], profile)
-    broken += filter(None, _places(profile, merged, Storage.of(profile, namespace)))
-    if broken:
-        raise refused_by(name, profile.get("owner", {}), broken)
+    return [*broken, *filter(None, _places(profile, merged, Storage.of(profile, namespace)))]
 
 
-def refused_by(name: str, owner: Object, problems: Iterable[str]) -> Refused:
-    """The refusal of a job that breaks rules of the profile ``name``. ``owner``: the profile's."""
-    return Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(problems)}. {_ask(owner)}')
+def refused_by(name: str, problems: Iterable[str]) -> Refused:
+    """The refusal of a job that breaks rules of the profile ``name``."""
+    return Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(problems)}.')
 
 
-def _check_namespace(name: str, profile: Object, namespace: str) -> None:
+def _check_namespace(name: str, profile: Object, namespace: str | None) -> None:
+    """``namespace``: None in a manifest that leaves it to kubectl."""
     namespaces = profile.get("namespaces", ())
-    listed = namespace in namespaces or "*" in namespaces
+    listed = (namespace or "default") in namespaces or "*" in namespaces
     if not listed and (namespaces or _strict(profile)):
-        raise Refused(
-            Reason.PROFILE_NOT_ALLOWED,
-            f'profile "{name}" serves {_served(namespaces)}, not {namespace}: to allow it, add "{namespace}" to '
-            f"spec.namespaces of the profile. {_ask(profile.get('owner', {}))}",
+        other = (
+            f'not {namespace}: to allow it, add "{namespace}" to spec.namespaces of the profile.'
+            if namespace
+            else "and metadata.namespace is not set, which here means default: set it."
         )
-    if fault := namespace_fault(Storage.of(profile, namespace)):
-        raise Refused(
-            Reason.PROFILE_NOT_ALLOWED, f'profile "{name}": {fault}. {_ask(profile.get("owner", {}))}'
-        )
+        raise Refused(Reason.PROFILE_NOT_ALLOWED, f'profile "{name}" serves {_served(namespaces)}, {other}')
 
 
 def _served(namespaces: Sequence[str]) -> str:
@@ -196,11 +214,6 @@ def _strict(profile: Object) -> bool:
     return bool(profile["constraints"]["mode"] == "Strict")
 
 
-def _ask(owner: Object) -> str:
-    contact = owner.get("contact") or owner.get("team")
-    return f"Ask {contact}." if contact else "Ask the owner of the profile."
-
-
 def _models(_spec: Object, profile: Object, merged: Object, _base: Object) -> Iterator[str]:
     allowed = profile.get("models", {}).get("allow")
     if not allowed:
@@ -210,9 +223,15 @@ def _models(_spec: Object, profile: Object, merged: Object, _base: Object) -> It
     base = model.get("fromJob", {}).get("base")
     asked = base or (model["huggingFace"]["repo"] if "huggingFace" in model else _folder_of(model))
     if not any(covers(pattern, asked) for pattern in allowed):
+        # Whether a folder may be read at all is another rule's to say.
+        entry = (
+            ""
+            if "://" in asked
+            else f'; to allow this one, add "{asked}" to spec.models.allow of the profile'
+        )
         yield (
-            f"models.allow is {', '.join(allowed)}, which does not cover spec.model {asked}: to allow it, add "
-            f'"{asked}" to spec.models.allow of the profile'
+            f"models.allow is {', '.join(allowed)}, which does not cover spec.model {asked}: use a model that it "
+            f"covers{entry}"
         )
 
 
@@ -245,11 +264,11 @@ def _places(profile: Object, merged: Object, storage: Storage) -> Iterator[str |
     uris, strict = profile["constraints"].get("uris", {}), _strict(profile)
     models = [f"{_HUB_MODELS}{each}" for each in profile.get("models", {}).get("allow", ())]
     for place in _read(merged):
-        listed = uris.get("read")
-        if models and place.uri.startswith(_HUB_MODELS):
-            # What models.allow names needs no second entry; what it does not name needs one.
-            listed = (*(listed or ()), *models)
-        yield judge(place, storage, "read", listed, strict=strict)
+        of_models = bool(models) and place.uri.startswith(_HUB_MODELS)
+        if of_models and (place.path == _MODEL or any(covers(each, place.uri) for each in models)):
+            # What models.allow names needs no second entry, and the model itself is judged by models.allow.
+            continue
+        yield judge(place, storage, "read", uris.get("read"), strict=strict or of_models)
     for place in _written(merged):
         yield judge(place, storage, "write", uris.get("write"), strict=strict)
     if folder := resumed_folder(merged):

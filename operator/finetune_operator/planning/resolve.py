@@ -75,7 +75,7 @@ def data(spec: Object, *, length_asked: bool) -> DataSpec:
     if check != "Full" and "steps" not in spec["hyperparameters"]:
         raise Refused(
             Reason.INVALID_SPEC,
-            f"spec.preflight.dataset is {check}, so nobody counts the rows that make up an epoch: "
+            f"spec.preflight.dataset is {check}, so the rows that make up an epoch are not counted: "
             "set spec.hyperparameters.steps, or use Full.",
         )
     packing = section.get("packing", kind == "SFT")

@@ -35,7 +35,6 @@ from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.listing import taken_over_by
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders
-from finetune_operator.rendering.labels import UID_LABEL
 
 log = logging.getLogger(__name__)
 
@@ -196,12 +195,12 @@ class Applier:
         try:
             await self._cluster.create(JOBSETS, jobset)
         except AlreadyExists as error:
-            metadata, labels = jobset["metadata"], {UID_LABEL: job["metadata"]["uid"]}
-            labelled = await self._cluster.list(JOBSETS, metadata["namespace"], labels=labels)
-            own = own_jobsets(job, labelled, observed.snapshot)
-            if any(each["metadata"]["name"] == metadata["name"] for each in own):
+            namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
+            # The role lets the operator list JobSets, not get them.
+            there = await self._cluster.list(JOBSETS, namespace, fields={"metadata.name": name})
+            if own_jobsets(job, there, observed.snapshot):
                 raise
-            raise NameTaken("JobSet", metadata["namespace"], metadata["name"]) from error
+            raise NameTaken("JobSet", namespace, name) from error
 
     async def _tell(self, job: Object, notice: Notice, now: datetime) -> None:
         """One Event. A fault that passes loses none; one that stays stops nothing: the status says it, too."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from finetune_contract import HostProgress, RunFolder
 from finetune_operator.artifacts.port import StorageError
@@ -19,6 +20,7 @@ from finetune_operator.cluster.port import (
     PROFILES,
     WORKLOADS,
     Cluster,
+    Keep,
     Kind,
     NotFound,
     Object,
@@ -32,6 +34,13 @@ from finetune_operator.lifecycle.disruption import WINDOW
 from finetune_operator.lifecycle.evidence import own_attempts
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
 from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
+from finetune_operator.lifecycle.reduced import (
+    jobset_of,
+    pod_of,
+    reduced_event,
+    reduced_job,
+    reduced_workload,
+)
 from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.first_format import first_format_name
@@ -39,6 +48,7 @@ from finetune_operator.planning.queueing import QUEUE_LABEL
 from finetune_operator.planning.resumption import User, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.plans import Plans
+from finetune_operator.reconcile.room import Room, Rooms
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.rendering import attempt_of
 from finetune_operator.rendering.labels import UID_LABEL
@@ -90,9 +100,11 @@ class Observer:
         self._utc_now = utc_now
         self._live_jobs = live_jobs
         self._namespaces = namespaces
+        self.rooms = Rooms()
 
-    async def observe(self, key: JobKey) -> Observed | None:
-        """Everything about one job; None when there is no such job. Raises ClusterError.
+    async def observe(self, key: JobKey, room: Room) -> Observed | None:
+        """Everything about one job; None when there is no such job. Raises ClusterError. What tenants have made is held
+        in ``room``, and is cut to what decisions read.
 
         The order matters: the run folder is read after the JobSets and pods. A stage that is seen to have ended
         has written its record before, so its record is seen too.
@@ -102,19 +114,21 @@ class Observer:
             self._folder.forget(key)
             return None
         uid = job["metadata"]["uid"]
-        snapshot, labelled, pods = await asyncio.gather(
+        snapshot, labelled, labelled_pods = await asyncio.gather(
             self._plans.find(uid),
-            self._cluster.list(JOBSETS, key.namespace, labels={UID_LABEL: uid}),
-            self._cluster.list(PODS, key.namespace, labels={UID_LABEL: uid}),
+            self._kept(JOBSETS, key.namespace, room, keep=partial(jobset_of, job), labels={UID_LABEL: uid}),
+            self._kept(PODS, key.namespace, room, keep=partial(pod_of, job), labels={UID_LABEL: uid}),
         )
         jobsets = own_jobsets(job, labelled, snapshot)
-        pods = own_pods(job, pods, jobsets)
+        pods = own_pods(job, labelled_pods, jobsets)
+        # Strangers among them go.
+        del labelled, labelled_pods
         profiles = await self._profiles(snapshot)
         first_format, template, source = await asyncio.gather(
             self._first_format(job, snapshot), self._template(job, snapshot), self._source(job, snapshot)
         )
         workloads, view = await asyncio.gather(
-            self._workloads(key.namespace, jobsets), self._view(key, job, snapshot, jobsets, pods)
+            self._workloads(key.namespace, jobsets, room), self._view(key, job, snapshot, jobsets, pods)
         )
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
@@ -138,7 +152,25 @@ class Observer:
             live_jobs=max(1, self._live_jobs()),
         )
 
-    async def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
+    async def _kept(
+        self, kind: Kind, namespace: str, room: Room, *, keep: Keep, **selected: Any
+    ) -> list[Object]:
+        """What is needed of each object, page by page."""
+        # A continuation may outlive the server's history (410); one list from the start is then within it.
+        for final in (False, True):
+            found: list[Object] = []
+            try:
+                async for page in self._cluster.kept(kind, namespace, keep=keep, **selected):
+                    await room.hold(page, f"{kind.plural} of namespace {namespace} with {selected}")
+                    found += page
+            except Rejected as error:
+                if error.status != 410 or final:
+                    raise
+            else:
+                return found
+        raise AssertionError("unreachable")
+
+    async def look_closer(self, observed: Observed, at: CloserLook, room: Room) -> Observed:
         """The same look with more detail. Raises ClusterError."""
         assert observed.snapshot is not None, "a job that runs was admitted"
         run = Folders.of(observed.snapshot).run
@@ -146,7 +178,7 @@ class Observer:
         return replace(
             observed,
             hosts=await self._hosts(run, at.hosts) if at.hosts else observed.hosts,
-            events=await self._events(namespace, at.events) if at.events else observed.events,
+            events=await self._events(namespace, at.events, room) if at.events else observed.events,
         )
 
     async def _hosts(self, run: RunFolder, count: int) -> Mapping[int, HostProgress]:
@@ -159,7 +191,8 @@ class Observer:
 
     async def job(self, key: JobKey) -> Object | None:
         """The FineTuneJob alone; None when there is none. Raises ClusterError."""
-        return await self._find(JOBS, key.namespace, key.name)
+        found = await self._find(JOBS, key.namespace, key.name)
+        return found and reduced_job(found)
 
     async def _find(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:
@@ -203,16 +236,18 @@ class Observer:
             return None
         return {node["metadata"]["name"]: node for nodes in found for node in nodes}
 
-    async def _events(self, namespace: str, about: Concerned) -> tuple[Object, ...]:
+    async def _events(self, namespace: str, about: Concerned, room: Room) -> tuple[Object, ...]:
         """Without the right to see them there are none."""
         fields = {"involvedObject.kind": about.kind, "involvedObject.name": about.name}
         try:
-            return tuple(await self._cluster.list(EVENTS, namespace, fields=fields))
+            return tuple(await self._kept(EVENTS, namespace, room, keep=reduced_event, fields=fields))
         except Rejected as error:
             log.warning("Events cannot be looked at, so the autoscaler's words are missing: %s", error)
             return ()
 
-    async def _workloads(self, namespace: str, jobsets: Sequence[Object]) -> tuple[Object, ...] | None:
+    async def _workloads(
+        self, namespace: str, jobsets: Sequence[Object], room: Room
+    ) -> tuple[Object, ...] | None:
         """Kueue's, of the JobSets that are in a queue, or are held all the same, as Kueue may be set to do with
         every JobSet. Nothing is asked where none is."""
         queued = frozenset(
@@ -223,7 +258,8 @@ class Observer:
         if not queued:
             return ()
         try:
-            return tuple(await self._cluster.list(WORKLOADS, namespace, labels={_OF_UID: queued}))
+            labels = {_OF_UID: queued}
+            return tuple(await self._kept(WORKLOADS, namespace, room, keep=reduced_workload, labels=labels))
         except NotFound:
             return None
 

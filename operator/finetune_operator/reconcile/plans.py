@@ -77,6 +77,8 @@ class Plans:
                 served = not namespaces or key.namespace in namespaces
                 if served and each["metadata"]["name"] == plan_name(key.uid):
                     yield key
+            # Not held while the next one is fetched.
+            del page
 
     async def collect(self, key: PlanKey) -> None:
         """Delete the plan if its job is gone. Raises ClusterError.

@@ -253,8 +253,12 @@ class _Look:
                 malformed = str(error)
             except NewerError as error:
                 newer = str(error)
-        failed = "failure.json" in names
-        failure = await self._failure(run.failure(*key.place), last=last) if failed else None
+        failure = None
+        if "failure.json" in names:
+            try:
+                failure = await self._failure(run.failure(*key.place), last=last)
+            except NewerError as error:
+                newer = newer or str(error)
         return AttemptFiles(result=result, failure=failure, malformed=malformed, newer=newer)
 
     async def _result(self, uri: str, *, last: bool) -> StageResult | None:

@@ -9,18 +9,14 @@ import re
 from collections.abc import Iterable
 from math import ceil, floor
 
-from finetune_contract import Stage
+from finetune_contract import Stage, host_memory
 from finetune_operator.planning import Findings, Plan
 
-#: Bytes per parameter that a stage holds at once, and its slack. Conversion keeps one float32 copy while it reads
-#: the source lazily; export holds what was trained and what it writes.
-_FACTORS = {Stage.CONVERT: 1.3 * 4, Stage.EXPORT: (4 + 2 + 2) * 1.1}
-#: Bytes per parameter of an adapter: as restored, by layer, and as written.
-_ADAPTER_FACTOR = 4 + 4 + 4
 #: An adapter has at most rank / this of the model's parameters; with layers so narrow that it has more, it is small.
 _PARAMETERS_PER_RANK = 2000
 #: The stages whose memory grows with the model.
-SIZED_STAGES = tuple(_FACTORS)
+SIZED_STAGES = (Stage.CONVERT, Stage.EXPORT)
+#: For the process itself, the files that are being fetched, and two shards of an export.
 _SLACK_GIB = 8
 _PREFLIGHT_GIB = 8
 #: Below it no stage starts.
@@ -69,12 +65,16 @@ def needed_gib(plan: Plan, stage: Stage, parameters: int) -> int:
 
 
 def _factor(plan: Plan, stage: Stage) -> float:
-    """Bytes per parameter of the model. Export of an adapter alone holds the adapter and no weights of a Hugging Face
-    model; those of MaxText's format are restored whole."""
-    lora = plan.method.lora
-    if stage is not Stage.EXPORT or lora is None or plan.export.content != "Adapter" or plan.model.orbax:
-        return _FACTORS[stage]
-    return min(_FACTORS[stage], _ADAPTER_FACTOR * lora.rank / _PARAMETERS_PER_RANK)
+    """Bytes per parameter of the model. An adapter is exported without a copy of the model, unless the model comes in
+    MaxText's format, which is restored whole."""
+    if stage is Stage.CONVERT:
+        return host_memory.CONVERT
+    lora, export = plan.method.lora, plan.export
+    whole = host_memory.EXPORT_WITH_ORBAX if export.orbax else host_memory.EXPORT
+    if lora is None or plan.model.orbax or export.orbax:
+        return whole
+    adapter = host_memory.ADAPTER * lora.rank / _PARAMETERS_PER_RANK
+    return min(whole, adapter + (0 if export.content == "Adapter" else host_memory.EXPORT_MERGED))
 
 
 def limit_gib(plan: Plan) -> float | None:
@@ -159,7 +159,7 @@ def _too_small(plan: Plan, needed: dict[Stage, int], parameters: int) -> CpuPool
         f"A model with {_believable(parameters) / 1e9:.1f} billion parameters needs more memory than the profile's "
         f"CPU nodes give to a pod: {wants}, and cpuPool.maxMemory is {allowed}. There {fits}.",
         stage=next(iter(needed)),
-        fix=f"Create the job under a profile whose cpuPool.maxMemory is at least {enough}Gi"
+        fix=f"Create the job under a profile whose CPU nodes give a pod {most} GiB: cpuPool.maxMemory {enough}Gi"
         + (f", which a node of {node} GiB leaves." if node else "."),
     )
 

@@ -15,18 +15,22 @@ KNOWN_LATER_ANNOTATION = "tpu-finetune.dev/known-later"
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
 _ON_SLICE = (Stage.TRAIN, Stage.EVALUATE)
-_STEPS = "hyperparameters.steps (from Preflight)"
+_STEPS = "number of steps (from Preflight)"
 _INPUTS = "commits and digests of the inputs (from Preflight)"
 _CHOSEN = "mesh and tuning (from Preflight, by compiling)"
-_CONVERTED = "converted (from Convert)"
+_CONVERTED = "place of the converted model (from Convert)"
+_CHECKPOINT = "step of the checkpoint (from Train)"
 _LATER = {
     Stage.PREFLIGHT: (),
-    Stage.CONVERT: ("fingerprint (from Preflight)", "memory (from the model's size, Preflight)"),
+    Stage.CONVERT: (
+        "key of the conversion in the cache (from Preflight)",
+        "memory (from the model's size, Preflight)",
+    ),
     Stage.TRAIN: (_CONVERTED,),
-    Stage.EVALUATE: (_CONVERTED, "train_step (from Train)"),
+    Stage.EVALUATE: (_CONVERTED, _CHECKPOINT),
     Stage.EXPORT: (
         _CONVERTED,
-        "train_step (from Train)",
+        _CHECKPOINT,
         "memory (from the model's size, Preflight)",
     ),
 }
@@ -48,7 +52,7 @@ def offline_plan(job: Object, profile: Object, template: Object | None = None) -
 
     ``template``: the ConfigMap that the job's chat template is in.
     """
-    metadata = {"namespace": "default", "uid": UNKNOWN_UID, **job["metadata"]}
+    metadata = {"uid": UNKNOWN_UID, **job["metadata"]}
     # A job that names no profile means the one given, whatever it is annotated with.
     named = {"profileRef": {"name": profile["metadata"]["name"]}, **job["spec"]}
     return admit({**job, "metadata": metadata, "spec": named}, [profile], template).plan

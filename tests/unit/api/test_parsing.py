@@ -66,7 +66,7 @@ BAD_JOBS: list[tuple[dict[str, Any], str, str]] = [
     (job(datasets={"train": []}), "spec.datasets.train", "at least 1"),
     (job(datasets=_train(weight=1)), "spec.datasets.train[0].weight", "string"),
     (job(datasets=_train(weight="0")), "spec.datasets.train[0].weight", "above 0"),
-    (job(datasets=_train(weight="heavy")), "spec.datasets.train[0].weight", "pattern"),
+    (job(datasets=_train(weight="heavy")), "spec.datasets.train[0].weight", "number in quotes"),
     (job(datasets=_train(roleMap={"bot": "robot"})), "spec.datasets.train[0].roleMap.bot", "assistant"),
     (job(datasets=_train(columns={"promt": "q"})), "spec.datasets.train[0].columns.promt", "prompt"),
     (job(hyperparameters={"epochs": "2"}), "spec.hyperparameters.epochs", "integer"),
@@ -94,6 +94,12 @@ def test_a_bad_job_is_refused_with_the_path(document: dict[str, Any], path: str,
     faults = {fault.path: fault.message for fault in caught.value.faults}
     assert path in faults
     assert said in faults[path]
+
+
+def test_a_list_whose_items_are_wrong_is_not_told_of_as_empty() -> None:
+    with pytest.raises(InvalidObject) as caught:
+        parse_job(job(datasets={"train": [{"uri": "gs://bucket/a//b"}]}))
+    assert [fault.path for fault in caught.value.faults] == ["spec.datasets.train[0].uri"]
 
 
 def test_every_fault_is_told_at_once() -> None:

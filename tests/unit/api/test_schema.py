@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from finetune_operator.api.crd import job_crd, profile_crd, root_schema
+from finetune_operator.api.forms import FORMS, form
 from finetune_operator.api.schema import UnsupportedSchemaError, structural_schema
 
 type Schema = dict[str, Any]
@@ -140,3 +141,19 @@ def test_what_a_structural_schema_cannot_say_is_refused_with_its_place(model: ty
     (name,) = model.model_fields
     with pytest.raises(UnsupportedSchemaError, match=rf"{model.__name__}\.{name}"):
         structural_schema(model)
+
+
+@CRDS
+def test_every_pattern_of_a_spec_is_told_in_words(crd: Schema) -> None:
+    found = set(_patterns(root_schema(crd)["properties"]["spec"]))
+    assert found
+    assert found - set(FORMS) == set()
+    assert not [pattern for pattern in found if pattern in form(pattern)]
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if key == "pattern" and isinstance(item, str):
+            yield item
+        elif isinstance(item, dict | list):
+            yield from _patterns(item)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -109,7 +110,7 @@ def test_plan_as_yaml_writes_everything_out() -> None:
 def test_plan_finds_the_chat_template_in_the_jobs_file(tmp_path: Path) -> None:
     done = finetune("plan", "-f", MIXTURE, "--profile", CLOUD)
     assert done.exit_code == 0, done.output
-    assert "gs://my-project-data/chats/*.jsonl (Auto, weight 3)" in done.stdout
+    assert "gs://my-project-data/team-a/chats/*.jsonl (Auto, weight 3)" in done.stdout
     assert "acme/faq, split train (QuestionAnswer, weight 1)" in done.stdout
     assert "2 % of the training rows, held back" in done.stdout
     alone = tmp_path / "alone.yaml"
@@ -148,6 +149,137 @@ def test_what_the_operator_would_refuse_is_told_in_its_words(command: str, tmp_p
     assert "spec.storage.optimizerStateTTLSeconds = 60 (remove it)" in done.stderr
 
 
+JOB: dict[str, Any] = {
+    "apiVersion": "tpu-finetune.dev/v1alpha1",
+    "kind": "FineTuneJob",
+    "metadata": {"name": "bot", "namespace": "team-a"},
+    "spec": {
+        "profileRef": {"name": "strict"},
+        "model": {"huggingFace": {"repo": "Qwen/Qwen3-0.6B"}},
+        "datasets": {"train": [{"uri": "gs://data/chat.jsonl"}]},
+        "method": {"type": "SFT"},
+    },
+}
+STRICT: dict[str, Any] = {
+    "apiVersion": "tpu-finetune.dev/v1alpha1",
+    "kind": "FineTuneProfile",
+    "metadata": {"name": "strict"},
+    "spec": {
+        "owner": {"team": "ml", "contact": "#ml-help"},
+        "namespaces": ["team-a"],
+        "images": {"trainer": "example/trainer:1"},
+        "storage": {"artifacts": "gs://art/runs"},
+        "flavors": [
+            {
+                "name": "one",
+                "capacity": "Spot",
+                "accelerator": "tpu-v6e-slice",
+                "topologies": ["2x2"],
+                "chipsPerHost": 4,
+            }
+        ],
+        "cpuPool": {"maxMemory": "115Gi"},
+        "constraints": {"uris": {"read": ["gs://data/*", "hf://models/Qwen/*"]}},
+    },
+}
+ALONE = (
+    "1 file in order.\nOf bot only schema and rules were checked: a profile judges them where it is given with -f, "
+    "too, or by `finetune plan --profile FILE`.\n"
+)
+
+
+def written(folder: Path, *documents: Any) -> Path:
+    file = folder / f"{len(list(folder.iterdir()))}.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    return file
+
+
+def changed(document: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {**document, "spec": {**document["spec"], **spec}}
+
+
+def test_validate_without_a_profile_says_what_was_not_judged(tmp_path: Path) -> None:
+    done = finetune("validate", "-f", written(tmp_path, JOB))
+    assert (done.exit_code, done.stdout) == (0, ALONE)
+    done = finetune("validate", "-f", written(tmp_path, STRICT))
+    assert (done.exit_code, done.stdout) == (0, "1 file in order.\n")
+    other = {**STRICT, "metadata": {"name": "other"}}
+    assert finetune("validate", "-f", written(tmp_path, JOB, other)).stdout == ALONE
+    unnamed = changed(JOB, profileRef={"name": "strict"})
+    del unnamed["spec"]["profileRef"]
+    assert finetune("validate", "-f", written(tmp_path, unnamed, STRICT, other)).stdout == ALONE
+    default = {"name": "default", "annotations": {"tpu-finetune.dev/is-default-profile": "true"}}
+    assert finetune(
+        "validate", "-f", written(tmp_path, unnamed, STRICT, {**STRICT, "metadata": default})
+    ).stdout == ("1 file in order.\n")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"huggingFace": {"repo": "evil/model"}}}, "PolicyViolation"),
+    ({"resources": {"tpu": "v6e-16"}}, "NoFlavorFits"),
+    ({"hyperparameters": {"globalBatchSize": 6}}, "BatchMismatch"),
+    ({"engineOverrides": {"learning_rate": "1"}}, "InvalidSpec"),
+    ({"model": {"huggingFace": {"repo": "Qwen/Qwen3-32B"}}}, "CpuPoolTooSmall"),
+    ({"method": {"type": "SFT", "lora": {"rank": "64"}}}, "must be an integer"),
+    ({"method": {"type": "SFT", "lora": {"rank": 0}}}, "must be at least 1"),
+    ({"datasets": {"train": [{"uri": "gs://data/a//b"}]}}, "empty segments"),
+    ({"model": {"huggingFace": {"repo": "a b"}}}, "OWNER/NAME"),
+]
+
+
+@pytest.mark.parametrize(("spec", "said"), REFUSED)
+def test_validate_with_the_profile_says_what_plan_says(
+    spec: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    file, profile = written(tmp_path, changed(JOB, **spec)), written(tmp_path, STRICT)
+    validated = finetune("validate", "-f", file, "-f", profile)
+    assert validated.exit_code == 1
+    assert said in validated.stderr
+    planned = finetune("plan", "-f", file, "--profile", profile)
+    assert planned.exit_code == 1
+    assert "after validation" not in planned.output
+    if said != "CpuPoolTooSmall":  # The plan shows the rest, too.
+        assert planned.stderr == f"Error: {validated.stderr}"
+        assert len(planned.stderr.splitlines()) == 1
+
+
+def test_validate_judges_by_the_profile_in_the_same_file(tmp_path: Path) -> None:
+    assert finetune("validate", "-f", written(tmp_path, JOB, STRICT)).stdout == "1 file in order.\n"
+    broken = changed(STRICT, storage={"artifacts": "gs://art/runs", "cache": "gs://art/runs/cache"})
+    done = finetune("validate", "-f", written(tmp_path, JOB, broken))
+    assert done.exit_code == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_validate_does_not_fail_for_what_the_cluster_alone_knows(tmp_path: Path) -> None:
+    other = changed(JOB, model={"fromJob": {"name": "first"}})
+    done = finetune("validate", "-f", written(tmp_path, other, STRICT))
+    assert done.exit_code == 0
+    assert "Of bot only schema and rules were checked" in done.stdout
+    assert 'there is no FineTuneJob "first"' in done.stdout
+
+
+def test_validate_remarks_what_may_not_be_meant(tmp_path: Path) -> None:
+    nobody = changed(STRICT, namespaces=[])
+    done = finetune("validate", "-f", written(tmp_path, nobody))
+    assert done.exit_code == 0
+    assert "strict: spec.namespaces lists none, so no job can run under it" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["plan", "validate"])
+def test_a_job_without_a_namespace_is_told_to_name_one(command: str, tmp_path: Path) -> None:
+    file = written(tmp_path, {**JOB, "metadata": {"name": "bot"}}, STRICT)
+    done = finetune(command, "-f", file)
+    assert done.exit_code == 1
+    assert (
+        "serves the namespaces team-a, and metadata.namespace is not set, which here means default"
+        in done.stderr
+    )
+    assert "add" not in done.stderr
+    assert finetune(command, "-f", file, "-n", "team-a").exit_code == 0
+    assert 'not team-b: to allow it, add "team-b"' in finetune(command, "-f", file, "-n", "team-b").stderr
+
+
 def test_validate_takes_many_files_and_stdin() -> None:
     done = finetune("validate", "-f", QUICKSTART, LOCAL)
     assert (done.exit_code, done.stdout) == (0, "2 files in order.\n")
@@ -159,7 +291,7 @@ def test_validate_takes_many_files_and_stdin() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("kind: [", ":1: is no YAML"),
+        ("kind: [", ":1: is not valid YAML"),
         ("- 1\n", "is no Kubernetes object"),
         ("apiVersion: v1\nkind: Pod\n", "holds 0 FineTuneJobs"),
     ],

@@ -74,7 +74,7 @@ def test_a_uri_with_more_than_one_reading_is_refused_offline(uri: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("a: [1\n", 2, "no YAML"),
+        ("a: [1\n", 2, "not valid YAML"),
         (HEAD + "  suspend: true\n  suspend: false\n", 9, "'suspend' stands twice"),
         (HEAD + "  engineOverrides: {~: a}\n", 8, "key None is not a string"),
         (HEAD + "  engineOverrides: {true: a, yes: a}\n", 8, "'true' stands twice"),
@@ -185,3 +185,27 @@ def test_rules_on_changes_need_the_stored_object_and_are_left_out() -> None:
 def test_a_stored_object_with_its_status_can_be_checked() -> None:
     text = yaml.safe_dump({**JOB, "status": {"observedGeneration": 1, "phase": "Running"}})
     assert problems(text) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "  evaluation: {prompts: [a], datasets: [{name: d, uri: gs://team-a-*/x}]}\n",
+            "a wildcard in the bucket's name",
+        ),
+        (
+            "  hyperparameters: {learningRate: fast}\n",
+            'must be a number in quotes, such as "0.1" or "2e-5", not "fast"',
+        ),
+        ("  resources: {tpu: v6e}\n", 'such as v6e-16 or v6e-4x4, not "v6e"'),
+    ],
+)
+def test_what_has_another_form_is_told_in_words(given: str, said: str) -> None:
+    assert said in only(HEAD + given).message
+
+
+def test_an_entry_of_the_hub_without_its_kind_is_told_what_to_write() -> None:
+    problem = only(yaml.safe_dump(profile(constraints={"uris": {"read": ["hf://Qwen/*"]}})))
+    assert "hf://models/…, hf://datasets/… or hf://benchmarks/…" in problem.message
+    assert problem.fix == "For a model or tokenizer, write hf://models/Qwen/*."

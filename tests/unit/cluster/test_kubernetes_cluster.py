@@ -1,5 +1,6 @@
 """The adapter against a small HTTP server that answers as told."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from finetune_operator.cluster.port import (
     AlreadyExists,
     Conflict,
     NotFound,
+    Object,
     Rejected,
     TooLarge,
     Unavailable,
@@ -28,7 +30,7 @@ LIMITS = CallLimits(
     read_seconds=0.2,
     write_seconds=0.2,
     attempts=3,
-    answer_bytes=2**20,
+    page_bytes=2**20,
     list_bytes=3 * 2**20,
 )
 
@@ -298,6 +300,53 @@ async def test_a_page_that_is_too_large_is_asked_for_with_fewer_objects(server: 
         ("25", "more"),
         ("25", "after-2"),
     ]
+
+
+async def test_after_small_pages_more_objects_are_asked_for_again(server: Both) -> None:
+    http, cluster = server
+    more = partial(ok, items=[{"n": 1}], metadata={"continue": "more"})
+    http.answers = [large(3), large(3), *[more] * 3, partial(ok, items=[], metadata={})]
+    await cluster.list(PODS, "team")
+    assert [query["limit"] for _, _, query, _, _ in http.requests] == ["100", "25", "6", "12", "24", "48"]
+
+
+async def test_what_is_kept_of_each_page_counts_with_all_that_was_read(server: Both) -> None:
+    http, cluster = server
+
+    def keep(found: Object) -> Object | None:
+        return {"kept": found["n"]} if found["n"] else None
+
+    http.answers = [
+        lambda: ok(items=[{"n": 0, "much": "x" * 1000}, {"n": 1}], metadata={"continue": "more"}),
+        lambda: ok(items=[{"n": 0}], metadata={"continue": "more"}),
+        lambda: ok(items=[{"n": 2}], metadata={}),
+    ]
+    pages = [page async for page in cluster.kept(PODS, "team", labels={"a": "b"}, keep=keep)]
+    assert pages == [[{"kept": 1}], [], [{"kept": 2}]]
+    http.answers = [lambda: ok(items=[{"n": 0}] * 15_000, metadata={"continue": "more"})]
+    with pytest.raises(TooLarge, match="20000 objects"):
+        [page async for page in cluster.kept(PODS, "team", keep=keep)]
+
+
+async def test_few_large_answers_are_held_at_once(server: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    http, cluster = server
+    http.answers = [partial(ok, n="x" * 300_000)]
+    waiting, most = set(), 0
+    answer = KubernetesCluster._read
+
+    async def read(self: KubernetesCluster, *more: Any) -> bytearray:
+        nonlocal most
+        content = await answer(self, *more)
+        waiting.add(id(content))
+        most = max(most, len(waiting))
+        await asyncio.sleep(0.01)
+        waiting.remove(id(content))
+        return content
+
+    monkeypatch.setattr(KubernetesCluster, "_read", read)
+    await asyncio.gather(*(cluster.get(PODS, "team", str(number)) for number in range(12)))
+    assert len(http.requests) == 12
+    assert 1 < most <= LIMITS.large_answers
 
 
 async def test_an_object_that_is_too_large_alone_is_refused_by_its_collection(server: Both) -> None:

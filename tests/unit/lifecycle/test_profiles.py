@@ -29,6 +29,22 @@ def test_a_profile_that_jobs_can_run_under_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
+    ("constraints", "said"),
+    [
+        ({"mode": "Strict"}, "spec.namespaces lists none, so no job can run under it"),
+        (
+            {"uris": {"read": ["gs://a/*", "gs://team-a-chats"]}},
+            "spec.constraints.uris.read[1]: gs://team-a-chats covers a folder that is the whole bucket, and no file",
+        ),
+    ],
+)
+def test_what_is_valid_and_may_not_be_meant_is_remarked(constraints: dict[str, Any], said: str) -> None:
+    status = profile_status(stored(constraints=constraints), used_by=0, now=NOW)
+    assert conditions(status) == {"Valid": "True", "Stalled": "False"}
+    assert said in status["conditions"][0]["message"]
+
+
+@pytest.mark.parametrize(
     ("spec", "reason", "said"),
     [
         (

@@ -437,6 +437,20 @@ def test_a_job_without_its_plan_stays_within_the_chip_hours_of_its_profile() -> 
     assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
 
 
+@pytest.mark.parametrize("spec", [{}, {"budget": {"maxChipHours": "3"}}])
+def test_a_job_without_its_plan_and_profile_stays_within_what_its_status_says_is_left(spec: Any) -> None:
+    """The profile allowed one chip hour, of the slice's four chips."""
+    world = World(job=job(**spec), profiles=[profile(constraints={"maxChipHours": "1"})])
+    world.until(Stage.TRAIN)
+    world.reconcile()
+    world.config_map, world.profiles = None, []
+    reconciled(world)
+    assert world.live() == ["support-bot-train-1"]
+    world.wait(901)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
+
+
 def test_the_status_shows_what_the_plan_says() -> None:
     world = World(job=job(method={"type": "SFT", "lora": {"rank": 8}}))
     world.reconcile()

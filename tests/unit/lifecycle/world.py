@@ -47,6 +47,7 @@ from finetune_operator.lifecycle import (
 from finetune_operator.lifecycle.notices import transitions
 from finetune_operator.lifecycle.observed import in_order, since
 from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
+from finetune_operator.lifecycle.reduced import jobset_of, pod_of, reduced_job, reduced_workload
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests import stage_outcomes
@@ -184,22 +185,26 @@ class World:
     # --- the operator ---------------------------------------------------------------------------------------
 
     def observe(self) -> Observed:
-        labelled = answered(list(self.jobsets.values()))
+        # As the observer reads them: what decisions do not get there they must not need here.
+        labelled = [made for each in self.jobsets.values() if (made := jobset_of(self.job, answered(each)))]
+        pods = [made for each in self.pods.values() if (made := pod_of(self.job, answered(each)))]
         jobsets = own_jobsets(self.job, labelled, self.config_map)
         return Observed(
             now=self.now,
-            job=answered(self.job),
+            job=reduced_job(answered(self.job)),
             profiles=tuple(answered(self.profiles)),
             snapshot=answered(self.config_map),
             first_format=answered(self.first_format),
             jobsets=jobsets,
-            pods=own_pods(self.job, answered(list(self.pods.values())), jobsets),
+            pods=own_pods(self.job, pods, jobsets),
             folder=self._view(),
             source=answered(self.source),
             neighbours=tuple(answered(self.neighbours)),
             unserved_namespace=self.unserved,
             nodes=answered(self.nodes),
-            workloads=None if self.workloads is None else tuple(answered(list(self.workloads.values()))),
+            workloads=None
+            if self.workloads is None
+            else tuple(map(reduced_workload, self.workloads.values())),
             live_jobs=self.live_jobs,
         )
 

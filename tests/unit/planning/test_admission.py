@@ -1,5 +1,6 @@
 """What is admitted, what is refused, and with which words."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,11 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ({"export": {"content": "Adapter"}}, [profile()], Reason.INVALID_SPEC),
     (
         {"hyperparameters": {"optimizer": "SGD", "weightDecay": "0.1"}},
+        [profile()],
+        Reason.INVALID_SPEC,
+    ),
+    (
+        {"hyperparameters": {"optimizer": "SGD"}, "engineOverrides": {"adam_b1": "0.8"}},
         [profile()],
         Reason.INVALID_SPEC,
     ),
@@ -315,6 +321,7 @@ def test_a_constraint_that_would_enforce_nothing_is_refused_with_what_is_legal(
     ("spec", "said"),
     [
         ({"constraints": {"uris": {"read": ["gs://b/x/"]}}}, "uris.read[0]: gs://b/x/ covers nothing"),
+        ({"constraints": {"uris": {"write": ["file:///*"]}}}, "uris.write[0]: file:///* covers nothing"),
         ({"constraints": {"uris": {"write": ["gs://b/*", "gs://b/x/"]}}}, "use gs://b/x/*."),
         ({"constraints": {"uris": {"read": ["hf://models/acme/"]}}}, "use hf://models/acme/*."),
         ({"constraints": {"uris": {"write": ["hf://models/acme/*"]}}}, "use hf://acme/*."),
@@ -444,3 +451,76 @@ def test_a_quantized_base_is_asked_for_by_name() -> None:
         plan = admit(job(method={"type": "SFT", "lora": {"quantization": given}}), [profile()]).plan
         assert plan.method.lora is not None
         assert plan.method.lora.quantization == found
+
+
+def test_a_range_that_no_value_is_in_makes_a_profile_invalid() -> None:
+    empty = {"limits": [{"path": "method.lora.rank", "min": "128", "max": "64"}]}
+    refused = refusal(job(), profile(constraints=empty))
+    assert refused.reason == Reason.PROFILE_INVALID
+    assert (
+        "spec.constraints.limits[0]: no value of method.lora.rank is at least 128 and at most 64"
+        in refused.message
+    )
+    admit(job(), [profile(constraints={"limits": [{"path": "resources.slices", "min": "1.0", "max": "1"}]})])
+
+
+#: Refused by the profile's limits, its rules, and for want of a slice.
+AT_ONCE: Any = {
+    "method": {"type": "SFT", "lora": {"rank": 128}},
+    "model": {"huggingFace": {"repo": "evil/model"}},
+    "resources": {"tpu": "v6e-32"},
+}
+
+
+def test_a_slice_that_is_not_offered_hides_no_rule_and_no_limit() -> None:
+    narrow = profile(
+        models={"allow": ["Qwen/*"]},
+        constraints={"limits": [{"path": "method.lora.rank", "max": "64"}]},
+    )
+    refused = refusal(job(**AT_ONCE), narrow)
+    assert refused.reason == Reason.POLICY_VIOLATION
+    for said in (
+        "does not cover spec.model evil/model",
+        "method.lora.rank is 128",
+        "4x8 (8 x 4 chips) is not offered",
+    ):
+        assert said in refused.message
+    assert refused.message.count("Ask #ml-help.") == 1
+    snapshot = admit(job(method=AT_ONCE["method"]), [profile()]).snapshot
+    snapshot = replace(
+        snapshot, profile=merge(snapshot.profile, {"constraints": narrow["spec"]["constraints"]})
+    )
+    with pytest.raises(Refused, match=r"rank is 128.*is not offered"):
+        replan(job(method=AT_ONCE["method"], resources=AT_ONCE["resources"]), snapshot)
+    assert refusal(job(resources=AT_ONCE["resources"])).reason == Reason.NO_FLAVOR_FITS
+
+
+#: There is no one profile whose owner could be asked.
+NO_ONE = (Reason.PROFILE_NOT_FOUND, Reason.NO_DEFAULT_PROFILE, Reason.AMBIGUOUS_DEFAULT_PROFILE)
+
+
+@pytest.mark.parametrize(("spec", "profiles", "reason"), [each for each in CHOICES if each[2] not in NO_ONE])
+def test_a_refusal_under_a_profile_ends_with_whom_to_ask(
+    spec: dict[str, Any], profiles: list[Any], reason: Reason
+) -> None:
+    message = refusal(job(**spec), *profiles).message
+    assert message.endswith(" Ask #ml-help."), reason
+    assert message.count("Ask #ml-help.") == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "asked"),
+    [({"contact": "#x", "team": "y"}, "#x"), ({"team": "y"}, "y"), ({}, "the owner of the profile")],
+)
+def test_whom_to_ask_also_stands_in_a_refused_slice_and_in_a_refused_override(owner: Any, asked: str) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"resources": {"tpu": "v6e-16"}},
+        {"hyperparameters": {"globalBatchSize": 6}},
+        {"engineOverrides": {"learning_rate": "1"}},
+    ]
+    for spec in wrong:
+        assert refusal(job(**spec), profile(owner=owner)).message.endswith(f" Ask {asked}.")
+    later = profile(owner=owner, storage={"artifacts": "gs://a/b", "optimizerStateTTLSeconds": 1})
+    assert refusal(job(), later).message.endswith(f" Ask {asked}.")
+    broken = profile(owner=owner, flavors=[])
+    assert refusal(job(), broken).message.endswith(f" Ask {asked}.")

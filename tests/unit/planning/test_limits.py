@@ -114,6 +114,8 @@ RESOLVED: list[tuple[dict[str, Any], str, str]] = [
 def test_a_limit_is_judged_on_what_the_number_comes_to(spec: dict[str, Any], path: str, value: str) -> None:
     number = 10**9 if value == "no limit" else float(value)
     words = rf"spec.{re.escape(path)} (is|comes to) {re.escape(value)}( by default or by other fields)?, at "
+    if value == "no limit":
+        words = rf"spec.{re.escape(path)} has no value, so it is unlimited: set it to at "
     assert re.search(words + "most", said(spec, path, max=f"{number * 0.99:.9g}"))
     if value != "no limit":
         assert re.search(words + "least", said(spec, path, min=f"{number * 1.01:.9g}"))
@@ -263,7 +265,7 @@ def test_what_only_preflight_can_count_is_judged_when_it_has(
 
 def test_epochs_that_nothing_counts_are_refused_at_once() -> None:
     spec = {"hyperparameters": {"steps": 100}, "preflight": {"dataset": "Sample"}}
-    assert "spec.preflight.dataset: Sample nothing counts the rows: use Full" in said(
+    assert "spec.preflight.dataset: Sample the rows are not counted: use Full" in said(
         spec, "hyperparameters.epochs", max="5"
     )
 

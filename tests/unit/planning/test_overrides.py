@@ -99,7 +99,7 @@ def test_a_wrong_key_or_value_is_refused_alike_by_admission_validate_and_plan(
     files = {"job.yaml": job(engineOverrides=overrides), "profile.yaml": profile()}
     for name, document in files.items():
         (tmp_path / name).write_text(yaml.safe_dump(document))
-    (problem,) = check_files([tmp_path / "job.yaml"])
+    (problem,) = check_files([tmp_path / "job.yaml"]).problems
     assert said in problem
     with pytest.raises(CliError) as caught:
         show_plan(tmp_path / "job.yaml", tmp_path / "profile.yaml", "text")

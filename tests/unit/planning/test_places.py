@@ -218,45 +218,65 @@ def test_the_entry_that_a_refusal_names_opens_the_place(
 
 
 @pytest.mark.parametrize(
-    ("rule", "uri", "entry"),
+    ("rule", "uri", "advice"),
     [
-        ("read", "gs://art/runs/team-b/j-1/export/model", "gs://art/runs/team-b/*"),
-        ("read", "gs://art/runs/team-b/", "gs://art/runs/team-b"),
-        ("read", "gs://art/runs/cache/convert/f1", "gs://art/runs/cache/*"),
-        ("write", "gs://art/runs/team-b/exports/m", "gs://art/runs/team-b/exports/*"),
-        ("write", "gs://art/runs/team-b/exports", "gs://art/runs/team-b/exports"),
-        ("read", "gs://art", None),
-        ("read", "gs://art/runs", None),
-        ("write", "gs://art/runs/team-b", None),
+        ("read", "gs://art/runs/team-b/j-1/export/model", "use data of your own"),
+        ("read", "gs://art/runs/team-b/", "use data of your own"),
+        ("read", "gs://art/runs/cache/convert/f1", "use data of your own"),
+        ("read", "gs://art/runs/pathways/x", "use data of your own"),
+        ("write", "gs://art/runs/team-b/exports/m", "use a folder there"),
+        ("write", f"{OWN}/other-12345678/export", "use a folder there"),
+        ("read", "gs://art", "use data of your own"),
     ],
 )
-def test_a_refusal_names_an_entry_where_one_opens_the_place(rule: Any, uri: str, entry: str | None) -> None:
-    said = problem(uri, rule, BROAD)
+def test_no_refusal_advises_an_entry_that_opens_what_is_others(rule: Any, uri: str, advice: str) -> None:
+    for listed in (None, (), BROAD):
+        said = problem(uri, rule, listed)
+        assert said is not None
+        assert said.endswith(advice)
+        assert "add" not in said
+
+
+@pytest.mark.parametrize(
+    ("rule", "uri", "folder", "entry"),
+    [
+        ("read", "gs://other/sets/x.jsonl", False, "gs://other/sets/*"),
+        ("read", "gs://other/sets/*/x.jsonl", False, "gs://other/sets/*"),
+        ("read", "gs://other/x.jsonl", False, "gs://other/x.jsonl"),
+        ("read", "gs://other/*.jsonl", False, None),
+        ("read", "gs://other/*/x.jsonl", False, None),
+        ("read", "gs://other", True, None),
+        ("write", "gs://other/m", True, "gs://other/m"),
+        ("write", "gs://other", True, None),
+        ("read", "hf://benchmarks/gsm8k", True, "hf://benchmarks/gsm8k"),
+        ("write", "hf://m", True, "hf://m"),
+    ],
+)
+def test_no_refusal_advises_an_entry_for_a_whole_bucket(
+    rule: Any, uri: str, folder: bool, entry: str | None
+) -> None:
+    said = problem(uri, rule, folder=folder)
     assert said is not None
     assert entry_of(said, rule) == entry
 
 
 @pytest.mark.parametrize("listed", [(), BROAD], ids=["empty", "broad"])
 @pytest.mark.parametrize(
-    ("folder", "entry"),
+    "folder",
     [
-        ("gs://art/runs/team-b/j-1", "gs://art/runs/team-b/*"),
-        ("gs://art/runs/team-b/j-1/", "gs://art/runs/team-b/*"),
-        ("gs://art/runs/team-b/exports", None),
-        ("gs://art/runs/team-b/j-1/train", None),
-        ("gs://art/runs/cache/j-1", None),
-        ("gs://art/runs", None),
+        "gs://art/runs/team-b/j-1",
+        "gs://art/runs/team-b/j-1/",
+        "gs://art/runs/team-b/exports",
+        "gs://art/runs/team-b/j-1/train",
+        "gs://art/runs/cache/j-1",
+        "gs://art/runs",
     ],
 )
-def test_a_refused_run_folder_comes_with_the_entry_that_opens_it(
-    folder: str, entry: str | None, listed: tuple[str, ...]
-) -> None:
+def test_a_refused_run_folder_of_others_comes_with_no_entry(folder: str, listed: tuple[str, ...]) -> None:
     listed = tuple(each for each in listed if not each.startswith("gs://art/runs/team"))
     said = judge_run("spec.x", folder, STORAGE, listed)
     assert said is not None
-    assert entry_of(said, "write") == entry
-    if entry is not None:
-        assert judge_run("spec.x", folder, STORAGE, (*listed, entry)) is None
+    assert said.endswith("use a run folder of your own namespace")
 
 
 def test_a_refused_run_folder_elsewhere_comes_with_its_own_entry() -> None:
@@ -264,6 +284,13 @@ def test_a_refused_run_folder_elsewhere_comes_with_its_own_entry() -> None:
     assert said is not None
     assert entry_of(said, "write") == "gs://other/j-1"
     assert judge_run("spec.x", "gs://other/j-1/", STORAGE, ("gs://other/j-1",)) is None
+
+
+@pytest.mark.parametrize("listed", [(), ("file:///*",), ("file:///tmp/team-a/j-1",)])
+def test_no_run_folder_lies_in_the_file_system_of_a_pod(listed: tuple[str, ...]) -> None:
+    said = judge_run("spec.x", "file:///tmp/team-a/j-1", STORAGE, listed)
+    assert said is not None
+    assert "is the file system of a pod" in said
 
 
 # --- in an admission
@@ -367,6 +394,37 @@ def test_strict_refuses_what_is_not_listed_and_says_the_entry(
     assert admit(job(**asked), [profile()]).plan
 
 
+def test_a_model_in_storage_of_others_comes_with_no_entry_at_all() -> None:
+    taken = job(model={"uri": "gs://artifacts/team-b/exports/m"})
+    refused = refusal(taken, strict(models={"allow": ["Qwen/*"]}))
+    assert "models.allow is Qwen/*, which does not cover spec.model gs://artifacts/team-b/" in refused.message
+    assert "add" not in refused.message
+
+
+@pytest.mark.parametrize("mode", ["Strict", "Open"])
+@pytest.mark.parametrize("read", [None, ["gs://*"], ["gs://*", "hf://models/evil/*"]])
+def test_a_hub_model_is_refused_by_models_allow_alone_with_one_fix(mode: str, read: Any) -> None:
+    uris = {} if read is None else {"uris": {"read": read}}
+    listed = profile(models={"allow": ["Qwen/*"]}, namespaces=["*"], constraints={"mode": mode, **uris})
+    local = {"train": [{"uri": "gs://artifacts/team-a/exports/x.jsonl"}]}
+    refused = refusal(job(model={"huggingFace": {"repo": "evil/model"}}, datasets=local), listed)
+    assert refused.message == (
+        'profile "local": models.allow is Qwen/*, which does not cover spec.model evil/model: use a model that it '
+        'covers; to allow this one, add "evil/model" to spec.models.allow of the profile. Ask #ml-help.'
+    )
+    assert admit(job(model={"huggingFace": {"repo": "Qwen/Qwen3-0.6B"}}, datasets=local), [listed]).plan
+
+
+def test_a_refused_tokenizer_names_only_entries_that_the_profile_holds() -> None:
+    tokenizer = {"huggingFace": {"repo": "Qwen/Qwen3-0.6B"}, "tokenizer": {"huggingFace": {"repo": "evil/t"}}}
+    refused = refusal(job(model=tokenizer), strict(models={"allow": ["Qwen/*"]}))
+    assert "constraints.uris.read is gs://models/*, gs://data/*, which does not cover" in refused.message
+    assert "hf://models/Qwen" not in refused.message
+    assert refused.message.count("add ") == 1
+    opened = profile(models={"allow": ["Qwen/*"]}, constraints={"mode": "Open"})
+    assert "constraints.uris.read is not set, which does not" in refusal(job(model=tokenizer), opened).message
+
+
 def test_a_repository_that_models_allow_names_needs_no_second_entry() -> None:
     allowed = strict(models={"allow": ["Qwen/*"]})
     hub = {"huggingFace": {"repo": "Qwen/Qwen3-0.6B"}}
@@ -420,9 +478,7 @@ def test_a_file_system_is_no_place_under_a_profile_that_keeps_things_in_a_bucket
         {"datasets": {"train": [{"uri": "file:///proc/self/environ"}]}},
         {"export": {"destinations": [{"uri": "file:///tmp/m"}]}},
     ):
-        refused = refusal(
-            job(**asked), profile(constraints={"uris": {"read": ["file:///*"], "write": ["file:///*"]}})
-        )
+        refused = refusal(job(**asked), profile())
         assert "is the file system of a pod" in refused.message
     local = profile(storage={"artifacts": "file:///srv/runs", "cache": "file:///srv/cache"})
     assert admit(job(model={"uri": "file:///models/tiny"}), [local]).plan
@@ -435,13 +491,31 @@ def test_a_file_system_is_no_place_under_a_profile_that_keeps_things_in_a_bucket
 @pytest.mark.parametrize(
     ("storage", "said"),
     [
-        ({"artifacts": "gs://a/runs", "cache": "gs://a/runs"}, "spec.storage.cache: gs://a/runs holds"),
-        ({"artifacts": "gs://a/runs", "cache": "gs://a/"}, "spec.storage.cache: gs://a holds"),
+        (
+            {"artifacts": "gs://a/runs", "cache": "gs://a/runs"},
+            "spec.storage.cache: gs://a/runs is spec.storage.artifacts",
+        ),
+        (
+            {"artifacts": "gs://a/runs", "cache": "gs://a/"},
+            "spec.storage.artifacts: gs://a/runs lies in spec.storage.cache, gs://a",
+        ),
         (
             {"artifacts": "gs://a/runs", "pathwaysScratch": "gs://a/"},
-            "spec.storage.pathwaysScratch: gs://a holds",
+            "spec.storage.artifacts: gs://a/runs lies in spec.storage.pathwaysScratch, gs://a",
         ),
-        ({"artifacts": "gs://a/runs", "cache": "file:///cache"}, "is a file system"),
+        (
+            {"artifacts": "gs://art", "cache": "gs://art/team-a"},
+            "spec.storage.cache: gs://art/team-a lies in spec.storage.artifacts, gs://art",
+        ),
+        (
+            {"artifacts": "gs://art", "pathwaysScratch": "gs://art/team-a/x"},
+            "spec.storage.pathwaysScratch: gs://art/team-a/x lies in spec.storage.artifacts, gs://art",
+        ),
+        (
+            {"artifacts": "gs://art", "cache": "gs://pool", "pathwaysScratch": "gs://pool/team-a"},
+            "spec.storage.pathwaysScratch: gs://pool/team-a lies in spec.storage.cache, gs://pool",
+        ),
+        ({"artifacts": "gs://art/runs", "cache": "file:///cache"}, "is a file system"),
     ],
 )
 def test_folders_that_cannot_be_kept_apart_make_a_profile_invalid(storage: Any, said: str) -> None:
@@ -451,14 +525,11 @@ def test_folders_that_cannot_be_kept_apart_make_a_profile_invalid(storage: Any, 
 
 
 @pytest.mark.parametrize("namespace", ["cache", "pathways"])
-def test_a_namespace_whose_folder_would_be_the_cache_is_not_served(namespace: str) -> None:
+def test_every_namespace_has_a_folder_where_the_profile_names_no_cache(namespace: str) -> None:
     wanted = job()
     wanted["metadata"]["namespace"] = namespace
-    shared = {"cache": "gs://artifacts/cache", "pathwaysScratch": "gs://artifacts/pathways"}
-    refused = refusal(wanted, profile(storage={"artifacts": "gs://artifacts", **shared}))
-    assert refused.reason == Reason.PROFILE_NOT_ALLOWED
-    assert f"gs://artifacts/{namespace}" in refused.message
-    assert admit(wanted, [profile(storage={"artifacts": "gs://artifacts"})]).plan
+    plan = admit(wanted, [profile(storage={"artifacts": "gs://artifacts"})]).plan
+    assert plan.cache.uri == f"gs://artifacts/{namespace}/cache"
 
 
 def test_a_namespaces_own_cache_is_no_run_folder_and_no_place_for_exports() -> None:

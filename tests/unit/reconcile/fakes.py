@@ -14,7 +14,7 @@ from finetune_operator.artifacts.port import (
     TooLarge,
     TooManyNames,
 )
-from finetune_operator.cluster.port import AlreadyExists, Conflict, Kind, NotFound, Object
+from finetune_operator.cluster.port import AlreadyExists, Conflict, Keep, Kind, NotFound, Object
 from finetune_operator.planning import Snapshot, render_snapshot
 from finetune_operator.planning.snapshot import owner_reference
 from finetune_operator.reconcile.run_folder import Folders
@@ -101,6 +101,19 @@ class FakeCluster:
         for each in await self.list(kind, namespace, labels=labels):
             with self._call(f"page {kind.plural}"):
                 yield [{"metadata": each["metadata"]} if metadata_only else each]
+
+    async def kept(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        fields: Mapping[str, str] | None = None,
+        keep: Keep,
+    ) -> AsyncIterator[Sequence[Object]]:
+        """All on one page."""
+        listed = await self.list(kind, namespace, labels=labels, fields=fields)
+        yield [kept for each in listed if (kept := keep(each)) is not None]
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:
         with self._call(f"apply {kind.plural}"):

@@ -49,6 +49,7 @@ def event(pod: str) -> dict[str, Any]:
         "metadata": {"namespace": "team", "name": f"{pod}.1"},
         "involvedObject": {"kind": "Pod", "name": pod},
         "reason": "TriggeredScaleUp",
+        "message": f"pod {pod} triggered scale-up",
     }
 
 
@@ -70,7 +71,7 @@ async def test_what_is_asked_for_is_seen_and_the_second_decision_counts() -> Non
     assert (first.hosts, first.events) == (None, None)
     assert second.hosts is not None
     assert {host: word.step for host, word in second.hosts.items()} == {0: 0, 1: 1}
-    assert [each["involvedObject"]["name"] for each in second.events or ()] == ["waiting"]
+    assert [each["message"] for each in second.events or ()] == ["pod waiting triggered scale-up"]
     assert cluster.of(JOBS)[0]["status"] == {"phase": "look 2"}
 
 

@@ -17,7 +17,7 @@ from tests.unit.reconcile.records import result
 
 pytestmark = pytest.mark.slow
 
-#: Above what the operator takes without jobs; the chart's limit is 256Mi.
+#: Above what the operator takes without jobs; the chart's limit is 384Mi.
 MOST = 100 * 2**20
 AT_ONCE = Settings.model_fields["workers"].default // 2
 

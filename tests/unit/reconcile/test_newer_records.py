@@ -32,3 +32,14 @@ async def test_all_that_this_operator_knows_of_newer_records_is_read() -> None:
     assert view.progress == progress(40)
     assert view.convert_manifest == manifest()
     assert view.retry == retry
+
+
+async def test_an_old_attempts_failure_of_a_newer_major_version_hides_that_attempt_alone() -> None:
+    store = FakeStore()
+    put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
+    store.files[RUN.failure("train", 1)] = b'{"version": 2}'
+    put(store, RUN.result("train", 2), result(Stage.TRAIN))
+    view = await RunFolderReader(store).view(FOLDERS)
+    assert view.unreadable is None
+    assert "version 2" in (view.attempts[AttemptKey(Stage.TRAIN, 1)].newer or "")
+    assert view.attempts[AttemptKey(Stage.TRAIN, 2)].result == result(Stage.TRAIN)

@@ -14,6 +14,7 @@ from finetune_operator.cluster.port import (
     PROFILES,
     WORKLOADS,
     NotFound,
+    Rejected,
 )
 from finetune_operator.lifecycle.observed import AttemptKey, Observed, Takeover
 from finetune_operator.planning import Snapshot, render_snapshot
@@ -38,8 +39,12 @@ def observer(cluster: FakeCluster, store: FakeStore, namespaces: tuple[str, ...]
     )
 
 
-async def look(cluster: FakeCluster, store: FakeStore | None = None) -> Observed | None:
-    return await observer(cluster, store or FakeStore()).observe(KEY)
+async def look(
+    cluster: FakeCluster, store: FakeStore | None = None, namespaces: tuple[str, ...] = ()
+) -> Observed | None:
+    looks = observer(cluster, store or FakeStore(), namespaces)
+    async with looks.rooms.of(KEY.namespace) as room:
+        return await looks.observe(KEY, room)
 
 
 async def test_a_job_that_is_gone_is_nothing() -> None:
@@ -49,14 +54,44 @@ async def test_a_job_that_is_gone_is_nothing() -> None:
 async def test_children_are_those_of_this_uid_alone() -> None:
     cluster = FakeCluster()
     cluster.put(JOBS, job())
-    mine = cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
-    pod = cluster.put(PODS, child("Pod", "demo-prep-1-cpu-0-0-abcde"))
+    cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
+    cluster.put(PODS, child("Pod", "demo-prep-1-cpu-0-0-abcde"))
     cluster.put(JOBSETS, child("JobSet", "other-prep-1", owner="other"))
     observed = await look(cluster)
     assert observed is not None
-    assert observed.jobsets == (mine,)
-    assert observed.pods == (pod,)
+    assert [each["metadata"]["name"] for each in observed.jobsets] == ["demo-prep-1"]
+    assert [each["metadata"]["name"] for each in observed.pods] == ["demo-prep-1-cpu-0-0-abcde"]
     assert observed.now == NOW
+
+
+async def test_of_a_child_only_what_decisions_read_is_held() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    for number in range(2):
+        pod = child("Pod", f"demo-prep-1-cpu-0-0-abcd{number}")
+        pod["metadata"] |= {"annotations": {"much": "x"}, "managedFields": [{"fieldsV1": {}}]}
+        pod["spec"] = {"nodeName": "host", "containers": [{"name": "trainer", "env": [{"name": "MUCH"}]}]}
+        cluster.put(PODS, pod)
+    del cluster.of(PODS)[1]["metadata"]["ownerReferences"]
+    observed = await look(cluster)
+    assert observed is not None
+    (pod,) = observed.pods
+    assert pod["spec"] == {"nodeName": "host", "containers": []}
+    assert pod["metadata"].keys() == {"name", "uid", "labels", "ownerReferences"}
+
+
+async def test_a_listing_of_children_whose_history_has_gone_begins_again_once() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    cluster.put(PODS, child("Pod", "demo-prep-1-cpu-0-0-abcde"))
+    faults = iter([Rejected("too old", status=410)])
+    cluster.fault = lambda moment, call: (
+        next(faults, None) if (moment, call) == ("before", "list pods") else None
+    )
+    observed = await look(cluster)
+    assert observed is not None
+    assert len(observed.pods) == 1
+    assert cluster.calls.count("list pods") == 2
 
 
 async def test_profiles_are_read_only_until_admission() -> None:
@@ -107,7 +142,8 @@ async def test_workloads_are_those_of_the_jobsets_in_a_queue_by_one_request() ->
     ][:2]
     observed = await look(cluster)
     assert observed is not None
-    assert observed.workloads == tuple(mine)
+    told = [each["metadata"]["name"] for each in observed.workloads or ()]
+    assert told == [each["metadata"]["name"] for each in mine]
     assert cluster.calls.count("list workloads") == 1
 
 
@@ -247,7 +283,7 @@ async def test_who_uses_a_run_folder_is_looked_for_in_all_served_namespaces(
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
     owner = cluster.put(JOBS, of_world("support-bot", "team-b", world.UID))
     cluster.put(JOBS, of_world("bystander", "team-b", "0badcafe"))
-    observed = await observer(cluster, FakeStore(), served).observe(KEY)
+    observed = await look(cluster, namespaces=served)
     assert observed is not None
     assert observed.neighbours == ((owner,) if seen else ())
 
@@ -261,7 +297,7 @@ async def test_a_look_costs_no_more_where_there_are_more_jobs(others: int) -> No
         waiting = of_world(f"other-{number}", "team", f"{number:08}", resumeFrom={"runFolder": LENT})
         cluster.put(JOBS, waiting)
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
-    observed = await observer(cluster, FakeStore()).observe(KEY)
+    observed = await look(cluster)
     assert observed is not None
     assert observed.neighbours == ()
     assert sorted(cluster.calls) == [
@@ -277,7 +313,7 @@ async def test_a_run_folder_that_names_no_job_asks_for_none(folder: str) -> None
     cluster = FakeCluster()
     cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://*"]}}))
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": folder}))
-    await observer(cluster, FakeStore()).observe(KEY)
+    await look(cluster)
     assert cluster.calls.count("get finetunejobs") == 1
 
 
@@ -286,7 +322,7 @@ async def test_a_job_of_the_owners_name_that_came_later_is_not_the_owner() -> No
     cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}}))
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
     cluster.put(JOBS, of_world("support-bot", "team-b", "0badcafe-1", resumeFrom={"runFolder": LENT}))
-    observed = await observer(cluster, FakeStore()).observe(KEY)
+    observed = await look(cluster)
     assert observed is not None
     assert observed.neighbours == ()
 
@@ -295,7 +331,7 @@ async def test_a_folder_that_the_profile_does_not_open_costs_no_look_at_other_na
     cluster = FakeCluster()
     cluster.put(PROFILES, world.profile())
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
-    await observer(cluster, FakeStore()).observe(KEY)
+    await look(cluster)
     assert cluster.calls.count("get finetunejobs") == 1
 
 
@@ -380,7 +416,7 @@ async def test_a_namespace_that_is_not_served_is_named(noted: str | None) -> Non
     resuming(cluster)
     if noted:
         note(store, namespace=noted)
-    observed = await observer(cluster, store, ("team",)).observe(KEY)
+    observed = await look(cluster, store, ("team",))
     assert observed is not None
     assert observed.unserved_namespace == (noted or "team-b")
 

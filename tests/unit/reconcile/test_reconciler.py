@@ -1,5 +1,7 @@
 """Errors reach the user; and whatever dies at whatever call, a job ends with each stage made once."""
 
+import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from finetune_operator.cluster.port import (
     EVENTS,
     JOBS,
     JOBSETS,
+    PODS,
     AlreadyExists,
     Conflict,
     Rejected,
@@ -171,6 +174,23 @@ async def test_the_next_good_reconcile_takes_the_error_away(cluster: FakeCluster
         await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
     cluster.fault = lambda *_: None
     await make(cluster, lambda _: decision).reconcile(KEY, retry_in=1)
+    assert cluster.of(JOBS)[0]["status"] == {"phase": "Running"}
+
+
+async def test_a_decision_on_many_children_keeps_nobody_waiting(cluster: FakeCluster) -> None:
+    for number in range(500):
+        cluster.put(PODS, child("Pod", f"demo-prep-1-cpu-0-0-{number}"))
+    others_work = threading.Event()
+
+    def decide(observed: Observed) -> Decision:
+        assert len(observed.pods) == 500
+        assert others_work.wait(60)
+        return Decision(status={"phase": "Running"})
+
+    reconciling = asyncio.ensure_future(make(cluster, decide).reconcile(KEY, retry_in=1))
+    await asyncio.sleep(0.01)
+    others_work.set()
+    await reconciling
     assert cluster.of(JOBS)[0]["status"] == {"phase": "Running"}
 
 

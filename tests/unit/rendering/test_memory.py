@@ -34,7 +34,7 @@ SIZED = (Stage.CONVERT, Stage.EXPORT)
 
 def pool(max_memory: str | None) -> Any:
     """As much of a plan as decides memory."""
-    return SimpleNamespace(cpu_pool=SimpleNamespace(max_memory=max_memory), method=SimpleNamespace(lora=None))
+    return exported("Merged", None, max_memory=max_memory)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_the_refusal_names_every_stage_the_limit_what_fits_and_the_node() -> Non
     with pytest.raises(CpuPoolTooSmall) as caught:
         require_cpu_memory(pool("64Gi"), (*SIZED, Stage.TRAIN), MODELS["Qwen3-14B"])
     told = f"{caught.value} {caught.value.fix}"
-    for word in ("14.8 billion", "Convert about 80 GiB", "Export about 130 GiB", "64Gi", "57 GiB", "up to 6.0 billion",
-                 "at least 180Gi", "node of 192 GiB"):  # fmt: skip
+    for word in ("14.8 billion", "Convert about 160 GiB", "Export about 130 GiB", "64Gi", "57 GiB", "up to 4.8 billion",
+                 "give a pod 160 GiB: cpuPool.maxMemory 180Gi", "node of 192 GiB"):  # fmt: skip
         assert word in told, told
     assert caught.value.stage is Stage.CONVERT
 
@@ -118,7 +118,7 @@ def test_the_limit_that_the_refusal_names_is_enough(stages: tuple[Stage, ...]) -
     for parameters in range(10**8, 10**12, 2 * 10**8):
         with pytest.raises(CpuPoolTooSmall) as refused:
             require_cpu_memory(pool("8Gi"), stages, parameters)
-        named = re.search(r"at least ([0-9]+Gi)", refused.value.fix)
+        named = re.search(r"cpuPool.maxMemory ([0-9]+Gi)", refused.value.fix)
         assert named is not None
         require_cpu_memory(pool(named[1]), stages, parameters)
         for stage in stages:
@@ -143,13 +143,20 @@ def test_a_damaged_record_is_judged_without_an_error(parameters: int) -> None:
             require_cpu_memory(pool("115Gi"), SIZED, parameters)
 
 
-def exported(content: str, rank: int | None, orbax: str | None = None) -> Any:
-    """As much of a plan as decides the memory of Export."""
+def exported(
+    content: str,
+    rank: int | None,
+    *,
+    source: str | None = None,
+    orbax: bool = False,
+    max_memory: str | None = None,
+) -> Any:
+    """As much of a plan as decides memory. ``source``: of the base model, in MaxText's format."""
     return SimpleNamespace(
-        cpu_pool=SimpleNamespace(max_memory=None),
+        cpu_pool=SimpleNamespace(max_memory=max_memory),
         method=SimpleNamespace(lora=rank and SimpleNamespace(rank=rank)),
-        export=SimpleNamespace(content=content),
-        model=SimpleNamespace(orbax=orbax),
+        export=SimpleNamespace(content=content, orbax=orbax),
+        model=SimpleNamespace(orbax=source),
     )
 
 
@@ -158,5 +165,20 @@ def test_an_adapter_needs_memory_by_its_rank_and_no_more_than_a_model() -> None:
     small, large = (needed_gib(exported("Adapter", rank), Stage.EXPORT, 70 * 10**9) for rank in (16, 256))
     assert 8 < small < 16 < large < model / 2
     assert needed_gib(exported("Adapter", 10**6), Stage.EXPORT, 70 * 10**9) == model
-    assert needed_gib(exported("Adapter", 16, "gs://m/0/items"), Stage.EXPORT, 70 * 10**9) == model
-    assert needed_gib(exported("Both", 16), Stage.EXPORT, 70 * 10**9) == model
+    assert needed_gib(exported("Adapter", 16, source="gs://m/0/items"), Stage.EXPORT, 70 * 10**9) == model
+
+
+@pytest.mark.parametrize("content", ["Merged", "Both"])
+def test_an_adapter_is_merged_tensor_by_tensor(content: str) -> None:
+    assert needed_gib(exported(content, 16), Stage.EXPORT, MODELS["Qwen3-14B"]) < 40
+    whole = needed_gib(exported("Merged", None), Stage.EXPORT, MODELS["Qwen3-14B"])
+    assert (
+        needed_gib(exported(content, 16, source="gs://m/0/items"), Stage.EXPORT, MODELS["Qwen3-14B"]) == whole
+    )
+
+
+@pytest.mark.parametrize("rank", [None, 16])
+def test_maxtexts_format_costs_an_export_another_conversion(rank: int | None) -> None:
+    assert needed_gib(exported("Merged", rank, orbax=True), Stage.EXPORT, 10**10) == needed_gib(
+        exported("Merged", rank), Stage.CONVERT, 10**10
+    )

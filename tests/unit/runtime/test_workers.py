@@ -1,9 +1,11 @@
 import asyncio
-from collections.abc import Sequence
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
-from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Object, Unavailable
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Kind, Object, Unavailable
 from finetune_operator.planning.snapshot import JOB_NAMESPACE_LABEL
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey, Plans
@@ -229,6 +231,41 @@ async def test_nothing_is_taken_for_gone_while_a_listing_is_incomplete(at: int) 
     )
     ears = Ears(frozenset(JobKey(namespace, "demo") for namespace in ("a", "b", "c", "d")))
     assert await resynced(cluster, ears) == ([], [])
+
+
+class Page(list[Object]):
+    """One that can be seen to be let go."""
+
+
+class Paged(FakeCluster):
+    """Notes the pages that are still held when the next one is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[int] = []
+
+    async def pages(self, kind: Kind, namespace: str | None, **more: Any) -> AsyncIterator[Sequence[Object]]:
+        before: list[weakref.ref[Page]] = []
+        async for found in super().pages(kind, namespace, **more):
+            self.held.append(sum(each() is not None for each in before))
+            page = Page(found)
+            before.append(weakref.ref(page))
+            del found
+            yield page
+            del page
+        self.held.append(sum(each() is not None for each in before))
+
+
+async def test_a_resync_holds_one_page_at_a_time() -> None:
+    cluster = Paged()
+    for number in range(5):
+        manifest = job(f"demo-{number}")
+        manifest["metadata"]["uid"] = f"uid-{number}"
+        cluster.put(JOBS, manifest)
+        stored(cluster, "team", f"uid-{number}")
+    await resynced(cluster, Ears())
+    assert len(cluster.held) == 12
+    assert set(cluster.held) == {0}
 
 
 async def test_a_job_created_while_the_resync_lists_keeps_its_plan() -> None:

@@ -6,7 +6,7 @@ embedding is refused; the rest is a remark.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,24 @@ def require_known(source: Prepared, tokenizer: Any, vocab_size: int) -> None:
         expected=f"ids below the model's {vocab_size}",
         fix="Remove the token from the row or from the chat template.",
     )  # fmt: skip
+
+
+def require_known_prompts(
+    prompts: Sequence[str], renderer: Renderer, tokenizer: Any, vocab_size: int
+) -> None:
+    """Raises ``StageError`` 64 for the first of ``evaluation.prompts`` with a token that the model has no embedding
+    for."""
+    unknown = beyond(tokenizer, vocab_size)
+    if not unknown:
+        return
+    for number, prompt in enumerate(prompts):
+        index = next((each for each in renderer.prompt(prompt) if each >= vocab_size), None)
+        if index is not None:
+            raise StageError(
+                ExitCode.BAD_REQUEST, "TokenUnknown", "a prompt holds a token that the model has no embedding for",
+                where=f"evaluation.prompts[{number}]", saw=f"{unknown.get(index, '')} (id {index})",
+                expected=f"ids below the model's {vocab_size}", fix="Remove the token from the prompt.",
+            )  # fmt: skip
 
 
 def of_model(tokenizer: Any, renderer: Renderer, model: Path, vocab_size: int) -> Iterator[Remark]:

@@ -1,7 +1,8 @@
 """Benchmarks: tasks of lm-evaluation-harness, with their rows. Its own ones read a dataset of the Hugging Face Hub, at
 one commit; others lie in a folder, as the harness's YAML beside the files that it reads.
 
-No code of a folder or a dataset is run: plain YAML, plain data, the harness's own metrics, templates in a sandbox.
+No code of a folder or a dataset is run, and none of the hub: plain YAML, plain data, the harness's own metrics
+(``plain_tasks``), templates in a sandbox.
 """
 
 import hashlib
@@ -17,7 +18,6 @@ import yaml
 from jinja2 import BaseLoader, StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lm_eval import utils
-from lm_eval.api.registry import METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
@@ -28,6 +28,13 @@ from tqdm import tqdm
 from finetune_contract import BenchmarkSpec, DatasetSource, ExitCode, HubRef
 from finetune_trainer.data.hub import find_split
 from finetune_trainer.errors import StageError, require_unchanged
+from finetune_trainer.evaluation.plain_tasks import (
+    invalid,
+    refuse_loading,
+    require_known,
+    require_plain,
+    without_evaluate,
+)
 from finetune_trainer.storage import Store, join
 
 if TYPE_CHECKING:
@@ -35,14 +42,14 @@ if TYPE_CHECKING:
 
 # The harness shows bars, and a log is no terminal.
 tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
+# Before any module of a task is imported.
+refuse_loading()
 
 #: What ``datasets`` reads plain files with.
 _READERS = ("json", "csv", "parquet", "text")
 #: Which of them reads a file of the hub.
 _KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
-#: Of the harness's keys, those that would run a program, or reach beyond the folder.
-_REFUSED = ("class", "custom_dataset", "include", "use_prompt")
 #: Of the choice of few-shot examples, the same for every model: the harness's own.
 _SEED = 1234
 _SHOWN = 5
@@ -97,7 +104,7 @@ def load(spec: BenchmarkSpec, store: Store, scratch: Path) -> Benchmark:
     try:
         task = ConfigurableTask(config=config)
     except Exception as error:  # whatever its configuration and its rows make the harness stumble over
-        raise _invalid(spec, "the harness cannot make this task", saw=str(error)) from error
+        raise invalid(spec, "the harness cannot make this task", saw=str(error)) from error
     return Benchmark(spec=spec, task=task, uri=uri, revision=revision)
 
 
@@ -117,7 +124,7 @@ def scores(benchmark: Benchmark, model: "HarnessModel", *, chat: bool) -> dict[s
             apply_chat_template=chat,
         )
     except ArithmeticError as error:
-        raise _invalid(
+        raise invalid(
             benchmark.spec, "a score cannot be computed", saw=f"{type(error).__name__}: {error}",
             fix="Use a metric that stays finite, acc or bits_per_byte, or leave the benchmark out.",
         ) from error  # fmt: skip
@@ -143,25 +150,17 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
         raise _missing(spec, saw=spec.name, expected="a name that lm-evaluation-harness knows")
     if entry.kind is not Kind.TASK:
         members = sorted(entry.tags) or [name for name in index if name.startswith(f"{spec.name}_")]
-        raise _invalid(
+        raise invalid(
             spec,
             "this is not one task",
             saw=f"a {entry.kind.name.lower()} of lm-evaluation-harness",
             fix=f"Name its tasks one by one: {', '.join(members[:_SHOWN])} …",
         )
-    # The modules of such tasks run a program when they are imported, and the harness asks for more than we have.
-    _refuse_programs(spec, load_yaml(entry.yaml_path, resolve_func=False))
-    try:
-        config = dict(load_yaml(entry.yaml_path, resolve_func=True))
-    except (Exception, SystemExit) as error:  # its module is imported, and may want anything
-        raise _invalid(
-            spec, "the task cannot be loaded with what the trainer's image holds",
-            saw=f"{type(error).__name__}: {error}", fix="Leave it out.",
-        ) from error  # fmt: skip
+    config = resolved(spec, entry.yaml_path)
     repo = config.get("dataset_path")
     splits = sorted({config[kind] for kind in _SPLITS if config.get(kind)})
     if repo is None or repo in _READERS or not splits:
-        raise _invalid(spec, "its rows do not come from a dataset of the hub", saw=str(repo))
+        raise invalid(spec, "its rows do not come from a dataset of the hub", saw=str(repo))
     name = config.pop("dataset_name", None)
     commit = spec.revision or (config.get("dataset_kwargs") or {}).get("revision", "main")
     files: dict[str, list[str]] = {}
@@ -175,18 +174,23 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
         files[split] = [str(file.path) for file in found.fetch()]
     kinds = {_KINDS[Path(file).suffix] for some in files.values() for file in some}
     if len(kinds) != 1:
-        raise _invalid(spec, "its files are of several kinds", saw=", ".join(sorted(kinds)))
+        raise invalid(spec, "its files are of several kinds", saw=", ".join(sorted(kinds)))
     config |= {"dataset_path": kinds.pop(), "dataset_kwargs": {"data_files": files}}
     return config, f"hf://datasets/{repo}@{commit}", commit
 
 
-def _refuse_programs(spec: BenchmarkSpec, config: Mapping[str, Any]) -> None:
-    found = [key for key in ("unsafe_code", "doc_to_image", "doc_to_audio") if config.get(key)]
-    if found:
-        raise _invalid(
-            spec, "its answers would be run as programs, or it does not ask in text alone", saw=", ".join(found),
-            expected="a task of texts", fix="Leave it out.",
-        )  # fmt: skip
+def resolved(spec: BenchmarkSpec, path: Path) -> dict[str, Any]:
+    """A task of the harness, as its YAML has it, with its functions. Raises ``StageError`` 65 for one that cannot be
+    used."""
+    # The modules of some run a program when they are imported, and the harness asks for more than we have.
+    require_known(spec, load_yaml(path, resolve_func=False))
+    try:
+        return without_evaluate(load_yaml(path, resolve_func=True))
+    except (Exception, SystemExit) as error:  # its module is imported, and may want anything
+        raise invalid(
+            spec, "the task cannot be loaded with what the trainer's image holds",
+            saw=f"{type(error).__name__}: {error}", fix="Leave it out.",
+        ) from error  # fmt: skip
 
 
 @cache
@@ -203,7 +207,6 @@ def _described(spec: BenchmarkSpec, uri: str, store: Store, scratch: Path) -> tu
     if text is None:
         raise _missing(spec, saw=f"no {name} in {uri}", expected=f"the harness's YAML in {join(uri, name)}")
     config = _read(spec, text)
-    _refuse_programs(spec, config)
     files = _data_files(spec, config)
     names = [name, *(file for split in files.values() for file in split)]
     digest = hashlib.sha256()
@@ -226,26 +229,18 @@ def _read(spec: BenchmarkSpec, text: bytes) -> dict[str, Any]:
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise _invalid(
+        raise invalid(
             spec, "this is no plain YAML", saw=str(error), fix="Leave !function out: no code is run."
         ) from error
     if not isinstance(config, Mapping):
-        raise _invalid(spec, "this is no task", saw=type(config).__name__)
-    if refused := [key for key in _REFUSED if config.get(key)]:
-        raise _invalid(spec, "no code is run, and nothing outside of the folder is read", saw=", ".join(refused),
-                       fix="Write the task out in one file, without these keys.")  # fmt: skip
-    if config.get("dataset_path") not in _READERS:
-        raise _invalid(
-            spec, "its rows must lie in the folder", saw=f"dataset_path: {config.get('dataset_path')}",
+        raise invalid(spec, "this is no task", saw=type(config).__name__)
+    plain = require_plain(spec, config)
+    if plain.get("dataset_path") not in _READERS:
+        raise invalid(
+            spec, "its rows must lie in the folder", saw=f"dataset_path: {plain.get('dataset_path')}",
             expected=f"one of {', '.join(_READERS)}, with dataset_kwargs: {{data_files: {{test: rows.jsonl}}}}",
         )  # fmt: skip
-    asked = [str(each.get("metric")) for each in config.get("metric_list") or ()]
-    if unknown := [metric for metric in asked if metric not in METRIC_REGISTRY]:
-        raise _invalid(
-            spec, "the harness has no such metric", saw=", ".join(unknown),
-            expected=f"some of {', '.join(sorted(METRIC_REGISTRY))}",
-        )  # fmt: skip
-    return dict(config)
+    return plain
 
 
 def _data_files(spec: BenchmarkSpec, config: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -258,7 +253,7 @@ def _data_files(spec: BenchmarkSpec, config: Mapping[str, Any]) -> dict[str, lis
         }
         if all(files.values()) and not any(_outside(name) for some in files.values() for name in some):
             return files
-    raise _invalid(
+    raise invalid(
         spec, "it must name its files by split, in the folder", saw=f"data_files: {found}",
         expected="dataset_kwargs: {data_files: {test: rows.jsonl}}",
     )  # fmt: skip
@@ -282,13 +277,4 @@ def _missing(spec: BenchmarkSpec, *, saw: str, expected: str) -> StageError:
     return StageError(
         ExitCode.INPUT_MISSING, "BenchmarkMissing", "there is no such benchmark", where=spec.path, saw=saw,
         expected=expected, fix="Correct the name, or put the task's YAML and its rows into the folder.",
-    )  # fmt: skip
-
-
-def _invalid(
-    spec: BenchmarkSpec, what: str, *, saw: str, expected: str = "", fix: str = "Correct the task."
-) -> StageError:
-    return StageError(
-        ExitCode.BAD_DATA, "BenchmarkInvalid", what, where=spec.path, saw=" ".join(saw.split())[:300],
-        expected=expected, fix=fix,
     )  # fmt: skip

@@ -123,3 +123,6 @@ def check_request(context: Context, plan: ModelPlan) -> None:
     settings.settings(request, plan, steps=1, platform="tpu", output="")
     overrides.parse(request.engine_overrides)
     special_tokens.require_embeddings(context.tokenizer, plan.vocab_size)
+    special_tokens.require_known_prompts(
+        request.evaluation.prompts, context.renderer, context.tokenizer, plan.vocab_size
+    )

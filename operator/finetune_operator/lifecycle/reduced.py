@@ -1,0 +1,198 @@
+"""What decisions read of the objects of a job, and nothing else of them.
+
+Whoever may create pods decides what is in them, and in Python an object takes ten times its JSON and more. So each is
+cut to this as soon as it is read: a fixed shape, with bounded lists and texts. The lifecycle's tests see nothing else.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from sys import getsizeof
+from typing import Any
+
+from finetune_operator.lifecycle.children import (
+    GROUP_LABEL,
+    INDEX_LABEL,
+    SLICE_KIND_LABELS,
+    SLICE_LABEL,
+)
+from finetune_operator.lifecycle.events import REASONS
+from finetune_operator.lifecycle.ownership import JOBSET_LABEL, may_be_jobset_of, may_be_pod_of
+from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
+from finetune_operator.rendering import (
+    ATTEMPT_LABEL,
+    PLAN_ANNOTATION,
+    RESTART_LABEL,
+    STAGE_LABEL,
+    UID_LABEL,
+)
+from finetune_operator.rendering.labels import CLAIM_ANNOTATION, FLAVOR_ANNOTATION, SPEC_ANNOTATION
+
+type Object = Mapping[str, Any]
+type Shape = int | Mapping[str, "Shape"] | "_Each"
+"""A number or a text of so many characters at most; these keys of an object; a list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Each:
+    """The first elements of a list that are wanted."""
+
+    of: Shape
+    most: int = 32
+    wanted: Callable[[Object], bool] = bool
+
+
+def _texts(*keys: str, most: int = 1024) -> dict[str, Shape]:
+    return dict.fromkeys(keys, most)
+
+
+#: Kubernetes' own limit for the message of a condition.
+_MESSAGE = _texts("message", most=32_768)
+_CONDITIONS = _Each(of=_texts("type", "status", "reason", "lastTransitionTime") | _MESSAGE)
+_STATE: Shape = {
+    "running": _texts("startedAt"),
+    "waiting": _texts("reason") | _MESSAGE,
+    "terminated": _texts("exitCode", "reason", "startedAt", "finishedAt") | _MESSAGE,
+}
+_CONTAINERS = _Each(of=_texts("name", "image", "restartCount") | {"state": _STATE, "lastState": _STATE})
+_CONTROLLER = _Each(
+    of=_texts("apiVersion", "kind", "name", "uid", "controller"),
+    most=1,
+    wanted=lambda owner: bool(owner.get("controller")),
+)
+_METADATA = _texts("name", "uid", "creationTimestamp", "deletionTimestamp") | {"ownerReferences": _CONTROLLER}
+_SELECTOR: dict[str, Shape] = {"nodeSelector": _texts(*SLICE_KIND_LABELS)}
+
+_POD: Shape = {
+    "metadata": _METADATA
+    | {
+        "labels": _texts(
+            STAGE_LABEL,
+            ATTEMPT_LABEL,
+            RESTART_LABEL,
+            UID_LABEL,
+            JOBSET_LABEL,
+            GROUP_LABEL,
+            SLICE_LABEL,
+            INDEX_LABEL,
+        )
+    },
+    # That there are containers is what tells a pod from a JobSet.
+    "spec": _SELECTOR
+    | _texts("nodeName", "terminationGracePeriodSeconds")
+    | {"containers": _Each(of={}, most=0)},
+    "status": _texts("phase", "startTime")
+    | {
+        "conditions": _CONDITIONS,
+        "containerStatuses": _CONTAINERS,
+        "initContainerStatuses": _CONTAINERS,
+    },
+}
+_JOBSET: Shape = {
+    "metadata": _METADATA
+    | {
+        "labels": _texts(STAGE_LABEL, ATTEMPT_LABEL, UID_LABEL, QUEUE_LABEL, PRIORITY_LABEL),
+        "annotations": _texts(PLAN_ANNOTATION, SPEC_ANNOTATION, CLAIM_ANNOTATION, FLAVOR_ANNOTATION),
+    },
+    "spec": _texts("suspend")
+    | {
+        "replicatedJobs": _Each(
+            of=_texts("name", "replicas")
+            | {
+                "template": {
+                    "spec": _texts("parallelism")
+                    | {
+                        "template": {
+                            "spec": _SELECTOR
+                            | {
+                                "containers": _Each(of={"resources": {"limits": _texts("google.com/tpu")}}),
+                            }
+                        }
+                    }
+                }
+            }
+        )
+    },
+    "status": _texts("restarts")
+    | {"conditions": _CONDITIONS, "replicatedJobsStatus": _Each(of=_texts("name", "failed"))},
+}
+_WORKLOAD: Shape = {
+    "metadata": _texts("name", "creationTimestamp") | {"ownerReferences": _Each(of=_texts("uid"))},
+    "spec": _texts("queueName", "active"),
+    "status": {
+        "conditions": _CONDITIONS,
+        "admissionChecks": _Each(of=_texts("name", "state") | _MESSAGE),
+        "schedulingStats": {"evictions": _Each(of=_texts("reason", "count"))},
+    },
+}
+_EVENT: Shape = (
+    _texts("reason", "lastTimestamp", "eventTime")
+    | _MESSAGE
+    | {"series": _texts("lastObservedTime"), "metadata": _texts("creationTimestamp")}
+)
+_JOB: Shape = _texts("apiVersion", "kind") | {
+    "metadata": _texts(
+        "name",
+        "namespace",
+        "uid",
+        "generation",
+        "resourceVersion",
+        "creationTimestamp",
+        "deletionTimestamp",
+    )
+    | {"labels": _texts(QUEUE_LABEL, PRIORITY_LABEL)}
+}
+
+
+def jobset_of(job: Object, found: Object) -> Object | None:
+    """What is needed of a JobSet that carries the job's label; None where it cannot be the job's."""
+    return _reduced(found, _JOBSET) if may_be_jobset_of(job, found) else None
+
+
+def pod_of(job: Object, found: Object) -> Object | None:
+    """What is needed of a pod that carries the job's label; None where it cannot be the job's."""
+    return _reduced(found, _POD) if may_be_pod_of(job, found) else None
+
+
+def reduced_workload(found: Object) -> Object:
+    """What is needed of a Workload."""
+    return _reduced(found, _WORKLOAD)
+
+
+def reduced_event(found: Object) -> Object | None:
+    """What is needed of an Event; None where it tells of nothing that is asked for."""
+    return _reduced(found, _EVENT) if found.get("reason") in REASONS else None
+
+
+def reduced_job(found: Object) -> Object:
+    """A FineTuneJob without the metadata that nobody reads; its schema bounds the rest."""
+    return _reduced(found, _JOB) | {key: found[key] for key in ("spec", "status") if key in found}
+
+
+def _reduced(found: Object, shape: Shape) -> dict[str, Any]:
+    reduced: dict[str, Any] = _cut(found, shape)
+    return reduced
+
+
+def _cut(value: Any, shape: Shape) -> Any:
+    if isinstance(value, Mapping):
+        parts = shape if isinstance(shape, Mapping) else {}
+        return {key: _cut(value[key], part) for key, part in parts.items() if key in value}
+    if isinstance(value, list | tuple):
+        if not isinstance(shape, _Each):
+            return []
+        return [_cut(each, shape.of) for each in islice(filter(shape.wanted, value), shape.most)]
+    return value[:shape] if isinstance(value, str) and isinstance(shape, int) else value
+
+
+def weight(found: Iterable[Object]) -> int:
+    """Bytes of memory that reduced objects take, at most: what several share counts for each, their keys for none."""
+    return sum(map(_weight, found))
+
+
+def _weight(value: object) -> int:
+    if isinstance(value, dict):
+        return getsizeof(value) + sum(map(_weight, value.values()))
+    if isinstance(value, list):
+        return getsizeof(value) + sum(map(_weight, value))
+    return getsizeof(value) if isinstance(value, str) else 0

@@ -1,0 +1,67 @@
+"""How much all looks together may hold of what tenants have made in their namespaces.
+
+A look at an ordinary job holds little. One that holds more needs a place, of which there are few, and of which a
+namespace gets one; it waits for it, between two pages of a listing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from finetune_operator.artifacts.shares import Slots
+from finetune_operator.cluster.port import Object, TooLarge
+from finetune_operator.lifecycle.reduced import weight
+
+#: Bytes in memory that any look may hold: JobSets and pods of some hundred hosts.
+_SMALL = 2**20
+#: Of one that has a place: some 6,000 hosts, and the largest slice has 2,304.
+_MOST = 24 * 2**20
+#: Looks that may hold more than _SMALL at once.
+_PLACES = 3
+
+
+class Room:
+    """Of one look."""
+
+    def __init__(self, namespace: str, places: Slots) -> None:
+        self._namespace = namespace
+        self._places = places
+        self._placed = False
+        self._taking = asyncio.Lock()
+        self._held = 0
+
+    async def hold(self, found: Sequence[Object], what: str) -> None:
+        """These objects stay in memory until the look is over. Raises TooLarge."""
+        self._held += weight(found)
+        if self._held > _MOST:
+            raise TooLarge(
+                f"{what}: those that the job may have made take more than {_MOST >> 20} MiB. Delete those that no "
+                "controller made, or remove these labels from them"
+            )
+        if self._held > _SMALL:
+            # A look lists several kinds at once, and its namespace has one place.
+            async with self._taking:
+                if not self._placed:
+                    await self._places.take(self._namespace)
+                    self._placed = True
+
+    def leave(self) -> None:
+        if self._placed:
+            self._placed = False
+            self._places.give_back(self._namespace)
+
+
+class Rooms:
+    """Of all looks."""
+
+    def __init__(self) -> None:
+        self._places = Slots(total=_PLACES, each=1)
+
+    @asynccontextmanager
+    async def of(self, namespace: str) -> AsyncIterator[Room]:
+        """The room of one look at a job in that namespace, and of all that follows from it."""
+        room = Room(namespace, self._places)
+        try:
+            yield room
+        finally:
+            room.leave()

@@ -1,0 +1,143 @@
+"""An API server with the pods of a hostile tenant, and what looks at its jobs take beside it. Two processes.
+
+    python -m tests.unit.reconcile.listing_memory serve PODS KIND        prints its port, until it is killed
+    python -m tests.unit.reconcile.listing_memory look PORT LOOKS NAMESPACES     prints what it took, as JSON
+
+KIND is ``stranger-ENTRIES`` (the job's label alone) or ``own-ENTRIES`` (a Job of the job's JobSet as controller); each
+pod has so many entries of ``env`` that have a name only.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
+from finetune_operator.cluster.port import TooLarge
+from finetune_operator.reconcile.observe import JobKey, Observer
+from finetune_operator.reconcile.plans import Plans
+from finetune_operator.reconcile.run_folder import RunFolderReader
+from tests.unit.reconcile.fakes import FakeStore, child, job
+
+
+def pod(kind: str) -> str:
+    """Its JSON, with NUMBER for its number."""
+    whose, entries = kind.split("-")
+    made = child("Pod", "demo-train-1-slice-0-0-NUMBER")
+    made["spec"] = {
+        "nodeName": "host-NUMBER",
+        "containers": [
+            {"name": "trainer", "image": "i", "env": [{"name": f"E{n:x}"} for n in range(int(entries))]}
+        ],
+    }
+    started = {"startedAt": "2026-11-21T12:00:00Z"}
+    made["status"] = {
+        "phase": "Running",
+        "startTime": "2026-11-21T12:00:00Z",
+        "conditions": [
+            {"type": name, "status": "True", "lastTransitionTime": "2026-11-21T12:00:00Z"}
+            for name in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ],
+        "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": {"running": started}}],
+    }
+    if whose == "stranger":
+        del made["metadata"]["ownerReferences"]
+    return json.dumps(made)
+
+
+async def serve(count: int, kind: str) -> None:
+    text = pod(kind)
+
+    async def answer(request: web.Request) -> web.Response:
+        namespace, plural, *name = (request.path.partition("/namespaces/")[2] or "/profiles").split("/")
+        if plural == "finetunejobs":
+            found = job(name[0])
+            found["metadata"] |= {"namespace": namespace, "uid": "uid-of-demo"}
+            return web.json_response(found)
+        if plural == "configmaps":
+            return web.json_response({"kind": "Status"}, status=404)
+        begin, limit = int(request.query.get("continue", 0)), int(request.query["limit"])
+        numbers = range(begin, min(count, begin + limit)) if plural == "pods" else range(0)
+        more = {"continue": str(begin + limit)} if plural == "pods" and begin + limit < count else {}
+        items = ",".join(text.replace("NUMBER", str(number)) for number in numbers)
+        return web.Response(
+            text=f'{{"metadata":{json.dumps(more)},"items":[{items}]}}', content_type="application/json"
+        )
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+
+def resident(what: str) -> float:
+    """MiB of this process. Its ``ru_maxrss`` would be that of whoever has started it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(what)).split()[1]) / 1024
+
+
+async def look(port: int, looks: int, namespaces: int) -> dict[str, Any]:
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{port}"
+    slowest = 0.0
+
+    async def heart() -> None:
+        nonlocal slowest
+        while True:
+            begun = perf_counter()
+            await asyncio.sleep(0.001)
+            slowest = max(slowest, perf_counter() - begun - 0.001)
+
+    async with KubernetesCluster(configuration) as cluster:
+        plans = Plans(cluster, "system")
+        observer = Observer(
+            cluster,
+            plans,
+            RunFolderReader(FakeStore()),
+            utc_now=lambda: datetime.now(UTC),
+            live_jobs=lambda: 1,
+        )
+
+        async def one(namespace: int) -> str:
+            async with observer.rooms.of(f"team-{namespace}") as room:
+                try:
+                    seen = await observer.observe(JobKey(f"team-{namespace}", "demo"), room)
+                except TooLarge:
+                    return "TooLarge"
+                assert seen is not None
+                return str(len(seen.pods))
+
+        before = resident("VmRSS")
+        gc.freeze()
+        beating = asyncio.ensure_future(heart())
+        begun = perf_counter()
+        told = await asyncio.gather(
+            *(one(namespace) for _ in range(looks) for namespace in range(namespaces))
+        )
+        seconds = perf_counter() - begun
+        beating.cancel()
+        return {
+            "seen": sorted(set(told)),
+            "before": round(before),
+            "peak": round(resident("VmHWM")),
+            "seconds": round(seconds, 1),
+            "loop held, ms": round(1000 * slowest),
+        }
+
+
+if __name__ == "__main__":
+    _, command, first, *rest = sys.argv
+    if command == "serve":
+        asyncio.run(serve(int(first), rest[0]))
+    else:
+        print(json.dumps(asyncio.run(look(int(first), *map(int, rest)))))
