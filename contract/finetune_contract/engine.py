@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import Annotated
 
@@ -21,6 +21,9 @@ type Value = bool | int | float | str
 
 #: Similarity (difflib's ratio) from which on a name is suggested for another.
 _ALIKE = 0.75
+#: Misspelt settings of one job for which a name is suggested. Each costs a comparison with many names, and the operator
+#: judges the jobs of all tenants in one thread.
+_SUGGESTIONS = 3
 #: Whole numbers beyond it are no sizes that a device could address; and JAX's are 32 bits wide.
 _LARGEST = 2**31 - 1
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -94,19 +97,22 @@ def engine_settings() -> Mapping[str, Setting]:
     }
 
 
-@lru_cache(maxsize=1024)  # a comparison with every name takes milliseconds, and a job may misspell 64
 def closest_setting(key: str) -> str | None:
-    """The setting that a misspelt ``key`` most likely means."""
-    close = difflib.get_close_matches(key, engine_settings(), n=1, cutoff=_ALIKE)
+    """The setting that a misspelt ``key`` most likely means, among those with the same first letter."""
+    names = [name for name in engine_settings() if name[:1] == key[:1]]
+    close = difflib.get_close_matches(key, names, n=1, cutoff=_ALIKE)
     return close[0] if close else None
 
 
-def key_fault(key: str) -> OverrideFault | None:
-    """Why ``key`` may not be overridden, whatever the value and the profile; None: it may."""
+def key_fault(key: str, *, suggest: bool = True) -> OverrideFault | None:
+    """Why ``key`` may not be overridden, whatever the value and the profile; None: it may.
+
+    ``suggest``: of a misspelt one it says what is probably meant.
+    """
     root, dot, _ = key.partition(".")
     setting = engine_settings().get(root)
     if setting is None:
-        close = closest_setting(root)
+        close = closest_setting(root) if suggest else None
         fix = f"Did you mean {close}?" if close else "Remove it."
         return OverrideFault(key=key, kind=FaultKind.UNKNOWN, what="MaxText has no such setting", fix=fix)
     if setting.kind is SettingClass.ALLOWED:
@@ -127,8 +133,10 @@ def key_fault(key: str) -> OverrideFault | None:
 
 def override_faults(overrides: Mapping[str, str]) -> Iterator[OverrideFault]:
     """Everything that is wrong with a job's ``engineOverrides``, in the order of its keys."""
+    unknown = 0
     for key in sorted(overrides):
-        if (fault := key_fault(key)) is not None:
+        if (fault := key_fault(key, suggest=unknown < _SUGGESTIONS)) is not None:
+            unknown += fault.kind is FaultKind.UNKNOWN
             yield fault
             continue
         text, setting = overrides[key], engine_settings()[key]

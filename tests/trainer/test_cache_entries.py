@@ -279,8 +279,18 @@ def test_a_converted_model_outside_of_its_folder_is_not_loaded(
     store: Store, asked: Callable[..., StageRequest]
 ) -> None:
     manifest = convert(store, asked())
-    with pytest.raises(StageError, match="outside of its folder"):
-        converted.require_whole(pinned(asked(), manifest, converted="gs://attacker/0/items"), store)
+    for changes in ({}, {"converted_files_digest": None}):
+        elsewhere = pinned(asked(), manifest, converted="gs://attacker/0/items", **changes)
+        with pytest.raises(StageError, match="outside of its folder"):
+            converted.require_whole(elsewhere, store)
+
+
+def test_the_users_own_checkpoint_lies_where_the_user_says(
+    store: Store, asked: Callable[..., StageRequest]
+) -> None:
+    items = "gs://models/0/items"
+    own = asked(model={"orbax": items, "uri": None, "tokenizer": {"uri": "gs://models/t"}})
+    converted.require_whole(own.model_copy(update={"converted": items, "fingerprint": "f1"}), store)
 
 
 def test_what_an_earlier_release_converted_is_loaded_as_it_was_by_that_release(

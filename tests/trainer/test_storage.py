@@ -256,3 +256,10 @@ def test_a_file_that_goes_while_it_is_read_is_missing(
     store.write(uri, "here")
     monkeypatch.setattr(LocalBackend, "read", deleted_before)
     assert store.read_or_none(uri) is None
+
+
+@pytest.mark.parametrize("uri", ["gs://b/team-a/../team-b/m", "file:///data/team-a/../team-b", "gs://b/./m"])
+def test_a_way_out_of_a_folder_is_no_address(uri: str, store: Store) -> None:
+    with pytest.raises(StageError) as caught:
+        store.read(uri)
+    assert caught.value.reason == "InvalidUri"

@@ -76,17 +76,20 @@ def keep(request: StageRequest, manifest: ConvertManifest, missed: Miss, store: 
 
 def require_whole(request: StageRequest, store: Store) -> None:
     """Compares the converted model that the request names with the list that it pins. Raises ``StageError`` 69,
-    ConvertedModelDamaged. Does nothing where there is no list: for the user's own checkpoint, and for a conversion of
-    an earlier release."""
-    if request.converted is None or request.converted_files_digest is None or request.fingerprint is None:
+    ConvertedModelDamaged, also where it is no entry of the cache: what names it is a record that the job's own account
+    may write. A conversion of an earlier release has no list. The user's own checkpoint is not judged, nor what is
+    asked for without a preflight."""
+    if request.converted in (None, request.model.orbax) or request.fingerprint is None:
         return
-    entry = CacheLayout(request.cache).convert_entry(request.fingerprint, request.converted)
+    items = str(request.converted)
+    entry = CacheLayout(request.cache).convert_entry(request.fingerprint, items)
     try:
         if entry is None:
             raise Damaged("it lies outside of its folder in the cache")
-        cache_entry.verified(store, entry, request.converted_files_digest)
+        if request.converted_files_digest is not None:
+            cache_entry.verified(store, entry, request.converted_files_digest)
     except Damaged as damage:
-        raise _damaged(request.converted, str(damage)) from damage
+        raise _damaged(items, str(damage)) from damage
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from finetune_operator.api.rules import Rule
 _PATTERN = r"^(gs://[a-z0-9]|file:///).+"
 #: A name between two slashes: not empty, not "." and not "..".
 _NAME = r"([^/.]|\.[^/.]|\.\.[^/])[^/]*"
-_SEGMENTS = rf"^(gs://[a-z0-9][-_.a-z0-9]*|file://)(/{_NAME})*/?$"
+#: At most 63 characters; 222 with dots.
+_BUCKET = r"[a-z0-9][-_a-z0-9]{0,62}(\.[-_.a-z0-9]{0,158})?"
+_SEGMENTS = rf"^(gs://{_BUCKET}|file://)(/{_NAME})*/?$"
 #: Control characters, what other programs take for a separator or a query, what they may decode to one, and any
 #: percent sign in a path of a file system.
 _AMBIGUOUS = r"[\x00-\x1f\x7f-\x9f\\#]|%([01][0-9a-fA-F]|2[eEfF5]|5[cC]|7[fF])|^file:.*%"
@@ -26,8 +28,8 @@ def _matches(pattern: str) -> Rule:
     return Rule(
         cel=f"self.matches(r'{pattern}')",
         message=(
-            "must be gs://bucket/path or file:///path without a wildcard in the bucket's name, empty segments, '.' and "
-            "'..': write the path as it is"
+            "must be gs://bucket/path (the bucket's name of at most 63 characters, 222 with dots) or file:///path "
+            "without a wildcard in the bucket's name, empty segments, '.' and '..': write the path as it is"
         ),
         holds=lambda uri: re.fullmatch(pattern, uri) is not None,
     )

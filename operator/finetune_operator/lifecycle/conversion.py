@@ -1,18 +1,20 @@
 """Whether the model is converted already: by an attempt of the job, or by another job, whose result lies in the cache.
 
 What another job left is used only if preflight has compared it with storage, file by file, and the manifest still names
-that entry. A conversion that a later stage found damaged counts no more, whoever made it: Convert runs again.
+that entry. What an attempt of the job says that it left is used only if it lies in the job's cache, since the job's own
+account may write that record. A conversion that a later stage found damaged counts no more, whoever made it: Convert
+runs again.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from finetune_contract import ConvertManifest, ConvertOutcome, Failure, PreflightOutcome
+from finetune_contract import ConvertManifest, ConvertOutcome, ExitCode, Failure, PreflightOutcome
 from finetune_contract.failure import CONVERTED_MODEL_DAMAGED
 from finetune_contract.layout import of_attempt
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.budgets import Judged
-from finetune_operator.lifecycle.classify import Ending, Verdict
+from finetune_operator.lifecycle.classify import RESULT_MALFORMED, Ending, Verdict
 from finetune_operator.planning import Plan
 
 _REPLACED = "the entry that preflight compared was replaced or removed since"
@@ -56,6 +58,25 @@ class InCache:
     usable: ConvertManifest | None
     missed: tuple[str, ...] = ()
     """Why there is nothing to use, where that is known; also while the job's own attempt converts, and after it."""
+
+
+def placed(attempt: Attempt, verdict: Verdict, plan: Plan) -> Verdict:
+    """The verdict; a failure where the attempt's record sends later stages to a model outside of the job's cache."""
+    result = attempt.files.result if attempt.files else None
+    details = result.details if result else None
+    if verdict.ending is not Ending.SUCCEEDED or not isinstance(details, ConvertOutcome):
+        return verdict
+    found = details.manifest
+    if plan.cache.convert_entry(found.fingerprint, found.items) is not None:
+        return verdict
+    failure = Failure(
+        code=ExitCode.UNAVAILABLE,
+        reason=RESULT_MALFORMED,
+        message="The stage has ended, and its record cannot be understood: it says that the converted model is "
+        f"{found.items[:512]!r}, which is no entry of the job's cache, {plan.cache.uri[:256]}.",
+        fix="The stage is tried again. Where it happens again, look for what else writes to the run folder.",
+    )
+    return Verdict(ending=Ending.FAILED, failure=failure, finished=verdict.finished)
 
 
 def succeeded(attempt: Attempt, verdict: Verdict, damages: Damages) -> bool:

@@ -22,7 +22,7 @@ from finetune_operator.lifecycle.queueing import Standing, being_evicted, gave_u
 from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
 from finetune_operator.lifecycle.spending import Overspent, seconds_left
 from finetune_operator.lifecycle.stages import Survey
-from finetune_operator.lifecycle.status import pace
+from finetune_operator.lifecycle.status import pace, urgent_pace
 from finetune_operator.lifecycle.usage import counted, rate_of, uncovered_run
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
@@ -134,7 +134,7 @@ def stop(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | 
 def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
     """Seconds. Only training writes to its run folder before it ends, and no watch tells of that."""
     if deadlines.interrupted(attempt, observed.folder.progress):
-        regular = pace(observed.live_jobs, deadlines.INTERRUPTED_LOOK)
+        regular = urgent_pace(observed.live_jobs, deadlines.INTERRUPTED_LOOK)
     elif attempt.running and attempt.key.stage is Stage.TRAIN:
         regular = pace(observed.live_jobs)
     else:

@@ -21,7 +21,7 @@ from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import budgets, gates
 from finetune_operator.lifecycle.attempts import ORDER, Attempt, since_retry
 from finetune_operator.lifecycle.classify import Ending, Verdict, classify, settled
-from finetune_operator.lifecycle.conversion import Damages, in_cache, succeeded
+from finetune_operator.lifecycle.conversion import Damages, in_cache, placed, succeeded
 from finetune_operator.lifecycle.memory import not_held, too_small
 from finetune_operator.lifecycle.observed import Observed, RunFolderView
 from finetune_operator.lifecycle.usage import Usage, counted, usage
@@ -123,7 +123,10 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         for attempt in attempts
     )
     judged = [
-        (attempt, _completed(_believed(verdict, observed.now), attempt, plan, observed))
+        (
+            attempt,
+            _completed(_believed(placed(attempt, verdict, plan), observed.now), attempt, plan, observed),
+        )
         for attempt, verdict in zip(attempts, verdicts, strict=True)
         if verdict
     ]

@@ -34,14 +34,21 @@ type Object = Mapping[str, Any]
 #: Seconds between two reports of what a job has used while nothing else of it moves.
 _USAGE_SECONDS = 60.0
 
-
 #: Seconds. Jobs of other namespaces, of which there may be any number, slow a job down no further.
 _LONGEST_PACE = 60.0
+#: The same for an interrupted training: few are so at a time, and they hold slices.
+_LONGEST_URGENT_PACE = 15.0
 
 
 def pace(live_jobs: int, least: float = 10.0) -> float:
-    """Seconds between two looks at one job that no watch asks for: ``least``, or more where there are many jobs."""
+    """Seconds between two looks at one job that no watch asks for: ``least``, or more where there are many jobs, so
+    that all together ask the API server and the store for no more than they can answer."""
     return max(least, min(live_jobs / 20, _LONGEST_PACE))
+
+
+def urgent_pace(live_jobs: int, least: float) -> float:
+    """The same for an interrupted training, whose next run begins at any moment."""
+    return min(pace(live_jobs, least), _LONGEST_URGENT_PACE)
 
 
 def build_status(observed: Observed, situation: Situation, look: Survey | None) -> dict[str, Any]:

@@ -19,7 +19,9 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
     notes, metadata = observed.folder.takeovers, observed.job["metadata"]
     if observed.folder.unreadable or (notes and notes[-1].uid == metadata["uid"]):
         return None
-    if notes and (not plan.resumes or any(note.uid == metadata["uid"] for note in notes)):
+    # Where a JobSet of this job is, it has left a note, whatever became of that since.
+    had = observed.jobsets or any(note.uid == metadata["uid"] for note in notes)
+    if notes and (not plan.resumes or had):
         raise Refused(
             Reason.RUN_FOLDER_TAKEN,
             f'FineTuneJob "{notes[-1].job}" goes on in this job\'s run folder, {plan.run_folder.uri}. '
@@ -35,7 +37,7 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
             f"{observed.unserved_namespace}, which this operator does not serve, so whether that job has ended is not "
             "known. Copy the run folder below the artifacts of this job's namespace, and name the copy.",
         )
-    if not attempts:
+    if not attempts and not notes:
         raise Refused(
             Reason.RUN_NOT_FOUND,
             f"spec.resumeFrom.runFolder: no job has run in {plan.run_folder.uri}. Name the runFolder that the other "
@@ -43,6 +45,9 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
         )
     before = notes[-1].first if notes else {}
     first = {stage: max(next_number(attempts, stage), before.get(stage, 1)) for stage in Stage}
+    if first == before:
+        # The job before has run nothing; of two notes the later one has the higher numbers.
+        first[plan.stages[0]] += 1
     if used_up := next((stage for stage in plan.stages if first[stage] > MAX_ATTEMPT), None):
         raise Refused(
             Reason.TOO_MANY_ATTEMPTS,

@@ -49,7 +49,7 @@ def admit(
         profiles: all that there are.
         template: the ConfigMap that the job's chat template is in, if it names one that exists.
         source: the FineTuneJob whose model it starts from, if it names one that exists.
-        neighbours: the FineTuneJobs, of any namespace, that may use the run folder in which it is to go on.
+        neighbours: FineTuneJobs, of any namespace, that have used the run folder in which it is to go on.
     """
     _check_schema(job)
     profile = choose_profile(job, profiles)

@@ -7,7 +7,6 @@ names belongs to no job.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import permutations
 from typing import Any, Literal
 
@@ -191,7 +190,27 @@ def _guarded(place: Place, uri: str, storage: Storage, rule: Rule) -> Iterator[s
 def covers(pattern: str, uri: str) -> bool:
     """Whether everything that ``uri`` can match is what an entry of a profile stands for. In the entry ``*`` stands for
     any characters, slashes too; in ``uri``, if it is a glob, no wildcard matches a slash."""
-    return fnmatchcase(_blurred(uri), pattern.replace("[", "[[]").replace("?", "[?]"))
+    return matches(pattern, _blurred(uri))
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether ``text`` is what ``pattern`` says, in which ``*`` stands for any characters.
+
+    One pass and nothing kept: patterns are tenants' text, too, and fnmatch keeps each that it has compiled.
+    """
+    first, *others = pattern.split("*")
+    if not others:
+        return text == pattern
+    *between, last = others
+    at, end = len(first), len(text) - len(last)
+    if at > end or not (text.startswith(first) and text.endswith(last)):
+        return False
+    for part in between:
+        at = text.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
 
 
 def is_below(uri: str, folder: str) -> bool:
@@ -244,7 +263,14 @@ def _touches(uri: str, guarded: str, *, folder: bool) -> bool:
     names, fixed = uri.split("/"), guarded.split("/")
     if len(names) < len(fixed) and not folder:
         return False
-    return all(fnmatchcase(there, name) for name, there in zip(names, fixed, strict=False))
+    return all(matches(_loosened(name), there) for name, there in zip(names, fixed, strict=False))
+
+
+def _loosened(name: str) -> str:
+    """``name`` with ``*`` for its other wildcards, so that it matches all that it did. Where a set of characters ends
+    is not always clear, so nothing behind one counts."""
+    certain, uncertain, _ = name.partition("[")
+    return f"{certain}{'*' if uncertain else ''}".replace("?", "*")
 
 
 def _is_glob(uri: str) -> bool:

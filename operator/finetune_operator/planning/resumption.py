@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from finetune_operator.api import Reason
@@ -11,6 +12,7 @@ from finetune_operator.planning.merge import lookup
 type Object = Mapping[str, Any]
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_RUN = re.compile(r"(?P<name>[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)-(?P<uid>[^/]{8})")
 _PATH = "spec.resumeFrom.runFolder"
 
 
@@ -26,42 +28,51 @@ def namespace_of(folder: str) -> str | None:
     return parts[1] if len(parts) == 3 and _NAMESPACE.fullmatch(parts[1]) else None
 
 
-def blocks(other: Object, job: Object) -> bool:
-    """Whether ``other`` may write into the run folder that ``job`` is to go on in.
+@dataclass(frozen=True, slots=True)
+class User:
+    """A job that has used a run folder."""
 
-    A job that only wants it counts in its own namespace, where of two the older one goes first: what another
-    namespace asks for is no reason to wait, as its profile may never allow it.
-    """
+    namespace: str
+    name: str
+    uid: str
+    """Its first characters at least."""
+
+
+def owner_of(folder: str) -> User | None:
+    """The job that the run folder was made for, as its address says; None: that names none."""
+    namespace, run = namespace_of(folder), _RUN.fullmatch(folder.rpartition("/")[2])
+    return User(namespace, run["name"], run["uid"]) if namespace and run else None
+
+
+def blocks(other: Object, job: Object) -> bool:
+    """Whether ``other``, which has used the run folder that ``job`` is to go on in, may still write there."""
     folder = resumed_folder(job["spec"])
     if folder is None or other["metadata"]["uid"] == job["metadata"]["uid"] or _ended(other):
         return False
-    if _runs_in(folder, other):
-        return True
-    near = other["metadata"].get("namespace") == job["metadata"].get("namespace")
-    return near and resumed_folder(other["spec"]) == folder and _age(other) < _age(job)
+    return _runs_in(folder, other)
 
 
 def refuse_folder_in_use(job: Object, neighbours: Sequence[Object]) -> None:
-    """Raise Refused where one of the ``neighbours``, jobs of any namespace, :func:`blocks` the job."""
+    """Raise Refused where one of the ``neighbours``, users of the folder of any namespace, :func:`blocks` the job."""
     folder = resumed_folder(job["spec"])
     for other in neighbours:
         if blocks(other, job):
-            uses = "uses" if folder and _runs_in(folder, other) else "is to go on in"
             raise Refused(
                 Reason.RUN_FOLDER_IN_USE,
-                f"{_PATH}: FineTuneJob {_named(other, job)} {uses} {folder} and has not ended. Delete it, or wait: the "
+                f"{_PATH}: FineTuneJob {_named(other, job)} uses {folder} and has not ended. Delete it, or wait: the "
                 "job starts by itself when it has ended.",
             )
 
 
 def _runs_in(folder: str, job: Object) -> bool:
-    """Whether it is the run folder of a job, as its status says; the own one of a job whose status says nothing."""
+    """Whether it is the run folder of a job, as its status says; where that says nothing, as its spec does."""
     told = lookup(job.get("status") or {}, "resolved.runFolder")
     if told is not None:
         return bool(told == folder)
     metadata = job["metadata"]
     own = f"/{metadata.get('namespace', 'default')}/{metadata['name']}-{metadata['uid'][:8]}"
-    return resumed_folder(job["spec"]) is None and folder.endswith(own)
+    resumed = resumed_folder(job["spec"])
+    return folder.endswith(own) if resumed is None else resumed == folder
 
 
 def _named(other: Object, job: Object) -> str:
@@ -69,10 +80,6 @@ def _named(other: Object, job: Object) -> str:
     return (
         f'"{name}"' if namespace == job["metadata"].get("namespace") else f'"{name}" in namespace {namespace}'
     )
-
-
-def _age(job: Object) -> tuple[str, str]:
-    return job["metadata"].get("creationTimestamp", ""), job["metadata"]["uid"]
 
 
 def _ended(job: Object) -> bool:

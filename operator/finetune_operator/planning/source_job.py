@@ -1,15 +1,24 @@
-"""The model that another job has made (``spec.model.fromJob``): read once, at admission, and kept in the job's plan."""
+"""The model that another job has made (``spec.model.fromJob``): read once, at admission, and kept in the job's plan.
+
+Where it lies follows from the run folder that the operator gave that job. The record of its export, which lies where
+the job's own account may write, only says that it is there.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from finetune_contract import RunFolder
 from finetune_operator.api import Reason
+from finetune_operator.api.uris import StorageUri
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 
 type Object = Mapping[str, Any]
 
 _PATH = "spec.model.fromJob"
+_PLACE: TypeAdapter[str] = TypeAdapter(StorageUri)
 
 
 def source_name(spec: Object) -> str | None:
@@ -67,13 +76,30 @@ def _refuse_unfinished(name: str, status: Object) -> None:
 
 
 def _exported_model(name: str, status: Object) -> Object:
-    for artifact in status.get("artifacts", ()):
-        if artifact["type"] == "HuggingFace" and not artifact["uri"].startswith("hf:"):
-            return dict(artifact)
-    raise _unusable(
-        f'FineTuneJob "{name}" has exported no whole model, only an adapter. Set spec.export.content of that job to '
-        "Both and retry it from Export: the job goes on by itself when it has succeeded."
-    )
+    whole = [each for each in status.get("artifacts", ()) if each["type"] == "HuggingFace"]
+    stored = [each for each in whole if not each["uri"].startswith("hf:")]
+    if not stored:
+        raise _unusable(
+            f'FineTuneJob "{name}" has exported no whole model, only an adapter. Set spec.export.content of that job '
+            "to Both and retry it from Export: the job goes on by itself when it has succeeded."
+        )
+    place = RunFolder(lookup(status, "resolved.runFolder") or "").model
+    found = next((each for each in stored if each["uri"] == place), None)
+    if found is None or not _is_one_place(place):
+        raise _unusable(
+            f'FineTuneJob "{name}" names {stored[0]["uri"]!r} as its model, and its run folder has it in {place!r} '
+            "only. Retry it from Export: the job goes on by itself when it has succeeded. Or name the model in "
+            "spec.model.uri."
+        )
+    return dict(found)
+
+
+def _is_one_place(uri: str) -> bool:
+    try:
+        _PLACE.validate_python(uri)
+    except ValidationError:
+        return False
+    return True
 
 
 def _refuse_other_checkpoint(asked: Object, status: Object, exported: int | None) -> None:

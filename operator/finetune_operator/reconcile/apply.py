@@ -5,12 +5,14 @@ server-side apply onto one that is being deleted would succeed. A name that is t
 was stale: Conflict, and the job is looked at again.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
+from weakref import WeakValueDictionary
 
 from finetune_contract import RunFolder
 from finetune_operator.artifacts.port import StorageError, Store
@@ -26,10 +28,11 @@ from finetune_operator.cluster.port import (
     Rejected,
 )
 from finetune_operator.lifecycle.decision import Decision, Deletion, Notice
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observed import Observed, Takeover
 from finetune_operator.lifecycle.ownership import own_jobsets
 from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.errors import NameTaken
+from finetune_operator.reconcile.listing import taken_over_by
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import Folders
 
@@ -75,6 +78,7 @@ class Applier:
         self._plans = plans
         self._store = store
         self._created = created
+        self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def apply(self, observed: Observed, decision: Decision) -> None:
         """Raises ClusterError or StorageError at the first write that fails; nothing after it was tried, but for the
@@ -87,9 +91,7 @@ class Applier:
                 run.retry(decision.retry.generation), decision.retry.model_dump_json().encode()
             )
         if decision.takeover is not None:
-            run = self._run_folder(observed, decision)
-            note = decision.takeover.model_dump_json().encode()
-            await self._store.write(run.taken_over(decision.takeover.uid), note)
+            await self._take_over(observed, self._run_folder(observed, decision), decision.takeover)
         if decision.records:
             try:
                 await self._write_records(observed, decision)
@@ -111,6 +113,15 @@ class Applier:
             await self._write_status_then_delete(job, decision.status, decision.deletions)
         else:
             await self.write_status(job, decision.status)
+
+    async def _take_over(self, observed: Observed, run: RunFolder, note: Takeover) -> None:
+        """Of jobs that are to go on in one folder the first leaves its note. Conflict: another one has, since the look.
+        One process has the Lease, so a lock of this one is enough."""
+        async with self._taking_over.setdefault(run.uri, asyncio.Lock()):
+            noted = taken_over_by(await self._store.list(run.attempts))
+            if set(noted) != {each.uid[:8] for each in observed.folder.takeovers}:
+                raise Conflict(f"{run.uri} has been taken over since")
+            await self._store.write(run.taken_over(note.uid), note.model_dump_json().encode())
 
     async def write_status(self, job: Object, status: Object) -> None:
         """Only where it differs. Conflict where the job has moved on since it was observed."""

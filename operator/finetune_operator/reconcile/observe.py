@@ -45,7 +45,7 @@ from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.first_format import first_format_name
 from finetune_operator.planning.queueing import QUEUE_LABEL
-from finetune_operator.planning.resumption import blocks, namespace_of, resumed_folder
+from finetune_operator.planning.resumption import User, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.source_job import source_name
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.room import Room, Rooms
@@ -124,16 +124,14 @@ class Observer:
         # Strangers among them go.
         del labelled, labelled_pods
         profiles = await self._profiles(snapshot)
-        first_format, template, source, neighbours = await asyncio.gather(
-            self._first_format(job, snapshot),
-            self._template(job, snapshot),
-            self._source(job, snapshot),
-            self._neighbours(job, profiles),
+        first_format, template, source = await asyncio.gather(
+            self._first_format(job, snapshot), self._template(job, snapshot), self._source(job, snapshot)
         )
         workloads, view = await asyncio.gather(
             self._workloads(key.namespace, jobsets, room), self._view(key, job, snapshot, jobsets, pods)
         )
-        last_user, unserved = await self._last_user(job, snapshot, view)
+        resumes = snapshot is not None or may_resume(job, profiles)
+        neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
         nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)], jobsets)
         return Observed(
             now=self._utc_now(),
@@ -146,7 +144,7 @@ class Observer:
             folder=view,
             template=template,
             source=source,
-            neighbours=(*neighbours, *last_user),
+            neighbours=neighbours,
             unserved_namespace=unserved,
             nodes=nodes,
             workloads=workloads,
@@ -281,39 +279,35 @@ class Observer:
             return None
         return await self._find(CONFIG_MAPS, job["metadata"]["namespace"], reference["name"])
 
-    async def _neighbours(self, job: Object, profiles: Sequence[Object]) -> Sequence[Object]:
-        """A job that uses the run folder that this one is to continue in, before admission: of its own namespace, or of
-        the one that the folder's address names. Each look of each such job asks for no more than these two."""
-        if not profiles or not may_resume(job, profiles):
-            return ()
-        owner = namespace_of(resumed_folder(job["spec"]) or "")
-        served = owner is not None and (not self._namespaces or owner in self._namespaces)
-        for scope in dict.fromkeys([job["metadata"]["namespace"], *([owner] if served else ())]):
-            async for page in self._cluster.pages(JOBS, scope):
-                if found := [reduced_job(other) for other in page if blocks(other, job)]:
-                    return found
-                # Not held while the next one is fetched.
-                del page
-        return ()
-
-    async def _last_user(
-        self, job: Object, snapshot: Object | None, view: RunFolderView
-    ) -> tuple[Sequence[Object], str | None]:
-        """Of an admitted job that is about to take another one's run folder over: the job that has used it last, if it
-        may still do so; and its namespace, where that is not served."""
-        folder, uid = resumed_folder(job["spec"]), job["metadata"]["uid"]
-        if snapshot is None or folder is None or view.unreadable or any(n.uid == uid for n in view.takeovers):
+    async def _neighbours(self, job: Object, view: RunFolderView) -> tuple[tuple[Object, ...], str | None]:
+        """Of a job that has not yet taken over the run folder that it is to continue in: who may still use that, the
+        job that the folder was made for or the one that has taken it over last; and the namespace of the last one,
+        where that is not served. Each is read by its name, so that no look costs more where there are more jobs.
+        Of jobs that only want the folder the first to leave its note there has it (:class:`.apply.Applier`)."""
+        folder, metadata = resumed_folder(job["spec"]), job["metadata"]
+        if folder is None or view.unreadable or any(n.uid == metadata["uid"] for n in view.takeovers):
             return (), None
         note = view.takeovers[-1] if view.takeovers else None
-        namespace = note.namespace if note else namespace_of(folder)
-        if namespace is not None and self._namespaces and namespace not in self._namespaces:
-            return (), namespace
-        if note is None or namespace is None:
-            return (), None
-        other = await self.job(JobKey(namespace, note.job))
-        if other is None or other["metadata"]["uid"] != note.uid or not blocks(other, job):
-            return (), None
-        return [other], None
+        users = [owner_of(folder)]
+        if note is not None:
+            # An earlier release recorded no namespace.
+            spaces = [note.namespace] if note.namespace else [metadata["namespace"], namespace_of(folder)]
+            users += [User(each, note.job, note.uid) for each in dict.fromkeys(spaces) if each]
+        last = note.namespace if note else namespace_of(folder)
+        read = [
+            (user, await self.job(JobKey(user.namespace, user.name)))
+            for user in users
+            if user is not None and self._serves(user.namespace)
+        ]
+        found = tuple(
+            other
+            for user, other in read
+            if other and other["metadata"]["uid"].startswith(user.uid) and blocks(other, job)
+        )
+        return found, last if last is not None and not self._serves(last) else None
+
+    def _serves(self, namespace: str) -> bool:
+        return not self._namespaces or namespace in self._namespaces
 
     async def _source(self, job: Object, snapshot: Object | None) -> Object | None:
         """The job whose model this one starts from before admission; afterwards the snapshot holds what it came to."""

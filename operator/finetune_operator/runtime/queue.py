@@ -11,6 +11,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
 
+#: Seconds. Users write times of decades.
+_LONGEST_WAIT = 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
@@ -35,7 +38,7 @@ class Schedule[K: Hashable]:
         self._due: dict[K, float] = {}
         """Waiting keys."""
         self._heap: list[tuple[float, int, K]] = []
-        """May hold entries that are out of date; ``_due`` decides."""
+        """May hold entries that are out of date, at most as many as keys wait; ``_due`` decides."""
         self._parked: dict[str, list[tuple[float, int, K]]] = {}
         """By namespace: entries that are due, but whose namespace has as many keys in hand as it may have."""
         self._order = itertools.count()
@@ -73,9 +76,9 @@ class Schedule[K: Hashable]:
         return None
 
     def done(self, key: K, now: float, again_after: float | None) -> None:
-        """The key was handled well."""
+        """The key was handled well. What is asked for later than a day from now is due in a day."""
         self._failures.pop(key, None)
-        self._give_back(key, None if again_after is None else now + again_after)
+        self._give_back(key, None if again_after is None else now + min(again_after, _LONGEST_WAIT))
 
     def failed(self, key: K, now: float, at_least: float = 0.0) -> None:
         """Handling failed; it is due again after :meth:`retry_in`, at least after so many seconds, or earlier where it
@@ -131,14 +134,22 @@ class Schedule[K: Hashable]:
     def _first(self, heap: list[tuple[float, int, K]]) -> float | None:
         """When the first key of a heap is due. Entries that are out of date are dropped."""
         while heap:
-            at, _, key = heap[0]
-            if key not in self._taken and self._due.get(key) == at:
-                return at
+            if self._stands(heap[0]):
+                return heap[0][0]
             heapq.heappop(heap)
         return None
 
     def _push(self, key: K) -> None:
         heapq.heappush(self._heap, (self._due[key], next(self._order), key))
+        if len(self._heap) > 2 * len(self._due):
+            # A key whose time moves nearer again and again leaves an entry for each of its later times.
+            standing = {entry[2]: entry for entry in self._heap if self._stands(entry)}
+            self._heap = list(standing.values())
+            heapq.heapify(self._heap)
+
+    def _stands(self, entry: tuple[float, int, K]) -> bool:
+        at, _, key = entry
+        return key not in self._taken and self._due.get(key) == at
 
 
 def _namespace(key: Hashable) -> str | None:

@@ -106,6 +106,12 @@ _CASES: list[tuple[str, Document, str]] = [
         "spec.datasets.train[0].uri",
     ),
     ("a glob of models", job(model={"uri": "gs://art/*"}), "spec.model.uri"),
+    ("a bucket of 64 characters", job(model={"uri": f"gs://{'a' * 64}/m"}), "spec.model.uri"),
+    (
+        "a bucket of 223 characters with dots",
+        job(model={"uri": f"gs://{'a.' * 111}a/m"}),
+        "spec.model.uri",
+    ),
     (
         "a separator of other systems",
         job(export={"destinations": [{"uri": "gs://art/a\\..\\b"}]}),

@@ -1,7 +1,9 @@
 """The table of the engine's settings, and the values that an allowed one takes."""
 
 import csv
+import difflib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,25 @@ def test_where_an_activation_goes_is_read_by_the_custom_policy_alone() -> None:
     assert list(override_faults({"remat_policy": "custom", "context": "offload"})) == []
     (fault,) = override_faults({"remat_policy": "full", "context": "offload"})
     assert "remat_policy custom" in str(fault)
+
+
+def test_64_misspelt_settings_of_a_job_cost_a_bounded_number_of_comparisons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The operator judges the jobs of all tenants in one thread."""
+    compared = []
+
+    class Counted(difflib.SequenceMatcher[str]):
+        def set_seq1(self, a: Sequence[str]) -> None:
+            compared.append(a)
+            super().set_seq1(a)
+
+    monkeypatch.setattr(difflib, "SequenceMatcher", Counted)
+    names = sorted(engine_settings(), key=len)[-64:]
+    faults = list(override_faults({f"{name[:-2]}{name[-1]}{name[-2]}_": "true" for name in names}))
+    assert [fault.kind for fault in faults] == [FaultKind.UNKNOWN] * 64
+    assert sum(fault.fix.startswith("Did you mean") for fault in faults) == 3
+    assert len(compared) < 400
 
 
 TUNINGS: list[dict[str, str | int]] = [

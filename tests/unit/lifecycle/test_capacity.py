@@ -736,6 +736,16 @@ def test_an_interrupted_training_that_jobset_never_restarts_is_ended() -> None:
     assert any(each["reason"] == "Hung" for each in world.status["attempts"]["history"])
 
 
+@pytest.mark.parametrize(("others", "seconds"), [(1, 5), (1_000_000, 15)])
+def test_other_tenants_jobs_keep_nobody_long_from_looking_at_an_interrupted_training(
+    others: int, seconds: float
+) -> None:
+    world = World(job=job(resources={"tpu": "v6e-4"}), live_jobs=others)
+    remove(world, f"{in_training(world)}-0")
+    world.reconcile()
+    assert world.look_again_after == seconds
+
+
 # --- disruptions of long ago
 
 

@@ -102,7 +102,7 @@ def test_an_entry_that_is_gone_since_preflight_compared_it_is_converted_again() 
     assert told(world)["missBecause"] == ["the entry that preflight compared was replaced or removed since"]
 
 
-@pytest.mark.parametrize(
+ELSEWHERE = pytest.mark.parametrize(
     "items",
     [
         "gs://attacker/backdoored/items",
@@ -115,6 +115,32 @@ def test_an_entry_that_is_gone_since_preflight_compared_it_is_converted_again() 
         "gs://cache/team-a/convert/f1/manifest.json",
     ],
 )
+
+
+@ELSEWHERE
+@pytest.mark.parametrize("digest", [DIGEST, None])
+def test_a_record_of_convert_sends_no_stage_out_of_the_cache(items: str, digest: str | None) -> None:
+    """It lies where the job's own account may write."""
+    world = World(job=job(recovery={"maxInfrastructureRetries": 1}))
+    for _ in range(2):
+        name = world.until(Stage.CONVERT)
+        world.run(name)
+        found = world.manifest().model_copy(update={"items": items, "files_digest": digest})
+        world._write_result(name, Outcome.SUCCEEDED, 0, details=ConvertOutcome(manifest=found))
+        world.end_pods(name, 0)
+        world.end_jobset(name, "Completed")
+    for _ in range(3):
+        world.reconcile()
+    assert [name for name in world.created if "-train-" in name] == []
+    assert world.status["phase"] == "Failed"
+    failure = world.status["failure"]
+    assert failure["class"] == "Infrastructure"
+    history = world.status["attempts"]["history"]
+    assert [each["reason"] for each in history if each["stage"] == "Convert"] == ["ResultMalformed"] * 2
+    assert "which is no entry of the job's cache, gs://cache/team-a" in failure["message"]
+
+
+@ELSEWHERE
 @pytest.mark.parametrize(
     "compared", [True, False], ids=["compared by preflight", "preflight of an earlier release"]
 )

@@ -2,13 +2,15 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from finetune_contract import Stage
+from finetune_contract import ConvertOutcome, Stage, StageResult
+from finetune_operator.lifecycle.observed import AttemptFiles
 from finetune_operator.planning import admit
 from finetune_operator.planning.merge import merge
 from finetune_operator.planning.snapshot import digest
@@ -40,7 +42,16 @@ def of_an_earlier_release(until: Stage = Stage.TRAIN, **spec: Any) -> World:
     del world.status["resolved"]["plan"]
     world.config_map = None
     world.first_format = first_format(world)
+    # One cache served all namespaces then.
+    world.attempts = {key: in_one_cache(files) for key, files in world.attempts.items()}
     return world
+
+
+def in_one_cache(files: AttemptFiles) -> AttemptFiles:
+    if files.result is None or not isinstance(files.result.details, ConvertOutcome):
+        return files
+    text = files.result.to_json().replace("gs://cache/team-a/", "gs://cache/")
+    return replace(files, result=StageResult.model_validate_json(text))
 
 
 def lost(**spec: Any) -> World:

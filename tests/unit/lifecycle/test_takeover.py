@@ -7,6 +7,7 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle import AttemptKey
+from finetune_operator.lifecycle.observed import in_order
 from finetune_operator.planning import Refused, admit
 from tests.unit.lifecycle.world import World, job, profile
 
@@ -167,8 +168,8 @@ NEIGHBOURS: list[tuple[Any, bool]] = [
     # Its status was lost, or is not written yet.
     (job(), False),
     ({**job(), "status": None}, False),
-    (second("older", "00000000-0000-4000-8000-000000000000"), False),
-    (second("younger", "ffffffff-0000-4000-8000-000000000000"), True),
+    # A note of it lies there, and its status was lost.
+    (second("noted", "00000000-0000-4000-8000-000000000000"), False),
     (second(), True),
 ]
 
@@ -202,9 +203,32 @@ def test_a_live_owner_in_another_namespace_keeps_its_folder() -> None:
         assert 'FineTuneJob "support-bot" in namespace team-b uses' in caught.value.message
 
 
-def test_a_job_of_another_namespace_that_only_asks_for_a_folder_delays_nobody() -> None:
-    older = of_team_b(second("older", "00000000-0000-4000-8000-000000000000"))
-    assert admit(second(), [profile()], neighbours=[older]).plan.resumes
+def test_a_job_whose_note_is_gone_from_the_folder_that_another_one_has_taken_stops_writing() -> None:
+    world = resumed(interrupted(), second())
+    name = world.until(Stage.TRAIN)
+    third = resumed(world, second("third", "c0ffee00-0000-4000-8000-000000000000"))
+    third.takeovers = []
+    third.reconcile()
+    third.reconcile()
+    assert [note.job for note in third.takeovers] == ["third"]
+    world.takeovers = third.takeovers
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+    assert world.condition("Valid")["reason"] == "RunFolderTaken"
+
+
+@pytest.mark.parametrize("uid", ["00000000-1", "ffffffff-1"])
+def test_a_folder_that_a_job_took_and_ran_nothing_in_is_taken_over_like_any_other(uid: str) -> None:
+    idle = resumed(interrupted(), second("idle", uid))
+    idle.reconcile()
+    idle.reconcile()
+    assert [note.job for note in idle.takeovers] == ["idle"]
+    world = resumed(idle, second())
+    # As they are listed: by the names of their files.
+    world.takeovers.sort(key=lambda note: note.uid)
+    world.to_the_end()
+    assert [note.job for note in in_order(reversed(world.takeovers))] == ["idle", "second"]
+    assert world.status["phase"] == "Succeeded"
 
 
 def test_a_job_that_lost_its_folder_while_it_ran_stops_writing() -> None:

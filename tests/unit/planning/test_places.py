@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import _compile_pattern, fnmatchcase  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from finetune_operator.api import InvalidObject, Reason, parse_job, parse_profile
 from finetune_operator.planning import Refused, admit, replan
-from finetune_operator.planning.places import Place, Storage, covers, judge, judge_run
+from finetune_operator.planning.places import Place, Storage, covers, judge, judge_run, matches
 from tests.unit.lifecycle.world import job, profile
 
 STORAGE = Storage(
@@ -132,7 +132,7 @@ ONE, MANY = ("{}", "{}", "?", "[{}]", "[!z]", "[*{}]"), ("", "", "", "*")
 
 
 @st.composite
-def matches(draw: st.DrawFn) -> tuple[str, str]:
+def matching(draw: st.DrawFn) -> tuple[str, str]:
     """A name in a bucket and a glob that matches it, as the trainer matches: name by name."""
     text = draw(st.lists(st.sampled_from(["a", "b", "aa", "ab", "]", "b]a"]), min_size=1, max_size=4))
     glob = []
@@ -144,7 +144,7 @@ def matches(draw: st.DrawFn) -> tuple[str, str]:
 
 
 @settings(max_examples=300)
-@given(pair=matches(), entry=st.text(alphabet="ab/*]", max_size=8))
+@given(pair=matching(), entry=st.text(alphabet="ab/*]", max_size=8))
 def test_an_entry_that_covers_a_glob_covers_all_that_it_matches(pair: tuple[str, str], entry: str) -> None:
     text, glob = pair
     if covers(f"gs://x/{entry}", f"gs://x/{glob}"):
@@ -152,7 +152,7 @@ def test_an_entry_that_covers_a_glob_covers_all_that_it_matches(pair: tuple[str,
 
 
 @settings(max_examples=300)
-@given(pair=matches())
+@given(pair=matching())
 def test_a_glob_that_is_allowed_matches_nothing_of_another_namespace(pair: tuple[str, str]) -> None:
     """With an entry for the whole bucket, in which the storage lies."""
     text, glob = pair
@@ -160,6 +160,31 @@ def test_a_glob_that_is_allowed_matches_nothing_of_another_namespace(pair: tuple
     place = Place(path="spec.x", uri=f"gs://x/{glob}", folder=False)
     if judge(place, storage, "read", ("gs://x/*",), strict=True) is None:
         assert not text.startswith("a/") or text.startswith("aa/", 2)
+
+
+@settings(max_examples=1000)
+@given(pattern=st.text(alphabet="ab/.\n*", max_size=10), text=st.text(alphabet="ab/.\n*", max_size=10))
+def test_a_star_is_matched_as_fnmatch_does(pattern: str, text: str) -> None:
+    assert matches(pattern, text) == fnmatchcase(text, pattern)
+
+
+@settings(max_examples=300)
+@given(text=st.text(alphabet="ab/", max_size=12), data=st.data())
+def test_a_star_stands_for_any_part(text: str, data: st.DataObject) -> None:
+    cuts = st.integers(0, len(text))
+    pattern = text
+    for _ in range(3):
+        start, end = sorted((data.draw(cuts), data.draw(cuts)))
+        pattern = f"{pattern[:start]}*{pattern[end:]}"
+    assert matches(pattern, text) == fnmatchcase(text, pattern)
+
+
+def test_nothing_of_what_jobs_name_is_kept() -> None:
+    """The operator judges the jobs of all tenants, for months."""
+    before = _compile_pattern.cache_info().misses
+    for uri in ("gs://name-of-a-tenant/x*", "gs://art/r?ns/[ab]*c/x", "gs://art/runs/team-a/*/x"):
+        problem(uri, listed=("gs://other/*", "gs://art/[x]?"), folder=False)
+    assert _compile_pattern.cache_info().misses == before
 
 
 def entry_of(said: str, rule: str) -> str | None:

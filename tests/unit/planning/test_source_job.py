@@ -48,7 +48,8 @@ def test_the_exported_model_is_started_from_and_kept_whatever_becomes_of_the_job
 
 def test_a_chain_of_jobs_remembers_the_model_that_it_began_with() -> None:
     resolved = {
-        "model": {"source": MODEL, "fromJob": {"name": "zeroth", "uid": "1", "base": "Qwen/Qwen3-0.6B"}}
+        "model": {"source": MODEL, "fromJob": {"name": "zeroth", "uid": "1", "base": "Qwen/Qwen3-0.6B"}},
+        "runFolder": MODEL.removesuffix("/export/model"),
     }
     plan = admit(second(), [profile(models={"allow": ["Qwen/*"]})], source=first(resolved=resolved)).plan
     assert plan.lineage is not None
@@ -100,6 +101,40 @@ def test_what_is_no_model_to_start_from_is_refused_with_what_to_do(
     assert refused.reason == reason
     assert refused.message.startswith("spec.model.fromJob: ")
     assert told in refused.message
+
+
+def exported(uri: str) -> dict[str, Any]:
+    return {"name": "model", "type": "HuggingFace", "uri": uri, "digest": "d", "sizeBytes": 1}
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "gs://artifacts/team-b/run-12345678/export/model",
+        "gs://artifacts/team-a/another-12345678/export/model",
+        "gs://artifacts/team-a/../team-b/run-12345678/export/model",
+        "gs://artifacts/team-a/%2e%2e/team-b/run-12345678/export/model",
+        "gs://artifacts/team-a/support-bot-0b5e3a52/export/model#/../y\n",
+        "gs://models/../other-bucket/x",
+    ],
+)
+def test_a_record_of_the_other_job_sends_nobody_elsewhere(uri: str) -> None:
+    """It lies where that job's own account may write."""
+    strict = profile(constraints={"mode": "Strict", "uris": {"read": ["gs://*"]}}, namespaces=["team-a"])
+    refused = refusal(first(artifacts=[exported(uri)]), strict)
+    assert refused.reason == Reason.SOURCE_JOB_UNUSABLE
+    assert f"and its run folder has it in '{MODEL}' only" in refused.message
+    with_copy = first(artifacts=[exported(uri), exported(MODEL)])
+    assert admit(second(), [strict], source=with_copy).plan.model.uri == MODEL
+
+
+@pytest.mark.parametrize(
+    "folder", ["gs://artifacts/team-a/../team-b/run-12345678", f"gs://{'a' * 1015}", None]
+)
+def test_a_run_folder_that_is_no_place_gives_no_model(folder: str | None) -> None:
+    resolved = {"model": {"source": "gs://models/tiny"}, **({"runFolder": folder} if folder else {})}
+    refused = refusal(first(resolved=resolved, artifacts=[exported(f"{folder}/export/model")]))
+    assert refused.reason == Reason.SOURCE_JOB_UNUSABLE
 
 
 def test_a_job_that_starts_from_itself_is_refused() -> None:

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from finetune_operator.cluster.port import (
     Unavailable,
 )
 from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
-from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
+from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView, Takeover
 from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
 from finetune_operator.reconcile.errors import NameTaken
@@ -271,3 +272,19 @@ async def test_where_nothing_is_stopped_a_store_that_takes_no_record_stops_the_d
     with pytest.raises(StorageError):
         await bench.apply(decision)
     assert bench.cluster.writes() == []
+
+
+def taken(uid: str) -> Takeover:
+    return Takeover(uid=uid, job=uid[:8], namespace="team", first=dict.fromkeys(Stage, 2))
+
+
+async def test_of_two_jobs_that_take_one_folder_over_at_once_the_second_looks_again(bench: Bench) -> None:
+    """Both have seen a folder without notes."""
+    decisions = [
+        Decision(status=STATUS, takeover=taken(uid), snapshot=plan()) for uid in ("aaaaaaaa-1", "bbbbbbbb-1")
+    ]
+    outcomes = await asyncio.gather(*map(bench.apply, decisions), return_exceptions=True)
+    assert [type(each) for each in outcomes] == [type(None), Conflict]
+    assert [name for name in bench.store.files if "taken-over" in name] == [
+        FOLDERS.run.taken_over("aaaaaaaa-1")
+    ]

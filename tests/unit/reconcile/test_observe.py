@@ -13,7 +13,6 @@ from finetune_operator.cluster.port import (
     PODS,
     PROFILES,
     WORKLOADS,
-    Kind,
     NotFound,
     Rejected,
 )
@@ -289,19 +288,43 @@ async def test_who_uses_a_run_folder_is_looked_for_in_all_served_namespaces(
     assert observed.neighbours == ((owner,) if seen else ())
 
 
-async def test_jobs_of_namespaces_that_the_run_folder_does_not_name_are_not_read() -> None:
+@pytest.mark.parametrize("others", [0, 400])
+async def test_a_look_costs_no_more_where_there_are_more_jobs(others: int) -> None:
+    """Each of n jobs that wait to go on somewhere is looked at again and again."""
+    cluster = FakeCluster()
+    cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}}))
+    for number in range(others):
+        waiting = of_world(f"other-{number}", "team", f"{number:08}", resumeFrom={"runFolder": LENT})
+        cluster.put(JOBS, waiting)
+    cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.neighbours == ()
+    assert sorted(cluster.calls) == [
+        "get configmaps", "get finetunejobs", "get finetunejobs", "list finetuneprofiles", "list jobsets", "list pods",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["gs://artifacts/team-b/no job-0b5e3a52", "gs://artifacts/team-b/?-0b5e3a52", "gs://art/team-b/b"],
+)
+async def test_a_run_folder_that_names_no_job_asks_for_none(folder: str) -> None:
+    cluster = FakeCluster()
+    cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://*"]}}))
+    cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": folder}))
+    await look(cluster)
+    assert cluster.calls.count("get finetunejobs") == 1
+
+
+async def test_a_job_of_the_owners_name_that_came_later_is_not_the_owner() -> None:
     cluster = FakeCluster()
     cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}}))
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
-    asked, pages = [], cluster.pages
-
-    def noted(kind: Kind, namespace: str | None, **more: Any) -> Any:
-        asked.append(namespace)
-        return pages(kind, namespace, **more)
-
-    cluster.pages = noted  # type: ignore[method-assign]
-    await look(cluster)
-    assert asked == ["team", "team-b"]
+    cluster.put(JOBS, of_world("support-bot", "team-b", "0badcafe-1", resumeFrom={"runFolder": LENT}))
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.neighbours == ()
 
 
 async def test_a_folder_that_the_profile_does_not_open_costs_no_look_at_other_namespaces() -> None:
@@ -309,7 +332,32 @@ async def test_a_folder_that_the_profile_does_not_open_costs_no_look_at_other_na
     cluster.put(PROFILES, world.profile())
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
     await look(cluster)
-    assert "list finetunejobs" not in cluster.calls
+    assert cluster.calls.count("get finetunejobs") == 1
+
+
+async def test_the_owner_is_looked_at_until_the_folder_is_taken_over() -> None:
+    """It may be tried again by hand after this job was admitted."""
+    cluster, store = FakeCluster(), FakeStore()
+    resuming(cluster)
+    owner = cluster.put(JOBS, of_world("support-bot", "team-b", world.UID))
+    observed = await look(cluster, store)
+    assert observed is not None
+    assert observed.neighbours == (owner,)
+    note(store, uid="uid-of-demo", job="demo", namespace="team")
+    observed = await look(cluster, store)
+    assert observed is not None
+    assert observed.neighbours == ()
+
+
+@pytest.mark.parametrize("namespace", ["team", "team-b"])
+async def test_a_user_that_an_earlier_release_noted_is_looked_for_where_it_can_be(namespace: str) -> None:
+    cluster, store = FakeCluster(), FakeStore()
+    resuming(cluster)
+    note(store)
+    other = cluster.put(JOBS, of_world("cee", namespace, "0c1c1c1c-0", resumeFrom={"runFolder": LENT}))
+    observed = await look(cluster, store)
+    assert observed is not None
+    assert observed.neighbours == (other,)
 
 
 def resuming(cluster: FakeCluster) -> None:

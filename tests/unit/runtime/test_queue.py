@@ -107,6 +107,31 @@ TestSchedule = ScheduleMachine.TestCase
 TestSchedule.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.parametrize("again_after", [3600.0, 2_000_000_000.0])
+def test_events_of_a_key_that_is_due_later_leave_nothing_behind(again_after: float) -> None:
+    """A job that has ended, whose labels somebody changes again and again."""
+    schedule: Schedule[str] = Schedule()
+    for key in ("a", "b", "c"):
+        schedule.add(key, 0.0)
+    now = 0.0
+    for _ in range(1000):
+        now += 0.02
+        schedule.add("a", now)
+        while due := schedule.take(now):
+            # To the same time each time, as with childTTLSecondsAfterFinished.
+            schedule.done(due, now, again_after - now)
+        assert len(schedule._heap) <= 2 * schedule.waiting()
+    assert schedule.waiting() == 3
+
+
+def test_what_is_asked_for_in_decades_is_due_in_a_day() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.add("a", 0.0)
+    assert schedule.take(0.0) == "a"
+    schedule.done("a", 0.0, 2.0**31)
+    assert schedule.next_due() == 86_400.0
+
+
 @pytest.mark.parametrize(("failures", "seconds"), [(1, 0.25), (2, 0.5), (5, 4), (10, 120), (100_000, 120)])
 def test_backoff_doubles_to_its_limit(failures: int, seconds: float) -> None:
     assert Backoff().after(failures) == seconds

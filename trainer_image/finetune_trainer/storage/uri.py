@@ -17,19 +17,21 @@ class GcsAddress:
 
 
 def parse(uri: str) -> GcsAddress | Path:
-    """A bucket and key, or an absolute local path. Raises ``StageError`` 64 for anything else."""
-    if uri.startswith("gs://"):
+    """A bucket and key, or an absolute local path. Raises ``StageError`` 64 for anything else, and for a way out of the
+    folder that the text names."""
+    climbs = not {".", ".."}.isdisjoint(uri.split("/"))
+    if uri.startswith("gs://") and not climbs:
         bucket, _, key = uri.removeprefix("gs://").partition("/")
         if bucket:
             return GcsAddress(bucket, key.strip("/"))
-    elif uri.startswith("file:///"):
+    elif uri.startswith("file:///") and not climbs:
         return Path(uri.removeprefix("file://"))
     raise StageError(
         ExitCode.BAD_REQUEST,
         "InvalidUri",
         "this is no address the trainer can reach",
         saw=repr(uri),
-        expected="gs://bucket/path or file:///path",
+        expected="gs://bucket/path or file:///path, without '.' and '..'",
         fix="Correct the URI.",
     )
 
