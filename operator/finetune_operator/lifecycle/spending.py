@@ -52,8 +52,10 @@ def cost_status(plan: Plan, used: Usage) -> Object:
 
 
 def overspent(look: Survey) -> Overspent | None:
-    """Whether the stage at work, or due, may go on. What runs on CPU costs nothing."""
-    exhausted = used_up(look) if look.current.stage in TPU_STAGES and not look.succeeded else None
+    """Whether what is at work, or due, may go on. What runs on CPU costs nothing; a slice that is held does, whatever
+    stage is due (records of the stages before it may have been deleted)."""
+    stages = {look.current.stage} | ({look.live.key.stage} if look.live else set())
+    exhausted = used_up(look) if stages & set(TPU_STAGES) and not look.succeeded else None
     return exhausted or _unaffordable(look)
 
 

@@ -45,6 +45,8 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
         )
     before = notes[-1].first if notes else {}
     first = {stage: max(next_number(attempts, stage), before.get(stage, 1)) for stage in Stage}
+    if not notes and (observed.job.get("status") or {}).get("attempts", {}).get("total"):
+        first = _again(observed, attempts)
     if first == before:
         # The job before has run nothing; of two notes the later one has the higher numbers.
         first[plan.stages[0]] += 1
@@ -56,3 +58,16 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
     return Takeover(
         uid=metadata["uid"], job=metadata["name"], namespace=metadata.get("namespace", "default"), first=first
     )
+
+
+def _again(observed: Observed, attempts: tuple[Attempt, ...]) -> dict[Stage, int]:
+    """The first numbers of a job that has run in the folder and whose note was deleted: it keeps its attempts."""
+    strangers = observed.folder.strangers
+    own = {
+        stage: [each.key.number for each in attempts if each.key.stage is stage and each.key not in strangers]
+        for stage in Stage
+    }
+    return {
+        stage: min(numbers) if numbers else next_number(attempts, stage, strangers=strangers)
+        for stage, numbers in own.items()
+    }

@@ -85,6 +85,17 @@ def test_what_was_counted_stays_counted_though_the_trainer_tells_less() -> None:
     assert world.status["cost"]["chipHours"] == "1"
 
 
+def test_a_slice_that_is_held_spends_the_budget_whatever_records_are_gone() -> None:
+    """Without preflight's record, preflight is due again; the training still runs."""
+    world = World(job=job(budget={"maxChipHours": "4"}))
+    name = world.until(Stage.TRAIN)
+    world.attempts = {key: files for key, files in world.attempts.items() if key.stage is Stage.TRAIN}
+    world.reconcile()
+    world.wait(2 * 3600)
+    world.reconcile()
+    assert "deletionTimestamp" in world.jobsets[name]["metadata"]
+
+
 def test_a_budget_may_end_the_job_instead() -> None:
     world, name = training({"maxChipHours": "1", "onExhausted": "Fail"})
     held(world, name, ONE_CHIP_HOUR)

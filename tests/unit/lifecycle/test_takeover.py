@@ -83,6 +83,22 @@ def test_a_folder_that_a_third_namespaces_job_uses_is_taken_over_when_that_job_h
     assert [(note.namespace, note.job) for note in world.takeovers] == [("team-a", "second")]
 
 
+def test_a_job_whose_note_was_deleted_keeps_its_attempts_and_writes_the_note_again() -> None:
+    world = resumed(interrupted(), second())
+    world.until(Stage.TRAIN)
+    noted = list(world.takeovers)
+    world.takeovers.clear()
+    world.reconcile()
+    world.reconcile()
+    assert [note.uid for note in world.takeovers] == [UID]
+    assert world.takeovers[0].first[Stage.TRAIN] == noted[0].first[Stage.TRAIN] == 2
+    assert world.live() == ["second-train-2"]
+    assert world.status["phase"] == "Running"
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+    assert world.created == ["second-prep-2", "second-train-2", "second-eval-1", "second-export-1"]
+
+
 def test_a_folder_of_a_namespace_that_is_not_served_is_not_taken_over() -> None:
     world = resumed(interrupted(), second())
     world.unserved = "team-c"
