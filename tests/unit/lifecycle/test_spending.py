@@ -87,11 +87,12 @@ def test_what_was_counted_stays_counted_though_the_trainer_tells_less() -> None:
 
 def test_a_slice_that_is_held_spends_the_budget_whatever_records_are_gone() -> None:
     """Without preflight's record, preflight is due again; the training still runs."""
-    world = World(job=job(budget={"maxChipHours": "4"}))
+    world = World(job=job(budget={"maxChipHours": "1"}))
     name = world.until(Stage.TRAIN)
     world.attempts = {key: files for key, files in world.attempts.items() if key.stage is Stage.TRAIN}
     world.reconcile()
-    world.wait(2 * 3600)
+    assert world.live() == [name]
+    world.wait(ONE_CHIP_HOUR + 5)
     world.reconcile()
     assert "deletionTimestamp" in world.jobsets[name]["metadata"]
 
