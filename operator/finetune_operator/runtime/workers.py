@@ -205,6 +205,8 @@ async def _resync(
             intake.listed(page)
             uids.update(job["metadata"]["uid"] for job in page)
             keys.update(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]) for job in page)
+            # A page of large jobs is not held while the next one is fetched.
+            del page
     intake.gone(known - keys)
     for plan in stored:
         if plan.uid not in uids:
