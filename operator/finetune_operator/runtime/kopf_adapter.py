@@ -162,7 +162,7 @@ class KopfHost:
 
     def _note_gap(self, url: URL) -> None:
         """kopf lists once, and again where the server no longer knows what a watch had seen."""
-        if "watch" in url.query or "continue" in url.query:
+        if "continue" in url.query:
             return
         if url.path in self._listed:
             self._intake.missed()
@@ -178,7 +178,6 @@ class KopfHost:
             response = await handler(request)
             if response.status == 200:
                 self._ages.answered(request.url.path)
-                self._note_gap(request.url)
             return response
 
         context = ssl.create_default_context(cafile=self._account.ca)
@@ -223,6 +222,7 @@ class KopfHost:
                 continue
             if len(text) < PAGE_BYTES // 4:
                 self._page_objects[path] = min(2 * objects, PAGE_OBJECTS)
+            self._note_gap(request.url)
             response.content = cast("aiohttp.StreamReader", _KeptBody(response.content, kept_list(text)))
             return response
 
