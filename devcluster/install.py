@@ -21,6 +21,8 @@ INSTALLED_KINDS = frozenset(
         "ClusterRoleBinding",
         "Role",
         "RoleBinding",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
     }
 )
 #: Service accounts that the local profile names.

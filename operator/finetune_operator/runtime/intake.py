@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
 
+from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
 from finetune_operator.cluster.port import Object
+from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
@@ -36,7 +38,7 @@ class _Seen:
     created: str
     """Its creationTimestamp: of two jobs of one name the later one is there now."""
     input: bytes | None
-    """A digest of all of the object that a person or a tool may have changed: everything but its status."""
+    """A digest of what a person or a tool may have changed of what is read."""
     finished: bool
     admitted: bool
     profile: str | None = None
@@ -45,7 +47,8 @@ class _Seen:
 
 
 class Intake:
-    """Turns watch events into keys. Event types are those of a watch; None: from a listing.
+    """Turns watch events into keys. Event types are those of a watch; None: from a listing. Of an object it reads what
+    :mod:`finetune_operator.runtime.kept` keeps.
 
     Args:
         add: puts a key on the queue, due after so many seconds.
@@ -222,10 +225,13 @@ def _profile_of(job: Object) -> str | None:
 
 
 def _input(found: Object) -> bytes:
-    """A digest: annotations alone may hold 256 KiB."""
-    names = ("uid", "generation", "deletionTimestamp", "labels", "annotations")
-    text = json.dumps([found["metadata"].get(name) for name in names], sort_keys=True)
-    return sha256(text.encode()).digest()
+    """A digest of what is read of it, but for its status: other labels and annotations may change as often as they
+    like. The same for a whole object and for what :mod:`finetune_operator.runtime.kept` keeps."""
+    metadata = found["metadata"]
+    values = [metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")]
+    values += [metadata.get("labels", {}).get(label) for label in (QUEUE_LABEL, PRIORITY_LABEL)]
+    values.append(metadata.get("annotations", {}).get(DEFAULT_PROFILE_ANNOTATION))
+    return sha256(json.dumps(values).encode()).digest()
 
 
 def _condition(job: Object, kind: str) -> bool:

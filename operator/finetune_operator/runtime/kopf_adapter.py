@@ -2,12 +2,16 @@
 
 Handlers only pass events on, so kopf writes nothing: no finalizers, no annotations, no Events. All that is
 known of kopf is in this module.
+
+kopf holds whole objects, copies each of them several times and queues them without end. So it does not get them: the
+HTTP session that it is given cuts the answers to what :mod:`finetune_operator.runtime.kept` keeps, before kopf sees
+them. Nor does kopf find a finalizer or an annotation of its own there that somebody else has put on an object.
 """
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, cast
 
 import aiohttp
 import kopf
@@ -17,11 +21,18 @@ from finetune_operator.cluster.connect import ServiceAccountFolder
 from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Kind
 from finetune_operator.rendering.labels import UID_LABEL
 from finetune_operator.runtime.intake import Intake
+from finetune_operator.runtime.kept import kept_event, kept_list
 from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, Watch, WatchAges
 
 #: What is watched. Profiles are cluster-scoped, the others live in namespaces.
 NAMESPACED = (JOBS, JOBSETS, PODS)
 CHILDREN = (JOBSETS, PODS)
+
+#: Objects of one page of a listing, at most, and bytes; an object may have 1.5 MiB and more. Parsing takes a multiple.
+PAGE_OBJECTS = 25
+PAGE_BYTES = 2 * 2**20
+#: Pages that are read at once; there is a listing for each kind in each namespace.
+_PAGES_AT_ONCE = 4
 
 
 class WatchesEndedError(Exception):
@@ -63,6 +74,10 @@ class KopfHost:
         self._kueue = kueue
         self._intake = intake
         self._ages = ages
+        self._paths = frozenset(watch.path for watch in watches(namespaces, kueue=kueue))
+        self._page_objects: dict[str, int] = {}
+        """By path: as many as fitted last time."""
+        self._pages = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._listed: set[str] = set()
         """Paths of collections that were listed before: each later time comes after a gap."""
 
@@ -133,9 +148,8 @@ class KopfHost:
         # The client must not be the first to end a watch: the server's last bookmark would be lost.
         settings.watching.client_timeout = SERVER_SECONDS + 30
         settings.watching.inactivity_timeout = INACTIVITY_SECONDS
-        # kopf reads whole pages, whatever their bytes, and an object may have 1.5 MiB. Streaming lists need a
-        # newer server than this does.
-        settings.watching.chunk_size = 25
+        # Pages, that is. Streaming lists need a newer server than this does.
+        settings.watching.chunk_size = PAGE_OBJECTS
         # Only our children, out of all JobSets and pods of the cluster: what lets this scale.
         for kind in CHILDREN:
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = UID_LABEL
@@ -148,7 +162,7 @@ class KopfHost:
 
     def _note_gap(self, url: URL) -> None:
         """kopf lists once, and again where the server no longer knows what a watch had seen."""
-        if "watch" in url.query or "continue" in url.query:
+        if "continue" in url.query:
             return
         if url.path in self._listed:
             self._intake.missed()
@@ -164,7 +178,6 @@ class KopfHost:
             response = await handler(request)
             if response.status == 200:
                 self._ages.answered(request.url.path)
-                self._note_gap(request.url)
             return response
 
         context = ssl.create_default_context(cafile=self._account.ca)
@@ -173,6 +186,93 @@ class KopfHost:
             aiohttp_session=aiohttp.ClientSession(
                 # One connection per stream: no limit, or watches would queue for one another.
                 connector=aiohttp.TCPConnector(limit=0, ssl=context),
-                middlewares=(authorize,),
+                middlewares=(self._cut, authorize),
             ),
         )
+
+    async def _cut(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """What is watched reaches kopf as what is kept of it; everything else (discovery, errors) as it is."""
+        if request.method != "GET" or request.url.path not in self._paths:
+            return await handler(request)
+        if "watch" not in request.url.query:
+            async with self._pages:
+                return await self._page(request, handler)
+        response = await handler(request)
+        if response.status == 200:
+            response.content = cast("aiohttp.StreamReader", _KeptLines(response.content))
+        return response
+
+    async def _page(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """A page that is too large is asked for again with fewer objects; after small ones they become more again.
+        It says itself where the next one begins."""
+        path = request.url.path
+        while True:
+            objects = self._page_objects.get(path, PAGE_OBJECTS)
+            request.url = request.url.update_query(limit=objects)
+            response = await handler(request)
+            if response.status != 200:
+                return response
+            text = await _read(response, PAGE_BYTES if objects > 1 else None)
+            if text is None:
+                self._page_objects[path] = max(1, objects // 4)
+                continue
+            if len(text) < PAGE_BYTES // 4:
+                self._page_objects[path] = min(2 * objects, PAGE_OBJECTS)
+            self._note_gap(request.url)
+            response.content = cast("aiohttp.StreamReader", _KeptBody(response.content, kept_list(text)))
+            return response
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int | None) -> bytearray | None:
+    """The body; None as soon as it has more bytes than that."""
+    text = bytearray()
+    async for chunk in response.content.iter_any():
+        text += chunk
+        if limit is not None and len(text) > limit:
+            # Closed, not drained: what is left of the answer is not read.
+            response.close()
+            return None
+    return text
+
+
+class _Content:
+    """In the place of a response's content: kopf reads from it, and aiohttp tells it that the connection is closed."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    def exception(self) -> BaseException | None:
+        return self._content.exception()
+
+    def set_exception(self, *error: Any) -> None:
+        self._content.set_exception(*error)
+
+
+class _KeptLines(_Content):
+    """What is kept of each line of a watch, one at a time."""
+
+    async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
+        begun = bytearray()
+        async for chunk in self._content.iter_any():
+            first, *others = chunk.split(b"\n")
+            begun += first
+            for other in others:
+                if begun:
+                    yield kept_event(begun) + b"\n"
+                begun = bytearray(other)
+        # What has no end was cut off with the connection. The next watch begins with it.
+
+
+class _KeptBody(_Content):
+    """What is kept of a page."""
+
+    def __init__(self, content: aiohttp.StreamReader, text: bytes) -> None:
+        super().__init__(content)
+        self._text = text
+
+    async def read(self) -> bytes:
+        return self._text

@@ -151,6 +151,28 @@ def test_no_right_touches_secrets_or_uses_wildcards(render: Render) -> None:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
 
 
+def test_what_judges_jobs_judges_them_alone_and_not_their_status(render: Render) -> None:
+    (policy,) = (found for found in render() if found["kind"] == "ValidatingAdmissionPolicy")
+    (binding,) = (found for found in render() if found["kind"] == "ValidatingAdmissionPolicyBinding")
+    assert policy["spec"]["matchConstraints"] == {
+        "resourceRules": [
+            {
+                "apiGroups": ["tpu-finetune.dev"],
+                "apiVersions": ["*"],
+                "operations": ["CREATE", "UPDATE"],
+                "resources": ["finetunejobs"],
+            }
+        ]
+    }
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+
+
+def test_the_admission_policy_can_be_left_out(render: Render) -> None:
+    kinds = [found["kind"] for found in render("admissionPolicy.enabled=false")]
+    assert not any("Admission" in kind for kind in kinds)
+
+
 def test_crds_are_those_of_the_repository_and_are_kept(render: Render) -> None:
     rendered = {
         found["metadata"]["name"]: found for found in render() if found["kind"] == "CustomResourceDefinition"

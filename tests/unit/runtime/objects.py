@@ -14,6 +14,7 @@ def job(
     *,
     generation: int = 1,
     annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
     profile: str | None = None,
     **status: str,
 ) -> dict[str, Any]:
@@ -26,6 +27,7 @@ def job(
             "uid": f"uid-{name}",
             "generation": generation,
             "annotations": annotations or {},
+            "labels": labels or {},
         },
         "status": {"conditions": conditions(**status), **resolved},
     }

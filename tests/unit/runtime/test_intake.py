@@ -50,12 +50,21 @@ def test_our_own_status_write_queues_nothing(ears: Ears) -> None:
     assert ears.take() == []
 
 
-@pytest.mark.parametrize("change", [{"generation": 2}, {"annotations": {"reconcile": "now"}}])
+@pytest.mark.parametrize("change", [{"generation": 2}, {"labels": {"kueue.x-k8s.io/queue-name": "other"}}])
 def test_what_a_person_changed_is_queued(ears: Ears, change: dict[str, object]) -> None:
     ears.intake.job("ADDED", job())
     ears.take()
     ears.intake.job("MODIFIED", job(**change))  # type: ignore[arg-type]
     assert ears.take() == [key()]
+
+
+@pytest.mark.parametrize("change", [{"labels": {"team": "ml"}}, {"annotations": {"note": "mine"}}])
+def test_what_nobody_reads_queues_nothing(ears: Ears, change: dict[str, object]) -> None:
+    """It could be changed without end."""
+    ears.intake.job("ADDED", job())
+    ears.take()
+    ears.intake.job("MODIFIED", job(**change))  # type: ignore[arg-type]
+    assert ears.take() == []
 
 
 def test_live_jobs_of_a_listing_go_before_finished_ones(ears: Ears) -> None:

@@ -1,15 +1,19 @@
 import asyncio
 import getpass
-from collections.abc import Mapping
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import TestServer
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
 from finetune_operator.runtime.intake import Intake
 from finetune_operator.runtime.kopf_adapter import KopfHost, watches
 from finetune_operator.runtime.metrics import Metrics
 from finetune_operator.runtime.watches import WatchAges
+from tests.unit.runtime.watched_api import Account, WatchedApi, large_job
 
 NO_SERVER: Mapping[str, str] = {}
 
@@ -38,3 +42,60 @@ async def test_watches_start_for_a_user_without_a_name(
     assert started.is_set()
     running.cancel()
     await asyncio.gather(running, waiting, return_exceptions=True)
+
+
+@asynccontextmanager
+async def watching(api: WatchedApi, added: list[str]) -> AsyncIterator[None]:
+    """kopf on that server; keys go into ``added``."""
+    async with TestServer(api.app()) as server:
+        account = Account(url=str(server.make_url("/")))
+        intake = Intake(lambda key, _after: added.append(str(key)), Metrics())
+        host = KopfHost(account, (), intake, WatchAges(watches((), kueue=False)), NO_SERVER, kueue=False)
+        running = asyncio.create_task(host.run(lambda: None))
+        try:
+            yield
+            assert not running.done()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  nothing tells
+            await asyncio.sleep(0.05)
+
+
+async def test_neither_kopfs_finalizer_nor_its_annotations_count_where_a_tenant_has_written_them() -> None:
+    """kopf would try to remove the one for ever, and stumble over the other before it calls a handler."""
+    marked, deaf = (large_job(number, labels=1) for number in (0, 1))
+    marked["metadata"]["finalizers"] = ["kopf.zalando.org/KopfFinalizerMarker"]
+    deaf["metadata"]["annotations"] = {"kopf.zalando.org/last-handled-configuration": "{"}
+    later = {**deaf, "metadata": {**deaf["metadata"], "generation": 2}}
+    jobs = [json.dumps(each) for each in (marked, deaf)]
+    event = json.dumps({"type": "MODIFIED", "object": later})
+    api = WatchedApi(lambda begin, end: jobs[begin:end], 2, lambda: [event])
+    added: list[str] = []
+    async with watching(api, added):
+        await until(lambda: len(added) == 3)
+    assert sorted(added) == ["team-a/large-0", "team-a/large-1", "team-a/large-1"]
+    assert api.writes == []
+
+
+async def test_a_page_of_large_objects_is_asked_for_again_with_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page itself says where the next begins: none is left out, none is told twice. It is no gap in the watch."""
+    gaps: list[Intake] = []
+    monkeypatch.setattr(Intake, "missed", gaps.append)
+
+    def jobs(begin: int, end: int) -> list[str]:
+        # Four of them are large; the others fit by the dozen.
+        return [json.dumps(large_job(number, 40_000 if number < 4 else 1)) for number in range(begin, end)]
+
+    api = WatchedApi(jobs, 30)
+    added: list[str] = []
+    async with watching(api, added):
+        await until(lambda: len(added) >= 30)
+    assert sorted(added) == sorted(f"team-a/large-{number}" for number in range(30))
+    assert api.pages[:2] == [25, 6]
+    assert api.pages[-1] > 6
+    assert gaps == []

@@ -1,0 +1,127 @@
+"""What the parser leaves of an object is what intake and kopf read of it, whatever else it has."""
+
+import json
+from typing import Any
+
+import pytest
+
+from finetune_operator.runtime.kept import kept_event, kept_list
+
+CONDITION = {"type": "Finished", "status": "True"}
+
+
+def event(found: dict[str, Any], kind: str = "MODIFIED") -> bytes:
+    return json.dumps({"type": kind, "object": found}).encode()
+
+
+def kept(found: dict[str, Any]) -> dict[str, Any]:
+    told = json.loads(kept_event(event(found)))
+    assert told["type"] == "MODIFIED"
+    result: dict[str, Any] = told["object"]
+    return result
+
+
+def test_what_is_read_of_a_job_is_kept_and_nothing_else() -> None:
+    read = {
+        "apiVersion": "tpu-finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {
+            "name": "demo",
+            "namespace": "team",
+            "uid": "u",
+            "resourceVersion": "7",
+            "generation": 2,
+            "creationTimestamp": "2026-11-21T12:00:00Z",
+            "deletionTimestamp": "2026-11-21T13:00:00Z",
+            "labels": {"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/priority-class": "high"},
+        },
+        "status": {"conditions": [CONDITION], "resolved": {"profile": {"name": "local"}}},
+    }
+    whole = json.loads(json.dumps(read))
+    whole["spec"] = {"model": {"uri": "gs://m"}}
+    whole["metadata"] |= {
+        "finalizers": ["kopf.zalando.org/KopfFinalizerMarker"],
+        "managedFields": [{"fieldsV1": {"f:metadata": {}}}],
+        "ownerReferences": [{"uid": "x"}],
+    }
+    whole["metadata"]["labels"]["team"] = "ml"
+    whole["metadata"]["annotations"] = {"kopf.zalando.org/last-handled-configuration": "{"}
+    whole["status"]["summary"] = "x"
+    whole["status"]["conditions"] = [{**CONDITION, "message": "x"}, {"type": "Other", "status": "True"}]
+    found = kept(whole)
+    assert found["metadata"].pop("annotations") == {}
+    assert found["metadata"].pop("ownerReferences") == []
+    assert found == read
+
+
+def test_a_child_keeps_whose_it_is() -> None:
+    labels = {"tpu-finetune.dev/job": "demo", "tpu-finetune.dev/job-uid": "u"}
+    owner = {"apiVersion": "v1", "kind": "JobSet", "name": "x", "uid": "o", "controller": True}
+    others = [{"apiVersion": "v1", "kind": "Pod", "name": f"p{n}", "uid": str(n)} for n in range(3)]
+    found = kept({"metadata": {"name": "c", "labels": labels, "ownerReferences": [*others, owner]}})
+    assert found["metadata"]["labels"] == labels
+    assert found["metadata"]["ownerReferences"] == [{"uid": "o", "controller": True}]
+
+
+def test_lists_without_end_are_cut() -> None:
+    found = kept({"metadata": {}, "status": {"conditions": [CONDITION] * 1000}})
+    assert len(found["status"]["conditions"]) < 10
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {
+            "type": "BOOKMARK",
+            "object": {
+                "kind": "Pod",
+                "apiVersion": "v1",
+                "metadata": {"resourceVersion": "12", "creationTimestamp": None},
+                "spec": {"containers": None},
+                "status": {},
+            },
+        },
+        {
+            "type": "ERROR",
+            "object": {
+                "kind": "Status",
+                "apiVersion": "v1",
+                "metadata": {},
+                "status": "Failure",
+                "message": "too old resource version",
+                "reason": "Expired",
+                "code": 410,
+            },
+        },
+    ],
+)
+def test_what_kopf_goes_on_by_is_kept(line: dict[str, Any]) -> None:
+    expected = json.loads(json.dumps(line))
+    expected["object"].pop("spec", None)
+    assert json.loads(kept_event(json.dumps(line).encode())) == expected
+
+
+@pytest.mark.parametrize("items", [None, []])
+def test_an_empty_page(items: object) -> None:
+    page = {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": items}
+    assert json.loads(kept_list(json.dumps(page).encode())) == {**page, "items": []}
+
+
+def test_a_page_says_where_the_next_one_begins() -> None:
+    metadata = {"resourceVersion": "9", "continue": "c", "remainingItemCount": 3}
+    page = {"metadata": metadata, "items": [{"metadata": {"name": "a", "finalizers": ["x"]}}]}
+    assert json.loads(kept_list(json.dumps(page).encode())) == {
+        "metadata": {"resourceVersion": "9", "continue": "c"},
+        "items": [{"metadata": {"name": "a"}}],
+    }
+
+
+def test_what_is_no_json_is_an_error() -> None:
+    with pytest.raises(ValueError, match="Invalid JSON"):
+        kept_event(b'{"type":')
+
+
+def test_an_object_may_be_nested_as_deep_as_any_schema() -> None:
+    deep = '{"a":' * 150 + "1" + "}" * 150
+    line = f'{{"type":"ADDED","object":{{"metadata":{{"name":"a"}},"spec":{deep}}}}}'
+    assert json.loads(kept_event(line.encode()))["object"] == {"metadata": {"name": "a"}}

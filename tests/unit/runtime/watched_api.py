@@ -1,0 +1,181 @@
+"""An API server that answers what kopf asks: discovery, listings by pages and watches.
+
+As a program (PORT LISTED EVENTS) it has FineTuneJobs of 1.3 MB, as a tenant may store them: so many are listed, and the
+first is patched so many times.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import string
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import certifi
+from aiohttp import web
+
+from finetune_operator.cluster.connect import ServiceAccountFolder
+
+_JOBS = "/apis/tpu-finetune.dev/v1alpha1/finetunejobs"
+_GROUPS = {
+    "apiextensions.k8s.io": ("v1", {"customresourcedefinitions": "CustomResourceDefinition"}),
+    "tpu-finetune.dev": ("v1alpha1", {"finetunejobs": "FineTuneJob", "finetuneprofiles": "FineTuneProfile"}),
+    "jobset.x-k8s.io": ("v1alpha2", {"jobsets": "JobSet"}),
+}
+_CORE = {"pods": "Pod", "namespaces": "Namespace", "events": "Event"}
+_CLUSTER_SCOPED = ("customresourcedefinitions", "finetuneprofiles", "namespaces")
+
+
+def large_job(number: int, labels: int = 60_000) -> dict[str, Any]:
+    """Valid labels, and the managedFields that the API server adds for them."""
+    letters = string.ascii_lowercase + string.digits
+    keys = ["".join(key) for key in itertools.islice(itertools.product(letters, repeat=4), labels)]
+    owned = {"f:metadata": {"f:labels": {".": {}, **{f"f:{key}": {} for key in keys}}}}
+    return {
+        "apiVersion": "tpu-finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {
+            "name": f"large-{number}",
+            "namespace": "team-a",
+            "uid": f"00000000-0000-4000-8000-{number:012d}",
+            "creationTimestamp": "2026-11-21T12:00:00Z",
+            "generation": 1,
+            "resourceVersion": "1",
+            "labels": dict.fromkeys(keys, ""),
+            "managedFields": [{"manager": "kubectl", "operation": "Update", "fieldsV1": owned}],
+        },
+        "spec": {"model": {"uri": "gs://models/tiny"}},
+    }
+
+
+class WatchedApi:
+    """The server.
+
+    Args:
+        listed: FineTuneJobs as JSON, from that number of the listing to that one.
+        count: of them.
+        events: lines of the watch of FineTuneJobs.
+    """
+
+    def __init__(
+        self,
+        listed: Callable[[int, int], Iterable[str]],
+        count: int,
+        events: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        self._listed = listed
+        self._count = count
+        self._events = events
+        self.writes: list[str] = []
+        self.pages: list[int] = []
+        """The limit of each page of FineTuneJobs that was asked for."""
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        return app
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path.rstrip("/")
+        if request.method != "GET":
+            self.writes.append(f"{request.method} {path} {await request.text()}")
+            return web.json_response({"kind": "Status", "code": 403, "reason": "Forbidden"}, status=403)
+        found = _discovered(path)
+        if found is not None:
+            return web.json_response(found)
+        if "watch" in request.query:
+            return await self._watch(request)
+        if path != _JOBS:
+            return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []})
+        return self._page(int(request.query["limit"]), int(request.query.get("continue", 0)))
+
+    def _page(self, limit: int, begin: int) -> web.Response:
+        self.pages.append(limit)
+        end = min(begin + limit, self._count)
+        metadata = {"resourceVersion": "1", "continue": str(end) if end < self._count else ""}
+        head = {"kind": "FineTuneJobList", "apiVersion": "tpu-finetune.dev/v1alpha1", "metadata": metadata}
+        items = ",".join(self._listed(begin, end))
+        text = f'{json.dumps(head)[:-1]},"items":[{items}]}}'
+        return web.Response(text=text, content_type="application/json")
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        if request.path == _JOBS:
+            for line in self._events():
+                await stream.write(line.encode() + b"\n")
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(600)
+        return stream
+
+
+def _discovered(path: str) -> dict[str, Any] | None:
+    def group(name: str) -> dict[str, Any]:
+        version = {"groupVersion": f"{name}/{_GROUPS[name][0]}", "version": _GROUPS[name][0]}
+        return {"name": name, "versions": [version], "preferredVersion": version}
+
+    def resources(kinds: dict[str, str]) -> dict[str, Any]:
+        verbs = ["get", "list", "watch", "patch"]
+        return {
+            "resources": [
+                {
+                    "name": name,
+                    "singularName": "",
+                    "kind": kind,
+                    "namespaced": name not in _CLUSTER_SCOPED,
+                    "verbs": verbs,
+                }
+                for name, kind in kinds.items()
+            ]
+        }
+
+    found: dict[str, dict[str, Any]] = {
+        "/api": {"versions": ["v1"]},
+        "/api/v1": resources(_CORE),
+        "/apis": {"groups": [group(name) for name in _GROUPS]},
+    }
+    for name, (version, kinds) in _GROUPS.items():
+        found[f"/apis/{name}"] = group(name)
+        found[f"/apis/{name}/{version}"] = resources(kinds)
+    return found.get(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Account(ServiceAccountFolder):
+    """Of a server without TLS."""
+
+    url: str = ""
+
+    @property
+    def ca(self) -> Path:
+        """Never asked for."""
+        return Path(certifi.where())
+
+    def token(self) -> str:
+        return "token"
+
+    def server(self, environ: Mapping[str, str] = os.environ) -> str:
+        return self.url
+
+
+def serve(port: int, listed: int, events: int) -> None:
+    text = json.dumps(large_job(0), separators=(",", ":"))
+
+    def job(number: int) -> str:
+        return text.replace('"large-0"', f'"large-{number}"').replace(f'{0:012d}"', f'{number:012d}"')
+
+    def lines() -> Iterable[str]:
+        for version in range(2, events + 2):
+            changed = text.replace('"resourceVersion":"1"', f'"resourceVersion":"{version}"')
+            yield f'{{"type":"MODIFIED","object":{changed}}}'
+
+    api = WatchedApi(lambda begin, end: map(job, range(begin, end)), listed, lines)
+    web.run_app(api.app(), host="127.0.0.1", port=port, print=None)
+
+
+if __name__ == "__main__":
+    serve(*map(int, sys.argv[1:]))
