@@ -17,6 +17,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
 from finetune_operator.cluster.clock import ServerClock
+from finetune_operator.cluster.depth import shallow
 from finetune_operator.cluster.port import (
     AlreadyExists,
     ClusterError,
@@ -466,7 +467,10 @@ def _path(kind: Kind, namespace: str | None, name: str | None, subresource: str 
 
 def _parsed(content: bytes | bytearray, method: str, path: str) -> dict[str, Any]:
     try:
-        answer = json.loads(content)
+        try:
+            answer = json.loads(content)
+        except RecursionError:
+            answer = json.loads(shallow(content))
     except ValueError as error:
         raise Unavailable(f"{method} {path}: the answer is not JSON (is there a proxy between?)") from error
     if not isinstance(answer, dict):

@@ -30,8 +30,8 @@ _LEAVING = frozenset(
         "ToBeDeletedByClusterAutoscaler",
     }
 )
-_POOL = "cloud.google.com/gke-nodepool"
-_MAINTENANCE = "cloud.google.com/active-node-maintenance"
+POOL_LABEL = "cloud.google.com/gke-nodepool"
+MAINTENANCE_LABEL = "cloud.google.com/active-node-maintenance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +133,11 @@ def _wrong(node: children.Object) -> str | None:
     leaving = [taint["key"] for taint in node.get("spec", {}).get("taints", ()) if taint["key"] in _LEAVING]
     if leaving:
         return f"going away: {leaving[0]}"
-    if node["metadata"].get("labels", {}).get(_MAINTENANCE, "false").lower() not in ("false", ""):
+    if node["metadata"].get("labels", {}).get(MAINTENANCE_LABEL, "false").lower() not in ("false", ""):
         return "under maintenance"
     return None if children.condition(node, "Ready") else "not ready"
 
 
 def _pool(node: children.Object) -> str | None:
-    found: str | None = node["metadata"].get("labels", {}).get(_POOL)
+    found: str | None = node["metadata"].get("labels", {}).get(POOL_LABEL)
     return found

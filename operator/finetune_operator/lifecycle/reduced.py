@@ -16,6 +16,7 @@ from finetune_operator.lifecycle.children import (
     SLICE_KIND_LABELS,
     SLICE_LABEL,
 )
+from finetune_operator.lifecycle.disruption import MAINTENANCE_LABEL, POOL_LABEL
 from finetune_operator.lifecycle.events import REASONS
 from finetune_operator.lifecycle.ownership import JOBSET_LABEL, may_be_jobset_of, may_be_pod_of
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
@@ -126,8 +127,15 @@ _WORKLOAD: Shape = {
         "schedulingStats": {"evictions": _Each(of=_texts("reason", "count"))},
     },
 }
+_NODE: Shape = {
+    "metadata": _texts("name") | {"labels": _texts(POOL_LABEL, MAINTENANCE_LABEL)},
+    "spec": {"taints": _Each(of=_texts("key"))},
+    "status": {
+        "conditions": _Each(of=_texts("type", "status"), wanted=lambda each: each.get("type") == "Ready")
+    },
+}
 _EVENT: Shape = (
-    _texts("reason", "lastTimestamp", "eventTime")
+    _texts("type", "reason", "lastTimestamp", "eventTime")
     | _MESSAGE
     | {"series": _texts("lastObservedTime"), "metadata": _texts("creationTimestamp")}
 )
@@ -162,7 +170,13 @@ def reduced_workload(found: Object) -> Object:
 
 def reduced_event(found: Object) -> Object | None:
     """What is needed of an Event; None where it tells of nothing that is asked for."""
-    return _reduced(found, _EVENT) if found.get("reason") in REASONS else None
+    wanted = found.get("reason") in REASONS or found.get("type") == "Warning"
+    return _reduced(found, _EVENT) if wanted else None
+
+
+def reduced_node(found: Object) -> Object:
+    """What is needed of a node."""
+    return _reduced(found, _NODE)
 
 
 def reduced_job(found: Object) -> Object:

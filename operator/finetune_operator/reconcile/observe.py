@@ -39,6 +39,7 @@ from finetune_operator.lifecycle.reduced import (
     pod_of,
     reduced_event,
     reduced_job,
+    reduced_node,
     reduced_workload,
 )
 from finetune_operator.planning.admission import may_resume
@@ -132,7 +133,7 @@ class Observer:
         )
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
-        nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)], jobsets)
+        nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)], jobsets, room)
         return Observed(
             now=self._utc_now(),
             job=job,
@@ -153,7 +154,7 @@ class Observer:
         )
 
     async def _kept(
-        self, kind: Kind, namespace: str, room: Room, *, keep: Keep, **selected: Any
+        self, kind: Kind, namespace: str | None, room: Room, *, keep: Keep, **selected: Any
     ) -> list[Object]:
         """What is needed of each object, page by page."""
         # A continuation may outlive the server's history (410); one list from the start is then within it.
@@ -161,11 +162,13 @@ class Observer:
             found: list[Object] = []
             try:
                 async for page in self._cluster.kept(kind, namespace, keep=keep, **selected):
-                    await room.hold(page, f"{kind.plural} of namespace {namespace} with {selected}")
+                    where = f" of namespace {namespace}" if namespace else ""
+                    await room.hold(page, f"{kind.plural}{where} with {selected}")
                     found += page
             except Rejected as error:
                 if error.status != 410 or final:
                     raise
+                room.let_go(found)
             else:
                 return found
         raise AssertionError("unreachable")
@@ -221,7 +224,9 @@ class Observer:
             self._folder.forget(key)
         return view
 
-    async def _nodes(self, pods: Sequence[Object], jobsets: Sequence[Object]) -> Mapping[str, Object] | None:
+    async def _nodes(
+        self, pods: Sequence[Object], jobsets: Sequence[Object], room: Room
+    ) -> Mapping[str, Object] | None:
         """All nodes of the slice's kind, in one request, while a failure on it is fresh and not judged. Without the
         right to see them nothing is known of them. Kinds that the JobSets ask for come first: a pod may name any."""
         kinds = {kind for pod in pods if _failed_lately(pod, self._utc_now()) and (kind := slice_kind(pod))}
@@ -230,7 +235,9 @@ class Observer:
         wanted = {kind for jobset in jobsets for kind in slice_kinds(jobset)}
         chosen = sorted(kinds, key=lambda kind: (kind not in wanted, kind))[:_MOST_KINDS]
         try:
-            found = [await self._cluster.list(NODES, None, labels=dict(kind)) for kind in chosen]
+            found = [
+                await self._kept(NODES, None, room, keep=reduced_node, labels=dict(kind)) for kind in chosen
+            ]
         except Rejected as error:
             log.warning("nodes cannot be looked at, so crashes of their loss count as faults: %s", error)
             return None

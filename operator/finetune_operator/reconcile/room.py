@@ -29,9 +29,13 @@ class Room:
         self._placed = False
         self._taking = asyncio.Lock()
         self._held = 0
+        self._over = False
 
     async def hold(self, found: Sequence[Object], what: str) -> None:
-        """These objects stay in memory until the look is over. Raises TooLarge."""
+        """These objects stay in memory until the look is over. Raises TooLarge, and CancelledError where it is over: a
+        listing goes on for a while when another one of its look has failed."""
+        if self._over:
+            raise asyncio.CancelledError
         self._held += weight(found)
         if self._held > _MOST:
             raise TooLarge(
@@ -44,8 +48,17 @@ class Room:
                 if not self._placed:
                     await self._places.take(self._namespace)
                     self._placed = True
+                if self._over:
+                    self.leave()
+                    raise asyncio.CancelledError
+
+    def let_go(self, found: Sequence[Object]) -> None:
+        """These objects are not held any more."""
+        self._held -= weight(found)
 
     def leave(self) -> None:
+        """The look is over."""
+        self._over = True
         if self._placed:
             self._placed = False
             self._places.give_back(self._namespace)

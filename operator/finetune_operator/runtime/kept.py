@@ -22,6 +22,7 @@ from pydantic_core.core_schema import (
 )
 
 from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
+from finetune_operator.cluster.depth import shallow
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
 
@@ -86,7 +87,7 @@ _LIST = SchemaValidator(
 
 def kept_event(line: bytes | bytearray) -> bytes:
     """What is kept of one line of a watch, as JSON. Raises ValueError where it is none."""
-    event = _EVENT.validate_json(line)
+    event = _validated(_EVENT, line)
     if event.get("object"):
         _shorten(event["object"])
     return to_json(event)
@@ -94,11 +95,19 @@ def kept_event(line: bytes | bytearray) -> bytes:
 
 def kept_list(text: bytes | bytearray) -> bytes:
     """What is kept of one page of a listing, as JSON. Raises ValueError where it is none."""
-    page = _LIST.validate_json(text)
+    page = _validated(_LIST, text)
     page["items"] = page.get("items") or []
     for each in page["items"]:
         _shorten(each)
     return to_json(page)
+
+
+def _validated(validator: SchemaValidator, text: bytes | bytearray) -> Any:
+    try:
+        return validator.validate_json(text)
+    except ValueError:
+        # The parser recurses into what is ignored, too, and 200 levels are too many for it.
+        return validator.validate_json(shallow(text))
 
 
 def _shorten(found: dict[str, Any]) -> None:

@@ -272,6 +272,13 @@ async def test_an_answer_that_is_no_json_is_a_broken_connection(server: Both) ->
         await cluster.get(JOBS, "team", "demo")
 
 
+async def test_an_object_that_is_nested_without_an_end_is_read(server: Both) -> None:
+    http, cluster = server
+    deep = '{"a":' * 100_000 + "1" + "}" * 100_000
+    http.answers = [lambda: web.Response(text=f'{{"metadata":{{"name":"demo","managedFields":[{deep}]}}}}')]
+    assert (await cluster.get(JOBS, "team", "demo"))["metadata"]["name"] == "demo"
+
+
 async def test_a_server_that_is_away_is_unavailable(unused_tcp_port: int) -> None:
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{unused_tcp_port}"

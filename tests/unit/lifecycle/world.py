@@ -47,7 +47,14 @@ from finetune_operator.lifecycle import (
 from finetune_operator.lifecycle.notices import transitions
 from finetune_operator.lifecycle.observed import in_order, since
 from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
-from finetune_operator.lifecycle.reduced import jobset_of, pod_of, reduced_job, reduced_workload
+from finetune_operator.lifecycle.reduced import (
+    jobset_of,
+    pod_of,
+    reduced_event,
+    reduced_job,
+    reduced_node,
+    reduced_workload,
+)
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests import stage_outcomes
@@ -201,7 +208,9 @@ class World:
             source=answered(self.source),
             neighbours=tuple(answered(self.neighbours)),
             unserved_namespace=self.unserved,
-            nodes=answered(self.nodes),
+            nodes=None
+            if self.nodes is None
+            else {name: reduced_node(answered(each)) for name, each in self.nodes.items()},
             workloads=None
             if self.workloads is None
             else tuple(map(reduced_workload, self.workloads.values())),
@@ -249,11 +258,12 @@ class World:
 
     def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
         events = [
-            answered(each)
+            kept
             for each in self.object_events
             if at.events
             and (each["involvedObject"]["kind"], each["involvedObject"]["name"])
             == (at.events.kind, at.events.name)
+            and (kept := reduced_event(answered(each)))
         ]
         return replace(
             observed,

@@ -1,3 +1,4 @@
+import copy
 import json
 from datetime import timedelta
 from typing import Any
@@ -228,6 +229,27 @@ async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
         observed = await look(cluster, store)
         assert observed is not None
         assert cluster.calls.count("list nodes") == asked, reason
+
+
+async def test_of_a_node_only_what_tells_of_its_loss_is_held() -> None:
+    cluster = FakeCluster()
+    cluster.put(JOBS, job())
+    cluster.put(CONFIG_MAPS, plan())
+    kind = {"cloud.google.com/gke-tpu-topology": "2x4"}
+    pod = child("Pod", "demo-train-1-slice-0-0-abcde")
+    cluster.put(PODS, pod | {"spec": {"nodeSelector": kind}, "status": {"phase": "Failed"}})
+    told = {
+        "metadata": {"name": "host", "labels": {"cloud.google.com/gke-nodepool": "tpu"}},
+        "spec": {"taints": [{"key": "node.kubernetes.io/unreachable"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "False"}]},
+    }
+    node = copy.deepcopy(told)
+    node["metadata"]["labels"] |= kind
+    node["status"]["images"] = [{"names": ["x" * 4096]}] * 50
+    cluster.put(NODES, node)
+    observed = await look(cluster)
+    assert observed is not None
+    assert observed.nodes == {"host": told}
 
 
 async def test_failed_pods_of_many_kinds_cost_few_listings_of_nodes() -> None:

@@ -81,3 +81,25 @@ async def test_listings_of_one_look_share_its_place() -> None:
             for _ in range(20):
                 await asyncio.sleep(0)
         await asyncio.gather(*listings)
+
+
+async def test_a_listing_that_outlives_its_look_takes_no_place() -> None:
+    """Another one of the look has failed."""
+    rooms = Rooms()
+    async with rooms.of("a") as first:
+        await first.hold(much(2), "pods")
+        async with rooms.of("a") as second:
+            waiting = asyncio.ensure_future(second.hold(much(2), "pods"))
+            await asyncio.sleep(0)
+    assert (await asyncio.gather(waiting, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+    with pytest.raises(asyncio.CancelledError):
+        await second.hold(much(0.1), "pods")
+    async with asyncio.timeout(10), rooms.of("a") as third:
+        await third.hold(much(2), "pods")
+
+
+async def test_what_is_read_again_counts_once() -> None:
+    async with Rooms().of("a") as room:
+        for _ in range(5):
+            await room.hold(much(20), "pods")
+            room.let_go(much(20))
