@@ -31,6 +31,8 @@ STANDING_STILL = (HUNG, STARTUP_TIMEOUT, PREEMPTED)
 #: Seconds between two looks at an attempt that JobSet is about to start again.
 INTERRUPTED_LOOK = 5.0
 _CPU = "CPU"
+#: Seconds for which an unreadable run folder excuses silence. A training that cannot save for that long has ended.
+_LONGEST_OUTAGE = 6 * 3600
 
 
 def active_left(limits: Limits, used: Usage) -> float | None:
@@ -140,7 +142,7 @@ def _patience(
         if first is None:
             return None
         moved, most = max(first, resumed or first), _most_silence(attempt, limits)
-    return after(max(moved, readable_since or moved), most)
+    return after(_heard(moved, readable_since), most)
 
 
 def interrupted(attempt: Attempt, progress: Progress | None) -> bool:
@@ -319,13 +321,18 @@ def _silence(
     if not attempt.running and not _may_run(attempt):
         return None
     if progress and _steps_in_this_run(attempt, progress):
-        return max(progress.updated, readable_since or progress.updated), limits.no_step
+        return _heard(progress.updated, readable_since), limits.no_step
     begun = children.last_start(attempt.pods) or _unseen_start(attempt, limits)
     if begun is None:
         return None
     if last := _patience(attempt, limits, progress, readable_since):
         begun = min(begun, after(last, limits.pre_running))
-    return max(begun, readable_since or begun), _most_silence(attempt, limits)
+    return _heard(begun, readable_since), _most_silence(attempt, limits)
+
+
+def _heard(moved: datetime, readable_since: datetime | None) -> datetime:
+    """From when on silence counts. A store that is away again and again puts it off no longer than one outage may."""
+    return moved if readable_since is None else max(moved, min(readable_since, after(moved, _LONGEST_OUTAGE)))
 
 
 def _most_silence(attempt: Attempt, limits: Limits) -> int:

@@ -57,7 +57,9 @@ def own_attempts(
     reported = _reported(job)
     if reported is not None:
         named = _followed(_with_restarts(reported), listed)
-        full = len(_status(job).get("attempts", {}).get("history", ())) >= HISTORY
+        # In another job's folder whose note is gone, numbers that are not named may be of that job.
+        alone = bool(takeovers) or "resumeFrom" not in job.get("spec", {})
+        full = alone and len(_status(job).get("attempts", {}).get("history", ())) >= HISTORY
         numbers = _below(listed, named) if full else frozenset()
     else:
         named, numbers = {}, _in_a_row(listed, restarts, _live(jobsets, pods), takeovers)

@@ -162,8 +162,11 @@ def _begins_anew(attempt: Attempt) -> Failure | None:
     """The record of an attempt that has run, and then waited for nodes longer than Kueue lets it. It loses its place
     anyway. Kueue counts running as waiting, so only what a new JobSet waits can be added up."""
     condition = being_evicted(attempt.workload)
+    noted = attempt.files.failure if attempt.files else None
+    if condition is None or (noted and noted.reason != EVICTED):
+        return None
     ran = attempt.files is not None or attempt.key.restart > 0
-    return eviction(attempt, condition) if condition and ran and gave_up(attempt.workload) else None
+    return eviction(attempt, condition) if ran and gave_up(attempt.workload) else None
 
 
 def _of_another_plan(look: Survey, attempt: Attempt) -> bool:

@@ -20,8 +20,11 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
     if observed.folder.unreadable or (notes and notes[-1].uid == metadata["uid"]):
         return None
     # Where a JobSet of this job is, it has left a note, whatever became of that since.
-    had = observed.jobsets or any(note.uid == metadata["uid"] for note in notes)
-    if notes and (not plan.resumes or had):
+    begun = bool(observed.jobsets or (observed.job.get("status") or {}).get("attempts", {}).get("total"))
+    followed = any(note.uid == metadata["uid"] for note in notes) or (
+        begun and (observed.neighbours or observed.unserved_namespace)
+    )
+    if notes and (not plan.resumes or followed):
         raise Refused(
             Reason.RUN_FOLDER_TAKEN,
             f'FineTuneJob "{notes[-1].job}" goes on in this job\'s run folder, {plan.run_folder.uri}. '
@@ -45,7 +48,7 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
         )
     before = notes[-1].first if notes else {}
     first = {stage: max(next_number(attempts, stage), before.get(stage, 1)) for stage in Stage}
-    if not notes and (observed.job.get("status") or {}).get("attempts", {}).get("total"):
+    if begun:
         first = _again(observed, attempts)
     if first == before:
         # The job before has run nothing; of two notes the later one has the higher numbers.

@@ -63,6 +63,8 @@ def admit(
         raise Refused(
             Reason.INVALID_SPEC, "spec.model.fromJob.name is the job's own name. Name the job to start from."
         )
+    with naming_contact(spec):
+        _refuse_idle_overrides(merged)
     whole = with_source_model(with_chat_template(merged, template), source)
     with naming_contact(spec):
         broken = policy_problems(job, name, spec, whole, base)
@@ -174,6 +176,16 @@ def _check_schema(job: Object) -> None:
 def _check_overrides(job: Object) -> None:
     if faults := [str(fault) for fault in override_faults(job["spec"].get("engineOverrides", {}))]:
         raise Refused(Reason.INVALID_SPEC, " ".join(faults))
+
+
+def _refuse_idle_overrides(merged: Object) -> None:
+    """At admission alone: a job that runs with one goes on."""
+    idle = sorted(name for name in merged.get("engineOverrides", {}) if name.startswith("adam_"))
+    if idle and merged["hyperparameters"]["optimizer"] == "SGD":
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.engineOverrides.{idle[0]}: SGD does not read it. Remove it, or use AdamW.",
+        )
 
 
 def check_profile_object(profile: Object) -> None:

@@ -5,6 +5,7 @@ Storage belongs to namespaces: without an entry in the profile a job reads ``<ar
 names belongs to no job.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -17,6 +18,8 @@ EXPORTS = "exports"
 #: Folders of a namespace that are no run folders.
 _NO_RUNS = (EXPORTS, "cache", "pathways")
 _WILDCARDS = frozenset("*?[")
+#: ASCII alone: a range of others may be very long.
+_PLAIN_SET = re.compile(r"\[([\x22-\x5a\x5f-\x7e]+)\]")
 #: Names of ``gs://bucket`` and of ``file://`` with its first slash.
 _ROOT = 3
 #: Stands for what a wildcard of a job matches; no entry of a profile holds it.
@@ -263,14 +266,46 @@ def _touches(uri: str, guarded: str, *, folder: bool) -> bool:
     names, fixed = uri.split("/"), guarded.split("/")
     if len(names) < len(fixed) and not folder:
         return False
-    return all(matches(_loosened(name), there) for name, there in zip(names, fixed, strict=False))
+    return all(_may_match(name, there) for name, there in zip(names, fixed, strict=False))
 
 
-def _loosened(name: str) -> str:
-    """``name`` with ``*`` for its other wildcards, so that it matches all that it did. Where a set of characters ends
-    is not always clear, so nothing behind one counts."""
-    certain, uncertain, _ = name.partition("[")
-    return f"{certain}{'*' if uncertain else ''}".replace("?", "*")
+def _may_match(name: str, there: str) -> bool:
+    """Whether a name with wildcards may stand for the name ``there``. Linear in the product of their lengths."""
+    wanted = _parts(name)
+    reached = {0}
+    for part in wanted:
+        if part is None:
+            reached = set(range(min(reached), len(there) + 1)) if reached else reached
+        else:
+            reached = {at + 1 for at in reached if at < len(there) and (not part or there[at] in part)}
+    return len(there) in reached
+
+
+def _spelled(characters: str) -> str:
+    """``a-c`` written out; ``\\0``, which no name holds, where there is none."""
+    found: list[str] = []
+    for match in re.finditer(r"(.)-(.)|.", characters):
+        begin, end = match[1], match[2]
+        found += map(chr, range(ord(begin), ord(end) + 1)) if begin else [match[0]]
+    return "".join(found) or "\0"
+
+
+def _parts(name: str) -> list[str | None]:
+    """What each part of ``name`` stands for: one of these characters, any one (empty), any number of any (None). Where
+    a set of characters ends is not always clear: what begins with such a one may be anything."""
+    parts: list[str | None] = []
+    rest = name
+    while rest:
+        if rest[0] == "[":
+            plain = _PLAIN_SET.match(rest)
+            if plain is None:
+                return [*parts, None]
+            parts.append(_spelled(plain[1]))
+            rest = rest[plain.end() :]
+            continue
+        parts.append({"*": None, "?": ""}.get(rest[0], rest[0]))
+        rest = rest[1:]
+    return parts
 
 
 def _is_glob(uri: str) -> bool:

@@ -48,12 +48,6 @@ def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
             f"spec.hyperparameters.weightDecay is {section['weightDecay']}, but SGD has none: "
             'use AdamW, or set it to "0.0".',
         )
-    idle = sorted(name for name in spec.get("engineOverrides", {}) if name.startswith("adam_"))
-    if section["optimizer"] == "SGD" and idle:
-        raise Refused(
-            Reason.INVALID_SPEC,
-            f"spec.engineOverrides.{idle[0]}: SGD does not read it. Remove it, or use AdamW.",
-        )
     steps = section.get("steps")
     warmup_steps = section.get("warmupSteps")
     return Hyperparameters(

@@ -86,6 +86,18 @@ def test_a_training_that_stays_silent_after_the_return_of_the_run_folder_is_hung
     assert reasons(world) == ["Hung"]
 
 
+def test_a_store_that_is_away_now_and_then_does_not_hold_a_hung_training_for_ever() -> None:
+    """One failed look in ten minutes, each of which would begin the silence anew."""
+    world, name = training()
+    begun = world.now
+    while not deleting(world, name):
+        for unreadable in (None, AWAY):
+            world.unreadable = unreadable
+            world.wait(300)
+            world.reconcile()
+        assert (world.now - begun).total_seconds() < 7 * HOUR
+
+
 def test_a_fault_over_the_folder_keeps_no_job_from_being_suspended() -> None:
     world, name = training()
     broken(world)

@@ -473,6 +473,8 @@ def waiting_in_turns(world: World, name: str, *, seconds: float = 1800, most: in
         if not deleting(world, name):
             give_up(world, name)
         if deleting(world, name):
+            # Its pods take their time, and the Workload is still there.
+            world.reconcile()
             world.lose(name)
             world.reconcile()
             world.reconcile()

@@ -99,6 +99,48 @@ def test_a_job_whose_note_was_deleted_keeps_its_attempts_and_writes_the_note_aga
     assert world.created == ["second-prep-2", "second-train-2", "second-eval-1", "second-export-1"]
 
 
+def third() -> Any:
+    return second("third", "7e570000-0000-4000-8000-000000000000")
+
+
+def test_a_job_whose_note_alone_was_deleted_is_not_taken_for_followed_by_the_job_before() -> None:
+    world = resumed(interrupted(), second())
+    world.until(Stage.TRAIN)
+    world.jobsets.clear()
+    world.pods.clear()
+    world = resumed(world, third())
+    name = world.until(Stage.TRAIN)
+    assert [note.job for note in world.takeovers] == ["second", "third"]
+    noted = world.takeovers.pop()
+    world.reconcile()
+    world.reconcile()
+    assert "deletionTimestamp" not in world.jobsets[name]["metadata"]
+    assert world.takeovers[-1].first[Stage.TRAIN] == noted.first[Stage.TRAIN]
+    world.to_the_end()
+    assert world.status["phase"] == "Succeeded"
+
+
+def test_attempts_of_the_job_before_are_never_taken_for_ones_of_a_job_whose_note_was_deleted() -> None:
+    """Also where the job has had so many that its status names the newest alone."""
+    world = resumed(interrupted(), second(recovery={"maxInfrastructureRetries": 20}))
+    name = world.until(Stage.TRAIN)
+    for times in range(12):
+        world.train(name, 40 + times)
+        world.save(name)
+        world.fail(name, 69)
+        world.reconcile()
+        name = world.until(Stage.TRAIN)
+    counted, noted = dict(world.status["attempts"]), world.takeovers[-1]
+    assert len(counted["history"]) == 10
+    world.takeovers.clear()
+    world.reconcile()
+    world.reconcile()
+    for stage in (Stage.PREFLIGHT, Stage.TRAIN):
+        assert world.takeovers[-1].first[stage] >= noted.first[stage] > 1
+    assert world.live() == [name]
+    assert world.status["attempts"]["infrastructure"] == counted["infrastructure"]
+
+
 def test_a_folder_of_a_namespace_that_is_not_served_is_not_taken_over() -> None:
     world = resumed(interrupted(), second())
     world.unserved = "team-c"
@@ -228,6 +270,7 @@ def test_a_job_whose_note_is_gone_from_the_folder_that_another_one_has_taken_sto
     third.reconcile()
     assert [note.job for note in third.takeovers] == ["third"]
     world.takeovers = third.takeovers
+    world.neighbours = [third.job]
     world.reconcile()
     assert "deletionTimestamp" in world.jobsets[name]["metadata"]
     assert world.condition("Valid")["reason"] == "RunFolderTaken"

@@ -286,6 +286,24 @@ def test_a_refused_run_folder_elsewhere_comes_with_its_own_entry() -> None:
     assert judge_run("spec.x", "gs://other/j-1/", STORAGE, ("gs://other/j-1",)) is None
 
 
+@pytest.mark.parametrize(
+    ("glob", "allowed"),
+    [
+        ("gs://art/[0-9][0-9]/x.jsonl", True),
+        ("gs://art/??/x.jsonl", True),
+        ("gs://art/?uns/team-b/x", False),
+        ("gs://art/[a-s]uns/team-b/x", False),
+        ("gs://art/[!a]uns/team-b/x", False),
+        ("gs://art/[r/team-b/x", False),
+        ("gs://art/r*/team-b/x", False),
+    ],
+)
+def test_a_glob_touches_the_profiles_storage_only_where_it_may_match_it(glob: str, allowed: bool) -> None:
+    """Its artifacts are gs://art/runs."""
+    said = judge(Place(path="spec.x", uri=glob, folder=False), STORAGE, "read", ("gs://art/*",), strict=True)
+    assert (said is None) is allowed, said
+
+
 @pytest.mark.parametrize("listed", [(), ("file:///*",), ("file:///tmp/team-a/j-1",)])
 def test_no_run_folder_lies_in_the_file_system_of_a_pod(listed: tuple[str, ...]) -> None:
     said = judge_run("spec.x", "file:///tmp/team-a/j-1", STORAGE, listed)
