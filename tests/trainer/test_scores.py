@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from finetune_contract import Gate
 from finetune_trainer.evaluation.gates import judge
-from finetune_trainer.evaluation.scores import exact_match, mean_scores, rouge_l, token_f1
+from finetune_trainer.evaluation.scores import exact_match, mean_scores, rouge_l, token_f1, without_reasoning
 
 GSM8K = "She sells 16 - 3 = 13 eggs.\n13 * 2 = $26\n#### 26"
 
@@ -30,6 +30,25 @@ GSM8K = "She sells 16 - 3 = 13 eggs.\n13 * 2 = $26\n#### 26"
 )
 def test_an_exact_match(answer: str, reference: str, expected: float) -> None:
     assert exact_match(answer, reference) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "answer"),
+    [
+        ("4", False, "4"),
+        ("<think>\n\n</think>\n\n4", False, "4"),
+        ("<think>\n2 + 2\n</think>\n\n4", False, "4"),
+        ("2 + 2 is\n</think>\n\n4", True, "4"),
+        ("<think>\nso 5\n</think>\nno\n<think>\n4</think> 4", False, "4"),
+        ("<think>\nhmm, 5, or", False, ""),
+        ("hmm, 5, or", True, ""),
+        ("<think>a</think>b<think>c", False, ""),
+        ("", False, ""),
+        (" as it stands ", False, " as it stands "),
+    ],
+)
+def test_what_a_model_reasons_is_not_its_answer(text: str, opened: bool, answer: str) -> None:
+    assert without_reasoning(text, opened=opened) == answer
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.sampling import Sampling
+from finetune_trainer.evaluation.scores import without_reasoning
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
@@ -110,7 +111,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             found = self._generator(sampling).answers(prompts)
             for number, answer in zip(numbers, found, strict=True):
                 text = self.tokenizer.decode(answer, skip_special_tokens=True)
-                answers[number] = _cut(text, requests[number].args[1].get("until") or [])
+                # As the harness does with a model that reasons, its stops apply to what follows.
+                answers[number] = _cut(without_reasoning(text), requests[number].args[1].get("until") or [])
         return answers
 
     def _sampling(self, options: dict[str, Any]) -> Sampling:

@@ -16,6 +16,21 @@ _WORDS = re.compile(r"\w+")
 #: GSM8K's mark before the final answer, and what a number looks like.
 _FINAL = re.compile(r"####\s*(\S[^\n]*)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+#: Between these, models that reason write what is not their answer (Qwen3's and DeepSeek R1's templates).
+_REASONING, _REASONED = "<think>", "</think>"
+
+
+def without_reasoning(text: str, *, opened: bool = False) -> str:
+    """What follows the reasoning in ``text``; empty where the reasoning does not end.
+
+    Args:
+        text: an answer or a reference.
+        opened: the prompt ends in ``<think>``, so the answer begins with the reasoning.
+    """
+    _, ended, rest = text.rpartition(_REASONED)
+    if _REASONING in rest or (opened and not ended):
+        return ""
+    return rest.strip() if ended else text
 
 
 def normalized(text: str) -> str:

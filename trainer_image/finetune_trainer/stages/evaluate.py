@@ -14,7 +14,7 @@ from finetune_trainer.data.dataset import Dataset, digest_of
 from finetune_trainer.data.layout import Batch
 from finetune_trainer.evaluation.gates import judge
 from finetune_trainer.evaluation.questions import Question, questions
-from finetune_trainer.evaluation.scores import SCORES, mean_scores
+from finetune_trainer.evaluation.scores import SCORES, mean_scores, without_reasoning
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.engine_config import require_devices, training_config
@@ -254,7 +254,12 @@ def measure(
     at = len(request.evaluation.prompts)
     for task in work.tasks:
         own, at = answers[at : at + len(task.questions)], at + len(task.questions)
-        found = mean_scores(task.spec.metrics, own, [each.reference for each in task.questions])
+        spoken = [
+            without_reasoning(answer, opened=_opens_reasoning(context, question.prompt))
+            for answer, question in zip(own, task.questions, strict=True)
+        ]
+        references = [without_reasoning(each.reference) for each in task.questions]
+        found = mean_scores(task.spec.metrics, spoken, references)
         if task.spec.pairs:
             own_loss = measured[task.spec.source.path]
             found |= {"loss": own_loss.mean, **own_loss.metrics}
@@ -263,6 +268,12 @@ def measure(
         scores.append(found)
     scores += _benchmark_scores(context, model, work)
     return Measured(result=result, scores=scores, answers=answers)
+
+
+def _opens_reasoning(context: Context, prompt: Sequence[int]) -> bool:
+    """Whether the chat template's prompt for an answer ends in ``<think>``, as DeepSeek R1's does."""
+    end: str = context.tokenizer.decode(list(prompt[-8:]))
+    return end.rstrip().endswith("<think>")
 
 
 def _benchmark_scores(context: Context, model: "LoadedModel", work: Work) -> list[dict[str, float]]:
