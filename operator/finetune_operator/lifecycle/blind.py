@@ -49,15 +49,8 @@ def blind_left(observed: Observed, limits: Limits, why: Unreadable | None) -> fl
     the folder is not to blame. The condition RunFolderReadable tells since when."""
     if limits.blind is None or why is None or not why.alone:
         return None
-    conditions = (observed.job.get("status") or {}).get("conditions", ())
-    since = next(
-        (
-            parse(each["lastTransitionTime"])
-            for each in conditions
-            if each["type"] == ConditionType.RUN_FOLDER_READABLE and each["status"] == "False"
-        ),
-        observed.now,
-    )
+    known = _known_readable(observed)
+    since = parse(known["lastTransitionTime"]) if known and known["status"] == "False" else observed.now
     return (since + timedelta(seconds=limits.blind) - observed.now).total_seconds()
 
 
@@ -65,11 +58,16 @@ def readable_since(observed: Observed) -> datetime | None:
     """Of a job whose run folder can be read now: since when. None where the status does not say it."""
     if observed.folder.progress_unknown:
         return observed.now
-    conditions = (observed.job.get("status") or {}).get("conditions", ())
-    known = next((each for each in conditions if each["type"] == ConditionType.RUN_FOLDER_READABLE), None)
+    known = _known_readable(observed)
     if known is None:
         return None
     return parse(known["lastTransitionTime"]) if known["status"] == "True" else observed.now
+
+
+def _known_readable(observed: Observed) -> children.Object | None:
+    """The job's condition RunFolderReadable, as it was written last."""
+    conditions = (observed.job.get("status") or {}).get("conditions", ())
+    return next((each for each in conditions if each["type"] == ConditionType.RUN_FOLDER_READABLE), None)
 
 
 def unseen(limits: Limits, why: Unreadable) -> Failure:

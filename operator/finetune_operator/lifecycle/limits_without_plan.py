@@ -7,7 +7,6 @@ the JobSets' own chips.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from finetune_contract import Failure
@@ -19,7 +18,7 @@ from finetune_operator.lifecycle.observed import Observed
 from finetune_operator.lifecycle.pending import Record
 from finetune_operator.lifecycle.spending import exhausted_message
 from finetune_operator.lifecycle.times import parse
-from finetune_operator.lifecycle.usage import ran, ran_since
+from finetune_operator.lifecycle.usage import Usage, ran, ran_since
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning.budget import Ceiling
 from finetune_operator.planning.merge import lookup, merge
@@ -29,13 +28,6 @@ from finetune_operator.rendering import TPU_STAGES, flavor_of
 type Object = Mapping[str, Any]
 
 _HOUR = 3600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Used:
-    seconds: float
-    chip_hours: float
-    cost: float
 
 
 def stops_without_plan(observed: Observed, attempts: Sequence[Attempt]) -> tuple[Record, ...]:
@@ -80,7 +72,7 @@ def _profile(observed: Observed) -> tuple[str, Object]:
 
 
 def _ceilings(
-    job: Object, spec: Object, name: str, profile: Object, used: _Used
+    job: Object, spec: Object, name: str, profile: Object, used: Usage
 ) -> Iterator[tuple[Ceiling, float]]:
     """Each limit with what counts towards it."""
     if not profile and lookup(spec, "budget.maxCost") is None:
@@ -96,14 +88,14 @@ def _ceilings(
             f'constraints.maxChipHours of profile "{name}"',
             used.chip_hours,
         ),
-        (lookup(spec, "budget.maxCost"), "spec.budget.maxCost", used.cost),
+        (lookup(spec, "budget.maxCost"), "spec.budget.maxCost", used.cost or 0.0),
     ):
         most = _number(limit)
         if most is not None:
             yield Ceiling(most=most, path=path, fails=False), amount
 
 
-def _used(observed: Observed, attempts: Sequence[Attempt], profile: Object) -> _Used:
+def _used(observed: Observed, attempts: Sequence[Attempt], profile: Object) -> Usage:
     status = observed.job.get("status") or {}
     as_of = lookup(status, "activeTime.asOf")
     seconds, hours, cost = (
@@ -116,7 +108,7 @@ def _used(observed: Observed, attempts: Sequence[Attempt], profile: Object) -> _
         seconds += length
         hours += each
         cost += each * (_price(attempt, observed, profile) or 0.0)
-    return _Used(seconds=seconds, chip_hours=hours, cost=cost)
+    return Usage(seconds=seconds, chip_hours=hours, cost=cost)
 
 
 def _chips(attempt: Attempt) -> int:
