@@ -17,7 +17,7 @@ _WORDS = re.compile(r"\w+")
 _FINAL = re.compile(r"####\s*(\S[^\n]*)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 #: Between these, models that reason write what is not their answer (Qwen3's and DeepSeek R1's templates).
-_REASONING, _REASONED = "<think>", "</think>"
+REASONING, _REASONED = "<think>", "</think>"
 
 
 def without_reasoning(text: str, *, opened: bool = False) -> str:
@@ -28,7 +28,7 @@ def without_reasoning(text: str, *, opened: bool = False) -> str:
         opened: the prompt ends in ``<think>``, so the answer begins with the reasoning.
     """
     _, ended, rest = text.rpartition(_REASONED)
-    if _REASONING in rest or (opened and not ended):
+    if REASONING in rest or (opened and not ended):
         return ""
     return rest.strip() if ended else text
 

@@ -14,7 +14,7 @@ from finetune_trainer.data.dataset import Dataset, digest_of
 from finetune_trainer.data.layout import Batch
 from finetune_trainer.evaluation.gates import judge
 from finetune_trainer.evaluation.questions import Question, questions
-from finetune_trainer.evaluation.scores import SCORES, mean_scores, without_reasoning
+from finetune_trainer.evaluation.scores import REASONING, SCORES, mean_scores, without_reasoning
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.engine_config import require_devices, training_config
@@ -273,7 +273,7 @@ def measure(
 def _opens_reasoning(context: Context, prompt: Sequence[int]) -> bool:
     """Whether the chat template's prompt for an answer ends in ``<think>``, as DeepSeek R1's does."""
     end: str = context.tokenizer.decode(list(prompt[-8:]))
-    return end.rstrip().endswith("<think>")
+    return end.rstrip().endswith(REASONING)
 
 
 def _benchmark_scores(context: Context, model: "LoadedModel", work: Work) -> list[dict[str, float]]:
