@@ -29,7 +29,7 @@ down: ## Stop the local cluster
 	@if [ -x $(PYTHON) ]; then $(PYTHON) -m devcluster down; fi
 
 ##@ Set-up (the targets above do it themselves)
-.PHONY: install tools trainer reference serving tpu-compiler cluster-programs test-programs
+.PHONY: install tools trainer reference serving templates tpu-compiler cluster-programs test-programs
 tools: $(UV)
 $(UV):
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 12))' \
@@ -54,6 +54,9 @@ reference: $(UV) ## Make the environment with transformers and torch that judges
 serving: $(UV) ## Make the environment with vLLM on CPU, which serves our exports (6 GB)
 	@trainer_image/serving/install.sh
 
+templates: $(UV) ## Fetch published chat templates, which the tests render (1 MB)
+	@trainer_image/install.sh templates
+
 tpu-compiler: $(UV) ## Install libtpu, which compiles for TPUs on any machine (677 MB)
 	@trainer_image/install.sh tpu
 
@@ -65,13 +68,13 @@ test-programs: install ## The same with Kueue and kwok, which tests start
 
 ##@ Checks
 .PHONY: test test-unit test-integration test-e2e test-trainer test-thorough test-serving lint
-test: lint install trainer reference tpu-compiler test-programs ## Everything: lint, unit, trainer, integration, end to end
+test: lint install trainer reference templates tpu-compiler test-programs ## Everything: lint, unit, trainer, integration, end to end
 	@tests/run
 
 test-unit: install ## Pure tests, seconds; without the few marked slow
 	@tests/run unit
 
-test-trainer: install trainer reference tpu-compiler ## The trainer's own tests, in its environment
+test-trainer: install trainer reference templates tpu-compiler ## The trainer's own tests, in its environment
 	@tests/run trainer
 
 test-thorough: install trainer reference ## What `make test` leaves out: more families and methods, and parity with bare MaxText
@@ -94,7 +97,7 @@ lint: install trainer ## ruff, mypy --strict on both sides, import-linter
 	@.venv/bin/lint-imports --no-logo
 
 ##@ Upkeep
-.PHONY: format generate lock bench bench-trainer check-real clean
+.PHONY: format generate lock bench bench-trainer bench-conversion bench-fits check-real check-sizes clean
 format: install ## Format and sort
 	@.venv/bin/ruff check --fix --quiet . || true
 	@.venv/bin/ruff format .
@@ -113,11 +116,21 @@ bench: install trainer cluster-programs ## Measure operator, preemptions and qui
 
 bench-trainer: install trainer ## Measure the trainer against the bare MaxText commands, in pairs
 	@$(PYTHON) -m tests.bench.trainer --large-gb 1.0
+	@$(PYTHON) -m tests.bench.imports
 	@"$$(trainer_image/install.sh)"/bin/python -m tests.bench.data 100000 1000000
 	@"$$(trainer_image/install.sh)"/bin/python -m tests.bench.generation
 
+bench-conversion: install trainer ## Convert, prove and export models of 0.6, 1.2 and 2.5 billion parameters (25 GB of disk)
+	@"$$(trainer_image/install.sh)"/bin/python -m tests.bench.conversion
+
+bench-fits: install trainer tpu-compiler ## Compile whole models' programs for v6e-16 and v5p-32: what fits where (hours)
+	@$(PYTHON) -m tests.bench.fits
+
 check-real: install reference ## Ask the model that make demo-real exported the same questions under transformers
 	@$(PYTHON) -m tests.bench.transformers_answers smollm2-gsm8k
+
+check-sizes: install trainer ## Real models' shapes, some of their layers, through the stages: seconds and memory (an hour)
+	@$(PYTHON) -m tests.bench.sizes $(MODELS)
 
 clean: down ## Remove .venv and this project's cluster state (not the built programs)
 	@rm -rf .venv "$(FINETUNE_CACHE)/state"

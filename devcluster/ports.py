@@ -1,15 +1,26 @@
-"""Ports of one cluster: chosen once among the free ones, kept for its life, replaced where another program took one."""
+"""Ports of one cluster: chosen once among the free ones, kept for its life, replaced where another program took one.
 
+A port is bound a while after it was chosen, by the program that it was chosen for. Clusters that start at the same time
+therefore share a list of the ports that were chosen lately.
+"""
+
+import contextlib
+import fcntl
 import json
 import random
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
-from devcluster.layout import State
+from devcluster.layout import State, cache_dir
 
 #: Below those that systems hand out for outgoing connections: while a component is started again, one of these would
 #: take its port.
 _SERVERS = range(20_000, 32_000)
+#: Seconds within which a cluster that was given a port has bound it.
+_STARTING = 300.0
 
 NAMES = (
     "etcd",
@@ -28,45 +39,59 @@ NAMES = (
     "operator-metrics",
 )
 
+type Chosen = dict[str, tuple[float, str]]
+"""When a port was chosen, in seconds since the epoch, and the state folder of the cluster that it is for."""
+
 
 def assign(state: State) -> Mapping[str, int]:
     """A free port for every name; those of the last start where they are still free."""
-    try:
-        kept: dict[str, int] = json.loads(state.ports.read_text())
-    except (OSError, ValueError):
-        kept = {}
-    chosen: dict[str, int] = {}
-    with _Holder() as holder:
+    kept: Mapping[str, int] = _read(state.ports)
+    owner, assigned = str(state.root), dict[str, int]()
+    with _lately_chosen(cache_dir() / "ports.json") as lately:
+        taken = {int(port) for port, (_, other) in lately.items() if other != owner}
         for name in NAMES:
-            chosen[name] = holder.take(kept.get(name))
-    state.ports.write_text(json.dumps(chosen, indent=1))
-    return chosen
+            wish = [kept[name]] if name in kept else []
+            assigned[name] = _first_free([*wish, *random.sample(_SERVERS, len(_SERVERS))], taken)
+            taken.add(assigned[name])  # two sockets may be bound to one port as long as neither listens
+        lately |= {str(port): (time.time(), owner) for port in assigned.values()}
+    state.ports.write_text(json.dumps(assigned, indent=1))
+    return assigned
 
 
-class _Holder:
-    """Keeps each chosen port bound until all are chosen, so that none is given twice."""
+@contextlib.contextmanager
+def _lately_chosen(file: Path) -> Iterator[Chosen]:
+    """The list of all clusters of this cache, locked meanwhile; it is written back without what is old."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        since = time.time() - _STARTING
+        lately: Chosen = {port: (at, owner) for port, (at, owner) in _read(file).items() if at > since}
+        yield lately
+        file.write_text(json.dumps(lately))
 
-    def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
 
-    def __enter__(self) -> "_Holder":
-        return self
+def _read(file: Path) -> dict[str, Any]:
+    """Nothing, where there is no such file or it is damaged."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
 
-    def __exit__(self, *_: object) -> None:
-        for held in self._sockets:
-            held.close()
 
-    def take(self, wish: int | None) -> int:
-        others = random.sample(_SERVERS, 100)
-        for port in (wish, *others) if wish else others:
-            held = socket.socket()
-            # as the servers do: a connection of the last life in TIME_WAIT is no obstacle
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                held.bind(("127.0.0.1", port))
-            except OSError:
-                held.close()
-                continue
-            self._sockets.append(held)
-            return int(held.getsockname()[1])
-        raise OSError("no free port on 127.0.0.1")
+def _first_free(candidates: Iterable[int], taken: set[int]) -> int:
+    for port in candidates:
+        if port not in taken and _free(port):
+            return port
+    raise OSError("no free port on 127.0.0.1")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as tried:
+        # as the servers do: a connection of the last life in TIME_WAIT is no obstacle
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

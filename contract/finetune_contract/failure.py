@@ -62,6 +62,8 @@ class Failure(Record):
     """Seconds that it waited for quota."""
     provisioning: Seconds | None = None
     """Seconds from then until all its processes ran: nodes, images."""
+    pods: Seconds | None = None
+    """Of these, seconds from the time at which every pod had its node."""
     at: Timestamp | None = None
     """When a run of the attempt was ended that another run of it may follow."""
     written: Timestamp | None = None

@@ -73,8 +73,13 @@ class Progress(Record):
     peak_memory_bytes: Count | None = None
     """The most that any device of process 0 has held, where devices tell."""
     seconds: Annotated[dict[str, Seconds], Field(max_length=64)] = {}
-    """Where the time went, over all attempts so far: startup, data, restore, compile, productive, evaluate, recomputed
-    (steps that a later attempt had to do again)."""
+    """Where the time went, over all attempts so far: startup (from the start of the process to the stage's first line,
+    imports above all), data, restore (of the weights), compile (until the first step is done, reading programs from the
+    compilation cache included), first_step, productive, evaluate, recomputed (steps that a later attempt had to do
+    again)."""
+    compilations: Count | None = None
+    """Programs that process 0 has compiled in this attempt so far, since the compilation cache did not have them. None:
+    an earlier release."""
     updated: Timestamp
 
 

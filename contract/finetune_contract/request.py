@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from datetime import date
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -20,6 +21,13 @@ from finetune_contract.versions import (
 
 #: Name of the environment variable that holds the request as JSON.
 REQUEST_VARIABLE = "FINETUNE_REQUEST"
+#: In the environment of Preflight, by name: what the compiler's variables are where the chips are.
+SLICE_VARIABLES = {
+    "XLA_FLAGS": "FINETUNE_SLICE_XLA_FLAGS",
+    "LIBTPU_INIT_ARGS": "FINETUNE_SLICE_LIBTPU_INIT_ARGS",
+}
+#: In the environment of Preflight: the folder that ``JAX_COMPILATION_CACHE_DIR`` names where the chips are.
+SLICE_PROGRAMS_VARIABLE = "FINETUNE_SLICE_PROGRAMS"
 #: Name of the one that holds the restart inside the JobSet: each restart's pods have the same request.
 RESTART_VARIABLE = "FINETUNE_RESTART"
 #: Linux caps one environment string at 128 KiB; the operator refuses a longer request.
@@ -148,6 +156,11 @@ class DataSpec(Record):
     packing: bool = False
     chat_template: str | None = None
     """Jinja; None: the tokenizer's own."""
+    chat_template_arguments: dict[str, bool | int | float | str] = {}
+    """Variables of the chat template beside messages and tools, by name."""
+    chat_template_date: date | None = None
+    """What chat templates print as the present day: that of the job's creation. None: the day on which they are
+    rendered."""
     check: Literal["Full", "Sample", "Off"] = "Full"
     """What preflight reads: all rows, the first of each source, or none."""
 
@@ -275,6 +288,15 @@ class SliceShape(Record):
     """JAX devices."""
     hbm_gib: int | None = None
     """Of each chip."""
+    flags: dict[str, str] | None = None
+    """XLA_FLAGS and LIBTPU_INIT_ARGS of the processes on it. None: as preflight's environment names them."""
+
+
+class SliceCandidate(Record):
+    """A slice that preflight may choose, and how the operator spreads the job over it."""
+
+    slice: SliceShape
+    mesh: MeshSpec
 
 
 class MemoryCheck(Record):
@@ -283,8 +305,11 @@ class MemoryCheck(Record):
     source: Literal["Compile", "Analytic"]
     slice: SliceShape
     """One of ``MeshSpec.slices`` equal ones."""
+    candidates: list[SliceCandidate] = []
+    """Where the job names no slice: those that preflight may choose instead, in this order, if the training does not
+    fit ``slice``."""
     larger: list[SliceShape] = []
-    """Slices that the profile offers beyond it, the smallest first."""
+    """Slices that the profile offers beyond it, the smallest first, for a refusal to name."""
     choose_parallelism: bool = False
     """The mesh is a default, not the user's choice."""
 

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 from finetune_contract.base import Code, Count, Published, Record, Seconds, Sha256, Timestamp, Uri, Version
 from finetune_contract.engine import Tuning
 from finetune_contract.failure import Failure
-from finetune_contract.request import MeshSpec, Stage
+from finetune_contract.request import MeshSpec, SliceShape, Stage
 from finetune_contract.versions import FIRST_VERSION, VersionText
 
 #: pydantic's errors about a value that a newer writer may know: a kind of findings, a member of an enumeration.
@@ -21,6 +21,8 @@ Few = Field(max_length=64)
 Many = Field(max_length=256)
 #: Of one training.
 MOST_CHECKPOINTS = 1000
+#: Trained tensors that a result names.
+MOST_UNCHANGED = 16
 #: Candidates that a result names.
 MOST_TRIED = 256
 #: Of each text of a sample in a result.
@@ -32,6 +34,21 @@ class Outcome(StrEnum):
     STOPPED = "Stopped"
     """Ended on request (SIGTERM) after saving what there was to save; exit code 75."""
     FAILED = "Failed"
+
+
+class ModelSizes(Record):
+    """What decides how much memory and scratch space the stages on CPU take; in parameters unless stated otherwise."""
+
+    largest_piece: Count
+    """The most that a stage holds in memory at once: a tensor, or one projection of all experts of a layer."""
+    largest_stack: Count
+    """The largest array in which MaxText stacks a tensor of all layers."""
+    largest_block: Count
+    """The layers that MaxText scans as one block."""
+    lora_width: Count
+    """Inputs and outputs of all linear layers that LoRA can adapt; times the rank, the parameters of an adapter."""
+    weights_bytes: Count
+    """Of the source's weight files; 0: they are not fetched, or unknown."""
 
 
 class ModelIdentity(Record):
@@ -48,6 +65,8 @@ class ModelIdentity(Record):
     maxtext_model: str
     layout: str
     """How the converted checkpoint is laid out: ``scanned/float32`` …"""
+    sizes: ModelSizes | None = None
+    """None: written by a trainer that does not report them."""
 
 
 class DatasetReport(Record):
@@ -133,12 +152,24 @@ class ConversionCacheUse(Record):
     """What differs from the last conversion of the same model, or what is wrong with the entry in the cache."""
 
 
+class UnfitSlice(Record):
+    """A slice that preflight has considered and not chosen."""
+
+    slice: SliceShape
+    why: Annotated[str, Field(max_length=256)]
+    """``does not fit, 40.10 GiB of 31.24 GiB``."""
+
+
 class MemoryOutcome(Record):
     """What preflight found out about the train step on its slice. Bytes are per chip; a step is an optimizer's."""
 
     source: Literal["Compile", "Analytic"]
     slice: str
     """What it was found out for: ``2 x v6e-16``."""
+    chosen: SliceShape | None = None
+    """The same slice, where the request left the choice to preflight."""
+    unfit: Annotated[list[UnfitSlice], Field(max_length=16)] = []
+    """Cheaper ones that do not hold the training, in the order of the request."""
     unknown: str = ""
     """Why nothing was found out, as a sentence; then there are no numbers."""
     peak_bytes: Count | None = None
@@ -158,6 +189,10 @@ class MemoryOutcome(Record):
     """MaxText's settings that were chosen."""
     tried: Annotated[list[str], Many] = []
     """One line for each candidate that was compiled, the first ones."""
+    programs: Annotated[list[str], Many] = []
+    """One line for each other program of the job that was compiled and fits: losses, answers, benchmarks."""
+    uncompiled: Annotated[list[str], Many] = []
+    """Programs of the job that could not be compiled, or not in time, the largest first."""
     cached: bool = False
 
 
@@ -187,6 +222,9 @@ class PreflightOutcome(Record):
     """Optimizer steps of the whole training."""
     max_seq_length: Count | None = None
     """What sequences are cut to: datasets.maxSeqLength, or the model's own limit where that is lower."""
+    row_width: Count | None = None
+    """Positions of a row, which are more than ``max_seq_length`` where the TPU's attention kernel takes no row of that
+    width. None: an earlier release, whose rows are as wide as their sequences."""
     fingerprint: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
     """Of the converted model; the name of its folder in the cache."""
     fingerprint_inputs: Annotated[dict[str, str], Many]
@@ -250,6 +288,10 @@ class TrainOutcome(Record):
     checkpoints: Annotated[list[CheckpointRecord], Field(max_length=MOST_CHECKPOINTS)] = []
     """Those that were kept, oldest first; of more, the newest and the best."""
     tokens: Count = 0
+    unchanged_tensors: Count = 0
+    """Trained tensors that came out of the last step as they went into the first, bit for bit."""
+    unchanged: Annotated[list[str], Field(max_length=MOST_UNCHANGED)] = []
+    """The first of them, by their names in the exported model."""
     trace: Uri | None = None
     """The folder of the profile, where one was recorded in this or an earlier attempt."""
     seconds: Annotated[dict[str, Seconds], Few] = {}
@@ -380,6 +422,9 @@ class StageResult(Record):
     ] = None
     """The stage's own findings; there when it succeeded, and for Train also when it was stopped."""
     failure: Failure | None = None
+    compilations: Count | None = None
+    """Programs that process 0 had to compile, since the compilation cache did not have them. None: it compiles nothing,
+    or is of an earlier release."""
 
     @field_validator("details", mode="wrap")
     @classmethod

@@ -81,7 +81,7 @@ def manifest(node: LocalNode) -> Object:
 
 def status(node: LocalNode, *, port: int, now: datetime) -> Object:
     """A patch of the Node's status: Ready, its resources, and where its logs are served."""
-    resources = {"cpu": node.cpu, "memory": node.memory, "ephemeral-storage": "100Gi", "pods": "110"}
+    resources = {"cpu": node.cpu, "memory": node.memory, "ephemeral-storage": "10Ti", "pods": "110"}
     if node.tpu:
         resources[TPU_RESOURCE] = str(node.tpu)
     return {

@@ -16,10 +16,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from devcluster.fixtures.tiny_models import Spec, write_model
 from finetune_trainer import conversion, engine, families
+from finetune_trainer.evaluation.batching import Fixed
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
-from finetune_trainer.storage import open_store
+from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.weights import open_weights
 
 ROWS, PROMPT = 8, 64
@@ -55,7 +56,7 @@ def tiny(root: Path) -> LoadedModel:
     )
     config = engine.configure(
         plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
-        load_parameters_path=conversion.engine_path(converted.items), dtype="float32", weight_dtype="float32",
+        load_parameters_path=engine_path(converted.items), dtype="float32", weight_dtype="float32",
         attention="dot_product", per_device_batch_size=ROWS, max_target_length=PROMPT,
     )  # fmt: skip
     return load(config)
@@ -63,7 +64,14 @@ def tiny(root: Path) -> LoadedModel:
 
 def generator(loaded: LoadedModel, new: int, *, cached: bool) -> Generator:
     """Compiled; answers never end early."""
-    made = Generator(loaded, Sampling(max_new_tokens=new), end_ids=frozenset(), rows=ROWS, cached=cached)
+    made = Generator(
+        loaded,
+        Sampling(max_new_tokens=new),
+        end_ids=frozenset(),
+        room=Fixed(number=ROWS),
+        longest=1024,
+        cached=cached,
+    )
     rate(made, new)
     return made
 

@@ -59,7 +59,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        _data(work / "data")
+        write_data(work / "data")
         _model(work / "models/qwen3", MIDDLE)
         rows = [_pair(work, options.steps, run) for run in range(options.runs)]
         _print("Training a model of 27 M parameters", rows)
@@ -70,7 +70,7 @@ def main() -> None:
     if options.large_gb:
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
-            _data(work / "data")
+            write_data(work / "data")
             size = _model(work / "models/qwen3", _large(options.large_gb))
             _print(
                 f"Converting and exporting {size / 1e9:.2f} GB of bfloat16 weights",
@@ -205,7 +205,7 @@ def _model(folder: Path, sizes: Mapping[str, int]) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def _data(folder: Path) -> None:
+def write_data(folder: Path) -> None:
     subprocess.run(
         [samples.trainer_python(), ROOT / "devcluster/fixtures/chat_data.py", folder],
         check=True,

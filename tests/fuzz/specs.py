@@ -130,7 +130,7 @@ def values(path: Path, schema: Document) -> st.SearchStrategy[Any]:
     good = following(schema)
     if path[-1].lower().endswith("uri") or path[-1] == "runFolder":
         good = st.sampled_from(URIS)
-    return st.integers(0, 15).flatmap(lambda dice: st.sampled_from(HOSTILE) if dice == 0 else good)
+    return st.integers(0, 15).flatmap(lambda dice: st.sampled_from(HOSTILE) if dice == 7 else good)
 
 
 @st.composite
@@ -140,7 +140,7 @@ def changed(draw: st.DrawFn, base: Document, fields: list[tuple[Path, Document]]
     chosen = draw(st.lists(st.sampled_from(range(len(fields))), max_size=most, unique=True))
     for path, schema in (fields[index] for index in chosen):
         put(document["spec"], path, draw(values(path, schema)))
-    if draw(st.integers(0, 30)) == 0:
+    if draw(st.integers(0, 30)) == 17:
         put(document["spec"], (draw(st.sampled_from(["unknown", "Suspend", "__proto__"])),), 1)
     return document
 

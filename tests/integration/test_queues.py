@@ -182,7 +182,10 @@ def test_an_eviction_that_the_operator_did_not_see_is_told_and_the_second_run_ju
     team.cluster.stop("operator")
     jobset = jobset_path(team.namespace, "away-train-1")
     team.stop_queue("HoldAndDrain")
-    team.cluster.wait(jobset, lambda found: bool(found["spec"]["suspend"]))
+    # Kueue may evict a second time where the queue opens before the first eviction is done.
+    team.cluster.wait(
+        jobset, lambda found: bool(found["spec"]["suspend"]) and condition(found, "Suspended") == "True"
+    )
     team.stop_queue("None")
     team.cluster.wait(jobset, lambda found: not found["spec"]["suspend"])
     team.cluster.start("operator")

@@ -5,6 +5,7 @@ environment; benchmarks call :func:`records` and write the files themselves. Run
 but for ``saves``, in ``gs://``.
 """
 
+import argparse
 import os
 import shlex
 import signal
@@ -22,6 +23,7 @@ from finetune_contract import (
     ConvertOutcome,
     ExitCode,
     Outcome,
+    PreflightOutcome,
     Progress,
     RunFolder,
     Stage,
@@ -39,8 +41,9 @@ SAVED_STEP = 4
 """The step of the checkpoint that a double which was asked to stop leaves."""
 
 
-def records(request: StageRequest, now: datetime) -> Mapping[str, str]:
-    """URI -> content of every file of one attempt that succeeded, in the order of writing."""
+def records(request: StageRequest, now: datetime, least_chips: int | None = None) -> Mapping[str, str]:
+    """URI -> content of every file of one attempt that succeeded, in the order of writing. ``least_chips``: preflight
+    compiles, and smaller slices do not hold the training; None: it does not compile."""
     run, stage, number = RunFolder(request.run_folder), request.stage, request.attempt
     place = (stage.short, number, request.restart)
     files = {run.request(*place): request.to_json()}
@@ -62,6 +65,8 @@ def records(request: StageRequest, now: datetime) -> Mapping[str, str]:
         )
         files[run.progress] = progress.to_json()
         details = details.model_copy(update={"start_step": start})
+    if isinstance(details, PreflightOutcome) and least_chips is not None:
+        details = details.model_copy(update={"memory": stage_outcomes.memory(request, least_chips)})
     files[run.result(*place)] = _result(request, Outcome.SUCCEEDED, now, details)
     return files
 
@@ -123,17 +128,27 @@ def _path(uri: str) -> Path:
 
 
 def install(
-    folder: Path, *, seconds: float = 0, stages: Collection[Stage] = tuple(Stage), saves: bool = False
+    folder: Path,
+    *,
+    seconds: float = 0,
+    stages: Collection[Stage] = tuple(Stage),
+    saves: bool = False,
+    least_chips: int | None = None,
 ) -> Path:
     """The folder of programs of :data:`IMAGE`, made below ``folder``; these ``stages`` take ``seconds`` more. With
-    ``saves`` training saves when it is asked to stop; having saved, it takes no time."""
+    ``saves`` training saves when it is asked to stop; having saved, it takes no time. ``least_chips``: as in
+    :func:`records`."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "finetune-stage"
     root = Path(__file__).parents[2]
+    options = [
+        *(["--saves"] if saves else []),
+        *([f"--least-chips={least_chips}"] if least_chips is not None else []),
+    ]
     program.write_text(
         f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))} "
-        f"exec {shlex.quote(sys.executable)} -m tests.integration.trainer_double {seconds}"
-        f"{' saves' if saves else ''} {' '.join(stages)}\n"
+        f"exec {shlex.quote(sys.executable)} -m tests.integration.trainer_double "
+        f"{shlex.join([*options, str(seconds), *stages])}\n"
     )
     program.chmod(0o755)
     return folder
@@ -201,7 +216,7 @@ def crash(*_: object) -> None:
     os._exit(1)
 
 
-def main(seconds: float, stages: Collection[str], *, saves: bool) -> None:
+def main(seconds: float, stages: Collection[str], *, saves: bool, least_chips: int | None) -> None:
     """Plays the stage of the request in the environment."""
     request = StageRequest.of_environment(os.environ)
 
@@ -214,7 +229,7 @@ def main(seconds: float, stages: Collection[str], *, saves: bool) -> None:
     signal.signal(signal.SIGUSR1, crash)
     if saves and request.stage is Stage.TRAIN:
         signal.signal(signal.SIGTERM, save)
-    files = dict(records(request, datetime.now(UTC)))
+    files = dict(records(request, datetime.now(UTC), least_chips))
     first = os.environ.get("TPU_WORKER_ID", "0") == "0"
     # First of all, as a real one: the attempt has started.
     begun = next(iter(files))
@@ -229,4 +244,10 @@ def main(seconds: float, stages: Collection[str], *, saves: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), sys.argv[2:], saves="saves" in sys.argv)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--saves", action="store_true")
+    parser.add_argument("--least-chips", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("stages", nargs="*")
+    arguments = parser.parse_args()
+    main(arguments.seconds, arguments.stages, saves=arguments.saves, least_chips=arguments.least_chips)

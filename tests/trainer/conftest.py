@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,15 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         return f"file://{tmp_path}/store"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("server"))
     return f"gs://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture(scope="session")
+def libtpu() -> Path:
+    """The TPU compiler's library, from an environment of its own."""
+    install = Path(__file__).parents[2] / "trainer_image/install.sh"
+    venv = subprocess.run([install, "tpu"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    (library,) = Path(venv).glob("lib/*/site-packages/libtpu/libtpu.so")
+    return library
 
 
 @pytest.fixture(scope="session")

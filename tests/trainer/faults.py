@@ -3,11 +3,15 @@
 import errno
 import functools
 import itertools
+import json
+import math
 import os
 import signal
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from finetune_trainer.stopping import Stopper
@@ -43,6 +47,16 @@ def disk_full_at(place: str) -> None:
 
     def act(_: Callable[..., Any], *__: Any, **___: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/file")
+
+    _wrap(*_found(place), act)
+
+
+def written_again_at(place: str, file: str) -> None:
+    """Before a call of ``package.module:name``, ``file`` is written with the bytes that it has."""
+
+    def act(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        Path(file).write_bytes(Path(file).read_bytes())
+        return original(*arguments, **named)
 
     _wrap(*_found(place), act)
 
@@ -157,3 +171,274 @@ def keep_what_tunix_keeps() -> None:
     from finetune_trainer.training.trainer import SftTrainer
 
     SftTrainer.jit_train_and_eval_step = MaxTextPeftTrainer.jit_train_and_eval_step  # type: ignore[method-assign]
+
+
+def without_gradient(stack: str, number: int) -> None:
+    """The ``number``-th layer of ``decoder/<stack>`` gets no gradient."""
+    import jax
+    import optax
+
+    from finetune_trainer.training import session
+
+    def cut(path: Any, update: Any) -> Any:
+        inside = jax.tree_util.keystr(path, simple=True, separator="/").startswith(f"decoder/{stack}/")
+        return update.at[:, number].set(0) if inside else update
+
+    def optimizer_of(original: Callable[..., Any], *arguments: Any) -> Any:
+        made, schedule = original(*arguments)
+        cutting = optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(cut, updates))
+        return optax.chain(cutting, made), schedule
+
+    _wrap(session, "optimizer_of", optimizer_of)
+
+
+def terminated_in_evaluation(call: int, times: int, heard: bool = True) -> None:
+    """The ``call``-th evaluation goes over its batches ``times`` times. SIGTERM comes at its beginning, where ``heard``;
+    else to another process. A process alone is failed if it draws a third batch; several need some to agree."""
+    import jax
+
+    from finetune_trainer.evaluation.loss import LossMeter
+
+    calls = itertools.count(1)
+
+    def unless_too_many(batches: Sequence[Any]) -> Iterator[Any]:
+        yield from batches[:2]
+        raise AssertionError("the evaluation goes on after SIGTERM")
+
+    def measure(original: Callable[..., Any], meter: Any, model: Any, batches: Any, **named: Any) -> Any:
+        if next(calls) == call:
+            batches = list(batches) * times
+            if jax.process_count() == 1:
+                batches = unless_too_many(batches)
+            if heard:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return original(meter, model, batches, **named)
+
+    _wrap(LossMeter, "measure", measure)
+
+
+def compiled_beforehand() -> None:
+    """Instead of the stage: every program that preflight would compile for the job's slice is compiled for this
+    machine's devices, by the same path, and kept."""
+    import jax
+
+    from finetune_contract import StageRequest
+    from finetune_trainer import engine
+    from finetune_trainer.compiled.collected import Collected
+    from finetune_trainer.compiled.compiler import Compiler
+    from finetune_trainer.compiled.question import Candidate, Measured
+    from finetune_trainer.processes import Processes
+    from finetune_trainer.programs import Programs
+    from finetune_trainer.stages.context import Context, late_environment
+    from finetune_trainer.stages.programs import programs
+    from finetune_trainer.storage import open_store
+
+    late_environment(os.environ)
+    request = StageRequest.of_environment(os.environ)
+    context = Context(
+        request=request,
+        store=open_store(),
+        processes=Processes(count=1, index=0),
+        stopper=Stopper(lambda: None),
+    )
+    plan = context.plan(context.model(weights=False))
+    engine.prepare(plan)
+    collected = Collected.begin(context.scratch)
+
+    class ThisMachine:
+        platform = "cpu"
+
+        def devices(self, _: Candidate) -> Any:
+            return jax.devices()
+
+        def limit(self, _: Any) -> int:
+            return 2**40
+
+        def settings(self, _: Candidate) -> Any:
+            return {}
+
+    compiler = Compiler(plan, request, end_ids=context.renderer.end_ids(), target=ThisMachine())
+    shape = {"name": "cpu", "family": "cpu", "topology": "4", "hosts": 1, "chips": 4, "devices": 4}
+    batch = request.hyperparameters.global_batch_size
+    step = Candidate.model_validate({"slice": shape, "mesh": request.mesh, "global_batch": batch})
+    kept = Programs(os.environ["JAX_COMPILATION_CACHE_DIR"], context.store, first=True, now=context.now)
+    for program in (None, *programs(context, plan, [])):
+        answer = compiler.answer(step.model_copy(update={"program": program}))
+        assert isinstance(answer, Measured), answer
+        for key in collected.take():
+            kept.put(key, (context.scratch / key).read_bytes())
+    os._exit(0)
+
+
+def placements_told(path: str) -> None:
+    """No fault: of each array of the model with its adapters the share that one device holds is written to ``path``."""
+    import jax
+    from flax import nnx
+
+    from finetune_trainer.training import session
+
+    def with_lora(original: Callable[..., Any], *arguments: Any) -> Any:
+        adapted = original(*arguments)
+        leaves = jax.tree_util.tree_leaves_with_path(nnx.state(adapted))
+        shares = {
+            jax.tree_util.keystr(place, simple=True, separator="/"): math.prod(
+                leaf.sharding.shard_shape(leaf.shape)
+            )
+            / leaf.size
+            for place, leaf in leaves
+        }
+        Path(path).write_text(json.dumps(shares))
+        return adapted
+
+    _wrap(session, "with_lora", with_lora)
+
+
+def restored_alone() -> None:
+    """Instead of the stage: the converted model is loaded onto the devices of all processes, by MaxText."""
+    import jax
+
+    from finetune_contract import StageRequest
+    from finetune_trainer import engine, families
+    from finetune_trainer.loading import pretrained
+    from finetune_trainer.processes import Processes
+    from finetune_trainer.stages.context import late_environment
+    from finetune_trainer.stages.engine_config import engine_settings
+    from finetune_trainer.storage import local_path
+
+    late_environment(os.environ)
+    request = StageRequest.of_environment(os.environ)
+    folder = local_path(request.model.uri or "")
+    assert folder is not None
+    plan = families.read(folder)
+    engine.prepare(plan)
+    processes = Processes.of(os.environ)
+    processes.join("cpu", agree_on_stops=False)
+    assert jax.device_count() == request.mesh.devices
+    made = engine_settings(request, plan, steps=1, platform="cpu", output="")
+    config = engine.configure(plan, engine.SFT, **made, load_parameters_path=str(request.converted))
+    model, _ = pretrained(config)
+    jax.block_until_ready(jax.tree.leaves(model))
+    processes.meet("restored")
+    os._exit(0)
+
+
+def shards_of(most: int) -> None:
+    """An export's files hold so many bytes at most, and their headers are read piece by piece."""
+    from finetune_trainer import holes
+    from finetune_trainer.export import folder
+
+    holes._FIRST = 1000
+
+    assert folder.write_weights.__kwdefaults__ is not None
+    folder.write_weights.__kwdefaults__["max_shard_bytes"] = most
+
+
+def killed_at(place: str, call: int = 1, inside: str = "") -> None:
+    """Gone at the ``call``-th call of ``package.module:name`` or ``package.module:Class.name``; of those alone that have
+    an address below ``inside`` among their arguments, where that is given."""
+    calls = itertools.count(1)
+
+    def act(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if (not inside or any(str(each).startswith(inside) for each in arguments)) and next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **named)
+
+    _wrap(*_found(place), act)
+
+
+def small_disk_at(folder: str, size: int) -> None:
+    """For this process a disk of ``size`` bytes lies at ``folder``."""
+    user, group = os.geteuid(), os.getegid()
+    os.unshare(os.CLONE_NEWNS if user == 0 else os.CLONE_NEWNS | os.CLONE_NEWUSER)
+    if user != 0:
+        for name, content in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            Path(f"/proc/self/{name}").write_text(content, encoding="ascii")
+    for arguments in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]):
+        subprocess.run(["mount", *arguments], check=True)
+
+
+def libtpu_never_loaded(library: str) -> None:
+    """libtpu's ``library`` is there to be loaded, its package cannot be imported; a stage that has tried either does not
+    succeed."""
+    import sys
+
+    from finetune_trainer.attempt import Attempt
+
+    imported = []
+
+    class Absent:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name.partition(".")[0] == "libtpu":
+                imported.append(name)
+                raise ModuleNotFoundError(name)
+
+    assert "libtpu" not in sys.modules
+    sys.meta_path.insert(0, Absent())  # type: ignore[arg-type]
+    os.environ["TPU_LIBRARY_PATH"] = library
+
+    def succeeded(original: Callable[..., Any], *arguments: Any) -> Any:
+        assert not imported
+        assert "libtpu" not in Path("/proc/self/maps").read_text()
+        return original(*arguments)
+
+    _wrap(Attempt, "succeeded", succeeded)
+
+
+def step_lowered_for_tpu(told: str) -> None:
+    """Instead of training: its step, for the arrays that it has loaded and its first batch, is lowered for TPU, and so
+    is the one that preflight compiles. The digests of both, without places in the source, are written to ``told``. Attention is
+    MaxText's plain one, since it chooses its kernel by the devices."""
+    import hashlib
+
+    from jax._src.cache_key import _canonicalize_ir
+
+    from finetune_contract import StageRequest
+    from finetune_trainer import families
+    from finetune_trainer.compiled.compiler import Compiler, devices_of
+    from finetune_trainer.compiled.question import Candidate
+    from finetune_trainer.compiled.step import Abstract, inside, mesh_of
+    from finetune_trainer.spread import to_devices
+    from finetune_trainer.stages import engine_config
+    from finetune_trainer.storage import local_path
+    from finetune_trainer.training.session import Session
+
+    request = StageRequest.of_environment(os.environ)
+    shape = {"name": "v6e-4", "family": "v6e", "topology": "2x2", "hosts": 1, "chips": 4, "devices": 4}
+    batch = request.hyperparameters.global_batch_size
+    candidate = Candidate.model_validate({"slice": shape, "mesh": request.mesh, "global_batch": batch})
+
+    class ForTpu:
+        def __init__(self, jitted: Any) -> None:
+            self._jitted = jitted
+
+        def lower(self, *arguments: Any, **named: Any) -> Any:
+            return self._jitted.trace(*arguments, **named).lower(lowering_platforms=("tpu",))
+
+    def digest(lowered: Any) -> str:
+        module = lowered.lowered._lowering.stablehlo()
+        return hashlib.sha256(_canonicalize_ir(module, False)).hexdigest()
+
+    def run(_: Callable[..., Any], session: Session, batches: Any, *__: Any) -> None:
+        trainer = session.trainer
+        with inside(session.config, session.mesh):
+            step = trainer.jit_step()
+            object.__setattr__(step, "jitted_fn", ForTpu(step.jitted_fn))
+            batch = to_devices(batches.batch(0), session.mesh)
+            of_stage = digest(step.lower(trainer.model, trainer.optimizer, batch))
+        folder = local_path(request.model.uri or "")
+        assert folder is not None
+        config = Compiler(families.read(folder), request)._configuration(candidate)
+        training = Abstract(config, mesh_of(config, devices_of(candidate)), request)
+        with training._inside():
+            lowered = training._trainer.jit_step().lower(
+                training._trainer.model, training._trainer.optimizer, training._batch
+            )
+        Path(told).write_text(json.dumps({"stage": of_stage, "preflight": digest(lowered)}))
+        os._exit(0)
+
+    _wrap(
+        engine_config,
+        "engine_settings",
+        lambda original, *arguments, **named: original(*arguments, **{**named, "platform": "tpu"}),
+    )
+    _wrap(Session, "run", run)

@@ -1,116 +1,183 @@
-"""Peak host memory of a stage's work on a model of 0.14 billion parameters, as a program of its own:
-``python -m tests.trainer.host_memory FOLDER convert|proof|BF16|FP32|orbax|adapter``. The last line is bytes and parameters.
+"""Peak host memory of the work of the stages on CPU on a generated model, as a program of its own.
+
+Prints a line of JSON: the model's parameters, those of its largest piece, of its largest stack and of the adapter, the
+memory that the process has before it begins, and the most that it has during each work. Memory is anonymous and shared:
+what no file backs.
 """
 
+import argparse
 import gc
-import math
-import sys
+import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
-#: Shards of an export are bounded, and so is the slack for them: smaller ones show what grows with the model.
-SHARD_BYTES = 64 * 2**20
+#: Orbax's comes last: its save leaves memory behind, which is no part of what follows it here.
+EXPORTS = ("BF16", "FP32", "trained", "adapter", "orbax")
 RANK = 16
+#: Chunks of an array of a training's checkpoint, as of so many chips.
+SHARES = 32
+#: In place of the bounds of what waits or is held at once, which are part of the fixed memory: lower ones show at small
+#: sizes what grows with the model.
+LOWERED = 16 * 2**20
 
 
-def anonymous() -> int:
+def held() -> int:
     """Bytes of this process that no file backs."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+    return sum(int(status.split(f"{name}:")[1].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
 
 
 @contextmanager
-def peak() -> Iterator[list[int]]:
-    """A list with the most that the process held meanwhile above what it held before."""
+def peak(into: dict[str, int], work: str) -> Iterator[None]:
+    """Notes the most that the process holds meanwhile."""
     gc.collect()
-    before, found, done = anonymous(), [0], threading.Event()
+    into[work], done = held(), threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            found[0] = max(found[0], anonymous() - before)
+            into[work] = max(into[work], held())
             time.sleep(0.004)  # memory has no event that could be awaited
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    yield found
-    done.set()
-    watcher.join()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
-def main(folder: Path, work: str) -> None:
-    """Makes model and what the work starts from below ``folder``, measures, prints."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    folder: Path
+    """Below which everything lies."""
+    weights: Any
+    plan: Any
+    store: Any
+
+    @property
+    def items(self) -> str:
+        return f"file://{self.folder}/converted/0/items"
+
+
+def lower_bounds() -> None:
+    from finetune_trainer import forward
+    from finetune_trainer.checkpoints import parts, writing
+    from finetune_trainer.export import folder
+
+    writing._WAITING = LOWERED
+    parts._SMALL = LOWERED
+    forward._IN_MEMORY = LOWERED
+    forward.VOCABULARY = 1024
+    assert folder.write_weights.__kwdefaults__ is not None
+    folder.write_weights.__kwdefaults__["max_shard_bytes"] = 4 * LOWERED
+
+
+def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
+    """Convert and proof always; the others start from what they leave."""
     import jax
 
-    from devcluster.fixtures.tiny_models import Spec, write_model
-    from finetune_trainer import conversion, engine, families
-    from finetune_trainer.forward import Forward
+    from devcluster.fixtures.tiny_models import write_model
+    from finetune_trainer import conversion, engine, families, heap, proof
+    from finetune_trainer.families.sizes import sizes
     from finetune_trainer.storage import open_store
     from finetune_trainer.weights import open_weights
 
-    spec = Spec(
-        family="qwen3", layers=8, hidden=1024, heads=16, kv_heads=4, head_dim=64, intermediate=4096, vocab=8000,
-        tied=False,
-    )  # fmt: skip
-    model, store = folder / "model", open_store()
-    if not model.exists():
-        write_model(model, spec)
-    plan = families.read(model)
+    heap.return_freed_arrays()
+    folder.mkdir(parents=True)
+    write_model(folder / "model", spec)
+    plan = families.read(folder / "model")
     engine.prepare(plan)
-    weights = open_weights(model, plan)
-    parameters = sum(math.prod(shape) for shape in plan.tensors().values())
+    model = Model(folder=folder, weights=open_weights(folder / "model", plan), plan=plan, store=open_store())
     jax.numpy.zeros(4).block_until_ready()
-    converted = folder / "converted"
-    if work == "convert":
-        with peak() as most:
-            conversion.convert(weights, plan, f"file://{converted}", store=store)
-    elif work == "proof":
-        with peak() as most:
-            forward = Forward(f"file://{converted}/0/items", plan, rows=2, length=6, scratch=folder)
-            forward.logits([[5, 7, 9, 20, 33, 44], [6, 8, 10, 12]])
-    else:
-        most = _export(folder, work, weights, plan, f"file://{converted}/0/items", store)
-    print(most[0], parameters)
+    gc.collect()
+    before, most = held(), dict[str, int]()
+    with peak(most, "convert"):
+        conversion.convert(model.weights, plan, f"file://{folder}/converted", store=model.store)
+    with peak(most, "proof"):
+        rows = [[5, 7, 9, 20, 33, 44], [6, 8, 10, 12]]
+        proof.prove(model.weights, model.items, plan, rows, scratch=folder)
+    for work in works:
+        export(model, work, most)
+    found = sizes(plan)
+    return {
+        "parameters": plan.parameters,
+        "piece": found.largest_piece,
+        "stack": spec.layers * spec.hidden * spec.intermediate,
+        "adapter": RANK * found.lora_width,
+        "before": before,
+        "most": most,
+    }
 
 
-def _export(folder: Path, work: str, weights: Any, plan: Any, items: str, store: Any) -> list[int]:
-    from finetune_trainer import export
+def export(model: Model, work: str, most: dict[str, int]) -> None:
+    """One of ``EXPORTS``; ``most`` notes the most memory under that name."""
     from finetune_trainer.export import CardFacts, ExportInputs, Lora, build
 
-    assert export.folder.write_weights.__kwdefaults__ is not None
-    export.folder.write_weights.__kwdefaults__["max_shard_bytes"] = SHARD_BYTES
     facts = CardFacts(
         name="x", base_model="b", base_revision=None, training={}, data={}, evaluation={}, samples=[]
     )
-    lora = None
+    lora, items = None, model.items
     if work == "adapter":
-        items, lora = _adapter(folder, plan), Lora(rank=RANK, alpha=2.0 * RANK)
-    out, scratch = folder / f"out-{work}", folder / f"scratch-{work}"
+        items, lora = _adapter(model), Lora(rank=RANK, alpha=2.0 * RANK)
+    if work == "trained":
+        items = _trained(model)
+    out, scratch, source = (model.folder / name for name in (f"out-{work}", f"scratch-{work}", "model"))
     scratch.mkdir()
     inputs = ExportInputs(
-        source=folder / "model", tokenizer=folder / "model", weights=weights, plan=plan, params=items, lora=lora,
-        content="Merged", dtype="BF16" if work == "adapter" else "FP32" if work == "orbax" else work, facts=facts,
+        source=source, tokenizer=source, weights=model.weights, plan=model.plan, params=items, lora=lora,
+        content="Merged" if lora is None else "Both", dtype="FP32" if work == "FP32" else "BF16", facts=facts,
         orbax=work == "orbax",
     )  # fmt: skip
-    with peak() as most:
-        build(inputs, out, scratch, store)
-    return most
+    with peak(most, work):
+        build(inputs, out, scratch, model.store)
 
 
-def _adapter(folder: Path, plan: Any) -> str:
+def _trained(model: Model) -> str:
+    """A fully trained model's checkpoint, with random numbers: a chunk is what a chip holds, a share of every layer."""
+    from finetune_trainer import conversion
+
+    def share(shape: Sequence[int], *_: Any, single: Sequence[int], **__: Any) -> tuple[int, ...]:
+        axis = max(
+            (axis for axis in range(len(shape)) if axis not in single), key=shape.__getitem__, default=0
+        )
+        return tuple(-(-size // SHARES) if i == axis else size for i, size in enumerate(shape))
+
+    def values(
+        _: Any, parameter: Any, shape: tuple[int, ...], axis: int, dtype: np.dtype
+    ) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+        chunk = share(shape, single=parameter.stack_axes(len(shape), axis))
+        drawn = np.random.default_rng(3).standard_normal(chunk).astype(dtype)
+        for corner in np.ndindex(*(-(-size // part) for size, part in zip(shape, chunk, strict=True))):
+            index = tuple(
+                slice(at * part, min((at + 1) * part, size))
+                for at, part, size in zip(corner, chunk, shape, strict=True)
+            )
+            yield index, drawn[tuple(slice(0, each.stop - each.start) for each in index)]
+
+    out = f"file://{model.folder}/trained"
+    with patch.object(conversion, "chunk_shape", share), patch.object(conversion, "_slices", values):
+        return conversion.convert(model.weights, model.plan, out, store=model.store).items
+
+
+def _adapter(model: Model) -> str:
     """A trained adapter's checkpoint, with random numbers."""
     import jax.numpy as jnp
     from orbax import checkpoint as ocp
 
     from finetune_trainer import engine, mapping
 
+    plan = model.plan
     config = engine.configure(
-        plan, weight_dtype="float32", run_name="lora", base_output_directory=str(folder)
+        plan, weight_dtype="float32", run_name="lora", base_output_directory=str(model.folder)
     )
     draw, shapes, tree = np.random.default_rng(3), plan.tensors(), {}
     for parameter in mapping.parameters(plan, config):
@@ -125,9 +192,32 @@ def _adapter(folder: Path, plan: Any) -> str:
         for suffix, shape in (("_lora_a", (inputs, *layers, RANK)), ("_lora_b", (RANK, *layers, outputs))):
             node[last + suffix] = {"value": jnp.asarray(draw.standard_normal(shape) * 0.1, jnp.float32)}
     with ocp.StandardCheckpointer() as writer:
-        writer.save(folder / "lora", tree)
-    return f"file://{folder}/lora"
+        writer.save(model.folder / "lora", tree)
+    return f"file://{model.folder}/lora"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where models of these sizes are made; absent or empty")
+    parser.add_argument("--layers", type=int, nargs="+", default=[4])
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--exports", nargs="*", default=EXPORTS, choices=EXPORTS)
+    parser.add_argument("--lower-bounds", action="store_true", help="for small models; see LOWERED")
+    options = parser.parse_args()
+    from devcluster.fixtures.tiny_models import Spec
+
+    if options.lower_bounds:
+        lower_bounds()
+    for layers in options.layers:
+        hidden = options.hidden
+        spec = Spec(
+            family="qwen3", layers=layers, hidden=hidden, heads=hidden // 64, kv_heads=hidden // 256, head_dim=64,
+            intermediate=4 * hidden, vocab=options.vocab, tied=False,
+        )  # fmt: skip
+        folder = options.folder / str(layers)
+        print(json.dumps({"layers": layers, **measured(folder, spec, options.exports)}), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main()

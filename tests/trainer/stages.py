@@ -89,16 +89,21 @@ class Stages:
 
     def pair(self, made: StageRequest, *, faults: Sequence[Sequence[Any]] = ((), ())) -> list[Running]:
         """The stage in two processes of one device each, as on a slice of two hosts."""
+        return self.hosts(made, faults)
+
+    def hosts(self, made: StageRequest, faults: Sequence[Sequence[Any]], **environment: str) -> list[Running]:
+        """As ``pair``, one process for each of ``faults``."""
         coordinator = f"127.0.0.1:{free_port()}"
         return [
             self.start(
-                fault=faults[index],
+                fault=fault,
                 FINETUNE_REQUEST=made.to_json(),
-                TPU_WORKER_HOSTNAMES="host-0,host-1",
+                TPU_WORKER_HOSTNAMES=",".join(f"host-{host}" for host in range(len(faults))),
                 TPU_WORKER_ID=str(index),
                 JAX_COORDINATOR_ADDRESS=coordinator,
+                **environment,
             )
-            for index in range(2)
+            for index, fault in enumerate(faults)
         ]
 
     def evaluate(self, model: str, *options: str) -> dict[str, Any]:
@@ -149,7 +154,8 @@ def serve(root: Path) -> Iterator[Stages]:
         subprocess.Popen(
             [sys.executable, "-m", "tests.trainer.warm"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-            cwd=Path(__file__).parents[2], text=True,
+            # Python's own: libtpu, where a test has loaded it, sets TPU_WORKER_ID to a warning behind its back.
+            cwd=Path(__file__).parents[2], text=True, env=dict(os.environ),
         ) as server,
     ):  # fmt: skip
         assert server.stdout is not None

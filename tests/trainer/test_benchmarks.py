@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from jax.errors import JaxRuntimeError
 from lm_eval.api import metrics
 from lm_eval.api.registry import AGGREGATION_REGISTRY, FILTER_REGISTRY, METRIC_REGISTRY
 
@@ -23,15 +24,17 @@ from finetune_trainer import conversion, engine, families
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation import benchmarks, plain_tasks
+from finetune_trainer.evaluation.answering import LoadedEngine
+from finetune_trainer.evaluation.batching import Fixed
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.harness import HarnessModel
 from finetune_trainer.evaluation.likelihood import Likelihood
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
-from finetune_trainer.forward import Forward
-from finetune_trainer.storage import open_store
+from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.weights import open_weights
 from tests.trainer import harness_code
+from tests.trainer.whole import WholeForward
 
 ROWS, NEW, CONTEXT = 4, 12, 96
 COUNTRIES = ("France", "Japan", "Italy", "Spain", "Peru", "Chad")
@@ -46,15 +49,18 @@ SAID = [
 class Case:
     loaded: LoadedModel
     tokenizer: Any
-    forward: Forward
+    forward: WholeForward
 
     @property
     def renderer(self) -> Renderer:
         return Renderer(self.tokenizer, train_on_prompt=False)
 
     def harness(self, **changes: Any) -> HarnessModel:
-        sizes = {"context": CONTEXT, "rows": ROWS, "tokens": 4 * 128, "seed": 0, **changes}
-        return HarnessModel(self.loaded, self.tokenizer, self.renderer, **sizes)
+        sizes = {"context": CONTEXT, "seed": 0, **changes}
+        engine = LoadedEngine(
+            self.loaded, room=Fixed(number=ROWS), context=sizes["context"], end_ids=self.renderer.end_ids()
+        )
+        return HarnessModel(engine, self.tokenizer, self.renderer, **sizes)
 
     def prompt(self, country: str) -> str:
         asked = [{"role": "user", "content": f"What is the capital of {country}?"}]
@@ -87,13 +93,13 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     items = conversion.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
     config = engine.configure(
         plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
-        load_parameters_path=conversion.engine_path(items), dtype="float32", weight_dtype="float32",
+        load_parameters_path=engine_path(items), dtype="float32", weight_dtype="float32",
         attention="dot_product", per_device_batch_size=ROWS, max_target_length=64, matmul_precision="highest",
     )  # fmt: skip
     return Case(
         loaded=load(config),
         tokenizer=AutoTokenizer.from_pretrained(folder),
-        forward=Forward(items, plan, rows=1, length=128, scratch=root),
+        forward=WholeForward(items, plan, rows=1, length=128, scratch=root),
     )
 
 
@@ -146,6 +152,27 @@ def test_a_continuation_has_the_probability_of_its_tokens(case: Case, tmp_path: 
     assert math.log(some["perplexity"]) == pytest.approx(-np.mean(nats[:2]), rel=1e-6)
 
 
+def test_likelihoods_are_the_same_where_devices_hold_half_of_the_rows(case: Case) -> None:
+    pairs = [
+        (case.renderer.ids(country), case.renderer.ids(said))
+        for country, said in zip(COUNTRIES, SAID, strict=True)
+    ]
+    whole, halved = (Likelihood(case.loaded, room=Fixed(number=ROWS), longest=CONTEXT) for _ in range(2))
+    run, refused = halved._run, list[int]()
+
+    def half(state: Any, tokens: Any, *others: Any) -> Any:
+        if len(tokens) > ROWS // 2:
+            refused.append(len(tokens))
+            raise JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")
+        return run(state, tokens, *others)
+
+    halved._run = half
+    for (nats, likeliest), (found, also) in zip(whole.of(pairs), halved.of(pairs), strict=True):
+        assert found == pytest.approx(nats, rel=1e-6)
+        assert also == likeliest
+    assert refused == [ROWS]
+
+
 def test_a_text_is_measured_whole_with_nothing_before_it(case: Case, tmp_path: Path) -> None:
     rows = [{"said": said} for said in SAID]
     folder = described(
@@ -162,7 +189,12 @@ def test_a_text_is_measured_whole_with_nothing_before_it(case: Case, tmp_path: P
 def test_answers_are_generated_and_cut_at_the_tasks_own_stops(case: Case, tmp_path: Path) -> None:
     prompts = [case.renderer.ids(case.prompt(country)) for country in COUNTRIES]
     answers = Generator(
-        case.loaded, Sampling(max_new_tokens=NEW), end_ids=case.renderer.end_ids(), rows=ROWS, cached=False
+        case.loaded,
+        Sampling(max_new_tokens=NEW),
+        end_ids=case.renderer.end_ids(),
+        room=Fixed(number=ROWS),
+        longest=CONTEXT,
+        cached=False,
     ).answers(prompts)
     texts = [case.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
     stop = texts[0][3]
@@ -193,7 +225,7 @@ def test_few_shots_are_the_same_for_every_model(case: Case, tmp_path: Path) -> N
 
 def test_a_pair_longer_than_the_context_loses_its_beginning(case: Case) -> None:
     ids = np.random.default_rng(0).integers(30, 500, 60).tolist()
-    likelihood = Likelihood(case.loaded, tokens=128, longest=40)
+    likelihood = Likelihood(case.loaded, room=Fixed(number=2), longest=40)
     ((nats, likeliest),) = likelihood.of([(ids[:50], ids[50:])])
     assert nats == pytest.approx(case.nats(ids[19:50], ids[50:]), rel=1e-5)
     assert not likeliest
@@ -222,9 +254,14 @@ class Asked:
 def test_what_the_likeliest_tokens_say_is_told_as_such(case: Case) -> None:
     prompt = case.renderer.ids(case.prompt("Peru"))
     (answer,) = Generator(
-        case.loaded, Sampling(max_new_tokens=NEW), end_ids=frozenset(), rows=1, cached=False
+        case.loaded,
+        Sampling(max_new_tokens=NEW),
+        end_ids=frozenset(),
+        room=Fixed(number=1),
+        longest=CONTEXT,
+        cached=False,
     ).answers([prompt])
-    likelihood = Likelihood(case.loaded, tokens=128, longest=CONTEXT)
+    likelihood = Likelihood(case.loaded, room=Fixed(number=2), longest=CONTEXT)
     other = [*answer[:-1], (answer[-1] + 1) % 500]
     assert [greedy for _, greedy in likelihood.of([(prompt, answer), (prompt, other)])] == [True, False]
     jax.clear_caches()

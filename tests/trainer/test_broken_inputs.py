@@ -62,6 +62,11 @@ def truncated(model: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def adapter(model: Path) -> None:
+    (model / "config.json").unlink()
+    (model / "adapter_config.json").write_text("{}")
+
+
 def of_torch(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
 
@@ -69,8 +74,15 @@ def of_torch(model: Path) -> None:
 NORM = "model.norm.weight"
 MODELS: dict[str, tuple[str, Break, ExitCode, str, str]] = {
     "no config.json": ("Preflight", unlink("config.json"), ExitCode.INPUT_MISSING, "ConfigMissing", "config.json"),
+    "an adapter": ("Preflight", adapter, ExitCode.INPUT_MISSING, "ConfigMissing", "This is a LoRA adapter"),
     "config.json that is no JSON": ("Preflight", text("config.json", "{"), ExitCode.BAD_REQUEST, "InvalidModelConfig",
      "config.json"),
+    "config.json without end": ("Preflight", text("config.json", "[" * 200_000), ExitCode.BAD_REQUEST,
+     "InvalidModelConfig", "config.json"),
+    "settings of the tokenizer without end": ("Preflight", text("tokenizer_config.json", '{"a":' + "[" * 200_000),
+     ExitCode.INPUT_MISSING, "TokenizerMissing", "tokenizer"),
+    "a tokenizer without end": ("Preflight", text("tokenizer.json", '{"a":' + "[" * 200_000),
+     ExitCode.INPUT_MISSING, "TokenizerMissing", "tokenizer"),
     "an architecture of nobody": ("Preflight", edit("config.json", architectures=["BertForMaskedLM"]),
      ExitCode.BAD_REQUEST, "UnsupportedArchitecture", "BertForMaskedLM"),
     "a config that is not of these weights": ("Convert", edit("config.json", intermediate_size=64),
@@ -118,6 +130,23 @@ def test_a_broken_model_folder_is_told(
     failure = failure_of(stages.run(stage, run, model={"uri": f"file://{model}"}))
     assert (failure.code, failure.reason) == (code, reason), failure.message
     assert told in failure.message
+
+
+def test_a_conversion_of_files_that_were_written_again_meanwhile_is_in_no_cache(
+    stages: Stages, tmp_path: Path
+) -> None:
+    model, cache = tmp_path / "model", tmp_path / "cache"
+    shutil.copytree(stages.root / "models/qwen3", model)
+    place = "finetune_trainer.conversion:convert"
+    failure = failure_of(
+        stages.run(
+            "Convert", f"broken/{tmp_path.name}", model={"uri": f"file://{model}"}, cache=f"file://{cache}",
+            export_proof=False, fault=("written_again_at", place, str(model / "model.safetensors")),
+        )
+    )  # fmt: skip
+    assert (failure.code, failure.reason) == (ExitCode.BAD_DATA, "InputChanged")
+    assert "model.safetensors" in failure.message
+    assert not list(cache.rglob("manifest.json"))
 
 
 REQUESTS: dict[str, tuple[dict[str, Any], ExitCode, str, str]] = {

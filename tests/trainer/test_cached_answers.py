@@ -10,7 +10,7 @@ from devcluster.fixtures.tiny_models import Spec, write_model
 from finetune_contract import CacheLayout
 from finetune_trainer import families
 from finetune_trainer.compiled.asking import Asking, NoCompiler
-from finetune_trainer.compiled.question import Answered, Candidate, Measured
+from finetune_trainer.compiled.question import Answered, Candidate, Measured, NotCompiled
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 
@@ -59,3 +59,47 @@ def test_anything_else_is_not(asking: Asking, root: str, kind: str) -> None:
     open_store().write(CacheLayout(root).compiled(fingerprint), content)
     with asking, pytest.raises(NoCompiler):
         asking(candidate(4))
+
+
+#: Says what its environment holds, and its own number.
+ECHO = """#!/bin/bash
+read job
+while read candidate; do
+  echo "{\\"answer\\": {\\"kind\\": \\"NotCompiled\\", \\"message\\": \\"$$ $LIBTPU_INIT_ARGS|$XLA_FLAGS\\"}}"
+done
+"""
+
+
+def on(flags: dict[str, str] | None) -> Candidate:
+    made = candidate(4)
+    return made.model_copy(update={"slice": made.slice.model_copy(update={"flags": flags})})
+
+
+def test_each_slice_is_compiled_for_with_its_own_flags(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    echo = tmp_path / "echo"
+    echo.write_text(ECHO)
+    echo.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(echo))
+    write_model(tmp_path / "model", Spec(family="qwen3"))
+    (tmp_path / "libtpu.so").touch()
+    environment = {
+        "TPU_LIBRARY_PATH": str(tmp_path / "libtpu.so"),
+        "XLA_FLAGS": "--of-preflight",
+        "FINETUNE_SLICE_XLA_FLAGS": "",
+        "FINETUNE_SLICE_LIBTPU_INIT_ARGS": "--first",
+    }
+    made = request(tmp_path, "Preflight", cache=root, memory={"source": "Compile", "slice": SLICE})
+    plan = families.read(tmp_path / "model")
+    said: list[str] = []
+    with Asking(made, plan, tmp_path / "model", open_store(), environment) as asking:
+        for flags in (None, None, {"LIBTPU_INIT_ARGS": "--second"}, {"XLA_FLAGS": "--third"}, {}):
+            answer = asking(on(flags))
+            assert isinstance(answer, NotCompiled)
+            said.append(answer.message)
+        same = asking.fingerprint(on({"LIBTPU_INIT_ARGS": "--first"}))
+        assert same == asking.fingerprint(on(None)), "whoever names the flags"
+        assert same != asking.fingerprint(on({"LIBTPU_INIT_ARGS": "--second"}))
+    assert [each.partition(" ")[2] for each in said] == ["--first|", "--first|", "--second|", "|--third", "|"]
+    assert said[0] == said[1], "one process for all questions of the same flags"

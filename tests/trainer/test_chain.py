@@ -45,6 +45,16 @@ def test_the_exported_model_has_the_loss_that_training_ended_with(
     assert measured["loss"] == pytest.approx(trained.evaluation_loss, rel=1e-3)
 
 
+def test_conversion_and_export_never_load_libtpu(stages: Stages, converted: str, libtpu: Path) -> None:
+    never = ("libtpu_never_loaded", str(libtpu))
+    short = {"hyperparameters": {"steps": 2}, "checkpointing": {"every_steps": 2}}
+    again = stages.run("Convert", "bare-convert", fault=never, use_cache="Off")
+    assert again.outcome is Outcome.SUCCEEDED, again.failure
+    stages.run("Train", "bare", converted=converted, evaluation={"baseline": False}, **short)
+    exported = stages.run("Export", "bare", fault=never, train_step=2, **short)
+    assert exported.outcome is Outcome.SUCCEEDED, exported.failure
+
+
 def test_a_stopped_training_goes_on_as_if_nothing_had_happened(stages: Stages, converted: str) -> None:
     long = {"converted": converted, "hyperparameters": {"steps": 150}, "checkpointing": {"every_steps": 50}}
     stages.run("Train", "undisturbed", **long)

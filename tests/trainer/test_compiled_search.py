@@ -1,6 +1,6 @@
 """Which candidates are compiled and which is taken, with a compiler that answers by a rule; and what its texts say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from finetune_contract import ExitCode, MeshSpec, SliceShape
+from finetune_contract import ExitCode, MeshSpec, SliceShape, StageRequest
 from finetune_trainer import families
 from finetune_trainer.compiled import check
 from finetune_trainer.compiled.chips import CHIPS, roofline
-from finetune_trainer.compiled.compiler import needed_bytes
 from finetune_trainer.compiled.cost import Cost, cost_of
-from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled
+from finetune_trainer.compiled.evaluating import needed_bytes
+from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled, Program
+from finetune_trainer.compiled.remedies import remedies
 from finetune_trainer.compiled.search import Choices, Model, search
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
@@ -57,6 +58,20 @@ def by_rule(peak: Callable[[Candidate], float], seconds: dict[str, float]) -> Ca
         return measured(needed, seconds[policy]) if needed <= 31 else exceeded(needed)
 
     return ask
+
+
+def what_would_fit(
+    start: Candidate,
+    choices: Choices,
+    model: Model,
+    ask: Callable[[Candidate], Answer],
+    larger: Sequence[SliceShape] = (),
+) -> tuple[str, ...]:
+    """Once nothing fits."""
+    found = search(start, choices, model, ask)
+    assert found.best is None
+    assert isinstance(found.refusal, Exceeded)
+    return remedies(start, found.refusal, choices, model, ask, larger=larger)
 
 
 SECONDS = {"minimal_with_context": 1.0, "save_qkv_proj": 1.2, "full": 1.4, "custom": 1.4}
@@ -106,12 +121,23 @@ def test_once_it_is_late_what_fits_is_taken() -> None:
     assert len(found.tried) == 1
 
 
+def counting(rule: Callable[[Candidate], Answer], asked: list[Candidate]) -> Callable[[Candidate], Answer]:
+    def ask(candidate: Candidate) -> Answer:
+        asked.append(candidate)
+        return rule(candidate)
+
+    return ask
+
+
 def test_a_refusal_names_what_was_compiled_and_fits() -> None:
-    choices = Choices(remat=True, tiles=True, parallelism=False, larger=(shape(8), shape(16)))
-    found = search(candidate(512), choices, MODEL, by_rule(grows, SECONDS))
-    assert found.best is None
-    assert found.remedies == ("hyperparameters.globalBatchSize 248", "resources.tpu v6e-16")
-    assert len(found.tried) <= 12
+    choices = Choices(remat=True, tiles=True, parallelism=False)
+    asked: list[Candidate] = []
+    ask = counting(by_rule(grows, SECONDS), asked)
+    assert what_would_fit(candidate(512), choices, MODEL, ask, (shape(8), shape(16))) == (
+        "hyperparameters.globalBatchSize 248 with remat_policy custom",
+        "resources.tpu v6e-16 with remat_policy custom",
+    )
+    assert len(asked) <= 12
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
@@ -130,11 +156,115 @@ def test_the_largest_batch_is_found_where_memory_grows_in_a_line(
     choices = Choices(remat=False, tiles=False, parallelism=False)
     model = replace(MODEL, accumulation=accumulation)
     rule = by_rule(needs, SECONDS)
-    found = search(candidate(batch // unit * unit), choices, model, rule)
+    wanted = candidate(batch // unit * unit)
     if batch // unit * unit <= fits:
-        assert found.best is not None
+        assert search(wanted, choices, model, rule).best is not None
     else:
-        assert found.remedies == (f"hyperparameters.globalBatchSize {fits}",)
+        assert what_would_fit(wanted, choices, model, rule) == (f"hyperparameters.globalBatchSize {fits}",)
+
+
+def test_where_the_job_sets_the_policy_another_one_that_fits_is_named() -> None:
+    """``without``: the compiler is asked for the job without its own."""
+
+    def rule(asked: Candidate) -> Answer:
+        policy = asked.tuning.get("remat_policy") if "remat_policy" in asked.without else "minimal"
+        return measured(30, 1.0) if policy == "full" and asked.global_batch == 64 else exceeded(60)
+
+    fixed = Choices(remat=False, tiles=False, parallelism=True)
+    assert what_would_fit(candidate(64), fixed, MODEL, rule) == ("engineOverrides.remat_policy full",)
+
+
+def test_where_only_the_last_resort_fits_all_of_its_settings_are_named() -> None:
+    def rule(asked: Candidate) -> Answer:
+        offloads = asked.tuning.get("decoder_layer_input") == "offload"
+        return measured(30, 1.0) if offloads else exceeded(60)
+
+    fixed = Choices(remat=False, tiles=False, parallelism=True)
+    assert what_would_fit(candidate(16), fixed, MODEL, rule) == (
+        "engineOverrides.remat_policy custom and engineOverrides.decoder_layer_input offload",
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "fits", "remedy"),
+    [
+        (16, (4, 1), ("resources.parallelism data 1, fsdp 4, tensor 1",)),
+        (16, (2, 2), ("resources.parallelism data 1, fsdp 2, tensor 2",)),
+        (
+            6,
+            (2, 2),
+            ("resources.parallelism data 1, fsdp 2, tensor 2",),
+        ),  # which 4 devices cannot share otherwise
+        (16, (1, 1), ()),
+    ],
+)
+def test_where_the_job_sets_the_mesh_another_one_that_fits_is_named(
+    batch: int, fits: tuple[int, int], remedy: tuple[str, ...]
+) -> None:
+    def rule(asked: Candidate) -> Answer:
+        same = asked.global_batch == batch
+        return measured(30, 1.0) if same and (asked.mesh.fsdp, asked.mesh.tensor) == fits else exceeded(60)
+
+    copies = MeshSpec(hosts=1, chips_per_host=4, data=2, fsdp=2)
+    start = candidate(batch).model_copy(update={"mesh": copies})
+    fixed = Choices(remat=True, tiles=False, parallelism=False)
+    assert what_would_fit(start, fixed, MODEL, rule) == remedy
+
+
+@pytest.mark.parametrize(("batch", "named"), [(24, "v6e-16 with"), (20, "v6e-16 (globalBatchSize 32) with")])
+def test_a_larger_slice_is_named_with_a_batch_that_it_can_divide(batch: int, named: str) -> None:
+    """24 rows fit 16 devices where two share a row; 20 fit none of the ways."""
+
+    def rule(asked: Candidate) -> Answer:
+        assert asked.global_batch % (asked.mesh.data * asked.mesh.fsdp) == 0
+        return measured(30, 1.0) if asked.slice.chips == 16 else exceeded(60)
+
+    model = replace(MODEL, heads=2, kv_heads=2)
+    (remedy,) = what_would_fit(candidate(batch), ALL, model, rule, (shape(16),))
+    assert remedy == f"resources.tpu {named} remat_policy custom"
+
+
+def test_a_slice_that_does_not_hold_the_parameters_is_given_up_after_one_compilation() -> None:
+    hopeless = exceeded(60).model_copy(update={"arguments_bytes": 40 * GIB})
+    found = search(candidate(), ALL, MODEL, lambda _: hopeless)
+    assert (found.best, len(found.tried)) == (None, 1)
+
+
+def test_when_it_is_late_a_slice_is_judged_by_what_takes_the_least_memory() -> None:
+    asked: list[Candidate] = []
+    ask = counting(by_rule(grows, SECONDS), asked)
+    found = search(candidate(200), ALL, MODEL, ask, late=lambda: True)
+    assert found.best is not None
+    assert [each.tuning["remat_policy"] for each in asked] == ["full", "custom"]
+
+
+def test_devices_share_rows_only_where_all_heads_divide_among_them() -> None:
+    """They share them two by two already."""
+    shared = MeshSpec(hosts=2, chips_per_host=4, fsdp=4, tensor=2)
+    start = Candidate(slice=shape(8), mesh=shared, global_batch=16)
+    asked: list[Candidate] = []
+    search(start, ALL, replace(MODEL, heads=4, kv_heads=2), counting(lambda _: measured(1, 1.0), asked))
+    assert {each.mesh.tensor for each in asked} == {2}
+
+
+def test_tiles_are_of_the_logits_of_one_forward_pass() -> None:
+    """100 positions on each device at a time cannot be cut into eight, 800 could."""
+    model = replace(MODEL, vocab_size=262_144, sequence=100, accumulation=8)
+    asked: list[Candidate] = []
+    search(candidate(32), ALL, model, counting(lambda _: measured(1, 1.0), asked))
+    assert not any("num_vocab_tiling" in each.tuning for each in asked)
+
+
+@pytest.mark.parametrize("devices", [4, 12])
+def test_a_larger_slice_of_fewer_devices_than_the_jobs_own_mesh_needs_is_no_remedy(devices: int) -> None:
+    """Four chips of v5p hold more than sixteen of v5e."""
+    mesh = MeshSpec(hosts=4, chips_per_host=4, fsdp=2, tensor=8)
+    start = Candidate(slice=shape(16), mesh=mesh, global_batch=2)
+    asked: list[Candidate] = []
+    ask = counting(lambda _: exceeded(1000), asked)
+    fixed = replace(ALL, parallelism=False)
+    assert what_would_fit(start, fixed, MODEL, ask, (shape(devices, name="v5p-8"),)) == ()
+    assert {each.slice.name for each in asked} == {"v6e-16"}
 
 
 def test_a_batch_that_may_not_be_the_largest_is_told_so() -> None:
@@ -146,21 +276,20 @@ def test_a_batch_that_may_not_be_the_largest_is_told_so() -> None:
         return Exceeded(needed_bytes=None, limit_bytes=31 * GIB, arguments_bytes=GIB)
 
     fixed = Choices(remat=False, tiles=False, parallelism=False)
-    (remedy,) = search(candidate(4000), fixed, MODEL, ask).remedies
+    (remedy,) = what_would_fit(candidate(4000), fixed, MODEL, ask)
     assert remedy.endswith(" (perhaps more)")
 
 
 def test_where_nothing_fits_the_search_ends() -> None:
-    choices = Choices(remat=True, tiles=True, parallelism=True, larger=(shape(8), shape(16)))
-    found = search(candidate(256), choices, MODEL, lambda asked: exceeded(1000))
-    assert (found.best, found.remedies) == (None, ())
-    assert len(found.tried) <= 12
+    asked: list[Candidate] = []
+    ask = counting(lambda _: exceeded(1000), asked)
+    assert what_would_fit(candidate(256), ALL, MODEL, ask, (shape(8), shape(16))) == ()
+    assert len(asked) <= 12
 
 
 def test_a_refusal_for_another_reason_is_no_lack_of_memory() -> None:
     found = search(candidate(), ALL, MODEL, lambda asked: NotCompiled(message="no"))
     assert isinstance(found.refusal, NotCompiled)
-    assert found.remedies == ()
 
 
 MESSAGES: list[tuple[str, float | None]] = [
@@ -336,11 +465,31 @@ class ByRule:
     def __call__(self, candidate: Candidate) -> Answer:
         return self._rule(candidate)
 
+    def keep(self, candidate: Candidate) -> None:
+        """Nothing was compiled."""
 
-def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: Callable[[Candidate], Answer]) -> Any:
+
+def judged(
+    made: StageRequest,
+    rule: Callable[[Candidate], Answer],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    programs: Sequence[Program] = (),
+    **model: Any,
+) -> Any:
+    """``check_memory`` for a Qwen3 of two layers, changed by ``model``, where ``rule`` answers for the compiler."""
+    monkeypatch.setattr(check, "Asking", lambda *_, **__: ByRule(rule))
+    plan = families.resolve({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2} | model)
+    return check.check_memory(made, plan, folder, open_store(), {}, programs=lambda: programs)
+
+
+def checked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: Callable[[Candidate], Answer],
+    programs: Sequence[Program] = (),
+) -> Any:
     """``check_memory`` for batch 64 of a Qwen3 on v6e-4, where the profile also has v6e-8 and v6e-16."""
-    monkeypatch.setattr(check, "Asking", lambda *_: ByRule(rule))
-    plan = families.resolve({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2})
     made = request(
         tmp_path,
         "Preflight",
@@ -349,7 +498,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: Callable[[Can
         hyperparameters={"global_batch_size": 64},
         data={"max_seq_length": 2048},
     )
-    return check.check_memory(made, plan, tmp_path, open_store(), {})
+    return judged(made, rule, monkeypatch, tmp_path, programs)
 
 
 def a_gigabyte_a_row(asked: Candidate) -> Answer:
@@ -368,7 +517,7 @@ def test_a_step_that_exceeds_the_chips_is_refused_with_the_batch_and_the_slice_t
         checked(tmp_path, monkeypatch, doubled)
     error = caught.value
     assert (error.code, error.reason) == (ExitCode.OUT_OF_MEMORY, "MemoryExceeded")
-    for told in ("spec.resources", "34.50 GiB of 31.00 GiB per device with batch 64 on v6e-4", "globalBatchSize 56",
+    for told in ("spec.resources", "34.50 GiB of 31.00 GiB per device with batch 64 and remat_policy custom on v6e-4", "globalBatchSize 56",
                  "resources.tpu v6e-8", "No TPU time was used."):  # fmt: skip
         assert told in str(error)
     assert error.failure().code == 78
@@ -417,3 +566,372 @@ def test_a_step_that_fits_is_not_refused(tmp_path: Path, monkeypatch: pytest.Mon
     outcome = checked(tmp_path, monkeypatch, a_gigabyte_a_row)
     assert outcome.unknown == ""
     assert outcome.peak_bytes == int(18.5 * GIB)
+
+
+def test_a_step_that_the_slice_would_refuse_alike_is_the_users_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = NotCompiled(message="bkv_compute=100 must be a multiple of 128", certain=True)
+    with pytest.raises(StageError, match=r"bkv_compute=100 .* engineOverrides") as caught:
+        checked(tmp_path, monkeypatch, lambda _: refusal)
+    assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "ProgramRefused")
+
+
+LOSS = Program(kind="Loss")
+ANSWERS = Program(kind="Generate", width=1024, new_tokens=128, count=40, longest=4000)
+CHOICES = Program(kind="Likelihood", width=512, count=400, longest=4096)
+
+
+def others(rule: Callable[[Program], Answer]) -> Callable[[Candidate], Answer]:
+    """The train step fits."""
+    return lambda asked: measured(10, 1.0) if asked.program is None else rule(asked.program)
+
+
+def test_every_other_program_of_the_job_is_compiled_for_what_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Candidate] = []
+
+    def rule(candidate: Candidate) -> Answer:
+        asked.append(candidate)
+        return measured(10, 1.0).model_copy(update={"rows": 16 if candidate.program == ANSWERS else None})
+
+    outcome = checked(tmp_path, monkeypatch, rule, [LOSS, ANSWERS, CHOICES])
+    step = next(each for each in asked if each.program is None)
+    assert [each.program for each in asked if each.program is not None] == [LOSS, ANSWERS, CHOICES]
+    assert all(each.mesh == outcome.mesh for each in asked if each.program is not None)
+    assert step.global_batch == 64
+    assert outcome.uncompiled == []
+    assert [line.partition(":")[0] for line in outcome.programs] == [
+        "loss on the validation rows",
+        "answers of 128 tokens to prompts of 1024",
+        "log-probabilities of texts of 512 tokens",
+    ]
+    assert outcome.programs[1].endswith("16 rows at a time")
+
+
+@pytest.mark.parametrize(("program", "fix"), [(LOSS, "globalBatchSize"), (ANSWERS, "maxNewTokens")])
+def test_an_evaluation_that_does_not_fit_is_refused_before_training_is_paid_for(
+    program: Program, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = others(lambda asked: exceeded(40) if asked == program else measured(10, 1.0))
+    with pytest.raises(StageError, match=fix) as caught:
+        checked(tmp_path, monkeypatch, rule, [LOSS, ANSWERS])
+    assert (caught.value.code, caught.value.reason) == (ExitCode.OUT_OF_MEMORY, "MemoryExceeded")
+    assert str(program) in str(caught.value)
+
+
+def test_an_evaluation_that_the_compiler_refuses_is_refused_before_training_is_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = others(
+        lambda _: NotCompiled(message="q_block_size=512 should divide q_seq_len=1152", certain=True)
+    )
+    with pytest.raises(StageError, match="q_seq_len=1152") as caught:
+        checked(tmp_path, monkeypatch, rule, [ANSWERS])
+    assert caught.value.code == ExitCode.BAD_REQUEST
+
+
+def test_what_was_not_compiled_is_reported_the_largest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "_PATIENCE_SECONDS", -1.0)
+    late = checked(tmp_path, monkeypatch, others(lambda _: measured(1, 1.0)), [ANSWERS, CHOICES])
+    assert late.uncompiled == [str(ANSWERS), str(CHOICES)]
+    assert late.programs == []
+    monkeypatch.setattr(check, "_PATIENCE_SECONDS", 600.0)
+    failed = checked(tmp_path, monkeypatch, others(lambda _: NotCompiled(message="INTERNAL: no")), [ANSWERS])
+    (line,) = failed.uncompiled
+    assert "INTERNAL: no" in line
+    assert failed.peak_bytes is not None, "that the train step fits is known all the same"
+
+
+# --- where the job names no slice
+
+CHOICE = [4, 8, 16]
+
+
+def chosen(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: Callable[[Candidate], Answer],
+    programs: Sequence[Program] = (),
+    **changes: Any,
+) -> Any:
+    """``check_memory`` for batch 8 of a Qwen3 with 16 heads, of which 8 are of keys and values, and v6e-4, v6e-8 and
+    v6e-16 to choose from, where two devices share a row."""
+    model = changes.pop("model", {})
+    meshes = {
+        4: {"hosts": 1, "chips_per_host": 4, "fsdp": 4},
+        8: {"hosts": 2, "chips_per_host": 4, "fsdp": 8},
+        16: {"hosts": 4, "chips_per_host": 4, "fsdp": 8, "tensor": 2},
+    }
+    asked = {
+        "source": "Compile",
+        "slice": shape(4),
+        "candidates": [
+            {
+                "slice": shape(chips).model_copy(update={"flags": {"XLA_FLAGS": f"--x={chips}"}}),
+                "mesh": meshes[chips],
+            }
+            for chips in (8, 16)
+        ],
+        "larger": [shape(8), shape(16), shape(32)],
+        "choose_parallelism": True,
+        **changes,
+    }
+    made = request(
+        tmp_path, "Preflight", mesh=meshes[4], memory=asked, hyperparameters={"global_batch_size": 8},
+        data={"max_seq_length": 2048},
+    )  # fmt: skip
+    return judged(made, rule, monkeypatch, tmp_path, programs, **model)
+
+
+def holding(least: int) -> Callable[[Candidate], Answer]:
+    """Slices of so many chips hold it."""
+    return lambda asked: (
+        measured(30, 1.0) if asked.slice.chips >= least else exceeded(160 / asked.slice.chips)
+    )
+
+
+@pytest.mark.parametrize("least", CHOICE)
+def test_the_first_slice_that_holds_the_training_is_chosen_and_the_others_are_named(
+    least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = chosen(tmp_path, monkeypatch, holding(least))
+    assert (outcome.slice, outcome.chosen) == (f"v6e-{least}", shape(least))
+    assert outcome.mesh.devices == least
+    smaller = [chips for chips in CHOICE if chips < least]
+    assert [(each.slice.chips, each.why) for each in outcome.unfit] == [
+        (chips, f"does not fit, {160 / chips:.2f} GiB of 31.00 GiB") for chips in smaller
+    ]
+    assert {line.partition(",")[0] for line in outcome.tried} == {
+        f"v6e-{chips}" for chips in (*smaller, least)
+    }
+
+
+def test_a_program_that_does_not_fit_moves_the_job_to_the_next_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rule(asked: Candidate) -> Answer:
+        return exceeded(40) if asked.program == ANSWERS and asked.slice.chips < 16 else measured(10, 1.0)
+
+    outcome = chosen(tmp_path, monkeypatch, rule, [LOSS, ANSWERS])
+    assert outcome.slice == "v6e-16"
+    assert [each.why.partition(":")[0] for each in outcome.unfit] == [str(ANSWERS)] * 2
+    assert len(outcome.programs) == 2
+
+
+def test_an_evaluation_that_fits_no_slice_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = others(lambda _: exceeded(40))
+    with pytest.raises(StageError, match="maxNewTokens") as caught:
+        chosen(tmp_path, monkeypatch, rule, [ANSWERS])
+    assert caught.value.reason == "MemoryExceeded"
+    assert "on v6e-16" in str(caught.value)
+
+
+def test_a_refusal_of_all_slices_names_each_and_what_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rule(asked: Candidate) -> Answer:
+        needed = 40 * asked.global_batch / asked.slice.chips
+        return measured(needed, 1.0) if needed <= 31 or asked.slice.chips == 32 else exceeded(needed + 12)
+
+    with pytest.raises(StageError) as caught:
+        chosen(
+            tmp_path,
+            monkeypatch,
+            lambda asked: rule(asked.model_copy(update={"global_batch": asked.global_batch * 2})),
+        )
+    error = caught.value
+    assert (error.code, error.reason) == (ExitCode.OUT_OF_MEMORY, "MemoryExceeded")
+    for told in (
+        "v6e-4 does not fit, 172.00 GiB of 31.00 GiB; v6e-8 does not fit, 92.00 GiB", "v6e-16 does not fit, 52.00 GiB",
+        "with batch 8 and remat_policy custom", "resources.tpu v6e-32 with remat_policy custom",
+    ):  # fmt: skip
+        assert told in str(error)
+
+
+def test_a_batch_that_fits_the_largest_of_the_slices_is_named_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device of v6e-8 could take a row where eight share the batch; the job wants two rows each."""
+
+    def rule(asked: Candidate) -> Answer:
+        rows = asked.global_batch / (asked.mesh.data * asked.mesh.fsdp)
+        return measured(20, 1.0) if rows <= 1 and asked.slice.chips == 8 else exceeded(40 * rows)
+
+    four, eight = ({"hosts": each // 4, "chips_per_host": 4, "fsdp": each} for each in (4, 8))
+    made = request(
+        tmp_path, "Preflight", mesh=four, hyperparameters={"global_batch_size": 16}, data={"max_seq_length": 512},
+        memory={"source": "Compile", "slice": shape(4), "candidates": [{"slice": shape(8), "mesh": eight}]},
+    )  # fmt: skip
+    with pytest.raises(StageError, match="globalBatchSize 8 with remat_policy custom on v6e-8"):
+        judged(made, rule, monkeypatch, tmp_path)
+
+
+def test_a_slice_of_which_nothing_is_known_ends_the_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not known to be too small, as the cheaper one is."""
+
+    def rule(asked: Candidate) -> Answer:
+        return exceeded(40) if asked.slice.chips == 4 else NotCompiled(message="INTERNAL: no")
+
+    outcome = chosen(tmp_path, monkeypatch, rule)
+    assert (outcome.slice, [each.slice.name for each in outcome.unfit]) == ("v6e-8", ["v6e-4"])
+    assert "INTERNAL: no" in outcome.unknown
+    assert outcome.peak_bytes is None
+
+
+def test_without_time_the_next_slice_is_taken_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "_PATIENCE_SECONDS", -1.0)
+    outcome = chosen(tmp_path, monkeypatch, holding(16))
+    assert (outcome.slice, [each.slice.name for each in outcome.unfit]) == ("v6e-8", ["v6e-4"])
+    assert "not compiled in time" in outcome.unknown
+
+
+def test_a_setting_that_the_compiler_refuses_is_the_users_error_on_the_first_slice_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = NotCompiled(message="Mosaic failed", certain=True)
+    with pytest.raises(StageError, match="Mosaic failed") as caught:
+        chosen(tmp_path, monkeypatch, lambda _: refused)
+    assert caught.value.reason == "ProgramRefused"
+
+    def later(asked: Candidate) -> Answer:
+        return refused if asked.slice.chips == 8 else holding(16)(asked)
+
+    outcome = chosen(tmp_path, monkeypatch, later)
+    assert outcome.slice == "v6e-16"
+    assert "Mosaic failed" in outcome.unfit[1].why
+
+
+UNEVEN = NotCompiled(
+    message="logits_dense does not divide among fsdp 2, tensor 2", certain=True, of_mesh=True
+)
+
+
+def test_a_mesh_on_which_the_model_cannot_be_loaded_passes_its_slice_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = chosen(
+        tmp_path, monkeypatch, lambda asked: UNEVEN if asked.slice.chips == 4 else holding(8)(asked)
+    )
+    assert outcome.slice == "v6e-8"
+    assert "does not divide" in outcome.unfit[0].why
+
+
+@pytest.mark.parametrize("run", [checked, chosen], ids=["one slice", "several"])
+def test_where_the_model_can_be_loaded_on_no_mesh_the_refusal_says_what_to_change(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StageError, match=r"logits_dense .*globalBatchSize") as caught:
+        run(tmp_path, monkeypatch, lambda _: UNEVEN)
+    assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "MeshNotDivisible")
+
+
+def test_a_program_that_the_compiler_refuses_on_a_later_slice_passes_that_slice_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rule(asked: Candidate) -> Answer:
+        if asked.program == ANSWERS and asked.slice.chips == 8:
+            return NotCompiled(message="Mosaic failed", certain=True)
+        return holding(8)(asked)
+
+    outcome = chosen(tmp_path, monkeypatch, rule, [LOSS, ANSWERS])
+    assert (outcome.slice, len(outcome.programs)) == ("v6e-16", 2)
+    assert "Mosaic failed" in outcome.unfit[1].why
+
+
+def test_devices_share_rows_on_a_later_slice_where_the_first_has_one_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meshes = {
+        1: {"hosts": 1, "chips_per_host": 1},
+        4: {"hosts": 1, "chips_per_host": 4, "fsdp": 4},
+        16: {"hosts": 4, "chips_per_host": 4, "fsdp": 8, "tensor": 2},
+    }
+    others = [{"slice": shape(chips), "mesh": meshes[chips]} for chips in (4, 16)]
+    made = request(
+        tmp_path, "Preflight", mesh=meshes[1], hyperparameters={"global_batch_size": 8}, data={"max_seq_length": 512},
+        memory={"source": "Compile", "slice": shape(1), "candidates": others, "choose_parallelism": True},
+    )  # fmt: skip
+
+    def rule(asked: Candidate) -> Answer:
+        return measured(20, 1.0) if asked.mesh.tensor > 1 else exceeded(36)
+
+    outcome = judged(made, rule, monkeypatch, tmp_path)
+    assert (outcome.slice, outcome.mesh.fsdp, outcome.mesh.tensor) == ("v6e-4", 2, 2)
+
+
+@pytest.mark.parametrize("source", ["Compile", "Analytic"])
+def test_a_slice_on_which_heads_do_not_divide_is_left_and_said(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 devices can share 8 rows only two by two; one head of keys and values does not divide."""
+    narrow = {"num_attention_heads": 16, "num_key_value_heads": 1, "hidden_size": 65536}
+    with pytest.raises(StageError) as caught:
+        chosen(
+            tmp_path, monkeypatch, lambda _: exceeded(40), model={**narrow, "intermediate_size": 2**18}, source=source,
+            larger=[],
+        )  # fmt: skip
+    assert caught.value.reason == "MemoryExceeded"
+    assert "v6e-16 has 16 devices for 8 rows, and the model's 16 heads and 1 kv heads do not divide" in str(
+        caught.value
+    )
+
+
+def test_a_batch_that_no_slice_can_divide_is_refused_without_compiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rule(asked: Candidate) -> Answer:
+        raise AssertionError(asked)
+
+    shared = {"hosts": 2, "chips_per_host": 4, "fsdp": 4, "tensor": 2}
+    made = request(
+        tmp_path, "Preflight", mesh=shared, hyperparameters={"global_batch_size": 4}, data={"max_seq_length": 512},
+        memory={"source": "Compile", "slice": shape(8), "candidates": [{"slice": shape(8, "other"), "mesh": shared}]},
+    )  # fmt: skip
+    with pytest.raises(StageError, match="v6e-8 has 8 devices for 4 rows") as caught:
+        judged(made, rule, monkeypatch, tmp_path, num_key_value_heads=1)
+    assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "BatchNotDivisible")
+
+
+@pytest.mark.parametrize(("width", "fits"), [(1024, 4), (24576, 8), (32768, 16)])
+def test_by_arithmetic_the_first_slice_that_holds_the_state_is_chosen(
+    width: int, fits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {"hidden_size": width, "intermediate_size": 4 * width, "vocab_size": 32_000}
+    outcome = chosen(tmp_path, monkeypatch, lambda _: exceeded(1), source="Analytic", model=wide)
+    assert outcome.slice == f"v6e-{fits}"
+    assert [each.slice.chips for each in outcome.unfit] == [chips for chips in CHOICE if chips < fits]
+
+
+@pytest.mark.parametrize(("heads", "fits"), [(8, True), (2, False)])
+def test_by_arithmetic_heads_have_to_divide_on_the_only_slice_too(
+    heads: int, fits: bool, tmp_path: Path
+) -> None:
+    """Where there is one slice to choose from, the operator makes eight devices share a row without knowing the model."""
+    place = shape(16)
+    made = request(
+        tmp_path, "Preflight", mesh={"hosts": 4, "chips_per_host": 4, "fsdp": 2, "tensor": 8},
+        memory={"source": "Analytic", "slice": place}, hyperparameters={"global_batch_size": 2},
+    )  # fmt: skip
+    plan = families.resolve(
+        {
+            "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 8, "num_key_value_heads": heads, "head_dim": 16, "vocab_size": 512,
+        }
+    )  # fmt: skip
+    if fits:
+        assert check.check_memory(made, plan, tmp_path, open_store(), {}) is not None
+        return
+    with pytest.raises(StageError) as refusal:
+        check.check_memory(made, plan, tmp_path, open_store(), {})
+    assert refusal.value.code == ExitCode.BAD_REQUEST
+    assert "2 kv heads" in str(refusal.value)

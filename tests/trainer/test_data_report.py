@@ -224,3 +224,74 @@ def test_a_learning_rate_that_no_recipe_uses_is_remarked(
     found = list(remarks.of_learning_rate(MethodSpec.model_validate(method), chosen, int(parameters)))
     assert [remark.level for remark in found] == ["Problem"] * (told is not None)
     assert all(told is not None and told in remark.text for remark in found)
+
+
+TOOL = {"type": "function", "function": {"name": "count", "description": "", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (chat("two", "<think>\nlong and careful thoughts\n</think>\n\nsecond"), "in their last answer"),
+        ({**chat("two", "second"), "tools": [TOOL]}, "have tools"),
+    ],
+    ids=["reasoning", "tools"],
+)
+def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
+    tmp_path: Path, row: dict[str, Any], told: str
+) -> None:
+    write_model(tmp_path / "models/qwen3", Spec())
+    (tmp_path / "data").mkdir()
+    for name in ("train", "eval"):
+        lines = [chat("one", "first"), row, row]
+        (tmp_path / f"data/{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    answers = "m['content'].split('</think>')[-1]"
+    made = check(tmp_path, data={"chat_template": CHATML.replace("m['content']", answers)})
+    problems = [each.text for each in made.remarks if each.level == "Problem" and told in each.text]
+    assert [text.partition(" have ")[0] for text in problems] == [
+        "train-0: 2 of 3 rows (the first: row 2)", "faq: 2 of 3 rows (the first: row 2)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("numbers", "steps", "expected"),
+    [
+        ({"warmup_steps": 5}, 6, None),
+        ({"warmup_steps": 0}, 1, None),
+        ({"warmup_ratio": 1.0}, 3, None),
+        ({"warmup_steps": 6}, 6, "takes all 6 steps, so the learning rate never reaches its value"),
+        ({"warmup_steps": 9}, 1, "takes all 1 steps, so the learning rate is 0 in the only one"),
+    ],
+)
+def test_a_warm_up_that_takes_all_steps_is_remarked_on(
+    numbers: dict[str, Any], steps: int, expected: str | None
+) -> None:
+    chosen = Hyperparameters.model_validate(
+        {"steps": steps, "global_batch_size": 8, "learning_rate": 1e-4, **numbers}
+    )
+    found = list(remarks.of_warmup(chosen, steps))
+    assert [each.level for each in found] == ["Problem"] * bool(expected)
+    assert not expected or expected in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("precision", "rate", "method", "told"),
+    [
+        ("BF16", 1e-5, {}, True),
+        ("BF16", 9e-5, PAIRS, True),
+        ("BF16", 1e-4, {}, False),
+        ("BF16", 1e-5, LORA, False),
+        ("FP32", 1e-5, {}, False),
+    ],
+)
+def test_weights_in_bfloat16_that_a_small_rate_hardly_moves_are_remarked(
+    precision: str, rate: float, method: dict[str, Any], told: bool
+) -> None:
+    chosen = Hyperparameters(
+        steps=1,
+        global_batch_size=1,
+        learning_rate=rate,
+        weight_precision=precision,  # type: ignore[arg-type]
+    )
+    found = list(remarks.of_weight_precision(MethodSpec.model_validate(method), chosen))
+    assert [remark.level for remark in found] == ["Problem"] * told

@@ -1,7 +1,9 @@
 """Datasets: what is read, what is refused, and with which words."""
 
 import gzip
+import io
 import json
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from finetune_contract import DatasetSource, ExitCode
+from finetune_trainer.data import readers
 from finetune_trainer.data.schema import Conversation, Format, PlainText, TextPair, checked
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.errors import StageError
@@ -48,6 +51,56 @@ def test_messages_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
         found, examples = read(f"file://{tmp_path}/{name}", tmp_path)
         assert found is Format.MESSAGES, name
         assert [example.messages for example in examples] == [TURNS] * 3, name
+
+
+def calling(name: str, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An assistant's turn that calls a function, and the function's JSON schema."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    properties = {key: {"type": "string", "enum": [value, None]} for key, value in arguments.items()}
+    schema = {"name": name, "parameters": {"type": "object", "properties": properties}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    return turn, {"type": "function", "function": schema}
+
+
+WEATHER, MAIL = calling("get_weather", city="Lima"), calling("send_mail", to="a@b.c", text="hi")
+NOW = calling("now")
+OLD = [{"role": "assistant", "content": "x", "function_call": {"name": name, name: 1}} for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"messages": [TURNS[0], turn], "tools": [tool]} for turn, tool in (WEATHER, MAIL, NOW)],
+        [{"messages": [TURNS[0], WEATHER[0], MAIL[0]], "tools": [WEATHER[1], MAIL[1]]}, {"messages": TURNS}],
+        [{"prompt": TURNS[:1], "completion": [turn], "tools": [tool]} for turn, tool in (WEATHER, MAIL, NOW)],
+        [{"messages": [TURNS[0], OLD[0]]}, {"messages": [TURNS[0], OLD[1], {**TURNS[1], "weight": 0}]}],
+    ],
+    ids=["calls", "two in a row", "pairs", "keys of messages"],
+)
+def test_rows_of_a_columnar_file_have_no_keys_of_other_rows(
+    tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(*rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert parquet.read_table(tmp_path / "a.parquet").to_pylist() != rows, "Arrow fills keys in"
+    shown = [
+        [json.dumps([example.messages, example.tools, example.trained]) for example in examples]
+        for _, examples in (read(f"file://{tmp_path}/a.{kind}", tmp_path) for kind in ("jsonl", "parquet"))
+    ]
+    assert shown[0] == shown[1]
+
+
+def test_a_null_that_somebody_wrote_stays(tmp_path: Path) -> None:
+    turn, tool = calling("set_alarm", time="7:00", label=None)
+    (tmp_path / "a.jsonl").write_bytes(lines({"messages": [TURNS[0], turn], "tools": [tool]}))
+    call = {"function": {"name": "set_alarm", "arguments": '{"time": "7:00", "label": null}'}}
+    row = {"messages": [TURNS[0], {**turn, "tool_calls": [call]}], "tools": json.dumps([tool])}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        _, [example] = read(f"file://{tmp_path}/{name}", tmp_path)
+        arguments = example.messages[1]["tool_calls"][0]["function"]["arguments"]
+        assert arguments == {"time": "7:00", "label": None}, name
+        assert example.tools == [tool], name
 
 
 def test_a_glob_reads_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -176,6 +229,19 @@ def test_the_revision_is_that_of_the_content_wherever_it_lies(tmp_path: Path) ->
     assert revisions[0] == revisions[1] != revisions[2]
 
 
+def test_rows_are_those_of_the_revision_or_none(root: str, tmp_path: Path) -> None:
+    """Both kinds of storage; the files of a bucket are fetched when the first row is asked for."""
+    store = open_store()
+    store.write(f"{root}/a.jsonl", lines({"text": "version A"}))
+    store.write(f"{root}/b.jsonl", lines({"text": "unchanged"}))
+    found = open_source(source(f"{root}/*.jsonl"), store, tmp_path / "scratch")
+    store.write(f"{root}/a.jsonl", lines({"text": "version B"}))
+    with pytest.raises(StageError, match=r"a\.jsonl was replaced or removed") as caught:
+        list(found.rows())
+    assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_DATA, "InputChanged")
+    assert caught.value.where == "spec.datasets.train[0].uri"
+
+
 def test_files_that_are_no_longer_what_preflight_found_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(GOOD)
@@ -200,7 +266,7 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
     ("no role", lines({"messages": [{"content": "x"}]}), {}, "DatasetSchemaMismatch",
      f"{AT}, row 1: message 1 has no role (saw nothing). Give it one of"),
     ("a role that is a number", lines({"messages": [{"role": 1, "content": "x"}]}), {}, "DatasetSchemaMismatch", "saw a number"),
-    ("broken JSON", lines(*[GOOD] * 6, '{"messages": ['), {}, "DatasetNotJson", f"{AT}, row 7: the line is not JSON: Expecting value"),
+    ("broken JSON", lines(*[GOOD] * 6, '{"messages": ['), {}, "DatasetNotJson", f"{AT}, row 7: the line is not JSON: it breaks off"),
     ("half of a character", lines(GOOD, r'{"text": "an \ud83d emoji"}'), {}, "DatasetNotJson",
      rf"{AT}, row 2: the line is not JSON: \ud83d is half of a character"),
     ("endless nesting", b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {}, "DatasetNotJson",
@@ -237,7 +303,15 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
     ("content in parts", lines(messages(("user", [{"type": "text", "text": "x"}]))), {}, "DatasetSchemaMismatch",
      "the content of message 1 must be text (saw a list)"),
     ("content that is null", lines(messages(("user", "x"), ("assistant", None))), {}, "DatasetSchemaMismatch",
-     "the content of message 2 must be text (saw null)"),
+     "the content of message 2 must be text (saw null). Write the answer, or remove the row."),
+    ("a question that is null", lines(messages(("user", None))), {}, "DatasetSchemaMismatch", "Write the text, or remove"),
+    ("a completion that is null", lines({"prompt": "x", "completion": None}), {}, "DatasetSchemaMismatch",
+     "(saw text and null). Write the completion, or remove the row."),
+    ("a line that is cut", lines(GOOD, '{"messages": ['), {}, "DatasetNotJson",
+     'row 2: the line is not JSON: it breaks off after column 14 (saw {"messages": [, expected one JSON object per line)'),
+    ("a line that is cut within a text", lines(GOOD, '{"text": "hel', GOOD), {}, "DatasetNotJson",
+     "row 2: the line is not JSON: it breaks off after column 13"),
+    ("a value that is left out", lines('{"text": }'), {}, "DatasetNotJson", "Expecting value at column 10"),
     ("no content", lines({"messages": [{"role": "user"}]}), {}, "DatasetSchemaMismatch", "saw no content"),
     ("a column that is gone in row 2", lines(GOOD, {"other": 1}), {}, "DatasetSchemaMismatch",
      f'{AT}, row 2: there is no column "messages" (saw columns other)'),
@@ -247,6 +321,14 @@ BROKEN: list[tuple[str, bytes, Mapping[str, Any], str, str]] = [
     ("the wrong format asked for", lines(GOOD), {"format": "PromptCompletion"}, "DatasetSchemaMismatch", 'there is no column "prompt"'),
     ("columns the wrong way round", lines(GOOD), {"columns": {"chat": "messages"}}, "UnknownColumn",
      f"{AT}.columns: columns maps our names to the dataset's (saw chat, expected one of messages, prompt, completion, "),
+    ("columns the wrong way round, by name", lines(GOOD), {"columns": {"chat": "messages"}}, "UnknownColumn",
+     "Write {messages: chat}: our name first"),
+    ("a mapped column that is not there", lines({"instruction": "x", "output": "y"}),
+     {"columns": {"prompt": "instr", "completion": "output"}}, "UnknownColumn",
+     'columns.prompt names "instr", which row 1 does not have (saw columns instruction, output). Write columns: {prompt: '),
+    ("the same of a named format", lines({"Q": "x", "A": "y"}),
+     {"format": "QuestionAnswer", "columns": {"question": "title", "answer": "A"}}, "UnknownColumn",
+     'columns.question names "title", which row 1 does not have'),
     ("roleMap the wrong way round", lines(GOOD), {"role_map": {"assistant": "bot"}}, "UnknownRole", "saw bot"),
 ]  # fmt: skip
 
@@ -275,7 +357,7 @@ FILES = [
     ("a.parquet", b"not parquet", "file:///{}/a.parquet", "UnreadableFile", ExitCode.BAD_DATA),
     ("a.arrayrecord", b"no array record", "file:///{}/a.arrayrecord", "UnreadableFile", ExitCode.BAD_DATA),
     ("a.json", rb'[{"text": "\ud83d"}]', "file:///{}/a.json", "DatasetNotJson", ExitCode.BAD_DATA),
-    ("a.json", b"[1, 2", "file:///{}/a.json", "DatasetNotJson", ExitCode.BAD_DATA),
+    ("a.json", b'[{"text": "a"}, {"te', "file:///{}/a.json", "DatasetNotJson", ExitCode.BAD_DATA),
     ("there.jsonl", b"", "file:///{}/elsewhere.jsonl", "DatasetMissing", ExitCode.INPUT_MISSING),
     ("there.jsonl", b"", "file:///{}/else*.jsonl", "DatasetMissing", ExitCode.INPUT_MISSING),
 ]  # fmt: skip
@@ -298,3 +380,55 @@ def test_of_several_files_the_error_names_the_one(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(lines(GOOD, messages(("bot", "x"))))
     with pytest.raises(StageError, match=r"spec\.datasets\.train\[0\], b\.jsonl row 2: role"):
         read(f"file://{tmp_path}/*.jsonl", tmp_path)
+
+
+ARRAYS = [
+    (b"[]", []), (b" [ ] \n", []), (b'\xef\xbb\xbf[{"a": 1}]', [{"a": 1}]), (b"[1,23 , 456]", [1, 23, 456]),
+    ('[{"a": "é😀"},\n{"b": [1, {"c": "]"}]}]'.encode(), [{"a": "é😀"}, {"b": [1, {"c": "]"}]}]),
+    (rb'[{"a": "\ud83d\ude00"}, "\\", null]', [{"a": "😀"}, "\\", None]),
+    (b'[{"a": 1} {"b": 2}]', "no comma after element 1"), (b'[{"a": 1}', "it breaks off"), (b"[1] 2", "more after the array"),
+    (b"[1,]", "Expecting value in element 2"), (b'[{"a": "x]', "in element 1"), (b'["\xff"]', "can't decode"),
+    (rb'["\ud83d"]', "half of a character"), (b"[" * 100_000, "nested too deeply"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 2**20])
+@pytest.mark.parametrize(("content", "found"), ARRAYS, ids=[repr(content)[:30] for content, _ in ARRAYS])
+def test_an_array_is_read_element_by_element(
+    content: bytes, found: list[Any] | str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_CHUNK", chunk)
+    if isinstance(found, list):
+        assert list(readers._elements(io.BytesIO(content))) == found
+        return
+    with pytest.raises(ValueError, match=found):
+        list(readers._elements(io.BytesIO(content)))
+
+
+def test_an_array_is_the_same_wherever_its_file_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [{"a": [1.5e10, -2e-3, True, None]}, 1.25e-7, '\\"é😀', [[], {}], {"b" * 50: {" ": "\t"}}]
+    for text in (json.dumps(values), json.dumps(values, ensure_ascii=False, indent=40)):
+        content = text.encode()
+        for chunk in range(1, len(content) + 1):
+            monkeypatch.setattr(readers, "_CHUNK", chunk)
+            assert list(readers._elements(io.BytesIO(content))) == json.loads(content)
+
+
+def test_a_fault_in_an_array_ends_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_CHUNK", 100)
+    stream = io.BytesIO(b'[{"a": x}' + b" " * 10_000)
+    with pytest.raises(ValueError, match="Expecting value in element 1"):
+        list(readers._elements(stream))
+    assert stream.tell() <= 200
+
+
+def test_of_an_array_few_rows_are_in_memory(tmp_path: Path) -> None:
+    """All of them took eleven times the file's size."""
+    row = json.dumps({"text": "x" * 10_000 + "😀"})
+    (tmp_path / "a.json").write_text(f"[{','.join([row] * 1000)}]")
+    tracemalloc.start()
+    opened = open_source(source(f"file://{tmp_path}/a.json"), open_store(), tmp_path)
+    assert sum(1 for _ in opened.rows()) == 1000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 * 2**20

@@ -104,6 +104,24 @@ def test_settings_come_from_the_file(spec: dict[str, Any], expected: dict[str, o
     assert {key: settings[key] for key in expected} == expected
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"attention_bias": True},
+        {"attention_bias": False},
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2},
+        {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 0},
+        {"use_mrope": False},
+    ],
+)
+def test_a_qwen2_has_its_biases_and_no_window_whatever_unread_keys_say(stated: dict[str, object]) -> None:
+    """transformers builds the biases always, and windows only for layers beyond ``max_window_layers``."""
+    plan = plan_of(family="qwen2", config=stated)
+    assert plan == plan_of(family="qwen2")
+    assert plan.tensors()["model.layers.1.self_attn.k_proj.bias"] == (32,)
+    assert plan.settings()["attention_bias"] is True
+
+
 def test_a_null_soft_cap_in_the_file_switches_it_off() -> None:
     config = config_of(Spec(family="gemma2")) | {
         "attn_logit_softcapping": None,
@@ -154,6 +172,7 @@ def test_query_scale_of_gemma3_selects_the_catalogue_entry(scalar: int, name: st
     [
         ("llama", {"attention_bias": True}, "attention_bias"),
         ("llama", {"mlp_bias": True}, "mlp_bias"),
+        ("qwen3", {"attention_bias": True}, "attention_bias"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("llama", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
         ("llama", {"pretraining_tp": 2}, "pretraining_tp"),
@@ -172,6 +191,10 @@ def test_query_scale_of_gemma3_selects_the_catalogue_entry(scalar: int, name: st
         ("qwen3", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ("mixtral", {"num_local_experts": 10**9}, "num_local_experts"),
         ("llama", {"head_dim": 15}, "head_dim"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type"),
+        ("qwen2", {"mlp_bias": True}, "mlp_bias"),
         ("qwen3", {"use_sliding_window": True}, "use_sliding_window"),
         ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
         ("qwen3", {"rope_parameters": LLAMA3}, "rope_type"),
@@ -249,7 +272,7 @@ def test_deepseeks_own_code_is_named_in_its_models_and_not_needed(tmp_path: Path
     assert json.loads((tmp_path / "config.json").read_text()) == {**config, "dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize("architectures", [None, [], ["Qwen2ForCausalLM"], "LlamaForCausalLM", ["A", "B"]])
+@pytest.mark.parametrize("architectures", [None, [], ["Qwen2MoeForCausalLM"], "LlamaForCausalLM", ["A", "B"]])
 def test_another_architecture_is_refused_with_the_supported_ones(architectures: object) -> None:
     with pytest.raises(StageError) as caught:
         families.resolve({"architectures": architectures})
@@ -266,7 +289,17 @@ def test_keys_that_transformers_does_not_read_change_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "NotAModelFolder"), ("{", "InvalidModelConfig"), ("[]", "InvalidModelConfig")],
+    [
+        (None, "NotAModelFolder"),
+        ("{", "InvalidModelConfig"),
+        ("[]", "InvalidModelConfig"),
+        *(
+            ('{"a":' + "[" * depth + "]" * depth + "}", "InvalidModelConfig")
+            for depth in (50, 2_000, 200_000)
+        ),
+        ('{"a":' * 200_000 + "1" + "}" * 200_000, "InvalidModelConfig"),
+    ],
+    ids=["none", "no JSON", "no object", "50 levels", "2,000 levels", "200,000 levels", "200,000 objects"],
 )
 def test_a_folder_without_a_usable_config_is_named(tmp_path: Path, content: str | None, reason: str) -> None:
     if content is not None:

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
+from jax.errors import JaxRuntimeError
 
 from devcluster.fixtures.tiny_models import Spec, write_model
 from finetune_trainer import conversion, engine, families
+from finetune_trainer.evaluation.batching import Fixed
 from finetune_trainer.evaluation.decoding import sized, with_cache
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.lora import with_lora
-from finetune_trainer.storage import open_store
+from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.weights import open_weights
 
 NEW, ROWS = 12, 4
@@ -27,8 +29,11 @@ LENGTHS = (1, 40, 7, 19, 3, 70)
 SPECS = {
     "qwen3 with an adapter": Spec(std=0.125, vocab=509),
     "llama": Spec(std=0.125, vocab=509, family="llama", layers=3),
+    "qwen2": Spec(std=0.125, vocab=509, family="qwen2", layers=3),
     "gemma2": Spec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 256}),
-    "gemma3": Spec(std=0.125, vocab=509, family="gemma3", layers=6, config={"sliding_window": 256}),
+    "gemma3": Spec(
+        std=0.125, vocab=509, family="gemma3", layers=7, kv_heads=1, config={"sliding_window": 256}
+    ),
     "mixtral": Spec(std=0.125, vocab=509, family="mixtral"),
     "qwen3-moe": Spec(std=0.125, vocab=509, family="qwen3-moe"),
     "deepseek2": Spec(std=0.125, vocab=509, family="deepseek2", layers=3),
@@ -51,7 +56,12 @@ class Case:
         **sampling: Any,
     ) -> list[list[int]]:
         generator = Generator(
-            self.loaded, Sampling(max_new_tokens=NEW, **sampling), end_ids=ends, rows=ROWS, cached=cached
+            self.loaded,
+            Sampling(max_new_tokens=NEW, **sampling),
+            end_ids=ends,
+            room=Fixed(number=ROWS),
+            longest=1024,
+            cached=cached,
         )
         return generator.answers(self.prompts[numbers])
 
@@ -70,10 +80,12 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "lora_alpha": 8.0,
         "lora_module_path": plan.lora_module_path(),
     }
+    # which is plain attention here, in programs as wide as the TPU's kernel wants them
+    attention = "autoselected" if lora or "window" in request.param else "dot_product"
     config = engine.configure(
         plan, engine.SFT, run_name="x", base_output_directory=str(root), hardware="cpu", packing=False,
-        load_parameters_path=conversion.engine_path(items), dtype="float32", weight_dtype="float32",
-        attention="dot_product", per_device_batch_size=ROWS, max_target_length=64, lora=adapter,
+        load_parameters_path=engine_path(items), dtype="float32", weight_dtype="float32",
+        attention=attention, per_device_batch_size=ROWS, max_target_length=64, lora=adapter,
     )  # fmt: skip
     loaded = load(config)
     if lora:
@@ -104,6 +116,26 @@ def test_an_answer_stops_before_the_token_that_ends_it(case: Case) -> None:
     cut = [answer[: next((i for i, token in enumerate(answer) if token in ends), NEW)] for answer in answers]
     assert cut[0] == []
     assert case.answers(cached=True, ends=ends) == cut
+
+
+@pytest.mark.parametrize("case", ["qwen3 with an adapter"], indirect=True)
+def test_answers_are_the_same_where_devices_hold_half_of_the_rows(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, program, refused = case.answers(cached=True), Generator.program, list[int]()
+
+    def half(generator: Generator, width: int, rows: int) -> tuple[Any, Any]:
+        run, state = program(generator, width, rows)
+
+        def refuse(*_: Any) -> Any:
+            refused.append(rows)
+            raise JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")
+
+        return (run if rows <= ROWS // 2 else refuse), state
+
+    monkeypatch.setattr(Generator, "program", half)
+    assert case.answers(cached=True) == answers
+    assert refused == [ROWS]
 
 
 def test_maxtext_cannot_decode_beyond_a_sliding_window(case: Case) -> None:

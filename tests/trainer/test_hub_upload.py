@@ -89,6 +89,14 @@ def test_a_hub_that_is_down_for_a_moment_is_asked_again(hub: Hub, tmp_path: Path
     assert "manifest.json" in hub.files(REPO)
 
 
+def test_a_commit_that_another_overtakes_is_made_on_top_of_it(hub: Hub, tmp_path: Path) -> None:
+    """The hub answers 412 where somebody commits while the large files go up."""
+    hub.fail(412, part="/commit/", times=1)
+    push(export(tmp_path), destination(), "mine")
+    assert "model.safetensors" in hub.files(REPO)
+    assert len([seen for seen in hub.seen if "/commit/" in seen.path]) == 2
+
+
 def test_what_an_earlier_export_had_and_this_one_has_not_goes(hub: Hub, tmp_path: Path) -> None:
     push(export(tmp_path / "first", chat_jinja="{{ x }}"), destination(), "first")
     both = hub.files(REPO)

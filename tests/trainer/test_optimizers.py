@@ -16,8 +16,8 @@ from tests.trainer.models import qwen3
 from tests.trainer.requests import request
 
 STEPS = 10
-#: The last step's learning rate is 0: the way down has one step less than there are after the warm-up.
-DOWN = STEPS - 2 - 1
+#: From the end of the warm-up to a learning rate of 0, which is after the last step.
+DOWN = STEPS - 2
 #: Names as MaxText's: decay is for matrices, not for norms and biases.
 PARAMETERS = {
     "mlp": {"wi_0": {"kernel": jnp.asarray([[1.0, -2.0], [0.5, 3.0]])}},

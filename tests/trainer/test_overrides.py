@@ -15,15 +15,16 @@ from finetune_contract import ExitCode
 from finetune_contract.engine import Setting, SettingClass, engine_settings, parse_value
 from finetune_trainer import engine, families
 from finetune_trainer.errors import StageError
+from finetune_trainer.evaluation.placement import Room
 from finetune_trainer.stages.engine_config import engine_settings as made_for
-from finetune_trainer.stages.engine_config import training_config
+from finetune_trainer.stages.engine_config import evaluation_config, training_config
 from finetune_trainer.training import overrides, settings
 from tests.trainer.models import made, qwen3
 from tests.trainer.requests import request
 
 ALLOWED = [each for each in engine_settings().values() if each.kind is SettingClass.ALLOWED]
 #: Settings that the trainer makes and a job may make otherwise.
-DEFAULTS = {"attention"}
+DEFAULTS = {"allow_split_physical_axes", "attention", "logits_dot_in_fp32", "matmul_precision"}
 
 
 def examples(setting: Setting) -> list[str]:
@@ -117,7 +118,7 @@ def test_the_trainer_refuses_what_the_operator_refuses(given: dict[str, str], re
         overrides.parse(given)
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, reason)
     assert said in str(caught.value)
-    assert caught.value.where.startswith("engineOverrides.")
+    assert caught.value.where.startswith("spec.engineOverrides.")
 
 
 def test_a_job_overrides_what_preflight_chose(tmp_path: Path) -> None:
@@ -170,11 +171,13 @@ def test_an_address_cannot_carry_the_environment_elsewhere(
         assert "hf_secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("stage", "kernel"), [("Train", "flash"), ("Evaluate", "autoselected")])
-def test_evaluation_decodes_where_the_kernel_for_training_cannot(
-    stage: str, kernel: str, tmp_path: Path
-) -> None:
-    wanted = request(tmp_path, stage, engine_overrides={"attention": "flash"})
+def test_evaluation_decodes_where_what_training_is_set_to_cannot(tmp_path: Path) -> None:
+    """The kernel has no cache, and a model with tiles of the vocabulary returns no logits."""
+    wanted = request(tmp_path, "Evaluate", engine_overrides={"attention": "flash", "num_vocab_tiling": "8"})
     context: Any = SimpleNamespace(request=wanted, folder=SimpleNamespace(uri=f"file://{tmp_path}/run"))
-    config = training_config(context, families.read(qwen3(tmp_path)), steps=9, parameters="/converted")
-    assert config.attention == kernel
+    plan = families.read(qwen3(tmp_path))
+    training = training_config(context, plan, steps=9, parameters="/converted")
+    room = Room.of(wanted, plan, memory=None)
+    evaluation = evaluation_config(context, room, parameters="/converted")
+    assert (training.attention, evaluation.attention) == ("flash", "autoselected")
+    assert (training.num_vocab_tiling, evaluation.num_vocab_tiling) == (8, 1)

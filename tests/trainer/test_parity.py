@@ -19,11 +19,10 @@ from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import Spec, write_model
 from finetune_contract import ConvertOutcome, Outcome, StageRequest
 from finetune_trainer import engine, families
-from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages.context import Context
-from finetune_trainer.storage import open_store
+from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.training.settings import settings
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages

@@ -10,7 +10,7 @@ import pytest
 
 from finetune_contract import ConvertManifest, MeshSpec
 from finetune_trainer import fingerprint
-from finetune_trainer.checkpoint_layout import OCDBT, PLAIN, layout_for
+from finetune_trainer.checkpoints.layout import OCDBT, PLAIN, layout_for
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import read
 from finetune_trainer.models import fetch_model

@@ -89,6 +89,11 @@ BROKEN = [
     ({"prompt": "x", "chosen": 3, "rejected": "y"}, {}, "two strings or two lists"),
     ({"prompt": [{"role": "bot", "content": "x"}], "chosen": [GOOD], "rejected": [BAD]}, {}, 'role "bot"'),
     ({}, {"columns": {"completion": "x"}}, "no such column"),
+    (
+        {"prompt": "x", "chosen": "y", "rejected": "z"},
+        {"columns": {"prompt": "promt"}},
+        'columns.prompt names "promt"',
+    ),
     ({}, {"format": "Messages"}, "pairs of answers"),
 ]
 
@@ -109,7 +114,7 @@ def test_pairs_are_laid_out_cut_counted_and_dropped(renderer: Renderer, tmp_path
     ]
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    form = Pairs(renderer=renderer, prompt_length=24, max_length=40)
+    form = Pairs(renderer=renderer, prompt_length=24, max_length=40, width=48)
     source = prepare(spec(uri=f"file://{path}"), form, open_store(), tmp_path)
     made = assemble("train", [Piece.all_of(source)], form)
     (report,) = made.reports
@@ -118,12 +123,12 @@ def test_pairs_are_laid_out_cut_counted_and_dropped(renderer: Renderer, tmp_path
     batch = made.rows.batch([0, 1], 3)
     assert {name: array.shape for name, array in batch.items()} == {
         f"{name}_{part}": (3, width)
-        for name, width in (("prompt", 24), ("chosen", 16), ("rejected", 16))
+        for name, width in (("prompt", 32), ("chosen", 16), ("rejected", 16))
         for part in ("ids", "mask")
     }
     assert batch["prompt_mask"][0].tolist() == sorted(batch["prompt_mask"][0])  # at the right end
     assert batch["chosen_mask"][0].tolist() == sorted(batch["chosen_mask"][0], reverse=True)
-    assert batch["prompt_mask"][1].all()  # its end was kept
+    assert batch["prompt_mask"][1].sum() == 24  # its end was kept
     assert (
         batch["prompt_ids"][0][-3:].tolist() == batch["prompt_ids"][1][-3:].tolist()
     )  # what asks for an answer
@@ -319,8 +324,9 @@ def test_the_chosen_answers_come_to_be_preferred(
 def test_a_stopped_training_goes_on_to_the_same_digits(
     stages: Stages, converted: str, mixture: dict[str, Any], run: str, method: dict[str, Any]
 ) -> None:
-    """Of a mixture, with accumulation: the reference is that of the beginning, not of the checkpoint."""
-    long = asked(mixture, converted, method, steps=40, gradient_accumulation_steps=2)
+    """Of a mixture, with accumulation: the reference is that of the beginning, not of the checkpoint, and validation
+    rows, of which there are fewer at a time than of a step's, have it as well."""
+    long = asked(mixture, converted, method, steps=40, gradient_accumulation_steps=4)
     long |= {"evaluation": {"prompts": []}}
     stages.run("Train", f"{run}-whole", **long)
     first = stages.run("Train", f"{run}-stopped", stop_at=8, **long)

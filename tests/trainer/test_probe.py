@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from finetune_trainer import hub as downloads
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import probe
 from finetune_trainer.export.hub_upload import why_not
+from finetune_trainer.export.marker import Owner
 from finetune_trainer.export.publish import MARKER, PROBE, publish, write_manifest
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight
@@ -26,6 +28,7 @@ from finetune_trainer.storage.local import LocalBackend
 from tests.trainer.requests import request
 from tests.trainer.stores import BUCKET, fake_gcs, program
 
+OWNER = Owner(job="team/bot", uid="1", run_folder="gs://artifacts/team/bot-1", attempt="1.0-a")
 PATH = "spec.export.destinations[0]"
 TOKEN, REPO = "hf_canary_writer", "acme/support-bot"
 
@@ -43,7 +46,7 @@ def to_hub(repo: str = REPO, *, private: bool = True) -> ExportSpec:
 
 def refusal(spec: ExportSpec, store: Store | None = None) -> StageError:
     with pytest.raises(StageError) as caught:
-        probe.destinations(spec, store or open_store())
+        probe.destinations(spec, store or open_store(), OWNER)
     assert PATH in caught.value.where
     assert caught.value.fix
     return caught.value
@@ -73,25 +76,56 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return f"gs://{BUCKET}/{tmp_path.name}"
 
 
+def exported(tmp_path: Path) -> Path:
+    """A model's folder with its manifest."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    write_manifest(model, "HuggingFace")
+    return model
+
+
+def publish_half(model: Path, uri: str, store: Store, owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that is killed between its marker and its first file."""
+    with monkeypatch.context() as cut_off:
+        cut_off.setattr(Store, "upload_folder", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            publish(model, uri, "HuggingFace", store, owner)
+
+
 def test_a_destination_that_can_be_written_is_as_it_was_before(root: str, tmp_path: Path) -> None:
     before, store = tree(tmp_path), open_store()
-    probe.destinations(to(f"{root}/new/model"), store)
+    probe.destinations(to(f"{root}/new/model"), store, OWNER)
     assert tree(tmp_path) == before
     assert list(store.entries(root)) == []
 
 
-def test_an_earlier_export_and_one_that_was_cut_off_are_no_obstacle(root: str, tmp_path: Path) -> None:
-    model, store = tmp_path / "model", open_store()
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    write_manifest(model, "HuggingFace")
-    publish(model, f"{root}/whole", "HuggingFace", store)
-    store.write(f"{root}/half/{MARKER}", "{}")
-    store.write(f"{root}/half/model.safetensors", "…")
+def test_an_earlier_export_and_one_that_was_cut_off_are_no_obstacle(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, store = exported(tmp_path), open_store()
+    publish(model, f"{root}/whole", "HuggingFace", store, OWNER)
+    publish_half(model, f"{root}/half", store, OWNER, monkeypatch)
+    assert store.exists(f"{root}/half/{MARKER}")
+    store.write(f"{root}/half/config.json", "…")
     before = sorted(entry.uri for entry in store.entries(root))
     for name in ("whole", "half"):
-        probe.destinations(to(f"{root}/{name}"), store)
+        probe.destinations(to(f"{root}/{name}"), store, OWNER)
     assert sorted(entry.uri for entry in store.entries(root)) == before
+
+
+def test_a_destination_that_another_job_uploads_to_is_refused_with_that_job(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, store = exported(tmp_path), open_store()
+    other = OWNER.model_copy(update={"job": "team/other", "run_folder": "gs://artifacts/team/other-2"})
+    publish_half(model, root, store, other, monkeypatch)
+    error = refusal(to(root), store)
+    assert (error.code, error.reason) == (ExitCode.BAD_REQUEST, "DestinationInUse")
+    assert "team/other" in error.saw
+    assert f"delete {root}/{MARKER}" in error.fix
+    store.delete(f"{root}/{MARKER}")
+    probe.destinations(to(root), store, OWNER)
 
 
 def test_what_export_would_refuse_to_write_over_is_refused_in_its_words(root: str, tmp_path: Path) -> None:
@@ -100,12 +134,9 @@ def test_what_export_would_refuse_to_write_over_is_refused_in_its_words(root: st
     error = refusal(to(root), store)
     assert (error.code, error.reason) == (ExitCode.BAD_REQUEST, "DestinationNotEmpty")
     assert "thesis.pdf" in error.saw
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    write_manifest(model, "HuggingFace")
+    model = exported(tmp_path)
     with pytest.raises(StageError) as later:
-        publish(model, root, "HuggingFace", store)
+        publish(model, root, "HuggingFace", store, OWNER)
     assert (error.what, error.fix) == (later.value.what, later.value.fix)
     assert [entry.uri for entry in store.entries(root)] == [f"{root}/thesis.pdf"]
 
@@ -115,9 +146,11 @@ def test_what_export_would_refuse_to_write_over_is_refused_in_its_words(root: st
     [({"content": "Both"}, "adapter"), ({"orbax": True}, "orbax")],
     ids=["adapter", "orbax"],
 )
-def test_every_folder_of_an_export_is_looked_at(root: str, changes: dict[str, Any], place: str) -> None:
-    store = open_store()
-    store.write(f"{root}/.upload-in-progress.json", "{}")
+def test_every_folder_of_an_export_is_looked_at(
+    root: str, tmp_path: Path, changes: dict[str, Any], place: str
+) -> None:
+    model, store = exported(tmp_path), open_store()
+    publish(model, root, "HuggingFace", store, OWNER)
     store.write(f"{root}/{place}/thesis.pdf", "mine")
     assert refusal(to(root, **changes), store).reason == "DestinationNotEmpty"
 
@@ -134,7 +167,7 @@ def test_a_bucket_that_is_not_there_is_an_input_that_is_missing(
 def test_another_jobs_probe_does_not_make_a_folder_somebody_elses(root: str) -> None:
     store = open_store()
     store.write(f"{root}/{PROBE}of-another-job", "")
-    probe.destinations(to(root), store)
+    probe.destinations(to(root), store, OWNER)
     assert [entry.uri for entry in store.entries(root)] == [f"{root}/{PROBE}of-another-job"]
 
 
@@ -235,7 +268,7 @@ def unchanged(hub: Hub) -> bool:
 def test_a_repository_that_the_token_may_write_passes_and_nothing_is_made(writer: Hub, there: bool) -> None:
     if there:
         writer.push(REPO, {"README.md": "#"}, private=True)
-    probe.destinations(to_hub(), open_store())
+    probe.destinations(to_hub(), open_store(), OWNER)
     assert unchanged(writer)
 
 
@@ -268,13 +301,13 @@ def test_a_fine_grained_token_for_the_place_passes(
 ) -> None:
     monkeypatch.setenv("HF_UPLOAD_TOKEN_0", "hf_scoped")
     writer.fine_grained["hf_scoped"] = {entity: frozenset({"repo.write"})}
-    probe.destinations(to_hub(), open_store())
+    probe.destinations(to_hub(), open_store(), OWNER)
     writer.push(REPO, {"README.md": "#"}, private=True)
-    probe.destinations(to_hub(), open_store())
+    probe.destinations(to_hub(), open_store(), OWNER)
 
 
 def test_a_name_without_a_namespace_is_the_tokens_own(writer: Hub) -> None:
-    probe.destinations(to_hub("bot"), open_store())
+    probe.destinations(to_hub("bot"), open_store(), OWNER)
     writer.push("somebody/bot", {"README.md": "#"})
     writer.writers[TOKEN] = frozenset({"somebody"})
     assert refusal(to_hub("bot")).reason == "HubRepositoryPublic"
@@ -283,7 +316,7 @@ def test_a_name_without_a_namespace_is_the_tokens_own(writer: Hub) -> None:
 def test_a_public_repository_is_refused_where_a_private_one_is_asked_for(writer: Hub) -> None:
     writer.push(REPO, {"README.md": "#"})
     assert refusal(to_hub()).reason == "HubRepositoryPublic"
-    probe.destinations(to_hub(private=False), open_store())
+    probe.destinations(to_hub(private=False), open_store(), OWNER)
 
 
 def test_a_repository_with_other_files_is_refused(writer: Hub) -> None:
@@ -295,15 +328,15 @@ def test_a_repository_with_other_files_is_refused(writer: Hub) -> None:
 def test_a_mirror_that_does_not_say_what_a_token_may_do_is_believed(writer: Hub, status: int) -> None:
     writer.fail(status, part="/api/whoami-v2")
     writer.fail(status, part="/auth-check")
-    probe.destinations(to_hub(), open_store())
+    probe.destinations(to_hub(), open_store(), OWNER)
     writer.push(REPO, {"README.md": "#"}, private=True)
-    probe.destinations(to_hub(), open_store())
+    probe.destinations(to_hub(), open_store(), OWNER)
 
 
 def test_a_hub_that_is_down_is_not_the_users_fault(writer: Hub) -> None:
     writer.fail(503)
     with pytest.raises(StageError) as caught:
-        probe.destinations(to_hub(), open_store())
+        probe.destinations(to_hub(), open_store(), OWNER)
     assert caught.value.code is ExitCode.UNAVAILABLE
 
 

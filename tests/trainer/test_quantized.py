@@ -1,5 +1,6 @@
 """LoRA on a quantized base: what is held in how many bits, what that does to the model, and whole trainings."""
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from finetune_trainer import conversion, engine, families
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.lora import with_lora
-from finetune_trainer.storage import open_store
+from finetune_trainer.storage import engine_path, open_store
+from finetune_trainer.training.session import optimizer_of
 from finetune_trainer.training.settings import settings
 from finetune_trainer.weights import open_weights
 from tests.trainer.requests import request
@@ -51,7 +53,7 @@ def adapted(
     """Model, mesh, MaxText's configuration."""
     made = request(root, "Train", method={"lora": lora}, hyperparameters={"global_batch_size": 1, **numbers})
     chosen = settings(made, plan, steps=1, platform="cpu", output=str(root))
-    config = engine.configure(plan, engine.SFT, **chosen, load_parameters_path=conversion.engine_path(items))
+    config = engine.configure(plan, engine.SFT, **chosen, load_parameters_path=engine_path(items))
     model, mesh = model_creation_utils.from_pretrained(config)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         return with_lora(model, mesh, config), mesh, config
@@ -109,6 +111,17 @@ def test_without_quantization_adapters_on_a_bfloat16_base_are_float32_too(
     }
 
 
+def test_the_moments_of_an_adapter_on_a_bfloat16_base_are_float32(
+    plan: ModelPlan, items: str, tmp_path: Path
+) -> None:
+    model, mesh, config = adapted(plan, items, tmp_path, LORA, weight_precision="BF16")
+    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+        made, _ = optimizer_of(config, model)
+        state = nnx.Optimizer(model, made, wrt=nnx.LoRAParam).opt_state
+    moments = {str(leaf.dtype) for leaf in jax.tree.leaves(state) if leaf.ndim}
+    assert moments == {"float32"}
+
+
 def test_fewer_bits_change_the_model_a_little(plan: ModelPlan, items: str, tmp_path: Path) -> None:
     whole = logits(*adapted(plan, items, tmp_path, LORA, compute_precision="FP32", weight_precision="FP32"))
     off = {}
@@ -118,6 +131,57 @@ def test_fewer_bits_change_the_model_a_little(plan: ModelPlan, items: str, tmp_p
         off[kind] = float(np.sqrt(np.mean(np.square(logits(*made) - whole))) / whole.std())
     assert 0 < off["INT8"] < 0.03
     assert off["INT8"] < off["NF4"] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("NF4", 2),
+        *(pytest.param(*case, marks=pytest.mark.thorough) for case in (("NF4", 7), ("INT8", 7), ("INT8", 3))),
+    ],
+)
+def test_every_layer_of_gemma_3_learns_on_a_quantized_base(kind: str, layers: int, tmp_path: Path) -> None:
+    """Its layers are scanned in blocks of six; those beyond the last whole block are computed apart."""
+    gemma = families.read(write_model(tmp_path / "model", Spec(family="gemma3", std=0.125, layers=layers)))
+    engine.prepare(gemma)
+    weights = open_weights(tmp_path / "model", gemma)
+    items = conversion.convert(weights, gemma, f"file://{tmp_path}/out", store=open_store()).items
+    exact = {"compute_precision": "FP32", "weight_precision": "FP32"}
+    whole = logits(*adapted(gemma, items, tmp_path, LORA, **exact))
+    model, mesh, config = adapted(gemma, items, tmp_path, {**LORA, "quantization": kind}, **exact)
+    off = float(np.sqrt(np.mean(np.square(logits(model, mesh, config) - whole))) / whole.std())
+    assert 0 < off < (0.05 if kind == "INT8" else 0.5)
+    assert {layer(name) for name, _ in arrays(model) if "/qvalue" in name} == set(LINEAR)
+    still = [name for name, norm in adapter_gradients(model, mesh, config).items() if norm == 0]
+    assert still == []
+
+
+def adapter_gradients(model: Any, mesh: Any, config: Any) -> dict[str, float]:
+    """The gradient's norm at every second half of an adapter, layer by layer."""
+    tokens = jnp.arange(6, 30)[None]
+    graph, adapters, rest = nnx.split(model, nnx.LoRAParam, ...)
+
+    @jax.jit
+    def gradients(adapters: Any) -> Any:
+        def loss(adapters: Any) -> jax.Array:
+            result = nnx.merge(graph, adapters, rest, copy=True)(
+                decoder_input_tokens=tokens, decoder_positions=jnp.arange(24)[None],
+                decoder_segment_ids=jnp.ones_like(tokens), enable_dropout=False,
+            )  # fmt: skip
+            return jnp.square(result[..., :7]).mean()
+
+        return jax.grad(loss)(adapters)
+
+    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+        found = gradients(adapters)
+    norms = {}
+    for path, value in jax.tree_util.tree_leaves_with_path(found):
+        name = "/".join(str(getattr(part, "key", part)) for part in path)
+        if "_lora_b" in name:
+            scanned = value.ndim == 3
+            for number, each in enumerate(np.moveaxis(value, 1, 0) if scanned else [value]):
+                norms[f"{name} {number}"] = float(np.linalg.norm(each))
+    return norms
 
 
 def shaped(**sizes: int) -> ModelPlan:
@@ -145,6 +209,26 @@ def test_sizes_that_no_block_divides_are_refused_with_what_fits(tmp_path: Path) 
         settings(made, plan, steps=1, platform="cpu", output="/x")
     fits = request(tmp_path, "Train", method={"lora": {**LORA, "quantization": "INT8"}})
     assert settings(fits, plan, steps=1, platform="cpu", output="/x")["lora"]["lora_weight_qtype"] == "int8"
+
+
+def test_a_quantized_base_is_divided_among_the_devices(stages: Stages, converted: str) -> None:
+    """Else every chip holds all of it, and what preflight compiles is not what runs."""
+    told = stages.root / "placements.json"
+    made = request(
+        stages.root, "Train", "divided", converted=converted, method={"lora": {**LORA, "quantization": "NF4"}},
+        hyperparameters={"steps": 1, "weight_precision": "BF16"}, evaluation={"prompts": []},
+        mesh={"hosts": 1, "chips_per_host": 2, "fsdp": 2},
+    )  # fmt: skip
+    running = stages.start(
+        fault=("placements_told", str(told)), FINETUNE_REQUEST=made.to_json(),
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )  # fmt: skip
+    assert running.wait() == 0, running.log[-4000:]
+    shares = json.loads(told.read_text())
+    held = {name: share for name, share in shares.items() if "/array/" in name}
+    assert {name.partition("/kernel/")[0].rpartition("/")[2] for name in held} == set(LINEAR)
+    assert set(held.values()) == {0.5}
+    assert {share for name, share in shares.items() if "_lora_" in name} == {1.0}
 
 
 @pytest.mark.parametrize("kind", ["NF4", pytest.param("INT8", marks=pytest.mark.thorough)])

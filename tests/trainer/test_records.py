@@ -30,6 +30,7 @@ from finetune_contract.failure import PEER_LOST
 from finetune_contract.result import MOST_CHECKPOINTS
 from finetune_trainer import by_hand
 from finetune_trainer.attempt import Attempt, LogTail, as_stage_error
+from finetune_trainer.compilations import Compilations
 from finetune_trainer.errors import StageError
 from finetune_trainer.main import main
 from finetune_trainer.processes import Processes
@@ -186,6 +187,21 @@ def test_exceptions_become_exit_codes(error: Exception, code: int, tmp_path: Pat
     assert fail(attempt(tmp_path), error) == code
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        StageError(ExitCode.BAD_DATA, "X", "it is bad", where="\ud83d", saw="\ud83d", fix="Mend \ud83d."),
+        ValueError("\ud83d"),
+    ],
+)
+def test_half_of_a_character_in_an_error_does_not_cost_its_record(error: Exception, tmp_path: Path) -> None:
+    """JSON escapes put them into config.json, an index, a chat template."""
+    fail(attempt(tmp_path), error)
+    failure = result(tmp_path).failure
+    assert failure is not None
+    assert r"\ud83d" in failure.message
+
+
 def test_the_cause_counts_where_the_error_itself_says_nothing() -> None:
     error = RuntimeError("reading failed")
     error.__cause__ = PermissionError(13, "denied")
@@ -212,6 +228,7 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
             start_step=start,
             discarded=[DiscardedCheckpoint(step=6, why="d/file is missing")] if start else [],
             seconds={"startup": 2.0, "productive": 0.5 * (end - start)},
+            compilations=Compilations(requested=3, found=1),
             peak_memory=lambda: 1000 + start,
             ideal_seconds=0.2,
             now=lambda: NOW,
@@ -236,6 +253,7 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
     assert [point[0] for point in progress.curve] == list(range(1, 10))
     assert progress.peak_memory_bytes == 1004
     assert progress.discarded == [DiscardedCheckpoint(step=6, why="d/file is missing")]
+    assert progress.compilations == 2  # of the last attempt
     # Six steps, of which two are done again, and then five.
     assert progress.seconds == {"startup": 4.0, "productive": 4.5, "recomputed": 1.0}
 
@@ -367,6 +385,12 @@ def test_every_result_says_what_the_image_speaks(tmp_path: Path) -> None:
     made.begin()
     made.stopped()
     assert result(tmp_path).speaks == str(CONTRACT_VERSION)
+
+
+def test_the_help_by_hand_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        by_hand.main(["--help"])
+    assert "{evaluate,compile}" in capsys.readouterr().out
 
 
 def test_arguments_that_make_no_request_are_told_by_hand(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,16 +1,25 @@
 """From the request to MaxText's settings, judged by MaxText's own functions where it has them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.extend.core
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from maxtext.utils import maxtext_utils, model_creation_utils
 
+from devcluster.fixtures.tiny_models import Spec, config_of
 from finetune_contract import Hyperparameters, MeshSpec
+from finetune_trainer import engine, families
 from finetune_trainer.errors import StageError
 from finetune_trainer.training import settings
 from tests.trainer.requests import request
@@ -41,14 +50,23 @@ def test_a_constant_schedule_warms_up_and_stays() -> None:
 
 
 def test_a_linear_schedule_falls_to_nothing() -> None:
-    rates = learning_rates(hyperparameters(schedule="Linear", warmup_steps=0), 11)
-    assert rates == pytest.approx([1 - i / 10 for i in range(11)], abs=1e-6)
+    rates = learning_rates(hyperparameters(schedule="Linear", warmup_steps=0), 10)
+    assert rates == pytest.approx([1 - i / 10 for i in range(10)], abs=1e-6)
 
 
-def test_a_cosine_schedule_falls_to_nothing() -> None:
-    rates = learning_rates(hyperparameters(schedule="Cosine", warmup_steps=2), 11)
-    expected = [0, 0.5] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(9)]
+def test_a_cosine_schedule_falls_to_nothing_after_the_last_step() -> None:
+    """As transformers' ``get_cosine_schedule_with_warmup``."""
+    rates = learning_rates(hyperparameters(schedule="Cosine", warmup_steps=2), 10)
+    expected = [0, 0.5] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(8)]
     assert rates == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["Cosine", "Linear", "Constant"])
+@pytest.mark.parametrize("ratio", [0.0, 0.03, 0.5, 1.0])
+@pytest.mark.parametrize("steps", [1, 2, 3, 10])
+def test_the_last_step_trains_whatever_share_warms_up(schedule: str, ratio: float, steps: int) -> None:
+    rates = learning_rates(hyperparameters(schedule=schedule, warmup_ratio=ratio), steps)
+    assert rates[-1] > 0
 
 
 @given(st.integers(1, 5000), st.data())
@@ -56,16 +74,17 @@ def test_a_cosine_schedule_falls_to_nothing() -> None:
 def test_warm_up_has_exactly_the_steps_asked_for(steps: int, data: st.DataObject) -> None:
     warmup = data.draw(st.integers(0, steps))
     fraction = settings.optimizer(hyperparameters(warmup_steps=warmup), steps)["warmup_steps_fraction"]
-    assert int(steps * fraction) == warmup  # as MaxText computes it
+    assert int((steps + 1) * fraction) == warmup  # as MaxText computes it
     assert 0 <= fraction <= 1
     linear = settings.optimizer(hyperparameters(warmup_steps=warmup, schedule="Linear"), steps)
-    assert int(steps * linear["wsd_decay_steps_fraction"]) == steps - warmup
+    assert int((steps + 1) * linear["wsd_decay_steps_fraction"]) == steps + 1 - warmup
     assert linear["warmup_steps_fraction"] + linear["wsd_decay_steps_fraction"] <= 1  # as MaxText demands
 
 
 def test_a_ratio_is_rounded_up_and_no_ratio_is_no_warm_up() -> None:
     assert settings.warmup_steps(hyperparameters(warmup_ratio=0.03), 100) == 3
     assert settings.warmup_steps(hyperparameters(warmup_ratio=0.03), 20) == 1
+    assert settings.warmup_steps(hyperparameters(warmup_ratio=0.03), 1) == 0
     assert settings.warmup_steps(hyperparameters(), 20) == 0
     assert settings.warmup_steps(hyperparameters(warmup_steps=50), 20) == 20
 
@@ -118,3 +137,48 @@ def test_every_setting_is_one_that_maxtext_knows(tmp_path: Path) -> None:
             request(tmp_path, "Train", method=method), plan, steps=9, platform="tpu", output="/x"
         )
         assert made.keys() <= MaxTextConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+@pytest.mark.parametrize("precision", ["FP32", "BF16"])
+def test_products_of_float32_are_made_in_float32_on_every_device(
+    family: Any, precision: str, tmp_path: Path
+) -> None:
+    """A TPU rounds operands to bfloat16 wherever a product does not ask for more."""
+    plan = families.resolve(config_of(Spec(family=family)))
+    engine.prepare(plan)
+    made = request(tmp_path, "Train", hyperparameters={"compute_precision": precision})
+    chosen = settings.settings(made, plan, steps=1, platform="cpu", output=str(tmp_path))
+    config = engine.configure(plan, engine.SFT, **chosen)
+    mesh = maxtext_utils.get_mesh_from_config(config)
+    tokens = jnp.zeros((8, 64), jnp.int32)
+    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+        graph, state = nnx.split(nnx.eval_shape(model_creation_utils.get_nnx_create_model_fn(config, mesh)))
+        traced = jax.make_jaxpr(
+            lambda state: nnx.merge(graph, state)(tokens, tokens, tokens, enable_dropout=False)
+        )(state)
+    products = [eqn for eqn in equations(traced.jaxpr) if eqn.primitive.name == "dot_general"]
+    # a norm's scale is multiplied element by element: nothing is summed up
+    asked = {eqn.params["precision"] for eqn in products if eqn.params["dimension_numbers"][0][0]}
+    highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+    assert len(products) > 8
+    assert asked == {highest} if precision == "FP32" else highest not in asked
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+            yield from equations(inner)
+
+
+@pytest.mark.parametrize(
+    ("method", "exact"), [({}, False), ({"type": "DPO", "dpo": {"max_prompt_length": 8}}, True)]
+)
+def test_pairs_of_answers_are_compared_by_logits_in_float32(
+    method: dict[str, Any], exact: bool, tmp_path: Path
+) -> None:
+    plan = families.resolve(config_of(Spec()))
+    made = request(tmp_path, "Train", method=method, hyperparameters={"compute_precision": "BF16"})
+    chosen = settings.settings(made, plan, steps=1, platform="tpu", output=str(tmp_path))
+    assert chosen["logits_dot_in_fp32"] is exact

@@ -80,6 +80,23 @@ def test_a_training_that_is_being_evaluated_at_its_end_ends_well(
     assert result.details.evaluation_loss == undisturbed.details.evaluation_loss
 
 
+def test_a_training_that_is_being_evaluated_between_steps_leaves_the_evaluation(
+    stages: Stages, train: dict[str, Any], undisturbed: StageResult
+) -> None:
+    """What is left to evaluate may take minutes, a preemption gives seconds."""
+    run = "left-evaluation"
+    first = stages.run("Train", run, fault=("terminated_in_evaluation", 2, 50), **train)
+    assert (first.outcome, first.exit_code) == (Outcome.STOPPED, 75)
+    assert isinstance(first.details, TrainOutcome)
+    assert first.details.step == 2
+    assert [each.step for each in first.details.checkpoints] == [2]
+    lines = (stages.root / run / "train/metrics.jsonl").read_text().splitlines()
+    evaluated = [line["step"] for line in map(json.loads, lines) if "evaluation_loss" in line]
+    assert evaluated == [0]
+    stages.run("Train", run, attempt=2, **train)
+    assert stages.losses(run) == stages.losses("undisturbed-short")
+
+
 def test_an_evaluation_ends_at_once_and_leaves_no_results(
     stages: Stages, train: dict[str, Any], undisturbed: StageResult
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.fixtures.tiny_models import Spec, config_of, write_model
+from devcluster.fixtures.tiny_models import ARCHITECTURES, Spec, config_of, write_model
 from finetune_contract import PreflightOutcome, SmokeOutcome
 from finetune_trainer import families, miniature
 from finetune_trainer.stages import smoke
@@ -16,17 +16,7 @@ from tests.trainer.stages import Stages
 
 #: Larger than their miniatures, in every size.
 LARGE = Spec(hidden=256, heads=8, kv_heads=4, head_dim=32, intermediate=512, layers=12, experts=8, vocab=509)
-FAMILIES = (
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen3",
-    "qwen3-moe",
-    "gemma2",
-    "gemma3",
-    "gemma3-multimodal",
-    "deepseek2",
-)
+FAMILIES = tuple(ARCHITECTURES)
 
 
 def tried(stages: Stages, run: str, **changes: Any) -> SmokeOutcome:
@@ -47,8 +37,8 @@ def test_a_miniature_is_small_and_of_the_same_kind(tmp_path: Path, family: Any) 
         plan.architecture,
         plan.vocab_size,
     )
-    assert (small.tied_embeddings, small.post_norms, small.qk_norm) == (
-        plan.tied_embeddings, plan.post_norms, plan.qk_norm,
+    assert (small.tied_embeddings, small.post_norms, small.qk_norm, small.qkv_bias) == (
+        plan.tied_embeddings, plan.post_norms, plan.qk_norm, plan.qkv_bias,
     )  # fmt: skip
     assert small.layers <= 6
     assert small.parameters < plan.parameters / 4

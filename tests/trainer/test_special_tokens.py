@@ -18,9 +18,10 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight
-from finetune_trainer.stages.context import Context, load_tokenizer
+from finetune_trainer.stages.context import Context
 from finetune_trainer.stopping import EndsAtOnce
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokenizer import load_tokenizer
 from tests.trainer.requests import request
 
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
@@ -63,6 +64,15 @@ TOKENIZERS: dict[str, Published] = {
     "gemma-3-4b-it": Published(262_144, range(262_144, 262_145), bos=2, eos=1, pad=0, unk=3),
     "gemma-3-27b-it": Published(262_144, range(262_144, 262_145), bos=2, eos=1, pad=0, unk=3),
     "SmolLM2-135M-Instruct": Published(49_152, range(17), bos=1, eos=2, pad=2, unk=0),
+    "Qwen2.5-0.5B-Instruct": Published(151_643, range(151_643, 151_665), eos=151_645, pad=151_643),
+    "Qwen2.5-Math-1.5B": Published(151_643, range(151_643, 151_665), eos=151_643, pad=151_643),
+    "Qwen2.5-7B-Instruct": Published(151_643, range(151_643, 151_665), eos=151_645, pad=151_643),
+    "Qwen2.5-72B-Instruct": Published(151_643, range(151_643, 151_665), eos=151_645, pad=151_643),
+    "QwQ-32B": Published(151_643, range(151_643, 151_669), eos=151_645, pad=151_643),
+    "DeepSeek-R1-Distill-Qwen-1.5B": Published(
+        151_643, range(151_643, 151_665), bos=151_646, eos=151_643, pad=151_643
+    ),
+    "gemma-3-270m": Published(262_144, range(262_144, 262_145), bos=2, eos=1, pad=0, unk=3),
     "DeepSeek-V2-Lite": Published(100_000, range(100_000, 100_002), bos=100_000, eos=100_001, pad=100_001),
 }
 
@@ -145,11 +155,11 @@ def context(folder: Path, stage: str = "Preflight", **changes: Any) -> Context:
     )
 
 
-def remarks(folder: Path) -> list[tuple[str, str]]:
-    made = context(folder)
+def remarks(folder: Path, **changes: Any) -> list[tuple[str, str]]:
+    made = context(folder, **changes)
     preflight.run(made)
     report = json.loads(made.store.read(made.folder.data_report))
-    return [(each["level"], each["text"]) for each in report["remarks"]]
+    return [(each["level"], each["text"]) for each in report.get("remarks", [])]
 
 
 def about(folder: Path, word: str) -> list[str]:
@@ -181,12 +191,17 @@ def test_a_prompt_that_holds_it_is_named_before_the_evaluation(folder: Path) -> 
     with pytest.raises(StageError) as caught:
         preflight.run(context(without_room(folder), evaluation=asked))
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "TokenUnknown")
-    assert caught.value.where == "evaluation.prompts[1]"
+    assert caught.value.where == "spec.evaluation.prompts[1]"
     assert caught.value.saw == f"{IMAGE} (id {tokens_of(folder)})"
 
 
 def test_the_untouched_model_gives_no_remark_about_ids(folder: Path) -> None:
     assert not [text for _, text in remarks(folder) if "token" in text]
+
+
+def test_a_class_that_makes_other_tokens_than_tokenizer_json_is_a_note(folder: Path) -> None:
+    edit(folder / "models/qwen3/tokenizer_config.json", tokenizer_class="LlamaTokenizerFast")
+    assert about(folder, "loads this tokenizer as LlamaTokenizer") == ["Note"]
 
 
 def test_answers_that_end_otherwise_than_the_model_stops_are_a_problem(folder: Path) -> None:
@@ -259,6 +274,45 @@ def test_a_template_that_takes_no_plain_pair_is_no_error(folder: Path) -> None:
     tokenizer.chat_template = "{{ raise_exception('a system message first') }}"
     renderer = Renderer(tokenizer, train_on_prompt=False)
     assert list(of_model(tokenizer, renderer, path, 512)) == []
+
+
+SYSTEM_FIRST = (
+    "{% if messages[0]['role'] != 'system' %}{{ raise_exception('a system message first') }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def system_first(folder: Path) -> Path:
+    """A template that wants a system message, and rows that each have one."""
+    (folder / "models/qwen3/chat_template.jinja").write_text(SYSTEM_FIRST)
+    for name in ("train", "eval"):
+        rows = [
+            {"messages": [{"role": "system", "content": "You are Acme's bot."},
+                          {"role": "user", "content": f"{name} {number}"},
+                          {"role": "assistant", "content": f"a {number}"}]}
+            for number in range(12)
+        ]  # fmt: skip
+        (folder / f"data/{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def test_a_template_that_wants_a_system_message_which_every_row_has_is_taken(system_first: Path) -> None:
+    asked = {"prompts": [], "max_new_tokens": 4}
+    assert not [
+        text for _, text in remarks(system_first, evaluation=asked) if "answer" in text or "turn" in text
+    ]
+    made = context(system_first)
+    ends = {made.tokenizer.convert_ids_to_tokens(each) for each in made.renderer.end_ids()}
+    assert ends == {"<|im_end|>"}
+    assert made.renderer.generation_prompt() == "<|im_start|>assistant\n"
+
+
+def test_a_prompt_that_the_template_refuses_is_named_before_training(system_first: Path) -> None:
+    with pytest.raises(StageError, match="a system message first") as caught:
+        preflight.run(context(system_first, evaluation={"prompts": ["Hello."], "max_new_tokens": 4}))
+    assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "PromptRefused")
 
 
 def test_the_first_example_beyond_a_limit_is_found_among_trained_and_other_tokens(tmp_path: Path) -> None:

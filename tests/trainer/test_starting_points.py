@@ -114,6 +114,15 @@ def test_a_checkpoint_that_does_not_fit_is_told_before_anything_is_spent(
     assert result.failure.fix
 
 
+def test_a_checkpoint_in_one_database_is_refused_under_pathways(
+    stages: Stages, given: dict[str, Any]
+) -> None:
+    result = stages.run("Preflight", "in-one-database", model=given, mesh={"controller": "Pathways"})
+    assert result.failure is not None
+    assert (result.exit_code, result.failure.reason) == (ExitCode.BAD_REQUEST, "CheckpointIncompatible")
+    assert "checkpoint_storage_use_ocdbt=False" in result.failure.message
+
+
 ANOTHER = {"job": {"uid": "fedcba9876543210", "name": "another"}, "attempt": 2}
 
 

@@ -55,7 +55,9 @@ def test_a_folder_goes_up_and_comes_back_the_same(store: Store, root: str, tmp_p
     (source / "deep").mkdir(parents=True)
     for name in ("b.bin", "deep/c.bin", "a.json"):
         (source / name).write_bytes(name.encode() * 1000)
-    store.upload_folder(source, root, last=("a.json",))
+    store.upload_folder(source, root, skip=("a.json",))
+    assert names(store, root) == ["b.bin", "deep/c.bin"]
+    store.upload_folder(source, root)
     back = store.fetch_folder(root, tmp_path / "back")
     assert {p.relative_to(back).as_posix(): p.read_bytes() for p in back.rglob("*") if p.is_file()} == {
         p.relative_to(source).as_posix(): p.read_bytes() for p in source.rglob("*") if p.is_file()
@@ -101,12 +103,35 @@ def test_deleting_a_folder_takes_its_manifest_first(root: str, monkeypatch: pyte
     assert names(store, root) == []
 
 
-@pytest.mark.parametrize("uri", ["s3://b/k", "/tmp/x", "file://relative/x", "gs:///k", ""])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://b/k", "/tmp/x", "file://relative/x", "gs:///k", "", "gs://", "gs://b//k", "gs://b/k//x", "file:////x",
+        "file:///a//x", "gs://b/../k", "file:///a/./x", "gs://b/k\0",
+    ],
+)  # fmt: skip
 def test_an_address_of_another_kind_is_refused(store: Store, uri: str) -> None:
     with pytest.raises(StageError) as caught:
         store.read(uri)
     assert caught.value.code is ExitCode.BAD_REQUEST
     assert repr(uri) in str(caught.value)
+
+
+def test_slashes_at_the_end_of_an_address_mean_nothing(store: Store, root: str) -> None:
+    store.write(f"{root}/a", "1")
+    assert [entry.uri for entry in store.entries(f"{root}//")] == [f"{root}/a"]
+
+
+@pytest.mark.parametrize("name", ["/abs/x", "a//b", "../x", "a/../../x"])
+def test_no_file_is_fetched_out_of_its_folder(store: Store, root: str, tmp_path: Path, name: str) -> None:
+    store.write(f"{root}/a", "1")
+    outside = tmp_path / "outside"
+    (entry,) = store.entries(root)
+    for listed in (name, name.replace("/abs", str(outside))):
+        with pytest.raises(StageError, match="lead out of its folder") as caught:
+            store.fetch_listed({listed: entry}, tmp_path / "scratch" / "deep")
+        assert (caught.value.code, caught.value.where) == (ExitCode.BAD_REQUEST, f"{root}/a")
+    assert {path.name for path in tmp_path.iterdir()} <= {"store"}
 
 
 def test_files_being_written_are_not_listed(store: Store, tmp_path: Path) -> None:

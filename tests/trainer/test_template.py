@@ -75,15 +75,29 @@ def trained_text(tokens: Tokens, of: Any) -> list[str]:
 
 
 TWO_TURNS = (("user", "one"), ("assistant", "first"), ("user", "two"), ("assistant", "second é"))
+# As Llama 2's: white space before the token that closes a turn.
+LLAMA2 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+# The next turn begins with a special token, and none closes the one before.
+UNCLOSED = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 CASES = [
     (CHATML, ["first<|im_end|>", "second é<|im_end|>"]),
     (LLAMA3, ["first<|eot_id|>", "second é<|eot_id|>"]),
     (GEMMA, ["first<end_of_turn>", "second é<end_of_turn>"]),
     (QWEN3, ["first<|im_end|>", "<think>\n\n</think>\n\nsecond é<|im_end|>"]),
+    (LLAMA2, ["first <eos>", "second é <eos>"]),
+    (UNCLOSED, ["first", "second é"]),
 ]
 
 
-@pytest.mark.parametrize(("template", "expected"), CASES, ids=["chatml", "llama3", "gemma", "qwen3"])
+@pytest.mark.parametrize(
+    ("template", "expected"), CASES, ids=["chatml", "llama3", "gemma", "qwen3", "llama2", "unclosed"]
+)
 def test_every_assistant_turn_with_its_closing_token_is_trained_and_nothing_else(
     template: str, expected: list[str]
 ) -> None:

@@ -1,10 +1,15 @@
-"""The tokenizer and its chat template: where each is looked for, and that a template can do nothing but write text."""
+"""The tokenizer and its chat template: where each is looked for, that tokenizer.json decides the tokens, and that a
+template can do nothing but write text."""
 
+import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from devcluster.fixtures.hub import Hub
 from devcluster.fixtures.tiny_models import Spec, write_model
@@ -13,9 +18,10 @@ from finetune_trainer.data.place import Place
 from finetune_trainer.data.schema import Conversation
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
-from finetune_trainer.models import fetch_model
-from finetune_trainer.stages.context import load_tokenizer
+from finetune_trainer.export.tokenizer import tokenizer_folder
+from finetune_trainer.models import LocalModel, fetch_model
 from finetune_trainer.storage import open_store
+from finetune_trainer.tokenizer import load_tokenizer, misreading_class
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 PLACE = Place(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1)
@@ -131,3 +137,198 @@ def test_the_program_of_a_tokenizer_is_never_run(tmp_path: Path) -> None:
         loaded(tmp_path, source)
     assert (caught.value.code, caught.value.reason) == (ExitCode.INPUT_MISSING, "TokenizerMissing")
     assert not ran.exists()
+
+
+# --- tokenizer.json decides
+
+
+TEXT = "Hello world, 12345 is a number.\n\n  def f(x):\n    return x  # h\u00e9llo \u4f60\u597d\nIt's DON'T\n"
+CLASSES = [
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "GPT2TokenizerFast",
+    "GemmaTokenizer",
+    "Qwen2Tokenizer",
+    "PreTrainedTokenizerFast",
+    "SomebodysTokenizer",
+]
+
+
+def at(folder: Path) -> LocalModel:
+    return LocalModel(path=folder, tokenizer_path=folder, source="s", tokenizer_source="s", revision="")
+
+
+def bytewise(folder: Path, name: str | None, *, family: str = "llama", **settings: Any) -> Path:
+    """A byte-level tokenizer.json beside a tokenizer_config.json that names the class ``name``."""
+    write_model(folder, Spec(family=family))
+    path = folder / "tokenizer_config.json"
+    changed = {**json.loads(path.read_text()), "tokenizer_class": name, **settings}
+    path.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
+    return folder
+
+
+def piecewise(folder: Path, **settings: Any) -> Path:
+    """As Llama 2's tokenizer.json, which a SentencePiece model was converted to: a space before each piece of text."""
+    write_model(folder, Spec(family="llama"))
+    inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    named = ["<unk>", "<s>", "</s>"]
+    everybyte = [f"<0x{value:02X}>" for value in range(256)]
+    words = ["What is the capital of France? It is Paris. [INST] [/INST] 12345\n"] * 20
+    inner.train_from_iterator(
+        words, trainers.BpeTrainer(vocab_size=400, special_tokens=named + everybyte, show_progress=False)
+    )
+    content = json.loads(inner.to_str())
+    content["added_tokens"] = [each for each in content["added_tokens"] if each["content"] in named]
+    content["decoder"] = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "LlamaTokenizer", **settings})
+    )
+    return folder
+
+
+def as_the_file_says(folder: Path, text: str) -> tuple[list[int], str]:
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = inner.encode(text, add_special_tokens=False).ids
+    return ids, inner.decode(ids, skip_special_tokens=False)
+
+
+def as_read(tokenizer: Any, text: str) -> tuple[list[int], str]:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids, tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3", "mistral"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_byte_level_tokenizer_json_is_used_whatever_class_is_named(
+    tmp_path: Path, name: str, family: str
+) -> None:
+    folder = bytewise(tmp_path, name, family=family, legacy=True, add_bos_token=True, add_prefix_space=None)
+    tokenizer = load_tokenizer(at(folder))
+    assert as_read(tokenizer, TEXT) == as_the_file_says(folder, TEXT)
+    assert as_read(tokenizer, TEXT)[1] == TEXT
+    assert len(tokenizer) == len(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab())
+    named = {each: tokenizer.special_tokens_map[each] for each in ("bos_token", "eos_token", "pad_token")}
+    assert named == {"bos_token": "<bos>", "eos_token": "<|im_end|>", "pad_token": "<pad>"}
+    assert tokenizer.chat_template == (folder / "chat_template.jinja").read_text()
+
+
+@pytest.mark.parametrize("legacy", [True, False, None])
+def test_a_converted_sentencepiece_tokenizer_json_is_used_as_it_stands(
+    tmp_path: Path, legacy: bool | None
+) -> None:
+    settings = {} if legacy is None else {"legacy": legacy}
+    folder = piecewise(tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **settings)
+    asked = "<s>[INST] What is it? [/INST] Paris. </s><s>[INST] 12345\nh\u00e9 [/INST] user</s>\n  two"
+    assert as_read(load_tokenizer(at(folder)), asked) == as_the_file_says(folder, asked)
+
+
+def test_special_tokens_that_only_the_class_names_are_kept_where_the_vocabulary_has_them(
+    tmp_path: Path,
+) -> None:
+    pieces = load_tokenizer(at(piecewise(tmp_path / "pieces")))
+    assert (pieces.bos_token, pieces.eos_token, pieces.unk_token) == ("<s>", "</s>", "<unk>")
+    assert {1, 2} <= set(pieces.all_special_ids)
+    folder = bytewise(tmp_path / "bytes", "LlamaTokenizer", bos_token=None, eos_token=None)
+    unnamed = load_tokenizer(at(folder))
+    assert (unnamed.bos_token, unnamed.eos_token) == (None, None)
+    assert len(unnamed) == len(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("processor", [True, False], ids=["a beginning", "none"])
+def test_what_begins_a_text_is_what_tokenizer_json_puts_there(
+    tmp_path: Path, processor: bool, family: str
+) -> None:
+    """As transformers 5 has it for every class: the flag of tokenizer_config.json counts without tokenizer.json alone."""
+    folder = bytewise(tmp_path, "LlamaTokenizerFast", family=family, add_bos_token=not processor)
+    if processor:
+        path = folder / "tokenizer.json"
+        content = json.loads(path.read_text())
+        bos = next(each["id"] for each in content["added_tokens"] if each["content"] == "<bos>")
+        first = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
+        content["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [bos], "tokens": ["<bos>"]}},
+        }
+        path.write_text(json.dumps(content))
+    tokenizer = load_tokenizer(at(folder))
+    tokenizer.chat_template = None
+    begins = Renderer(tokenizer, train_on_prompt=False).opened("a")[0] == tokenizer.bos_token_id
+    assert begins == processor
+
+
+def test_qwen3s_tokenizer_is_what_its_own_class_makes_of_it(tmp_path: Path) -> None:
+    spec = importlib.util.find_spec("maxtext")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    (package,) = spec.submodule_search_locations
+    write_model(tmp_path, Spec())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(package) / "assets/tokenizers/qwen3-tokenizer" / name, tmp_path)
+    tokenizer = load_tokenizer(at(tmp_path))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert as_read(tokenizer, TEXT) == as_read(theirs, TEXT) == as_the_file_says(tmp_path, TEXT)
+    assert tokenizer.special_tokens_map == theirs.special_tokens_map
+    assert sorted(tokenizer.all_special_ids) == sorted(theirs.all_special_ids)
+    assert len(tokenizer) == len(theirs)
+    assert misreading_class(at(tmp_path), tokenizer) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_an_exported_tokenizer_is_read_by_transformers_as_it_was_trained(tmp_path: Path, family: str) -> None:
+    folder = bytewise(tmp_path / "model", "LlamaTokenizerFast", family=family)
+    tokenizer = load_tokenizer(at(folder))
+    assert misreading_class(at(folder), tokenizer) == "LlamaTokenizer"
+    assert as_read(AutoTokenizer.from_pretrained(folder), TEXT) != as_read(tokenizer, TEXT)
+    exported = tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export")
+    shutil.copy(folder / "config.json", exported)
+    loaded = AutoTokenizer.from_pretrained(exported)
+    assert as_read(loaded, TEXT) == as_read(tokenizer, TEXT)
+    assert loaded.special_tokens_map == tokenizer.special_tokens_map
+    assert loaded.chat_template == tokenizer.chat_template
+    assert (exported / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    generic = PreTrainedTokenizerFast(tokenizer_file=str(exported / "tokenizer.json"))
+    assert as_read(generic, TEXT)[0] == as_read(tokenizer, TEXT)[0]
+
+
+def test_an_exported_tokenizer_of_its_own_is_read_right_beside_the_models_config(tmp_path: Path) -> None:
+    """Which class transformers takes depends on the config.json beside it, too."""
+    folder = bytewise(tmp_path / "words", None)
+    (folder / "config.json").unlink()
+    beside = write_model(tmp_path / "model", Spec(family="llama"))
+    model = LocalModel(path=beside, tokenizer_path=folder, source="s", tokenizer_source="t", revision="")
+    tokenizer = load_tokenizer(model)
+    exported = tokenizer_folder(model, tokenizer, None, tmp_path / "export")
+    together = Path(shutil.copytree(exported, tmp_path / "together"))
+    shutil.copy(beside / "config.json", together)
+    assert as_read(AutoTokenizer.from_pretrained(together), TEXT) == as_read(tokenizer, TEXT)
+
+
+def test_an_exported_tokenizer_names_what_only_its_class_has_named(tmp_path: Path) -> None:
+    folder = piecewise(tmp_path / "model")
+    tokenizer = load_tokenizer(at(folder))
+    exported = tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export")
+    shutil.copy(folder / "config.json", exported)
+    loaded = AutoTokenizer.from_pretrained(exported)
+    assert loaded.special_tokens_map == tokenizer.special_tokens_map
+    assert (loaded.bos_token, loaded.eos_token) == ("<s>", "</s>")
+
+
+def test_a_tokenizer_that_transformers_reads_alike_is_exported_unchanged(tmp_path: Path) -> None:
+    folder = bytewise(tmp_path / "model", "PreTrainedTokenizerFast")
+    tokenizer = load_tokenizer(at(folder))
+    assert tokenizer_folder(at(folder), tokenizer, None, tmp_path / "export") == folder

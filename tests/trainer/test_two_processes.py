@@ -35,22 +35,26 @@ def read(made: StageRequest) -> StageResult:
     return found
 
 
-def test_two_processes_train_and_evaluate_as_one_does(stages: Stages, converted: str) -> None:
+@pytest.mark.parametrize("method", [{}, {"lora": {"rank": 4, "alpha": 8.0}}], ids=["full", "lora"])
+def test_two_processes_train_and_evaluate_as_one_does(
+    method: dict[str, Any], stages: Stages, converted: str
+) -> None:
     results: dict[str, list[Any]] = {}
-    for run, mesh in (("one-process", {}), ("two-processes", TWO_HOSTS)):
+    one_process, two_processes = (f"{name}-{'lora' if method else 'full'}" for name in ("one", "two"))
+    for run, mesh in ((one_process, {}), (two_processes, TWO_HOSTS)):
         results[run] = []
         for stage in ("Train", "Evaluate"):
-            made = asked(stages, converted, stage, run, train_step=6, **mesh)
+            made = asked(stages, converted, stage, run, train_step=6, method=method, **mesh)
             if mesh:
                 running = stages.pair(made)
                 assert ends(running) == [0, 0], "\n".join(each.log[-2000:] for each in running)
             else:
-                stages.run(stage, run, converted=converted, train_step=6, hyperparameters={"steps": 6})
+                stages.run(
+                    stage, run, converted=converted, train_step=6, method=method, hyperparameters={"steps": 6}
+                )
             results[run].append(read(made).details)
     one, two = results.values()
-    losses = [
-        [float(loss) for loss in stages.losses(run).values()] for run in ("one-process", "two-processes")
-    ]
+    losses = [[float(loss) for loss in stages.losses(run).values()] for run in (one_process, two_processes)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert two[0].evaluation_loss == pytest.approx(one[0].evaluation_loss, rel=1e-5)
     assert two[1].tuned.loss == pytest.approx(one[1].tuned.loss, rel=1e-5)
@@ -80,6 +84,21 @@ def test_both_save_when_the_first_ones_clock_says_so(stages: Stages, converted: 
     found = read(made).details
     assert isinstance(found, TrainOutcome)
     assert [checkpoint.step for checkpoint in found.checkpoints] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("heard", [0, 1])
+def test_both_leave_an_evaluation_when_one_is_to_end(stages: Stages, converted: str, heard: int) -> None:
+    made = asked(
+        stages, converted, "Train", f"left-evaluation-{heard}", **TWO_HOSTS,
+        evaluation={"every_steps": 2, "prompts": []},
+    )  # fmt: skip
+    faults = [("terminated_in_evaluation", 2, 200, heard == index) for index in range(2)]
+    running = stages.pair(made, faults=faults)
+    assert ends(running) == [75, 75], "\n".join(each.log[-2000:] for each in running)
+    found = read(made)
+    assert found.outcome is Outcome.STOPPED
+    assert isinstance(found.details, TrainOutcome)
+    assert [each.step for each in found.details.checkpoints] == [2]
 
 
 @pytest.mark.parametrize("culprit", [0, 1])

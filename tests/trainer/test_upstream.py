@@ -1,10 +1,12 @@
-"""Faults of MaxText, Tunix and Qwix that the trainer goes around, each at its smallest: docs/upstream.md lists them.
+"""Faults of MaxText, Tunix, Qwix and transformers that the trainer goes around, each at its smallest: docs/upstream.md lists them.
 
 A test that fails here says that a new release behaves otherwise, so that what goes around the fault may go.
 """
 
 import importlib.util
+import json
 import math
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -24,6 +26,7 @@ from maxtext.utils import maxtext_utils
 from tunix.sft import peft_trainer
 from tunix.sft.dpo import dpo_trainer
 
+from devcluster.fixtures.tiny_models import Spec, write_model
 from finetune_trainer.engine import BASE
 
 
@@ -175,3 +178,14 @@ def test_maxtexts_qlora_quantizes_the_adapted_modules_alone() -> None:
     )
     provider = lora_utils._build_lora_provider(SimpleNamespace(lora=lora, model_name="qwen3-0.6b"))
     assert [rule.module_path for rule in provider._rules] == [".*/query"]
+
+
+def test_transformers_ignores_the_pre_tokenizer_of_tokenizer_json_for_llamas_class(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, LlamaTokenizer
+
+    write_model(tmp_path, Spec(family="llama"))
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "LlamaTokenizerFast"}))
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is LlamaTokenizer
+    assert loaded.decode(loaded("the capital\nof")["input_ids"]) != "the capital\nof"

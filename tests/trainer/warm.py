@@ -7,6 +7,7 @@ A JSON line in, a line out. ``{"start": {"environment", "arguments", "log", "fau
 import json
 import os
 import sys
+import traceback
 from importlib import import_module
 from typing import Any
 
@@ -44,8 +45,11 @@ def become(environment: dict[str, str], arguments: list[str], log: str, fault: l
         run()
     except SystemExit as end:
         code = end.code or 0
+    except BaseException:  # noqa: BLE001 - os._exit below ends the process without a traceback
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
 
 

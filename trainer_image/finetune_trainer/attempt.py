@@ -34,7 +34,8 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_contract.failure import PEER_LOST
-from finetune_trainer.errors import StageError
+from finetune_trainer.compilations import Compilations
+from finetune_trainer.errors import StageError, encodable
 from finetune_trainer.redaction import Redactor
 from finetune_trainer.storage import Store
 
@@ -106,6 +107,8 @@ class Attempt:
     redact: Redactor
     termination: Path
     now: Callable[[], datetime]
+    compilations: Compilations | None = None
+    """Counted by this process; None before the stage begins."""
     started: datetime = field(init=False)
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False)
     _code: int | None = field(default=None, init=False)
@@ -151,13 +154,13 @@ class Attempt:
                 update={"message": self.redact(failure.message), "saw": self.redact(failure.saw)}
             )
         name = type(error).__name__
-        text = self.redact(f"{self.request.stage} stopped on an unexpected {name}: {error}")
+        text = self.redact(encodable(f"{self.request.stage} stopped on an unexpected {name}: {error}"))
         return Failure(
             code=1,
             reason="UnexpectedError",
             message=text[:1024],
             where=f"stage {self.request.stage}, host {self.host}",
-            evidence=evidence[-4096:],
+            evidence=encodable(evidence)[-4096:],
             host=self.host,
         )
 
@@ -197,12 +200,18 @@ class Attempt:
             finished=self.now(),
             details=details,
             failure=failure,
+            compilations=self.compilations.compiled
+            if self.compilations is not None and self.compilations.requested
+            else None,
         )
         self.tail.settle()
         self.store.write(self.folder.log_tail(*self._place), self.tail.text(), content_type="text/plain")
         self.store.write(self.folder.result(*self._place), self.redact(result.to_json()))
 
 
+#: Of the system, in the words of whoever wrote; TensorStore's own class for it is that of exhausted memory.
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_LOCAL_FILE = re.compile(r'local file "([^"]+)"')
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|out of memory|OOM when allocating", re.IGNORECASE)
 _PERMISSION = re.compile(r"PERMISSION_DENIED|\b403\b.*(?:Forbidden|does not have)", re.IGNORECASE)
 _UNAVAILABLE = re.compile(
@@ -216,6 +225,17 @@ def as_stage_error(error: BaseException) -> StageError | None:
         return error
     text = f"{type(error).__name__}: {error}"
     saw = " ".join(text.split())[:400]
+    if _DISK_FULL.search(text) or (
+        isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    ):
+        return StageError(
+            ExitCode.OUT_OF_MEMORY,
+            "DiskFull",
+            "no space is left on the disk",
+            where=_place(error),
+            saw=saw,
+            fix="Use nodes with a larger boot disk or local SSDs, or more space where the folder lies.",
+        )
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         return StageError(
             ExitCode.OUT_OF_MEMORY,
@@ -223,15 +243,6 @@ def as_stage_error(error: BaseException) -> StageError | None:
             "the memory of the device or host did not suffice",
             saw=saw,
             fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, use LoRA, or ask for more chips.",
-        )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StageError(
-            ExitCode.OUT_OF_MEMORY,
-            "DiskFull",
-            "no space is left on the disk",
-            where=str(error.filename or tempfile.gettempdir()),
-            saw=saw,
-            fix="Use nodes with a larger boot disk or local SSDs, or more space where the folder lies.",
         )
     if isinstance(error, PermissionError) or _PERMISSION.search(text):
         return StageError(
@@ -250,3 +261,11 @@ def as_stage_error(error: BaseException) -> StageError | None:
             fix="Nothing to change: the operator tries again.",
         )
     return as_stage_error(error.__cause__) if error.__cause__ is not None else None
+
+
+def _place(error: BaseException) -> str:
+    """The file that had no space, as far as the error names it."""
+    if isinstance(error, OSError) and error.filename:
+        return str(error.filename)
+    named = _LOCAL_FILE.search(str(error))
+    return named[1] if named else tempfile.gettempdir()

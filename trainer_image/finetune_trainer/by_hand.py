@@ -21,7 +21,7 @@ from finetune_contract import ExitCode, StageRequest
 from finetune_trainer.errors import StageError, faults
 from finetune_trainer.processes import Processes
 from finetune_trainer.stopping import Stopper, exit_now
-from finetune_trainer.storage import open_store
+from finetune_trainer.storage import engine_path, open_store
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=int, default=128)
     command.add_argument("--train-on-prompt", action="store_true", help="count prompts towards the loss too")
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    # For the list of commands alone: `main.run` hands its arguments to compiled.by_hand.
+    commands.add_parser("compile", help="what a train step needs on a slice, without a TPU")
     return parser
 
 
@@ -108,8 +110,8 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     from finetune_trainer.evaluation.models import load
     from finetune_trainer.merging import merged_folder
     from finetune_trainer.stages.context import Context, late_environment
-    from finetune_trainer.stages.engine_config import training_config
-    from finetune_trainer.stages.evaluate import batches_of, collect, measure
+    from finetune_trainer.stages.engine_config import evaluation_config
+    from finetune_trainer.stages.evaluate import batches_of, collect, measure, room_of
     from finetune_trainer.weights import open_weights
 
     late_environment(os.environ)
@@ -130,9 +132,10 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         folder = merged_folder(weights, plan, options.adapter, scratch, context.store)
         weights = open_weights(folder, plan)
     items = conversion.convert(weights, plan, f"file://{scratch}/converted", store=context.store).items
-    parameters = conversion.engine_path(items)
-    loaded = load(training_config(context, plan, steps=1, parameters=parameters))
-    measured = measure(context, loaded, work, batches_of(context, work))
+    parameters = engine_path(items)
+    room = room_of(request, plan)
+    loaded = load(evaluation_config(context, room, parameters=parameters))
+    measured = measure(context, loaded, room, work, batches_of(context, work))
     assert measured.result is not None
     return {
         **measured.result.model_dump(),

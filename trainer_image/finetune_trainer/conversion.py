@@ -1,31 +1,34 @@
-"""A Hugging Face folder to a MaxText checkpoint (Orbax, layers scanned, float32).
+"""A Hugging Face folder to a MaxText checkpoint (Orbax, layers scanned, float32), one tensor at a time.
 
 Float32 also for bfloat16 sources: the query scale that Llama and Gemma 2 carry inside their weights would otherwise
 round (at head_dim 128 it changed 14.6 % of the weights on a round trip).
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from maxtext.checkpoint_conversion.to_maxtext import get_maxtext_model_info
-from maxtext.checkpoint_conversion.utils.utils import save_weights_to_checkpoint
+from flax import linen
+from maxtext.checkpoint_conversion.utils.utils import param_key_parts_from_path
+from maxtext.common.common_types import MODEL_MODE_TRAIN
+from maxtext.models import models
+from maxtext.utils import maxtext_utils
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer import engine, mapping
-from finetune_trainer.checkpoint_layout import OCDBT, CheckpointLayout
+from finetune_trainer.checkpoints.chunks import chunk_shape
+from finetune_trainer.checkpoints.layout import OCDBT, CheckpointLayout
+from finetune_trainer.checkpoints.writing import Index, Streamed, save
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.storage import Store, join, local_path
+from finetune_trainer.mapping import Parameter
+from finetune_trainer.storage import Store, engine_path, join
 from finetune_trainer.weights import Weights
 
-#: MaxText's converter would put the arrays on that many simulated devices, so that they are stored in as many pieces.
-#: Orbax cuts an array above 2 GiB into chunks by itself, and a host of the slice then reads those that it needs.
-_AS_THEY_ARE = 1
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -51,7 +54,7 @@ def convert(
     """Writes the checkpoint below ``out`` (``gs://`` or ``file://``, empty or absent) and returns its address.
 
     ``scanned``: layers stacked, as training wants them; inference in MaxText wants each by itself. Takes
-    ``host_memory.CONVERT`` bytes per parameter. ``engine.prepare(plan)`` comes first.
+    ``host_memory.PIECE`` bytes for each parameter of the largest piece. ``engine.prepare(plan)`` comes first.
     """
     started = time.monotonic()
     config = engine.configure(
@@ -61,25 +64,51 @@ def convert(
         base_output_directory=engine_path(out),
         scan_layers=scanned,
     )
-    shapes, tree = get_maxtext_model_info(config)
-    arrays: list[np.ndarray | None] = [None] * len(shapes)
-    for parameter in mapping.parameters(plan, config):
-        position, shape = shapes[parameter.key]
-        tensors = [_finite(name, weights.read(name)) for name in parameter.names]
-        encoded = parameter.encode(tensors, tuple(shape), config.param_scan_axis)
-        arrays[position] = encoded.astype(dtype, copy=False)
-    _all_filled(shapes, arrays)
-    save_weights_to_checkpoint(
-        engine_path(out),
-        jax.tree_util.tree_unflatten(tree, arrays),
-        _AS_THEY_ARE,
-        layout.ocdbt,
-        layout.zarr3,
-        config=config,
-    )
+    parameters = {parameter.key: parameter for parameter in mapping.parameters(plan, config)}
+
+    def streamed(path: Any, leaf: Any) -> Streamed:
+        parameter, shape = parameters[_key(path)], tuple(leaf.value.shape)
+        axis = config.param_scan_axis
+        chunks = chunk_shape(
+            shape, leaf.names, config.logical_axis_rules, single=parameter.stack_axes(len(shape), axis),
+            itemsize=dtype.itemsize, least_bytes=layout.least_chunk_bytes, tensor_pieces=layout.tensor_pieces,
+        )  # fmt: skip
+        slices = partial(_slices, weights, parameter, shape, axis, dtype)
+        return Streamed(shape=shape, dtype=dtype, chunks=chunks, slices=slices)
+
+    tree = jax.tree_util.tree_map_with_path(streamed, _abstract(config), is_leaf=_is_parameter)
+    state = {"params": tree, "step": 0, "opt_state": {}}
+    save(join(out, "0"), state, layout, {"scan_layers": scanned})
     items = join(out, "0", "items")
     size = sum(entry.size for entry in store.entries(items))
     return Converted(items=items, size_bytes=size, seconds=time.monotonic() - started)
+
+
+def _abstract(config: Any) -> Mapping[str, Any]:
+    """The shapes of MaxText's parameters and their logical axes, in its tree."""
+    mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
+    model = models.transformer_as_linen(config, mesh, quant=None, model_mode=MODEL_MODE_TRAIN)
+    tree: Mapping[str, Any] = maxtext_utils.get_abstract_param(model, config)
+    return tree
+
+
+def _is_parameter(node: Any) -> bool:
+    return isinstance(node, linen.LogicallyPartitioned)
+
+
+def _key(path: Any) -> str:
+    return "-".join(param_key_parts_from_path(path))
+
+
+def _slices(
+    weights: Weights, parameter: Parameter, shape: tuple[int, ...], axis: int, dtype: np.dtype
+) -> Iterator[tuple[Index, np.ndarray]]:
+    """The tensors of one of MaxText's arrays, each encoded and with its place there."""
+    stacked = parameter.stack_axes(len(shape), axis)
+    part = tuple(size for i, size in enumerate(shape) if i not in stacked)
+    for place, name in enumerate(parameter.names):
+        tensor = _finite(name, weights.read(name))
+        yield parameter.index(place, shape, axis), parameter.encode(tensor, part).astype(dtype, copy=False)
 
 
 def _finite(name: str, values: np.ndarray) -> np.ndarray:
@@ -93,32 +122,3 @@ def _finite(name: str, values: np.ndarray) -> np.ndarray:
             fix="Save the model again from a sound checkpoint; its training may have diverged.",
         )  # fmt: skip
     return values
-
-
-def engine_path(uri: str) -> str:
-    """An address as MaxText and Orbax spell it: local folders as plain paths."""
-    local = local_path(uri)
-    return uri if local is None else str(local)
-
-
-def _all_filled(shapes: Mapping[str, Any], arrays: list[np.ndarray | None]) -> None:
-    """The tables and the model come from one release of MaxText, so a gap is a fault of ours."""
-    empty = [key for key, (position, _) in shapes.items() if arrays[position] is None]
-    if empty:
-        raise RuntimeError(f"no weights for MaxText parameters {empty[:5]}")
-
-
-def restore(items: str, plan: ModelPlan, scratch: Path) -> dict[str, np.ndarray]:
-    """Every parameter of a MaxText or Tunix checkpoint as float32, by MaxText's dashed key.
-
-    Works for converted checkpoints (``…/0/items``) and for training's ``checkpoints/<step>/model_params``, full or
-    LoRA (then keys end in ``_lora_a`` and ``_lora_b``), in either layout: Orbax sees which it is.
-    """
-    from maxtext.checkpoint_conversion.utils.utils import detect_and_extract_checkpoint, load_orbax_checkpoint
-
-    config = engine.configure(
-        plan, weight_dtype="float32", run_name="restore", base_output_directory=str(scratch),
-        load_parameters_path=engine_path(items),
-    )  # fmt: skip
-    state = detect_and_extract_checkpoint(load_orbax_checkpoint(config))
-    return {key: np.asarray(value) for key, value in state.items()}

@@ -1,6 +1,6 @@
 """MaxText, prepared for one model: where the pinned release has no setting, or the wrong default, it is put right here.
 
-One process serves one plan. Nothing here touches a device; importing MaxText takes about 15 s.
+One process serves one plan. Nothing here touches a device; importing MaxText takes seconds.
 """
 
 import gc
@@ -85,7 +85,7 @@ def refused(error: Exception) -> StageError:
     """The failure for settings that MaxText does not take."""
     return StageError(
         ExitCode.BAD_REQUEST, "EngineRefusedSettings", "MaxText does not accept these settings",
-        where="engineOverrides or config.json", saw=" ".join(str(error).split())[:400],
+        where="spec.engineOverrides or config.json", saw=" ".join(str(error).split())[:400],
         fix="Remove the setting that the message names.",
     )  # fmt: skip
 
@@ -98,7 +98,8 @@ def _attend_on_embedding(
     out_sharding: Any = None,
 ) -> jax.Array:
     """MaxText's own, but for the table's dtype: that one casts it to bfloat16 always, also where the user asked for
-    FP32 (logits then off by up to 0.01, and Gemma's by the rounding of its scaled table)."""
+    FP32 (logits then off by up to 0.01, and Gemma's by the rounding of its scaled table), and for the precision of the
+    product, which that one leaves to the device."""
     if config.shard_mode != embeddings.ShardMode.EXPLICIT:
         out_sharding = None
     if out_sharding is not None:
@@ -108,6 +109,7 @@ def _attend_on_embedding(
         query,
         jnp.asarray(table, query.dtype).T,
         preferred_element_type=attend_dtype,
+        precision=config.matmul_precision,
         out_sharding=out_sharding,
     )
 

@@ -1,5 +1,8 @@
 """The one exception that ends a stage on purpose; ``main`` makes the failure record and the exit code of it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from pydantic import ValidationError
 
 from finetune_contract.exit_codes import ExitCode
@@ -7,6 +10,9 @@ from finetune_contract.failure import Failure
 
 _MESSAGE_LIMIT = 1024
 _FIELD_LIMIT = 512
+_NEW_CONTENT = (
+    "Create a job of another name for the new content, and leave inputs as they are while a job runs."
+)
 
 
 def require_unchanged(digest: str | None, found: str, *, where: str, uri: str) -> None:
@@ -20,11 +26,36 @@ def require_unchanged(digest: str | None, found: str, *, where: str, uri: str) -
         where=where,
         saw=f"content {found[:12]}",
         expected=f"content {str(digest)[:12]}",
-        fix="Create a job of another name for the new content, and leave inputs as they are while a job runs.",
+        fix=_NEW_CONTENT,
     )
 
 
+def replaced(uri: str, where: str) -> "StageError":
+    """65: a file of an input is not the one that was listed and compared."""
+    return StageError(
+        ExitCode.BAD_DATA, "InputChanged", f"{uri} was replaced or removed while the stage was reading it", where=where,
+        saw="another version, or no file", expected="the version that was listed at the beginning", fix=_NEW_CONTENT,
+    )  # fmt: skip
+
+
+@contextmanager
+def reading_listed(where: str) -> Iterator[None]:
+    """Around reads of files at the version that was listed: one that is missing by now raises ``replaced``."""
+    try:
+        yield
+    except StageError as error:
+        if error.code is not ExitCode.INPUT_MISSING:
+            raise
+        raise replaced(error.where, where) from error
+
+
+def encodable(text: str) -> str:
+    """The text, with halves of characters (inputs may hold them) written as escapes: no record takes them."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _clip(text: str, limit: int) -> str:
+    text = encodable(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -81,6 +112,6 @@ class StageError(Exception):
             saw=_clip(self.saw, _FIELD_LIMIT),
             expected=_clip(self.expected, _FIELD_LIMIT),
             fix=_clip(self.fix, _FIELD_LIMIT),
-            evidence=evidence[-4096:],
+            evidence=encodable(evidence)[-4096:],
             host=host,
         )

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Protocol
 
-from finetune_trainer.checkpoint_layout import CheckpointLayout
+from finetune_trainer.checkpoints.layout import CheckpointLayout
 from finetune_trainer.families import ModelPlan
 
-#: Raised when our conversion writes other values for the same model.
-CONVERTER = "1"
+#: Raised when our conversion writes other values for the same model, lays them out otherwise, or refuses more.
+CONVERTER = "2"
 
 
 class Pinned(Protocol):

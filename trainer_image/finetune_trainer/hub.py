@@ -9,16 +9,19 @@ import glob
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import Path
 
 from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
-from huggingface_hub.errors import CachedRepoTreeNotFoundError
+from huggingface_hub.errors import CachedRepoTreeNotFoundError, SafetensorsParsingError
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from finetune_contract import HubRef
+from finetune_trainer import holes
 from finetune_trainer.hub_errors import Kind, asked_pause, explain, passing
+from finetune_trainer.storage import is_inside
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,9 +38,14 @@ class Repository:
     name: str
     kind: Kind
     commit: str
-    files: tuple[str, ...]
-    """All of the commit's, sorted; offline without a cached listing, those that the cache holds."""
+    sizes: Mapping[str, int]
+    """Bytes of all the commit's files by name; offline without a cached listing, of those that the cache holds."""
     where: str
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Their names, sorted."""
+        return tuple(sorted(self.sizes))
 
     def __str__(self) -> str:
         return f"{self.name}@{self.commit[:12]}"
@@ -51,12 +59,14 @@ def find(ref: HubRef, kind: Kind, where: str) -> Repository:
     """
     folder = _download(_settled(ref, kind, where), kind, where, ())
     try:
-        files = [entry.path for entry in get_cached_repo_tree(ref.repo, repo_type=kind, revision=folder.name)]
+        tree = get_cached_repo_tree(ref.repo, repo_type=kind, revision=folder.name)
+        sizes = {entry.path: entry.size for entry in tree}
     except CachedRepoTreeNotFoundError:
-        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    # Git has no such names; somebody's mirror might.
-    inside = sorted(name for name in files if not {"..", "/"} & set(PurePosixPath(name).parts))
-    return Repository(name=ref.repo, kind=kind, commit=folder.name, files=tuple(inside), where=where)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    # Git has no other names; somebody's mirror might.
+    inside = {name: size for name, size in sizes.items() if is_inside(name)}
+    return Repository(name=ref.repo, kind=kind, commit=folder.name, sizes=inside, where=where)
 
 
 def fetch(repository: Repository, names: Iterable[str]) -> Path:
@@ -64,6 +74,38 @@ def fetch(repository: Repository, names: Iterable[str]) -> Path:
     ref, wanted = HubRef(repo=repository.name, revision=repository.commit), list(names)
     _LOG.info("%s: fetching %d of %d files", repository, len(wanted), len(repository.files))
     return _download(ref, repository.kind, repository.where, wanted)
+
+
+def fetch_parts(
+    repository: Repository, out: Path, small: Path, names: Iterable[str], wanted: Callable[[str], bool]
+) -> Path:
+    """A folder ``out`` with the files of ``small`` and these safetensors files of the commit: those with a tensor whose
+    name is ``wanted`` are whole, of the others there is the header. Offline all are whole. Raises as ``find`` does."""
+    if constants.is_offline_mode():
+        return fetch(repository, [*(path.name for path in small.iterdir()), *names])
+    ref = HubRef(repo=repository.name, revision=repository.commit)
+    out.mkdir(parents=True, exist_ok=True)
+    for path in small.iterdir():
+        if path.is_file():
+            (out / path.name).symlink_to(path.resolve())
+    whole = []
+    for name in names:
+        header = partial(HfApi().parse_safetensors_file_metadata, ref.repo, name, revision=ref.revision)
+        try:
+            tensors = asked(header, ref, repository.kind, repository.where).tensors
+        except (SafetensorsParsingError, RecursionError):  # who opens the file will tell
+            whole.append(name)
+            continue
+        if any(map(wanted, tensors)):
+            whole.append(name)
+            continue
+        places = {key: (each.dtype, each.shape, each.data_offsets) for key, each in tensors.items()}
+        holes.write_header(out / name, places)
+    if whole:
+        folder = fetch(repository, whole)
+        for name in whole:
+            (out / name).symlink_to((folder / name).resolve())
+    return out
 
 
 def _settled(ref: HubRef, kind: Kind, where: str) -> HubRef:

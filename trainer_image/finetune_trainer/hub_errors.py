@@ -11,11 +11,14 @@ from finetune_trainer.errors import StageError
 type Kind = Literal["model", "dataset"]
 
 _UNAUTHORIZED, _TIMEOUT, _TOO_MANY, _SERVER = 401, 408, 429, 500
+#: To a commit on top of one that is no longer the last.
+_OVERTAKEN = 412
 _SET_SECRET = "put a token that may read it into a Secret and name that in spec.huggingFaceTokenSecretRef."  # noqa: S105  advice, no secret
 
 
 def passing(error: BaseException) -> bool:
-    """Whether the same call may do better in a while: no answer, too many requests, a fault of the server."""
+    """Whether the same call may do better in a while: no answer, too many requests, a fault of the server, or a
+    commit that another overtook."""
     cause = _root(error)
     if isinstance(cause, errors.HfHubHTTPError):
         return _is_passing(cause.response.status_code)
@@ -103,7 +106,7 @@ def _unavailable(where: str, saw: str) -> StageError:
 
 
 def _is_passing(status: int) -> bool:
-    return status in (_TIMEOUT, _TOO_MANY) or status >= _SERVER
+    return status in (_TIMEOUT, _TOO_MANY, _OVERTAKEN) or status >= _SERVER
 
 
 def _root(error: BaseException) -> BaseException:

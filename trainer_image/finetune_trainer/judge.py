@@ -2,12 +2,12 @@
 
 It shares nothing with the engine or with ``families``: transformers' own configuration classes read config.json. So
 where the engine's numbers agree with these, dimensions, rotary embeddings, scales, caps and windows are all right. One
-layer's weights are in memory at a time; rows are short, speed does not matter. Sources: transformers' modeling files
-for Llama, Mistral, Mixtral, Qwen3, Gemma 2, Gemma 3 and DeepSeek 2; for the scale of the last one's attention the code
-that DeepSeek published.
+weight is in memory at a time; rows are short, speed does not matter. Sources: transformers' modeling files for Llama,
+Mistral, Mixtral, Qwen2, Qwen3, Gemma 2, Gemma 3 and DeepSeek 2; for the scale of the last one's attention the code that
+DeepSeek published.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from transformers import AutoConfig
 
 Read = Callable[[str], np.ndarray]
 Array = np.ndarray
+Turn = tuple[Array, Array]
+"""Cosines and sines ``[length, head_dim]`` of the rotary embedding."""
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "swish": lambda x: x / (1 + np.exp(-x)),
@@ -31,17 +33,31 @@ _EXPERTS = {
 }
 
 
-def logits(folder: Path, read: Read, rows: Sequence[Sequence[int]]) -> list[Array]:
-    """For each row of token ids, float32 ``[len(row), vocabulary]``. ``read`` gives a weight by its plain name."""
-    config = AutoConfig.from_pretrained(folder)
-    model = _Model(getattr(config, "text_config", None) or config, lambda name: read(name).astype(np.float32))
-    return model.logits([np.asarray(row) for row in rows])
+class Opinion:
+    """What the model computes for a few rows of token ids, but for the last product with the vocabulary."""
+
+    experts: list[list[Array] | None]
+    """By layer: for each row the experts that each token goes to, ``[len(row), experts a token]``; None: a layer
+    without experts."""
+
+    def __init__(self, folder: Path, read: Read, rows: Sequence[Sequence[int]]) -> None:
+        """``folder`` has config.json; ``read`` gives a weight by its plain name."""
+        config = AutoConfig.from_pretrained(folder)
+        self._model = _Model(getattr(config, "text_config", None) or config, read)
+        self._states = self._model.states([np.asarray(row) for row in rows])
+        self.experts = self._model.chosen
+
+    def logits(self, vocabulary: int | None = None) -> Iterator[tuple[int, list[Array]]]:
+        """Part after part of the vocabulary, each of ``vocabulary`` token ids at most (None: of all): the part's first
+        token id, and for each row float32 logits ``[len(row), part]``."""
+        return self._model.logits(self._states, vocabulary)
 
 
 class _Model:
     def __init__(self, config: Any, read: Read) -> None:
         self._config = config
-        self._read = read
+        self.chosen: list[list[Array] | None] = []
+        self._raw = read
         self._gemma = config.model_type.startswith("gemma")
         self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._scale = (getattr(config, "query_pre_attn_scalar", None) or self._head_dim) ** -0.5
@@ -53,84 +69,90 @@ class _Model:
         name = getattr(config, "hidden_activation", None) or config.hidden_act
         self._activation = _ACTIVATIONS[name]
 
-    def logits(self, rows: list[Array]) -> list[Array]:
-        table: Array = self._read("model.embed_tokens.weight")
-        states: list[Array] = [table[row] for row in rows]
-        if self._gemma:
-            states = [state * np.float32(self._config.hidden_size**0.5) for state in states]
+    def _read(self, name: str) -> Array:
+        return self._raw(name).astype(np.float32)
+
+    def states(self, rows: list[Array]) -> list[Array]:
+        """For each row, what the vocabulary is multiplied with."""
+        states = self._embedded(rows)
         for i in range(self._config.num_hidden_layers):
+            self.chosen.append(None)
             states = self._layer(i, states)
-        states = [self._norm(state, "model.norm.weight") for state in states]
-        head = table if self._config.tie_word_embeddings else self._read("lm_head.weight")
-        return [
-            _capped(state @ head.T, getattr(self._config, "final_logit_softcapping", None))
-            for state in states
-        ]
+        return self._normed(states, "model.norm.weight")
+
+    def logits(self, states: list[Array], vocabulary: int | None) -> Iterator[tuple[int, list[Array]]]:
+        head = self._raw(
+            "model.embed_tokens.weight" if self._config.tie_word_embeddings else "lm_head.weight"
+        )
+        cap = getattr(self._config, "final_logit_softcapping", None)
+        for start in range(0, len(head), vocabulary or len(head)):
+            part = head[start : start + (vocabulary or len(head))].astype(np.float32)
+            yield start, [_capped(state @ part.T, cap) for state in states]
+
+    def _embedded(self, rows: list[Array]) -> list[Array]:
+        table = self._raw("model.embed_tokens.weight")
+        scale = np.float32(self._config.hidden_size**0.5 if self._gemma else 1)
+        return [table[row].astype(np.float32) * scale for row in rows]
 
     def _layer(self, i: int, states: list[Array]) -> list[Array]:
         layer = f"model.layers.{i}."
-        names = ("k_proj", "v_proj") if self._latent is None else ("kv_a_proj_with_mqa", "kv_b_proj")
-        w = {name: self._read(f"{layer}self_attn.{name}.weight") for name in ("q_proj", *names, "o_proj")}
+        after_attention = "post_attention_layernorm.weight"
+        attended = self._attention(i, self._normed(states, f"{layer}input_layernorm.weight"))
+        if self._gemma:
+            attended = self._normed(attended, layer + after_attention)
+        middle = [state + each for state, each in zip(states, attended, strict=True)]
+        before_mlp = "pre_feedforward_layernorm.weight" if self._gemma else after_attention
+        inner = self._normed(middle, layer + before_mlp)
         dense = i < getattr(self._config, "first_k_dense_replace", 0)
         mixed = self._config.model_type in _EXPERTS and not dense
-        mlp = self._experts(layer) if mixed else self._mlp(f"{layer}mlp")
-        after_attention = "post_attention_layernorm.weight"
-        before_mlp = "pre_feedforward_layernorm.weight" if self._gemma else after_attention
-        results = []
-        for state in states:
-            attended = self._attention(i, self._norm(state, f"{layer}input_layernorm.weight"), w)
-            if self._gemma:
-                attended = self._norm(attended, layer + after_attention)
-            middle = state + attended
-            inner = mlp(self._norm(middle, layer + before_mlp))
-            if self._gemma:
-                inner = self._norm(inner, f"{layer}post_feedforward_layernorm.weight")
-            results.append(middle + inner)
-        return results
+        inner = self._experts(layer, inner) if mixed else self._gated(f"{layer}mlp", _MLP, inner)
+        if self._gemma:
+            inner = self._normed(inner, f"{layer}post_feedforward_layernorm.weight")
+        return [state + each for state, each in zip(middle, inner, strict=True)]
 
-    def _mlp(self, where: str) -> Callable[[Array], Array]:
-        return self._gated(*(self._read(f"{where}.{name}.weight") for name in _MLP))
+    def _linear(self, name: str, states: Sequence[Array]) -> list[Array]:
+        together = np.concatenate(states) @ self._read(f"{name}.weight").T
+        return np.split(together, np.cumsum([len(state) for state in states[:-1]]))
 
-    def _gated(self, gate: Array, up: Array, down: Array) -> Callable[[Array], Array]:
-        def run(x: Array) -> Array:
-            result: Array = (self._activation(x @ gate.T) * (x @ up.T)) @ down.T
-            return result
+    def _gated(self, where: str, names: Sequence[str], states: Sequence[Array]) -> list[Array]:
+        gate, up, down = (f"{where}.{name}" for name in names)
+        gates, ups = self._linear(gate, states), self._linear(up, states)
+        return self._linear(down, [self._activation(g) * u for g, u in zip(gates, ups, strict=True)])
 
-        return run
-
-    def _experts(self, layer: str) -> Callable[[Array], Array]:
+    def _experts(self, layer: str, states: list[Array]) -> list[Array]:
         """Each token goes to the experts that the router gives the highest probabilities."""
         config = self._config
         part, names = _EXPERTS[config.model_type]
-        router = self._read(f"{layer}{part}.gate.weight")
-        experts = [
-            self._gated(*(self._read(f"{layer}{part}.experts.{e}.{name}.weight") for name in names))
-            for e in range(len(router))
-        ]
         normed = config.model_type == "mixtral" or config.norm_topk_prob
+        scores = self._linear(f"{layer}{part}.gate", states)
+        chosen = [
+            np.argsort(-each, axis=-1, kind="stable")[:, : config.num_experts_per_tok] for each in scores
+        ]
+        self.chosen[-1] = chosen
+        shares = [_shares(each, ours, normed=normed) for each, ours in zip(scores, chosen, strict=True)]
         scale = np.float32(getattr(config, "routed_scaling_factor", 1.0))
-        shared = self._mlp(f"{layer}mlp.shared_experts") if config.model_type == "deepseek_v2" else None
+        results = [np.zeros_like(state) for state in states]
+        for expert in range(shares[0].shape[-1]):
+            answers = self._gated(f"{layer}{part}.experts.{expert}", names, states)
+            for i, answer in enumerate(answers):
+                results[i] += scale * shares[i][:, [expert]] * answer
+        if config.model_type == "deepseek_v2":
+            shared = self._gated(f"{layer}mlp.shared_experts", _MLP, states)
+            results = [result + each for result, each in zip(results, shared, strict=True)]
+        return results
 
-        def run(x: Array) -> Array:
-            scores = x @ router.T
-            shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            shares /= shares.sum(axis=-1, keepdims=True)
-            chosen = np.argsort(-shares, axis=-1, kind="stable")[:, : config.num_experts_per_tok]
-            kept = np.zeros_like(shares)
-            np.put_along_axis(kept, chosen, np.take_along_axis(shares, chosen, axis=-1), axis=-1)
-            if normed:
-                kept /= kept.sum(axis=-1, keepdims=True)
-            result: Array = scale * sum(kept[:, [e]] * expert(x) for e, expert in enumerate(experts))
-            return result if shared is None else result + shared(x)
-
-        return run
-
-    def _attention(self, i: int, x: Array, w: dict[str, Array]) -> Array:
-        length, config = len(x), self._config
-        kind = (getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)[i]
-        cos, sin = self._rotation(kind, length)
+    def _attention(self, i: int, states: list[Array]) -> list[Array]:
+        layer = f"model.layers.{i}.self_attn."
+        kind = (
+            getattr(self._config, "layer_types", None) or ["full_attention"] * self._config.num_hidden_layers
+        )[i]
         split = self._heads if self._latent is None else self._latent_heads
-        q, k, v = split(f"model.layers.{i}.self_attn.", x, w, cos, sin)
+        turns = [self._rotation(kind, len(state)) for state in states]
+        mixed = [self._mixed(kind, *heads) for heads in split(layer, states, turns)]
+        return self._linear(f"{layer}o_proj", mixed)
+
+    def _mixed(self, kind: str, q: Array, k: Array, v: Array) -> Array:
+        length, config = q.shape[1], self._config
         group = len(q) // len(k)
         k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
         scores = _capped(
@@ -143,41 +165,50 @@ class _Model:
             visible &= ago < config.sliding_window
         scores = np.where(visible, scores, -np.inf)
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ v
-        result: Array = mixed.transpose(1, 0, 2).reshape(length, -1) @ w["o_proj"].T
-        return result
+        mixed: Array = (scores / scores.sum(axis=-1, keepdims=True)) @ v
+        return mixed.transpose(1, 0, 2).reshape(length, -1)
 
     def _heads(
-        self, layer: str, x: Array, w: dict[str, Array], cos: Array, sin: Array
-    ) -> tuple[Array, Array, Array]:
-        """Queries, keys and values ``[heads, length, head_dim]``."""
+        self, layer: str, states: list[Array], turns: list[Turn]
+    ) -> Iterator[tuple[Array, Array, Array]]:
+        """For each row queries, keys and values ``[heads, length, head_dim]``."""
+        normed = self._config.model_type in ("qwen3", "qwen3_moe", "gemma3_text")
 
-        def heads(name: str, norm: str | None) -> Array:
-            y: Array = (x @ w[name].T).reshape(len(x), -1, self._head_dim)
-            if norm is not None and self._config.model_type in ("qwen3", "qwen3_moe", "gemma3_text"):
-                y = self._norm(y, f"{layer}{norm}.weight")
-            return y.transpose(1, 0, 2)
+        biased = self._config.model_type == "qwen2"
 
-        q, k = heads("q_proj", "q_norm"), heads("k_proj", "k_norm")
-        return _rotate(q, cos, sin), _rotate(k, cos, sin), heads("v_proj", None)
+        def heads(name: str) -> list[Array]:
+            projected = self._linear(f"{layer}{name}_proj", states)
+            if biased:
+                bias = self._read(f"{layer}{name}_proj.bias")
+                projected = [y + bias for y in projected]
+            split = [y.reshape(len(y), -1, self._head_dim) for y in projected]
+            if normed and name != "v":
+                split = self._normed(split, f"{layer}{name}_norm.weight")
+            return [y.transpose(1, 0, 2) for y in split]
+
+        for q, k, v, turn in zip(heads("q"), heads("k"), heads("v"), turns, strict=True):
+            yield _rotate(q, *turn), _rotate(k, *turn), v
 
     def _latent_heads(
-        self, layer: str, x: Array, w: dict[str, Array], cos: Array, sin: Array
-    ) -> tuple[Array, Array, Array]:
+        self, layer: str, states: list[Array], turns: list[Turn]
+    ) -> Iterator[tuple[Array, Array, Array]]:
         """As ``_heads``, of multi-head latent attention: the rotary part of keys is one for all heads."""
-        config, length = self._config, len(x)
+        config = self._config
         plain = config.qk_nope_head_dim
 
         def heads(y: Array) -> Array:
-            return y.reshape(length, config.num_attention_heads, -1).transpose(1, 0, 2)
+            return y.reshape(len(y), config.num_attention_heads, -1).transpose(1, 0, 2)
 
-        latent, turned = np.split(x @ w["kv_a_proj_with_mqa"].T, [config.kv_lora_rank], axis=-1)
-        both = heads(self._norm(latent, f"{layer}kv_a_layernorm.weight") @ w["kv_b_proj"].T)
-        k, v = np.split(both, [plain], axis=-1)
-        turned = np.broadcast_to(_rotate_pairs(turned[None], cos, sin), (len(k), *turned.shape))
-        q = heads(x @ w["q_proj"].T)
-        q = np.concatenate([q[..., :plain], _rotate_pairs(q[..., plain:], cos, sin)], axis=-1)
-        return q, np.concatenate([k, turned], axis=-1), v
+        narrow = self._linear(f"{layer}kv_a_proj_with_mqa", states)
+        latents = self._normed([y[:, : config.kv_lora_rank] for y in narrow], f"{layer}kv_a_layernorm.weight")
+        both, queries = self._linear(f"{layer}kv_b_proj", latents), self._linear(f"{layer}q_proj", states)
+        for y, wide, asked, turn in zip(narrow, both, queries, turns, strict=True):
+            k, v = np.split(heads(wide), [plain], axis=-1)
+            turned = _rotate_pairs(y[None, :, config.kv_lora_rank :], *turn)
+            turned = np.broadcast_to(turned, (len(k), *turned.shape[1:]))
+            q = heads(asked)
+            q = np.concatenate([q[..., :plain], _rotate_pairs(q[..., plain:], *turn)], axis=-1)
+            yield q, np.concatenate([k, turned], axis=-1), v
 
     def _rotation(self, kind: str, length: int) -> tuple[Array, Array]:
         parameters = self._config.rope_parameters
@@ -194,13 +225,24 @@ class _Model:
         angle = np.arange(length)[:, None] * np.concatenate([frequency, frequency])
         return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
-    def _norm(self, x: Array, name: str) -> Array:
-        weight = self._read(name)
-        normal: Array = x / np.sqrt(
-            (x * x).mean(axis=-1, keepdims=True) + np.float32(self._config.rms_norm_eps)
-        )
-        normal *= weight + 1 if self._gemma else weight
-        return normal
+    def _normed(self, states: Sequence[Array], name: str) -> list[Array]:
+        weight = self._read(name) + np.float32(1 if self._gemma else 0)
+        epsilon = np.float32(self._config.rms_norm_eps)
+        return [
+            state / np.sqrt((state * state).mean(axis=-1, keepdims=True) + epsilon) * weight
+            for state in states
+        ]
+
+
+def _shares(scores: Array, chosen: Array, *, normed: bool) -> Array:
+    """Of each expert in each token's answer."""
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    kept: Array = np.zeros_like(shares)
+    np.put_along_axis(kept, chosen, np.take_along_axis(shares, chosen, axis=-1), axis=-1)
+    if normed:
+        kept /= kept.sum(axis=-1, keepdims=True)
+    return kept
 
 
 def _llama3(frequency: Array, parameters: dict[str, Any]) -> Array:

@@ -1,9 +1,17 @@
-"""The converted model, loaded onto the devices by MaxText."""
+"""The converted model, loaded onto the devices by MaxText.
 
+Orbax reads each host's part of it in the type that it is held in, so a host needs memory for that part at most.
+"""
+
+import contextlib
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from maxtext.utils import model_creation_utils
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from maxtext.utils import maxtext_utils_nnx, model_creation_utils
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.converted import UNREADABLE
@@ -23,7 +31,8 @@ def pretrained(config: Any) -> tuple[Any, Any]:
     Raises ``StageError`` 66 where what lies there is not, or no longer, the whole of one.
     """
     try:
-        model, mesh = model_creation_utils.from_pretrained(config)
+        with _without_random_weights():
+            model, mesh = model_creation_utils.from_pretrained(config)
     except (ValueError, OSError, KeyError) as error:
         if not _UNREADABLE.search(str(error)):
             raise
@@ -37,3 +46,24 @@ def pretrained(config: Any) -> tuple[Any, Any]:
             fix="Set cache: Refresh and retry from Convert: retry: {generation: 1, fromStage: Convert}.",
         ) from error
     return model, mesh
+
+
+@contextlib.contextmanager
+def _without_random_weights() -> Iterator[None]:
+    """MaxText makes the model's parameters of zeros, which are free to draw; random keys stay what they are."""
+    create = maxtext_utils_nnx.create_nnx_sharded_model
+
+    def zeros(abstract: Any, made: Callable[[], Any], *arguments: Any, **named: Any) -> Any:
+        def zeroed() -> Any:
+            model = made()
+            parameters = nnx.state(model, nnx.Param)
+            nnx.update(model, jax.tree.map(jnp.zeros_like, parameters))
+            return model
+
+        return create(abstract, zeroed, *arguments, **named)
+
+    maxtext_utils_nnx.create_nnx_sharded_model = zeros
+    try:
+        yield
+    finally:
+        maxtext_utils_nnx.create_nnx_sharded_model = create

@@ -5,14 +5,19 @@ are lost. With float32 their product, added to a layer's output, makes that floa
 bfloat16 fails at its next layer. Here the sum is made in float32 and rounded once to the layer's dtype.
 """
 
+import contextlib
+import math
+from collections.abc import Iterator
 from typing import Any, override
 
 import jax
 import jax.numpy as jnp
 import qwix
 from flax import nnx
-from jax.sharding import Mesh
-from maxtext.utils import lora_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from maxtext.utils import lora_utils, sharding
+from qwix._src.core.qarray import HowToQuantize, QArray
+from qwix._src.providers.ptq import WithAux
 
 from finetune_trainer.families.plan import LORA_MODULES, module_path
 
@@ -59,13 +64,116 @@ def _provider(config: Any) -> qwix.LoraProvider:
     return _Float32Lora(rules)
 
 
+def _adapted(model: nnx.Module, mesh: Mesh, config: Any) -> nnx.Module:
+    """The model with adapters, each array divided among the devices as its metadata say. ``model`` is used up.
+
+    Operation by operation, as MaxText does it, all of a quantized base comes to lie on every device, the compiler
+    divides norm scales as it likes, and several processes fail, because none of them holds the whole of an adapter.
+    """
+    adapt, state, made = _adapting(model, mesh, config)
+    return nnx.merge(made[0], adapt(state))
+
+
+def lowered(model: nnx.Module, mesh: Mesh, config: Any) -> Any:
+    """``jax.stages.Lowered`` of what gives a loaded model its adapters and quantizes it. ``model`` is traced, each
+    array at its place."""
+    lora_utils._build_lora_provider = _provider  # noqa: SLF001
+    adapt, state, _ = _adapting(model, mesh, config)
+    return adapt.lower(state)
+
+
+def _adapting(model: nnx.Module, mesh: Mesh, config: Any) -> tuple[Any, Any, list[Any]]:
+    """The jitted program, the state that it takes, and, filled in, the graph of what it makes."""
+    graph, state = nnx.split(model)
+    made: list[Any] = []
+
+    def adapt(state: Any) -> Any:
+        adapted = nnx.merge(graph, state, copy=True)
+        with unplaced_adapters(mesh):
+            adapted = lora_utils.apply_lora_to_model(adapted, mesh, config)
+        nnx.pop(adapted, nnx.Intermediate)
+        if config.lora.lora_weight_qtype:
+            _restore_quantized(adapted, config.lora.lora_weight_qtype)
+        found, arrays = nnx.split(adapted)
+        made.append(found)
+        return arrays
+
+    places = shardings(jax.eval_shape(adapt, state), mesh)
+    return jax.jit(adapt, out_shardings=places, donate_argnums=0), state, made
+
+
+@contextlib.contextmanager
+def unplaced_adapters(mesh: Mesh) -> Iterator[None]:
+    """MaxText moves adapters to their devices, which traced ones cannot; where they belong stands in their metadata."""
+    apply, inputs = lora_utils.apply_lora_to_model, lora_utils._prepare_dummy_inputs  # noqa: SLF001
+    rows = inputs(mesh)
+    lora_utils._prepare_dummy_inputs = lambda _: rows  # noqa: SLF001
+    lora_utils.apply_lora_to_model = lambda model, _, config: apply(model, None, config)
+    try:
+        yield
+    finally:
+        lora_utils.apply_lora_to_model, lora_utils._prepare_dummy_inputs = apply, inputs  # noqa: SLF001
+
+
+def shardings(state: Any, mesh: Mesh) -> Any:
+    """Where each array of a traced model's state belongs. What cannot be divided evenly, as the scales of a few blocks,
+    is whole on every device."""
+    places = sharding.nnx_construct_named_sharding(state, mesh)
+    return jax.tree.map(_even, state, places)
+
+
+class NotDivided(ValueError):
+    """A model whose sizes do not suit the mesh."""
+
+
+def require_divided(state: Any, mesh: Mesh) -> None:
+    """Raises ``NotDivided`` for parameters that MaxText refuses to load onto the mesh: it divides those of a model
+    without adapters as their metadata say, evenly or not at all."""
+    places = sharding.nnx_construct_named_sharding(state, mesh)
+    for (path, array), place in zip(jax.tree.leaves_with_path(state), jax.tree.leaves(places), strict=True):
+        if not (even := _even(array, place)).is_equivalent_to(place, len(array.shape)):
+            axes = {name: size for name, size in mesh.shape.items() if size > 1}
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise NotDivided(
+                f"{name} of the model, {array.shape}, does not divide among {axes} "
+                f"as {place.spec}, only as {even.spec}"
+            )
+
+
+def _even(array: Any, place: NamedSharding) -> NamedSharding:
+    def axes(entry: Any, size: int) -> Any:
+        names = entry if isinstance(entry, tuple) else (entry,)
+        parts = math.prod(mesh.shape[name] for name in names if name is not None)
+        return None if size % parts else entry
+
+    mesh = place.mesh
+    spec = (*place.spec, *[None] * (len(array.shape) - len(place.spec)))
+    return place.update(spec=PartitionSpec(*map(axes, spec, array.shape)))
+
+
+def _restore_quantized(model: nnx.Module, qtype: str) -> None:
+    """Makes quantized weights of unscanned layers what Qwix made them: arrays of ``qtype``.
+
+    Gemma 3's layers beyond the last whole block run inside a checkpointed function, from which MaxText takes a bare
+    state back. That loses what says how the weight is quantized, and Qwix recognizes it as a weight no longer: it
+    computes with codes of four bits as if they were numbers, and without the adapter.
+    """
+    for _, module in list(nnx.iter_modules(model)):
+        for name, weight in list(vars(module).items()):
+            if isinstance(weight, nnx.Param) and isinstance(state := weight.get_raw_value(), nnx.State):
+                # they were made inside that function, and could not be changed outside of it
+                own = {part: variable.copy() for part, variable in state["array"].items()}
+                array = QArray(**own, qtype=qtype)
+                setattr(module, name, WithAux(array, HowToQuantize(qtype=qtype)))
+
+
 def with_lora(model: Any, mesh: Mesh, config: Any) -> Any:
     """The model with fresh adapters on the modules that ``config.lora`` names, or those at its ``lora_restore_path``.
 
     Call inside ``jax.set_mesh`` and MaxText's logical axis rules.
     """
     lora_utils._build_lora_provider = _provider  # noqa: SLF001 - MaxText offers no place for it
-    adapted = lora_utils.apply_lora_to_model(model, mesh, config)
+    adapted = _adapted(model, mesh, config)
     nnx.pop(adapted, nnx.Intermediate)
     for _, variable in nnx.iter_graph(adapted):
         if isinstance(variable, nnx.LoRAParam):

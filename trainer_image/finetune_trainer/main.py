@@ -94,9 +94,14 @@ def main(environment: Mapping[str, str]) -> int:
 def _run(
     stage: Stage, attempt: Attempt, processes: Processes, stopper: Stopper, environment: Mapping[str, str]
 ) -> int:
+    from finetune_trainer.compilations import Compilations
+    from finetune_trainer.programs import keep_programs
     from finetune_trainer.stages.context import Context, late_environment
 
     late_environment(environment)
+    if "://" in (folder := environment.get("JAX_COMPILATION_CACHE_DIR", "")):
+        keep_programs(folder, attempt.store, first=processes.first)
+    attempt.compilations = compilations = Compilations.begin()
     # Before they meet: a host that does not come is known by the file that it lacks.
     several = stage is Stage.TRAIN and processes.count > 1
     report = (
@@ -107,6 +112,7 @@ def _run(
         store=attempt.store,
         processes=processes,
         stopper=stopper,
+        compilations=compilations,
         host_report=report,
     )
     module: Any = importlib.import_module(_MODULES[stage])

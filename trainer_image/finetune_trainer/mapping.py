@@ -4,7 +4,7 @@ A MaxText parameter stacks the same tensor of many layers. Hooks change layout a
 act on the outputs of a projection only, so the same hook turns a whole weight and the B half of a LoRA pair.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,30 +36,32 @@ class Parameter:
     to_maxtext: tuple[Hook, ...]
     to_hugging_face: tuple[Hook, ...]
 
-    def encode(self, tensors: Sequence[np.ndarray], shape: tuple[int, ...], axis: int) -> np.ndarray:
-        """MaxText's array (float32, of ``shape``) from the Hugging Face tensors of all its layers."""
+    def index(self, place: int, shape: tuple[int, ...], axis: int) -> tuple[int | slice, ...]:
+        """Where the tensor at ``place`` of ``names`` lies in MaxText's array of ``shape``; ``axis`` is MaxText's
+        ``param_scan_axis``."""
+        if self.experts and self.stacked:
+            return divmod(place, shape[1])
         if self.experts:
-            one = shape[self._leading :]
-            return np.stack([_apply(self.to_maxtext, tensor, one) for tensor in tensors]).reshape(shape)
+            return (place,)
         if not self.stacked:
-            return _apply(self.to_maxtext, tensors[0], shape)
+            return ()
         axis = stack_axis(len(shape), axis)
-        layer = shape[:axis] + shape[axis + 1 :]
-        return np.stack([_apply(self.to_maxtext, tensor, layer) for tensor in tensors], axis=axis)
+        return (*(slice(None) for _ in range(axis)), place)
 
-    def decode(self, array: np.ndarray, shape: tuple[int, ...], axis: int) -> list[np.ndarray]:
-        """The Hugging Face tensors (float32, each of ``shape``) of all layers; undoes ``encode``."""
+    def encode(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """The part of MaxText's array (float32, of ``shape``) that is this Hugging Face tensor."""
+        return _apply(self.to_maxtext, tensor, shape)
+
+    def decode(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """The Hugging Face tensor (float32, of ``shape``) of that part; undoes ``encode``."""
+        return _apply(self.to_hugging_face, part, shape)
+
+    def stack_axes(self, dimensions: int, axis: int) -> tuple[int, ...]:
+        """The axes along which MaxText's array of so many ``dimensions``, or a half of its LoRA pair, stacks
+        ``names``, in their order. ``axis``: ``param_scan_axis``."""
         if self.experts:
-            layers = array.reshape(-1, *array.shape[self._leading :])
-            return [_apply(self.to_hugging_face, layer, shape) for layer in layers]
-        axis = stack_axis(array.ndim, axis)
-        layers = np.moveaxis(array, axis, 0) if self.stacked else array[None]
-        return [_apply(self.to_hugging_face, layer, shape) for layer in layers]
-
-    @property
-    def _leading(self) -> int:
-        """Axes in front of one expert's."""
-        return 2 if self.stacked else 1
+            return (0, 1) if self.stacked else (0,)
+        return (stack_axis(dimensions, axis),) if self.stacked else ()
 
     def decode_pair(
         self, low: np.ndarray, high: np.ndarray, shape: tuple[int, ...], head_dim: int, axis: int

@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import folder, tensors
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.peft_settings import require_plain
 from finetune_trainer.storage import Store
 from finetune_trainer.weights import Weights
 
@@ -24,8 +26,8 @@ def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, s
     try:
         config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
         halves = load_file(source / "adapter_model.safetensors")
-        rank, alpha = int(config["r"]), float(config["lora_alpha"])
-    except (OSError, ValueError, KeyError) as error:
+        rank, alpha = require_plain(config, address)
+    except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
         raise StageError(
             ExitCode.INPUT_MISSING, "AdapterUnreadable", "this is no LoRA adapter", where=address, saw=str(error)[:200],
             expected="adapter_config.json and adapter_model.safetensors in PEFT's layout", fix="Correct the address.",
@@ -41,7 +43,17 @@ def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, s
                 expected="modules of the base model", fix="Use the model that the adapter was trained on.",
             )  # fmt: skip
         found.setdefault(name, {})[match["half"]] = value.astype(np.float32)
-    pairs = {name: (halves["A"], halves["B"]) for name, halves in found.items()}
+    shapes = plan.tensors()
+    for name, parts in found.items():
+        high, low = shapes[name]  # numpy would stretch a single column over all
+        saw = {half: array.shape for half, array in parts.items()}
+        if saw != (wanted := {"A": (rank, low), "B": (high, rank)}):
+            raise StageError(
+                ExitCode.BAD_REQUEST, "AdapterMismatch", f"the adapter's halves of {name} do not fit", where=address,
+                saw=str(saw), expected=f"{wanted}, by the adapter's rank and the model's sizes",
+                fix="Use the adapter as it was saved, and the model that it was trained on.",
+            )  # fmt: skip
+    pairs = {name: (parts["A"], parts["B"]) for name, parts in found.items()}
     out = scratch / "merged"
     out.mkdir()
     adapter = tensors.Adapter(pairs=pairs, rank=rank, alpha=alpha)

@@ -52,7 +52,7 @@ def write(out: Path, model: Path, plan: ModelPlan, *, seed: int) -> Path:
     (out / "config.json").write_text(json.dumps(shrunk(config, plan)), encoding="utf-8")
     small = families.read(out, where=str(out))
     rng = np.random.default_rng(seed)
-    weights = {name: _weight(rng, shape, small) for name, shape in small.tensors().items()}
+    weights = {name: _weight(rng, name, shape, small) for name, shape in small.tensors().items()}
     save_file(weights, out / SINGLE, metadata={"format": "pt"})
     return out
 
@@ -83,8 +83,8 @@ def _kv_heads(plan: ModelPlan) -> int:
     return 2
 
 
-def _weight(rng: np.random.Generator, shape: tuple[int, ...], plan: ModelPlan) -> np.ndarray:
-    """Vectors are norms: ones, less what the family adds."""
-    if len(shape) == 1:
+def _weight(rng: np.random.Generator, name: str, shape: tuple[int, ...], plan: ModelPlan) -> np.ndarray:
+    """Norms are ones, less what the family adds."""
+    if name.endswith("norm.weight"):
         return np.full(shape, 1.0 - plan.norm_offset, ml_dtypes.bfloat16)
     return (rng.standard_normal(shape, np.float32) * _STANDARD_DEVIATION).astype(ml_dtypes.bfloat16)

@@ -1,20 +1,21 @@
 """The user's model on this machine: from the hub or from a folder in object storage. No JAX, no MaxText."""
 
 import fnmatch
-import glob
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from finetune_contract import ExitCode, ModelIdentity, ModelSource
-from finetune_trainer import hub
-from finetune_trainer.checkpoint_layout import OCDBT, CheckpointLayout
-from finetune_trainer.errors import StageError, require_unchanged
+from finetune_trainer import holes, hub
+from finetune_trainer.checkpoints.layout import OCDBT, CheckpointLayout
+from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.storage import Entry, Store
-from finetune_trainer.weights import INDEX, SINGLE, weight_files
+from finetune_trainer.families.sizes import sizes
+from finetune_trainer.storage import Entry, Store, is_inside, local_path, unchanged
+from finetune_trainer.weights import INDEX, SINGLE, is_foreign, weight_files
 
 #: Everything but the weights. Folders below hold other formats of the same model (original/, onnx/).
 _SMALL = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "README.md", "LICENSE*", "NOTICE",
@@ -29,8 +30,14 @@ _TOKENIZER = (
     "merges.txt",
     "vocab.*",
 )
+#: Lies with a LoRA adapter in PEFT's layout.
+_ADAPTER = "adapter_config.json"
 #: Weights in formats that are not read, for the error.
 _OTHER_WEIGHTS = (".bin", ".gguf", ".pth", ".pt", ".msgpack", ".h5", ".safetensors")
+
+Values = Literal["All", "Foreign", "None"]
+"""Which tensors' values are fetched with the headers of the weights; Foreign: those that training leaves alone."""
+_WANTED: Mapping[Values, Callable[[str], bool]] = {"Foreign": is_foreign, "None": lambda _: False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,17 @@ class LocalModel:
     tokenizer_revision: str | None = None
     """Commit of the tokenizer's own repository on the hub; of one in a folder, a digest over its files; None: it lies
     in the model's repository."""
+    weights_bytes: int = 0
+    """Of the files that hold the weights, whether fetched or not; 0: unknown, or beside a MaxText checkpoint."""
+    in_place: tuple[Entry, ...] = ()
+    """Of a ``file://`` folder: config.json and weights as they were compared, which are read where they lie."""
+
+    def require_unchanged(self) -> None:
+        """Compares the files that are read in place once more, by size and time: what was made of them is theirs only
+        if they stayed as they were. Raises ``StageError`` 65."""
+        for entry in self.in_place:
+            if not unchanged(entry):
+                raise replaced(entry.uri, "model.uri")
 
     def identity(self, plan: ModelPlan, layout: CheckpointLayout = OCDBT) -> ModelIdentity:
         """As preflight reports it; ``layout`` is that of the converted model."""
@@ -58,25 +76,33 @@ class LocalModel:
             parameters=plan.parameters,
             maxtext_model=plan.model_name,
             layout=layout.name,
+            sizes=sizes(plan, weights_bytes=self.weights_bytes),
         )
 
 
-def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bool) -> LocalModel:
-    """Fetches config.json, tokenizer and small files, and the weights where ``weights``; a ``file://`` folder is used
-    where it lies. The weights must be there in any case. Raises ``StageError`` 65 (changed since
-    preflight), 66, 69 or 77. Beside a MaxText checkpoint there are no weights to fetch."""
+def fetch_model(
+    source: ModelSource, scratch: Path, store: Store, *, weights: bool, values: Values = "All"
+) -> LocalModel:
+    """Fetches config.json, tokenizer and small files, and the weights where ``weights``: of those the headers and at
+    least ``values``. Every file of a bucket is fetched at the version that was compared; a ``file://`` folder is used
+    where it lies (``LocalModel.require_unchanged``). The weights must be there in any case. Raises ``StageError`` 65
+    (changed since preflight, or meanwhile), 66, 69 or 77. Beside a MaxText checkpoint there are no weights to fetch."""
     if source.orbax is not None:
         return _with_checkpoint(source, source.orbax, scratch, store)
-    model = _find(source, scratch / "model", store, "model")
+    model = _find(source, scratch / "model", store, "spec.model")
     _require_model(model)
     path = model.fetch(model.small())
     needed = weight_files(path, where=model.source)
     _require_weights(model, needed)
     if weights:
-        path = model.fetch([*model.small(), *needed])
+        path = (
+            model.fetch([*model.small(), *needed])
+            if values == "All"
+            else model.fetch_parts(path, needed, _WANTED[values])
+        )
     tokenizer, tokenizer_path, tokenizer_revision = model, path, model.tokenizer_digest
     if source.tokenizer is not None:
-        tokenizer = _find(source.tokenizer, scratch / "tokenizer", store, "model.tokenizer")
+        tokenizer = _find(source.tokenizer, scratch / "tokenizer", store, "spec.model.tokenizer")
         tokenizer_path = tokenizer.fetch(tokenizer.small())
         tokenizer_revision = tokenizer.tokenizer_digest or tokenizer.revision
     return LocalModel(
@@ -86,13 +112,15 @@ def fetch_model(source: ModelSource, scratch: Path, store: Store, *, weights: bo
         tokenizer_source=tokenizer.source,
         revision=model.revision,
         tokenizer_revision=tokenizer_revision,
+        weights_bytes=sum(model.sizes.get(name, 0) for name in needed),
+        in_place=model.in_place,
     )
 
 
 def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: Store) -> LocalModel:
     """The configuration that lies with the tokenizer, of a model whose weights are the checkpoint's."""
     assert source.tokenizer is not None, "a checkpoint comes with a tokenizer"
-    found = _find(source.tokenizer, scratch / "tokenizer", store, "model.tokenizer")
+    found = _find(source.tokenizer, scratch / "tokenizer", store, "spec.model.tokenizer")
     if "config.json" not in found.names:
         raise _incomplete(
             found, "ConfigMissing", "config.json", sorted(found.names),
@@ -102,13 +130,13 @@ def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: Stor
     if not entries:
         raise StageError(
             ExitCode.INPUT_MISSING, "CheckpointMissing", "there is no such folder, or it is empty",
-            where="model.orbax.uri", saw=items, expected="the items folder of a MaxText checkpoint",
+            where="spec.model.orbax.uri", saw=items, expected="the items folder of a MaxText checkpoint",
             fix="Correct the address, or put the checkpoint there.",
         )  # fmt: skip
     path = found.fetch(found.small())
     config = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
     revision = _sum([config, *(f"{_relative(each, items)} {each.size} {each.crc32c}" for each in entries)])
-    require_unchanged(source.digest, revision, where="model.orbax.uri", uri=items)
+    require_unchanged(source.digest, revision, where="spec.model.orbax.uri", uri=items)
     return LocalModel(
         path=path,
         tokenizer_path=path,
@@ -128,18 +156,32 @@ class _Found:
     where: str
     """The field of the spec that names it."""
     revision: str
-    names: frozenset[str]
+    sizes: Mapping[str, int]
+    """Of all files, in bytes, by name."""
     fetch: Callable[[Sequence[str]], Path]
     """Brings files by name; returns the folder."""
+    fetch_parts: Callable[[Path, Sequence[str], Callable[[str], bool]], Path]
+    """Beside the small files, which lie in the folder that is given, brings weight files by name with at least the
+    tensors that are wanted; returns the folder."""
     tokenizer_digest: str | None = None
     """None on the hub, where the revision pins the tokenizer, too."""
+    in_place: tuple[Entry, ...] = ()
+    """As in ``LocalModel``."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.sizes)
 
     def small(self) -> list[str]:
         return sorted(name for name in self.names if _is_small(name))
 
 
 def _is_small(name: str) -> bool:
-    return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in _SMALL)
+    return "/" not in name and _is_any(name, _SMALL)
+
+
+def _is_any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _find(source: ModelSource, scratch: Path, store: Store, where: str) -> _Found:
@@ -147,7 +189,8 @@ def _find(source: ModelSource, scratch: Path, store: Store, where: str) -> _Foun
         repository = hub.find(source.hugging_face, "model", f"{where}.huggingFace")
         return _Found(
             source=repository.name, where=repository.where, revision=repository.commit,
-            names=frozenset(repository.files), fetch=partial(hub.fetch, repository),
+            sizes=repository.sizes, fetch=partial(hub.fetch, repository),
+            fetch_parts=partial(hub.fetch_parts, repository, scratch),
         )  # fmt: skip
     uri = source.uri
     assert uri is not None
@@ -158,23 +201,54 @@ def _find(source: ModelSource, scratch: Path, store: Store, where: str) -> _Foun
             where=f"{where}.uri", saw=uri, expected="a folder in Hugging Face format",
             fix="Correct the address, or put the model there.",
         )  # fmt: skip
-    checksums = {_relative(entry, uri): f"{entry.size} {entry.crc32c}" for entry in entries}
+    found = {_relative(entry, uri): entry for entry in entries}
+    listed = {name: entry for name, entry in found.items() if is_inside(name)}
+    checksums = {name: f"{entry.size} {entry.crc32c}" for name, entry in listed.items()}
     model, tokenizer = _digest(checksums, _MODEL), _digest(checksums, _TOKENIZER)
     require_unchanged(source.digest, model, where=f"{where}.uri", uri=uri)
     require_unchanged(source.tokenizer_digest, tokenizer, where=f"{where}.uri", uri=f"the tokenizer in {uri}")
+    folder = _Folder(listed=listed, store=store, scratch=scratch, where=f"{where}.uri", local=local_path(uri))
     return _Found(
-        source=uri, where=f"{where}.uri", revision=model, tokenizer_digest=tokenizer, names=frozenset(checksums),
-        fetch=lambda names: store.fetch_folder(uri, scratch, include=[glob.escape(name) for name in names]),
+        source=uri, where=f"{where}.uri", revision=model, tokenizer_digest=tokenizer,
+        sizes={name: entry.size for name, entry in listed.items()},
+        fetch=folder.fetch, fetch_parts=folder.fetch_parts,
+        in_place=tuple(entry for name, entry in listed.items() if folder.local and _is_any(name, _MODEL)),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    """A folder in storage as it was listed: each file is fetched at that version. Raises ``StageError`` 65 for one that
+    has been replaced or removed since."""
+
+    listed: Mapping[str, Entry]
+    store: Store
+    scratch: Path
+    where: str
+    local: Path | None
+
+    def fetch(self, names: Sequence[str]) -> Path:
+        if self.local is not None:
+            return self.local
+        with reading_listed(self.where):
+            return self.store.fetch_listed({name: self.listed[name] for name in names}, self.scratch)
+
+    def fetch_parts(self, folder: Path, names: Sequence[str], wanted: Callable[[str], bool]) -> Path:
+        if self.local is not None:
+            return folder
+        for name in names:
+            entry = self.listed[name]
+            read = partial(self.store.read_range, entry.uri, generation=entry.generation)
+            with reading_listed(self.where):
+                holes.write(folder / name, entry.size, read, wanted)
+        return folder
 
 
 def _require_model(model: _Found) -> None:
     """Config and weights lie in the folder itself. Raises ``StageError`` 66 with what is there instead."""
     if "config.json" not in model.names:
-        shown = sorted(model.names)
-        raise _incomplete(
-            model, "ConfigMissing", "config.json", shown, "Name the folder that save_pretrained wrote."
-        )
+        fix = "Name the folder that save_pretrained wrote."
+        raise _incomplete(model, "ConfigMissing", "config.json", sorted(model.names), fix)
     if not model.names & {SINGLE, INDEX}:
         shown = sorted(name for name in model.names if name.endswith(_OTHER_WEIGHTS)) or sorted(model.names)
         fix = "Save the model with save_pretrained(..., safe_serialization=True) and upload the folder again."
@@ -191,6 +265,8 @@ def _require_weights(model: _Found, needed: Sequence[str]) -> None:
 
 
 def _incomplete(model: _Found, reason: str, missing: str, names: Sequence[str], fix: str) -> StageError:
+    if _ADAPTER in model.names:
+        fix = "This is a LoRA adapter: name the base model, or merge the two with PEFT and name the result."
     shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
     return StageError(
         ExitCode.INPUT_MISSING, reason, f"the folder has no {missing}", where=model.where,
@@ -205,12 +281,7 @@ def _relative(entry: Entry, folder: str) -> str:
 
 def _digest(checksums: Mapping[str, str], patterns: Sequence[str]) -> str:
     """Over the files of these names: the same ones give the same digest wherever they lie."""
-    lines = [
-        f"{name} {checksum}"
-        for name, checksum in checksums.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    ]
-    return _sum(lines)
+    return _sum(f"{name} {checksum}" for name, checksum in checksums.items() if _is_any(name, patterns))
 
 
 def _sum(lines: Iterable[str]) -> str:

@@ -173,11 +173,13 @@ def log_probabilities(model: Any, batch: Arrays) -> tuple[jax.Array, jax.Array]:
 class Reference:
     """The model that training began with: adds its log-probabilities to batches."""
 
-    def __init__(self, graph: Any, state: Callable[[], Any], mesh: Mesh, *, parts: int) -> None:
-        """``state`` gives the parameters at every use. ``parts``: forward passes for a batch."""
+    def __init__(self, graph: Any, state: Callable[[], Any], mesh: Mesh, *, rows: int | None) -> None:
+        """``state`` gives the parameters at every use. ``rows``: of one forward pass, a divisor of those of each batch;
+        None: whole batches."""
         self._state, self._mesh = state, mesh
 
         def known(state: Any, batch: Arrays) -> tuple[jax.Array, ...]:
+            parts = 1 if rows is None else len(batch["prompt_ids"]) // rows
             if parts == 1:
                 return log_probabilities(nnx.merge(graph, state, copy=True), batch)
             each = jax.lax.map(
@@ -190,20 +192,20 @@ class Reference:
         self._known = jax.jit(known, out_shardings=(whole, whole))
 
     @classmethod
-    def itself(cls, model: Any, mesh: Mesh, *, parts: int = 1) -> "Reference":
+    def itself(cls, model: Any, mesh: Mesh, *, rows: int | None = None) -> "Reference":
         """A model that is not trained."""
         graph, state = nnx.split(model)
-        return cls(graph, lambda: state, mesh, parts=parts)
+        return cls(graph, lambda: state, mesh, rows=rows)
 
     @classmethod
-    def copied(cls, model: Any, mesh: Mesh, *, parts: int) -> "Reference":
+    def copied(cls, model: Any, mesh: Mesh, *, rows: int) -> "Reference":
         """What ``model`` is now, whatever training makes of it."""
         graph, state = nnx.split(model)
         kept = jax.tree.map(jnp.copy, state)
-        return cls(graph, lambda: kept, mesh, parts=parts)
+        return cls(graph, lambda: kept, mesh, rows=rows)
 
     @classmethod
-    def without_adapter(cls, model: Any, mesh: Mesh, *, parts: int) -> "Reference":
+    def without_adapter(cls, model: Any, mesh: Mesh, *, rows: int) -> "Reference":
         """A model whose LoRA adapter alone is trained, with that at zero: costs no memory."""
         graph, _ = nnx.split(model)
 
@@ -211,7 +213,7 @@ class Reference:
             _, adapter, rest = nnx.split(model, nnx.LoRAParam, ...)
             return nnx.merge_state(jax.tree.map(jnp.zeros_like, adapter), rest)
 
-        return cls(graph, state, mesh, parts=parts)
+        return cls(graph, state, mesh, rows=rows)
 
     def lowered(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
         """``jax.stages.Lowered`` of what ``of`` runs on the devices."""

@@ -2,30 +2,29 @@
 spent, and turned back into weights where export needs them."""
 
 import math
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from finetune_contract.exit_codes import ExitCode
-from finetune_trainer import conversion, engine, mapping
-from finetune_trainer.checkpoint_layout import CheckpointLayout
+from finetune_trainer import engine, mapping
+from finetune_trainer.checkpoints.layout import CheckpointLayout
+from finetune_trainer.checkpoints.reading import Checkpoint, CheckpointUnreadableError
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import folder, tensors
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.storage import Store
 from finetune_trainer.weights import SINGLE, Tensor, Weights, open_weights
 
-_WHERE = "model.orbax.uri"
+_WHERE = "spec.model.orbax.uri"
 
 
-def check(items: str, plan: ModelPlan, layout: CheckpointLayout, *, store: Store, scratch: Path) -> None:
+def check(items: str, plan: ModelPlan, layout: CheckpointLayout, *, scratch: Path) -> None:
     """Compares names and sizes of all parameters with ``plan``; reads no array.
 
     Raises ``StageError`` 66 for what is no checkpoint, 64 for one of another model, of layers that are not stacked, or
     that the controller cannot read.
     """
-    found = _parameters(items)
-    if not layout.ocdbt and any(each.uri.endswith("/manifest.ocdbt") for each in store.entries(items)):
+    checkpoint = _opened(items)
+    found = {key: array.shape for key, array in checkpoint.arrays.items()}
+    if checkpoint.ocdbt and not layout.ocdbt:
         raise _incompatible(
             items, "Pathways' workers cannot read a checkpoint in one database (OCDBT)", "manifest.ocdbt",
             "a folder of zarr 2 files for each array",
@@ -78,38 +77,19 @@ def base_weights(items: str, plan: ModelPlan, out: Path, *, scratch: Path, value
         plan, weight_dtype="float32", run_name="provided", base_output_directory=str(scratch)
     )
     out.mkdir(parents=True)
-    state = conversion.restore(items, plan, scratch)
-    folder.write_weights(out, tensors.full(state, plan, config), named, plan, "FP32")
+    folder.write_weights(out, tensors.full(_opened(items), plan, config, scratch), named, plan, "FP32")
     return open_weights(out, plan, where=items)
 
 
-def _parameters(items: str) -> dict[str, tuple[int, ...]]:
-    """Shapes by MaxText's dashed key."""
-    from orbax import checkpoint as ocp
-
+def _opened(items: str) -> Checkpoint:
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            tree = checkpointer.metadata(conversion.engine_path(items)).item_metadata.tree
-    except (ValueError, OSError, KeyError, AttributeError) as error:
+        return Checkpoint(items)
+    except CheckpointUnreadableError as error:
         raise StageError(
             ExitCode.INPUT_MISSING, "CheckpointUnreadable", "there is no whole Orbax checkpoint", where=_WHERE,
-            saw=f"{items}: {' '.join(str(error).split())[:200]}", expected="the items folder of a MaxText checkpoint",
+            saw=f"{items}: {str(error)[:200]}", expected="the items folder of a MaxText checkpoint",
             fix="Name the folder …/<step>/items that MaxText has written, all of it.",
         ) from error  # fmt: skip
-    return dict(_leaves(tree, ()))
-
-
-def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """As MaxText's converter names them, from Linen's and NNX's trees alike. The training's own state is left out."""
-    if isinstance(tree, Mapping):
-        for name, below in tree.items():
-            if not at and name in ("opt_state", "optimizer", "step"):
-                continue
-            # NNX holds each array as the member "value"; attention has a module of that name.
-            wrapped = name in ("params", "base") or (name == "value" and not isinstance(below, Mapping))
-            yield from _leaves(below, at if wrapped else (*at, str(name)))
-    elif getattr(tree, "shape", None) is not None:
-        yield "-".join(("params", *at)), tuple(tree.shape)
 
 
 def _incompatible(items: str, what: str, saw: str, expected: str, fix: str) -> StageError:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +12,24 @@ from safetensors import SafetensorError, safe_open
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
-from finetune_trainer.families import ModelPlan
+from finetune_trainer.families import Family, ModelPlan
+from finetune_trainer.storage import is_inside
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: safetensors' names of the dtypes that weights may have.
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+#: Bytes of an element, by safetensors' names of the dtypes that can be copied from one file to another.
+COPIED = {
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8,
+    "I64": 8, "F64": 8,
+}  # fmt: skip
 #: Where the text model lies inside an image-and-text model: transformers 5, then transformers 4.
 _TEXT_PREFIXES = (("model.language_model.", "model."), ("language_model.", ""))
+_EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_SAVE_AGAIN = "Save the model with save_pretrained and upload the folder again."
+#: Bytes of a tensor that are compared at once.
+_PIECE = 16 * 2**20
 _FOREIGN = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 #: Buffers that older files hold and every implementation computes anew.
 _BUFFERS = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -60,26 +70,47 @@ def read_tensor(tensor: Tensor) -> np.ndarray:
         return array
 
 
-def open_weights(folder: Path, plan: ModelPlan, *, where: str = "") -> Weights:
+def open_weights(folder: Path, plan: ModelPlan, *, where: str = "", headers_only: bool = False) -> Weights:
     """Reads all headers and checks names, shapes and dtypes against ``plan``; ``where`` names the folder in messages.
+    Of tied embeddings, a ``lm_head.weight`` in the files must equal them: transformers does not tie them where both are
+    there and differ. That reads these two tensors, unless the files hold ``headers_only``.
 
     Raises ``StageError`` 66 for missing files, 64 for weights that are not what config.json says.
     """
     shown = where or str(folder)
     text: dict[str, Tensor] = {}
     foreign: dict[str, Tensor] = {}
-    for file, names in _files(folder, shown).items():
-        for tensor in _headers(file, names, shown):
-            if _BUFFERS.match(tensor.name):
-                continue
-            if _FOREIGN.match(tensor.name) and plan.architecture.endswith("ForConditionalGeneration"):
-                foreign[tensor.name] = tensor
-            else:
-                text[_plain(tensor.name)] = tensor
-    if plan.tied_embeddings:
-        text.pop("lm_head.weight", None)  # a copy of the embeddings, which transformers does not read either
+    files = _files(folder, shown)
+    shards = {name: file for file, names in files.items() for name in names or ()}
+    for file, names in files.items():
+        tensors = [tensor for tensor in _headers(file, shown) if not _BUFFERS.match(tensor.name)]
+        if names is not None:
+            _require_listed(tensors, file, shards, plan, shown)
+        for tensor in tensors:
+            of_images = is_foreign(tensor.name) and plan.architecture.endswith("ForConditionalGeneration")
+            kept, key = (foreign, tensor.name) if of_images else (text, _plain(tensor.name))
+            if key in kept:
+                raise _mismatch(
+                    f"{shown}/{file.name}: {tensor.name}", "the weights hold this tensor twice",
+                    f"{kept[key].name} in {kept[key].file.name}, too", f"{key} once", _SAVE_AGAIN,
+                )  # fmt: skip
+            if of_images and tensor.dtype not in COPIED:
+                # Export copies it, after all that training costs
+                raise _mismatch(
+                    f"{shown}/{file.name}: {tensor.name}", "this dtype of a vision part cannot be exported",
+                    tensor.dtype, ", ".join(COPIED), "Save the vision part in bfloat16, float16 or float32.",
+                )  # fmt: skip
+            kept[key] = tensor
+    head = text.pop(_HEAD, None) if plan.tied_embeddings else None
     _compare(text, plan, shown)
+    if head is not None and not headers_only:
+        _require_copy(head, text[_EMBEDDINGS], plan, shown)
     return Weights(folder=folder, text=text, foreign=foreign)
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a tensor of this name, in an image-and-text model, is of a part that training leaves alone."""
+    return _FOREIGN.match(name) is not None
 
 
 def _plain(name: str) -> str:
@@ -119,18 +150,51 @@ def _indexed(folder: Path, shown: str) -> dict[str, list[str]]:
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         listed = [(str(name), str(file)) for name, file in index["weight_map"].items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _mismatch(f"{shown}/{INDEX}", "the index is not readable", str(error), "weight_map") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _mismatch(
+            f"{shown}/{INDEX}",
+            "the index is not readable",
+            str(error),
+            "weight_map",
+            "Upload the index again.",
+        ) from None
     files: dict[str, list[str]] = {}
     for name, file in listed:
+        if "/" in file or not is_inside(file):
+            raise _mismatch(
+                f"{shown}/{INDEX}: {name}", "the index names a file outside of the folder", repr(file),
+                "the name of a file beside the index", _SAVE_AGAIN,
+            )  # fmt: skip
         files.setdefault(file, []).append(name)
     return files
 
 
-def _headers(file: Path, names: list[str] | None, shown: str) -> Iterator[Tensor]:
+def _require_listed(
+    tensors: Sequence[Tensor], file: Path, shards: Mapping[str, Path], plan: ModelPlan, shown: str
+) -> None:
+    """A shard holds what the index lists for it, and nothing else: transformers loads whole shards. A copy of tied
+    embeddings may be left out of the index."""
+    found = {tensor.name for tensor in tensors}
+    listed = {name for name, shard in shards.items() if shard == file and not _BUFFERS.match(name)}
+    if missing := sorted(listed - found):
+        raise _mismatch(
+            f"{shown}/{file.name}", "the file lacks tensors that the index lists for it", ", ".join(missing[:3]),
+            f"the {len(listed)} tensors that {INDEX} lists", _SAVE_AGAIN,
+        )  # fmt: skip
+    for name in sorted(found - listed):
+        if name not in shards and plan.tied_embeddings and _plain(name) == _HEAD:
+            continue
+        other = f"in {shards[name].name} alone" if name in shards else "no such tensor"
+        raise _mismatch(
+            f"{shown}/{file.name}: {name}", "the file holds a tensor that the index does not list for it", name,
+            f"{other}, as {INDEX} says", _SAVE_AGAIN,
+        )  # fmt: skip
+
+
+def _headers(file: Path, shown: str) -> Iterator[Tensor]:
     try:
         with safe_open(file, framework="numpy") as stream:
-            for name in names if names is not None else list(stream.keys()):
+            for name in list(stream.keys()):
                 part = stream.get_slice(name)
                 yield Tensor(file=file, name=name, shape=tuple(part.get_shape()), dtype=part.get_dtype())
     except FileNotFoundError:
@@ -140,18 +204,21 @@ def _headers(file: Path, names: list[str] | None, shown: str) -> Iterator[Tensor
         ) from None  # fmt: skip
     except SafetensorError as error:
         raise _mismatch(
-            f"{shown}/{file.name}", "the file is not whole", str(error), "a safetensors file"
-        ) from None
+            f"{shown}/{file.name}", "the file is not whole", f"{file.stat().st_size} bytes: {error}",
+            "a safetensors file, of the length that its header says",
+            "Upload the file again.",
+        ) from None  # fmt: skip
 
 
 def _compare(text: Mapping[str, Tensor], plan: ModelPlan, shown: str) -> None:
     expected = plan.tensors()
+    extra = sorted(set(text) - set(expected))
+    unknown = ", ".join(extra[:3]) + (" …" if len(extra) > 3 else "")
     for name, shape in expected.items():
         if name not in text:
             missing = sum(1 for n in expected if n not in text)
-            raise _mismatch(
-                shown, f"{missing} of {len(expected)} tensors are missing", f"no {name}", str(shape)
-            )
+            saw = f"no {name}, but {unknown}" if unknown else f"no {name}"
+            raise _mismatch(shown, f"{missing} of {len(expected)} tensors are missing", saw, str(shape))
         if text[name].shape != shape:
             raise _mismatch(
                 f"{shown}: {name}",
@@ -161,18 +228,49 @@ def _compare(text: Mapping[str, Tensor], plan: ModelPlan, shown: str) -> None:
             )
         if text[name].dtype not in DTYPES:
             raise _mismatch(
-                f"{shown}: {name}", "this dtype is not supported", text[name].dtype, ", ".join(DTYPES)
-            )
-    extra = sorted(set(text) - set(expected))
+                f"{shown}/{text[name].file.name}: {name}", "this dtype is not supported", text[name].dtype,
+                ", ".join(DTYPES), "Save the model in bfloat16, float16 or float32; quantized weights are not read.",
+            )  # fmt: skip
     if extra:
         raise _mismatch(
-            shown, "there are tensors that the architecture does not have",
-            ", ".join(extra[:3]) + (" …" if len(extra) > 3 else ""), f"the tensors of {plan.architecture}",
+            shown, "there are tensors that the architecture does not have", unknown,
+            f"the tensors of {plan.architecture}",
         )  # fmt: skip
 
 
-def _mismatch(where: str, what: str, saw: str, expected: str) -> StageError:
-    return StageError(
-        ExitCode.BAD_REQUEST, "WeightsMismatch", what, where=where, saw=saw[:300], expected=expected,
-        fix="Use weights and config.json of the same model.",
+def _require_copy(head: Tensor, embeddings: Tensor, plan: ModelPlan, shown: str) -> None:
+    """Reads both, a few rows at a time."""
+    if head.dtype in DTYPES and head.shape == embeddings.shape and _equal(head, embeddings):
+        return
+    fix = "Set tie_word_embeddings to false in config.json if the model has an output layer of its own"
+    if plan.family in (Family.GEMMA2, Family.GEMMA3):
+        fix = "MaxText's Gemma shares input and output embeddings: use a model of which that holds"
+    raise _mismatch(
+        f"{shown}/{head.file.name}: {head.name}", "config.json ties the embeddings, and the weights do not",
+        f"{head.dtype} {head.shape} with other values than {embeddings.name}", f"the values of {embeddings.name}",
+        f"{fix}, else save the weights without {head.name}.",
     )  # fmt: skip
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    rows, width = one.shape
+    step = max(1, _PIECE // (4 * max(1, width)))
+    with safe_open(one.file, framework="numpy") as first, safe_open(other.file, framework="numpy") as second:
+        a, b = first.get_slice(one.name), second.get_slice(other.name)
+        return all(
+            np.array_equal(a[at:end].astype(np.float32), b[at:end].astype(np.float32))
+            for at in range(0, rows, step)
+            for end in [min(at + step, rows)]  # a slice must not go beyond
+        )
+
+
+def _mismatch(
+    where: str,
+    what: str,
+    saw: str,
+    expected: str,
+    fix: str = "Use weights and config.json of the same model.",
+) -> StageError:
+    return StageError(
+        ExitCode.BAD_REQUEST, "WeightsMismatch", what, where=where, saw=saw[:300], expected=expected, fix=fix
+    )

@@ -8,6 +8,7 @@ A folder with adapter_config.json is loaded by PEFT on top of the base model tha
 import json
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def load(folder: Path) -> Any:
         base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))[
             "base_model_name_or_path"
         ].removeprefix("file://")
+        warnings.filterwarnings("error", message="Found missing adapter keys")
         return PeftModel.from_pretrained(load(Path(base)), folder).eval()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     multimodal = config["architectures"][0].endswith("ForConditionalGeneration")

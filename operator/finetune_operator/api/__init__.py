@@ -26,6 +26,7 @@ from finetune_operator.api.parsing import (
     parse_job,
     parse_profile,
     render_path,
+    unknown_field,
 )
 from finetune_operator.api.paths import field_paths, number_paths
 from finetune_operator.api.policies import CachePolicy
@@ -71,4 +72,5 @@ __all__ = [
     "parse_job",
     "parse_profile",
     "render_path",
+    "unknown_field",
 ]

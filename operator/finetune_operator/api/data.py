@@ -20,7 +20,7 @@ from finetune_operator.api.common import (
     ShortText,
     Token,
 )
-from finetune_operator.api.rules import Rule, exactly_one
+from finetune_operator.api.rules import Rule, at_most_one, exactly_one
 from finetune_operator.api.uris import DatasetUri
 
 
@@ -45,6 +45,7 @@ class Role(StrEnum):
 
 
 Column = ShortText | None
+TemplateValue = Annotated[str, Field(max_length=256)]
 
 
 class Columns(ApiModel):
@@ -129,14 +130,18 @@ class SplitFromTrain(ApiModel):
 
 
 class ChatTemplate(ApiModel):
-    """A Jinja chat template; exactly one of inline and configMapRef."""
+    """A Jinja chat template, at most one of inline and configMapRef, and its arguments."""
 
-    rules: ClassVar = (exactly_one("inline", "configMapRef"),)
+    rules: ClassVar = (at_most_one("inline", "configMapRef"),)
 
     inline: Annotated[str, Field(min_length=1, max_length=32 * 1024)] | None = None
     """The template itself."""
     config_map_ref: ConfigMapKeyRef | None = None
     """A key of a ConfigMap that holds the template. It is read once, when the job is admitted."""
+    arguments: Annotated[Mapping[Token, TemplateValue], Field(max_length=16)] | None = None
+    """Variables that the template reads beside messages and tools, for example enable_thinking: "false". Values are
+    JSON where they are true, false or a number, else text. Rows, evaluation prompts and benchmarks are rendered with
+    them; a name that the template does not read is refused by preflight."""
 
 
 class Datasets(ApiModel):
@@ -165,9 +170,11 @@ class Datasets(ApiModel):
     shuffle: Flag | None = None
     """Shuffle the rows anew in every epoch, by hyperparameters.seed. Default: true."""
     max_seq_length: Positive | None = None
-    """Longest sequence in tokens; longer rows are cut and counted in the report. Preflight refuses a value above the
-    model's own limit: max_position_embeddings of its config.json, which counts rope scalings in, or a Mistral's sliding
-    window. Default: 1024, or the model's limit where that is lower; status.resolved has the value."""
+    """Longest sequence in tokens; longer texts become several sequences, other longer rows are cut, and the report
+    counts both. Rows of a batch may be wider, as the TPU's attention kernel wants them; packing uses the room.
+    Preflight refuses a value above the model's own limit: max_position_embeddings of its config.json, which counts
+    rope scalings in, or a Mistral's sliding window. Default: 1024, or the model's limit where that is lower;
+    status.resolved has the value."""
     packing: Flag | None = None
     """Put several short rows into one sequence, masked from each other. Default: true for SFT; pairs of answers are
     never packed."""

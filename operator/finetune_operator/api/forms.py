@@ -17,6 +17,7 @@ FORMS: Mapping[str, str] = {
     r"^[a-z_]+$": "lower-case letters and '_'",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable: letters, digits and '_', first no digit",
     r"^[A-Za-z_][A-Za-z0-9_.]*$": "a setting of MaxText: letters, digits, '_' and '.'",
+    r"^--[A-Za-z0-9_]+(=[A-Za-z0-9_.,:;/+@%-]*)?$": "a flag of XLA, --name=value, without spaces",
     r"^[A-Z]{3}$": "a currency of three capitals, such as USD",
     r"^[^\s]+$": "without spaces",
     r"^[a-z0-9]+-[0-9]+(x[0-9]+(x[0-9]+)?)?$": "a family and a size or topology, such as v6e-16 or v6e-4x4",

@@ -125,7 +125,7 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             return f"must be {form(detail['ctx']['pattern'])}"
         case "extra_forbidden":
-            return "unknown field" + did_you_mean(str(location[-1]), known_fields(model, location[:-1]))
+            return unknown_field(location, detail["input"], known_fields(model, location[:-1]))
         case "missing":
             return "required, but not set"
         case _:
@@ -152,6 +152,14 @@ def model_within(annotation: Any) -> type[BaseModel] | None:
         if found:
             return found
     return None
+
+
+def unknown_field(location: Sequence[int | str], value: Any, known: Sequence[str]) -> str:
+    """What to say of a field that its object, with the fields ``known``, does not have."""
+    name = str(location[-1])
+    if location[-2:-1] == ("columns",) and value in known:
+        return f"unknown field: write {{{value}: {name}}}, our name of the column first"
+    return "unknown field" + did_you_mean(name, known)
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

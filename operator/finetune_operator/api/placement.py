@@ -54,8 +54,8 @@ class Resources(ApiModel):
     Cannot change once the job is admitted. Default: McJAX."""
     tpu: TpuName | None = None
     """Shorthand: family and size as Google names them, for example v6e-16, or family and topology, v6e-4x4 or
-    v5p-2x2x4. Or set accelerator and topology. Neither: the cheapest slice that the profile's flavors
-    offer; whether the model fits it, preflight finds by compiling."""
+    v5p-2x2x4. Or set accelerator and topology. Neither: the cheapest slice of the profile's flavors on which the
+    training fits, which preflight finds by compiling; with preflight.memory Off, the cheapest."""
     accelerator: ShortText | None = None
     """GKE's accelerator label, for example tpu-v6e-slice; needs topology."""
     topology: Topology | None = None

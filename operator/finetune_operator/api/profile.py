@@ -52,6 +52,9 @@ class Images(ApiModel):
 
     trainer: ImageRef
     """The trainer's, best by digest."""
+    cpu: ImageRef | None = None
+    """The same release without libtpu, best by digest: of Convert and Export, which need no TPU compiler. Preflight
+    compiles with libtpu and runs images.trainer. Default: images.trainer."""
     pathways_server: ImageRef | None = None
     """Of Pathways' resource manager and workers. The tag must name the JAX that the trainer has (jax-0.11.0), or give a
     digest; needs pathwaysProxy. Default: the one for the trainer's JAX."""

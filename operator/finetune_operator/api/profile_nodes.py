@@ -35,6 +35,11 @@ Reservation = Annotated[
     ),
 ]
 """Its parts become values of node labels."""
+CompilerFlag = Annotated[
+    str, Field(pattern=r"^--[A-Za-z0-9_]+(=[A-Za-z0-9_.,:;/+@%-]*)?$", min_length=3, max_length=256)
+]
+"""A flag of XLA, with = before its value."""
+CompilerFlags = Annotated[tuple[CompilerFlag, ...], Field(max_length=40), *distinct()]
 NodeSelector = Annotated[Mapping[LabelKey, LabelValue], Field(max_length=16)]
 
 
@@ -109,6 +114,12 @@ class Flavor(ApiModel):
     """For capacity: FlexStart: Kueue asks for all nodes at once, by an admission check of the queue, and node pools are
     made with --enable-queued-provisioning. false: pods select flex-start nodes by their label, queued or not. Default:
     true where a queue admits the job's stages on TPU, else false."""
+    libtpu_init_args: CompilerFlags | None = None
+    """Flags of the TPU compiler and runtime: LIBTPU_INIT_ARGS of the pods that hold chips, and of preflight's compiler.
+    Not with controller: Pathways, whose servers have flags of their own. Default: those that MaxText sets for every
+    dense model of the family; [] for none."""
+    xla_flags: CompilerFlags | None = None
+    """The same for XLA_FLAGS, which takes flags of XLA that are not libtpu's. Default: none."""
     node_selector: NodeSelector | None = None
     """Further node labels that are asked for. A label that the operator sets itself is replaced, and with the value ""
     removed."""
@@ -127,6 +138,10 @@ class CpuPool(ApiModel):
     """Most memory that a stage may request: what a node leaves for pods, not the size of the node. GKE leaves about
     118 GiB of 128, and DaemonSets take some of it: 115Gi. A value between what a node of a common size leaves and that
     size is lowered to the former. Default: no limit, so that a large model may wait for a node that no pool has."""
+    max_ephemeral_storage: Quantity | None = None
+    """Most scratch space that a stage may request: what a node leaves of its disk for pods. GKE leaves about 45 GiB of
+    a disk of 100 GB, 151 GiB of 300 GB. Default: no limit, so that a large model may wait for a node that no pool
+    has."""
 
 
 class PathwaysNodes(ApiModel):

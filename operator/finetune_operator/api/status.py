@@ -74,7 +74,7 @@ class FineTuneJobStatus(ApiModel):
     resolved: Resolved | None = None
     """Everything that decides the result, resolved once."""
     estimate: Estimate | None = None
-    """What the whole job is expected to take."""
+    """What the steps of training are expected to take, without start-up, compilation and the other stages."""
     stages: Annotated[tuple[StageStatus, ...], Field(max_length=8), *list_map("name")] | None = None
     """The stages in order."""
     progress: ProgressStatus | None = None

@@ -201,7 +201,7 @@ class GoodputSeconds(ApiModel):
     """Where the time went."""
 
     queued: Whole | None = None
-    """Waiting for quota, at least: of a JobSet that somebody has deleted nobody tells."""
+    """Waiting for quota. A lower bound: time in the queue of a JobSet that was deleted is not counted."""
     provisioning: Whole | None = None
     """From then until all processes ran, waiting for nodes and images; at least."""
     startup: Whole = 0
@@ -214,6 +214,24 @@ class GoodputSeconds(ApiModel):
     """Steps that had to be done again."""
 
 
+class StartupSeconds(ApiModel):
+    """What the time from a node to the first step went into."""
+
+    pods: Whole | None = None
+    """From the last pod on its node to the last process: images and volumes, at least. Part of provisioning; what
+    follows is startup."""
+    imports: Whole = 0
+    """From the start of the process to the stage's first line: Python, MaxText, the processes finding each other."""
+    data: Whole = 0
+    """Training rows, prepared or out of the cache."""
+    weights: Whole = 0
+    """Restoring the model, and the checkpoint."""
+    compilation: Whole = 0
+    """Compiling programs, or reading them from the compilation cache."""
+    first_step: Whole = 0
+    """The first step itself."""
+
+
 class Goodput(ApiModel):
     """Share of the time that moved the training forward."""
 
@@ -221,6 +239,10 @@ class Goodput(ApiModel):
     """productive / all that is measured."""
     seconds: GoodputSeconds
     """Where the time went."""
+    startup: StartupSeconds | None = None
+    """What seconds.startup consists of, over all attempts, and the pods' part of seconds.provisioning."""
+    compilations: NonNegative | None = None
+    """Programs that the last attempt at training had to compile, since the compilation cache did not have them."""
 
 
 class ActiveTime(ApiModel):

@@ -73,7 +73,8 @@ class EvaluationStatus(ApiModel):
     gates: Annotated[tuple[GateResult, ...], Field(max_length=16)] | None = None
     """Whether the gates were met."""
     samples_uri: Annotated[Uri | None, Field(alias="samplesURI")] = None
-    """Answers to the prompts, before and after."""
+    """Every answer to evaluation.prompts and to the questions of evaluation.datasets, as JSON lines, beside its
+    reference and the base model's answer."""
 
 
 class ArtifactType(StrEnum):

@@ -217,7 +217,7 @@ class ResolvedMemory(ApiModel):
     """How that was found out."""
 
 
-class ResolvedHostMemory(ApiModel):
+class HostRequests(ApiModel):
     """What the pods of the stages on CPU request, by the model's size; where the profile's nodes do not have it, what
     the stage would need."""
 
@@ -232,6 +232,8 @@ class ResolvedImages(ApiModel):
 
     trainer: ImageRef
     """The trainer's."""
+    cpu: ImageRef | None = None
+    """Of Convert and Export, where the profile names one."""
     pathways_server: ImageRef | None = None
     """Of Pathways' resource manager and workers, with that controller."""
     pathways_proxy: ImageRef | None = None
@@ -261,8 +263,10 @@ class Resolved(ApiModel):
     """The slice, and why it was chosen."""
     memory: ResolvedMemory | None = None
     """Whether it fits."""
-    host_memory: ResolvedHostMemory | None = None
-    """What the stages on CPU request."""
+    host_memory: HostRequests | None = None
+    """What the stages on CPU request of a node's memory."""
+    ephemeral_storage: HostRequests | None = None
+    """What they request of its disk."""
     checkpoint: ShortText | None = None
     """Which checkpoint is evaluated and exported: Best or Last."""
     images: ResolvedImages | None = None

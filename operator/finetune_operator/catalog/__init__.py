@@ -9,12 +9,14 @@ from finetune_operator.catalog.tpu import (
     shape_by_topology,
     shares_labels,
 )
+from finetune_operator.catalog.xla_flags import default_libtpu_args
 
 __all__ = [
     "CatalogError",
     "PathwaysImages",
     "TpuShape",
     "all_shapes",
+    "default_libtpu_args",
     "jax_of_image",
     "pathways_images",
     "shape_by_name",

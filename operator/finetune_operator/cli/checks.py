@@ -6,22 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION, Reason
+from finetune_operator.api import Reason
+from finetune_operator.cli.context import context_of, profile_for
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.host_memory import HostMemory, host_memory, problem
 from finetune_operator.cli.manifests import Object, kind_of, parse, read, shown_name
 from finetune_operator.cli.validate import validate_text
 from finetune_operator.planning import Plan, Refused, check_profile_object, profile_remarks
 from finetune_operator.planning.admission import check_job
-from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.rendering import CpuPoolTooSmall, plan_offline
 from finetune_operator.rendering.offline import offline_plan
+from finetune_operator.rendering.scratch import pool_remarks
 
 _NO_PROFILE = "a profile judges them where it is given with -f, too, or by `finetune plan --profile FILE`"
 #: What a cluster would have told, by the reason why it is missing.
 _OFFLINE: Mapping[str, str] = {
     Reason.CHAT_TEMPLATE_NOT_FOUND: "Without a cluster, put the ConfigMap into the same file.",
-    Reason.SOURCE_JOB_NOT_FOUND: "Without a cluster, put that job's exported folder into model.uri to see the plan.",
 }
 
 
@@ -41,12 +40,8 @@ class Planned:
 
     plan: Plan
     jobsets: Sequence[dict[str, Any]]
-    memory: HostMemory
-
-    @property
-    def problem(self) -> str:
-        """Why the job would fail once it runs; empty: nothing is known against it."""
-        return problem(self.memory)
+    remark: str
+    """What of it no manifest tells, so that it is not judged; empty: nothing."""
 
 
 class NotPlanned(CliError):
@@ -71,7 +66,7 @@ def check_files(paths: Iterable[Path], namespace: str | None = None) -> Checked:
         problems = schema_problems(text, name)
         checked.problems.extend(problems)
         if not problems:  # The operator's own judgement presupposes the schema.
-            objects += ((name, each) for each in parse(text, name))
+            objects += ((name, each) for each in placed(parse(text, name), namespace))
     profiles = [each for _, each in objects if kind_of(each) == "FineTuneProfile"]
     invalid = {
         profile["metadata"]["name"]
@@ -85,9 +80,7 @@ def check_files(paths: Iterable[Path], namespace: str | None = None) -> Checked:
         profile = profile_for(job, profiles)
         if profile is not None and profile["metadata"]["name"] in invalid:
             profile = None
-        if why := _unjudged(
-            name, in_namespace(job, namespace), profile, [each for _, each in objects], checked
-        ):
+        if why := _unjudged(name, job, profile, [each for _, each in objects], checked):
             unjudged.setdefault(why, []).append(job["metadata"]["name"])
     checked.remarks.extend(
         f"Of {', '.join(jobs)} only schema and rules were checked: {why}." for why, jobs in unjudged.items()
@@ -102,7 +95,8 @@ def _is_valid(file: str, profile: Object, checked: Checked) -> bool:
         checked.problems.append(_refusal(file, profile, refused))
         return False
     name = profile["metadata"]["name"]
-    checked.remarks.extend(f"{file}: {name}: {remark}" for remark in profile_remarks(profile["spec"]))
+    remarks = [*profile_remarks(profile["spec"]), *pool_remarks(profile["spec"])]
+    checked.remarks.extend(f"{file}: {name}: {remark}" for remark in remarks)
     return True
 
 
@@ -117,33 +111,32 @@ def _unjudged(
             checked.problems.append(_refusal(file, job, refused))
         return _NO_PROFILE
     try:
-        found = planned(file, job, profile, objects).problem
+        found = planned(file, job, profile, objects)
+        if found.remark:
+            checked.remarks.append(f"{file}: {job['metadata']['name']}: {found.remark}")
     except NotPlanned as error:
         if error.offline:
             return error.message.rstrip(".")
         checked.problems.append(" ".join(filter(None, (error.message, error.fix))))
-        return ""
-    if found:
-        checked.problems.append(f"{file}: {job['metadata']['name']}: {found}")
     return ""
 
 
 def planned(file: str, job: Object, profile: Object, objects: Sequence[Object]) -> Planned:
     """The job under the profile. Raises NotPlanned with the operator's own words where it would refuse.
 
-    ``objects``: among which the ConfigMap of the job's chat template may be.
+    ``objects``: among which the ConfigMap of the job's chat template and the job that it starts from may be.
     """
-    template = _template(job, objects)
+    context = context_of(job, profile, objects)
     try:
-        plan = offline_plan(job, profile, template)
-        jobsets = [jobset for _, jobset in plan_offline(job, profile, template)]
+        plan = offline_plan(job, profile, context.template, context.source)
+        jobsets = [jobset for _, jobset in plan_offline(job, profile, context.template, context.source)]
     except Refused as error:
         fix = _OFFLINE.get(error.reason, "")
         raise NotPlanned(_refusal(file, job, error), fix=fix, offline=bool(fix)) from error
     except CpuPoolTooSmall as error:
         name = job["metadata"]["name"]
         raise NotPlanned(f"{file}: {name}: CpuPoolTooSmall: {error}", fix=error.fix) from error
-    return Planned(plan=plan, jobsets=jobsets, memory=host_memory(plan, job))
+    return Planned(plan=plan, jobsets=jobsets, remark=context.remark)
 
 
 def schema_problems(text: str, name: str) -> list[str]:
@@ -156,27 +149,9 @@ def in_namespace(job: Object, namespace: str | None) -> Object:
     return {**job, "metadata": {"namespace": namespace, **job["metadata"]}} if namespace else job
 
 
-def profile_for(job: Object, profiles: Sequence[Object]) -> Object | None:
-    """The one that the job names or means; None: none of these, or more than one."""
-    wanted = (job["spec"].get("profileRef") or {}).get("name")
-    if wanted is not None:
-        meant = [each for each in profiles if each["metadata"]["name"] == wanted]
-    elif len(profiles) == 1:
-        meant = list(profiles)
-    else:
-        meant = [each for each in profiles if _is_default(each)]
-    return meant[0] if len(meant) == 1 else None
-
-
-def _is_default(profile: Object) -> bool:
-    annotations = profile["metadata"].get("annotations") or {}
-    return bool(annotations.get(DEFAULT_PROFILE_ANNOTATION) == "true")
-
-
-def _template(job: Object, objects: Sequence[Object]) -> Object | None:
-    name = (template_ref(job["spec"]) or {}).get("name")
-    maps = (item for item in objects if item["kind"] == "ConfigMap")
-    return next((item for item in maps if (item.get("metadata") or {}).get("name") == name), None)
+def placed(objects: Sequence[Object], namespace: str | None) -> list[Object]:
+    """``objects``, the jobs among them :func:`in_namespace`."""
+    return [in_namespace(each, namespace) if kind_of(each) == "FineTuneJob" else each for each in objects]
 
 
 def _refusal(file: str, item: Object, refused: Refused) -> str:

@@ -111,20 +111,19 @@ def plan(
     ] = None,
     output: Annotated[
         Output,
-        typer.Option("--output", "-o", help="yaml: every JobSet as it would be applied, one document each."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="yaml: every JobSet, one document each; an annotation names what is known later.",
+        ),
     ] = Output.TEXT,
     namespace: ManifestNamespace = None,
 ) -> None:
     """Show what a job would do, without a cluster: stages, TPU and why, batch, names, run folder; exit code 1 where it
-    would be refused, or fail for what is known before it runs."""
+    would be refused."""
     from finetune_operator.cli.plan import show_plan
 
-    shown = show_plan(file, profile, output.value, namespace)
-    typer.echo(shown.text)
-    if shown.problem:
-        if output is Output.YAML:
-            typer.echo(shown.problem, err=True)
-        raise typer.Exit(1)
+    typer.echo(show_plan(file, profile, output.value, namespace))
 
 
 @app.command()

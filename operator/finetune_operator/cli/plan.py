@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +10,16 @@ from typing import Any, Literal
 import yaml
 
 from finetune_contract import DatasetSource, ModelSource, Stage
-from finetune_operator.cli import host_memory
-from finetune_operator.cli.checks import Planned, in_namespace, planned, profile_for, schema_problems
+from finetune_operator.cli.checks import Planned, in_namespace, placed, planned, schema_problems
+from finetune_operator.cli.context import profile_for
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, of_kind, parse, read, shown_name
 from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
+from finetune_operator.planning.source_job import source_name
 from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, TPU_STAGES
+from finetune_operator.rendering.memory import largest_piece
+from finetune_operator.rendering.offline_source import UNKNOWN_UID
 from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
 
 _DOES = {
@@ -40,48 +42,48 @@ _Dumper.add_implicit_resolver(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What there is to print."""
-
-    text: str
-    problem: str
-    """Why the job would fail once it runs, which the page and the JSON say, too; empty: nothing is known against it."""
-
-
 def show_plan(
     file: Path,
     profile_file: Path | None,
     output: Literal["text", "json", "yaml"],
     namespace: str | None = None,
-) -> Shown:
+) -> str:
     """The plan of the one job in ``file``. Raises CliError, in the words of validate and of the operator, where the job
     would be refused. ``namespace``: of a job whose manifest names none."""
-    job, profile, objects = _inputs(file, profile_file)
-    found = planned(shown_name(file), in_namespace(job, namespace), profile, objects)
+    job, profile, objects = _inputs(file, profile_file, namespace)
+    found = planned(shown_name(file), job, profile, objects)
     match output:
         case "yaml":
             text = yaml.dump_all(
                 found.jobsets, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True
             )
-            text = str(text).rstrip("\n")
+            return str(text).rstrip("\n")
         case "json":
-            text = json.dumps(_facts(found.plan, found.memory) | {"jobSets": found.jobsets}, indent=2)
+            return json.dumps(_facts(found.plan) | {"jobSets": found.jobsets}, indent=2)
         case "text":
-            text = "\n".join(_page(found))
-    return Shown(text=text, problem=found.problem)
+            return "\n".join(_page(found))
 
 
-def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object, Sequence[Object]]:
-    """The job, its profile, and all that stands in the job's file."""
+def _inputs(
+    file: Path, profile_file: Path | None, namespace: str | None
+) -> tuple[Object, Object, Sequence[Object]]:
+    """The job, its profile, and all that stands in both files."""
     name, text = shown_name(file), read(file)
     objects = parse(text, name)
-    jobs = of_kind(objects, "FineTuneJob")
+    written = of_kind(objects, "FineTuneJob")
+    if written or any(each["kind"].lower() == "finetunejob" for each in objects):
+        _refuse_problems(text, name)
+    # Beside the job may be those that it starts from.
+    sources = {source_name(job["spec"]) for job in written}
+    jobs = [job for job in written if job["metadata"]["name"] not in sources]
     if len(jobs) != 1:
-        raise CliError(f"{name}: holds {len(jobs)} FineTuneJobs; plan takes one.")
-    _refuse_problems(text, name)
+        raise CliError(
+            f"{name}: holds {len(written) or 'no'} FineTuneJob{'s' if len(written) > 1 else ''}; plan takes one.",
+            fix="" if written else "Name the job's manifest with -f, once, and the profile's with --profile.",
+        )
     if profile_file is not None:
         name, text = shown_name(profile_file), read(profile_file)
+        objects += parse(text, name)
     profiles = of_kind(parse(text, name), "FineTuneProfile")
     if not profiles:
         raise CliError(
@@ -89,7 +91,7 @@ def _inputs(file: Path, profile_file: Path | None) -> tuple[Object, Object, Sequ
             fix="Give --profile FILE; `kubectl get finetuneprofile NAME -o yaml` prints that of a cluster.",
         )
     _refuse_problems(text, name)
-    return jobs[0], _chosen(jobs[0], profiles), objects
+    return in_namespace(jobs[0], namespace), _chosen(jobs[0], profiles), placed(objects, namespace)
 
 
 def _refuse_problems(text: str, name: str) -> None:
@@ -108,7 +110,7 @@ def _chosen(job: Object, profiles: Sequence[Object]) -> Object:
     return profile or profiles[0]
 
 
-def _facts(plan: Plan, memory: host_memory.HostMemory) -> dict[str, Any]:
+def _facts(plan: Plan) -> dict[str, Any]:
     """The plan in the words of status.resolved, for programs."""
     shape, numbers = plan.placement.shape, plan.hyperparameters
     facts: dict[str, Any] = {
@@ -133,9 +135,13 @@ def _facts(plan: Plan, memory: host_memory.HostMemory) -> dict[str, Any]:
         "runFolder": plan.run_folder.uri,
         "cache": plan.cache.uri,
         "image": plan.image,
+        **({"cpuImage": plan.cpu_image} if plan.cpu_image else {}),
         "queues": {name: queue for name, queue in _queues(plan).items() if queue},
-        "memory": {"source": plan.memory.source if plan.memory else "Off"},
-        "hostMemory": host_memory.facts(memory),
+        "memory": {
+            "source": plan.memory.source if plan.memory else "Off",
+            "candidates": [each.slice.name for each in plan.memory.candidates] if plan.memory else [],
+        },
+        "hostMemory": {} if (most := largest_piece(plan)) is None else {"largestPiece": most},
         "checkpoint": plan.exported_checkpoint,
     }
     if plan.pathways is not None:
@@ -177,7 +183,7 @@ def _page(found: Planned) -> Iterator[str]:
     yield _row(
         "Batch",
         f"{numbers.global_batch_size} rows a step over {mesh.devices} devices, "
-        f"up to {plan.data.max_seq_length} tokens each",
+        f"up to {plan.data.max_seq_length} tokens each, padded to a width that the TPU's attention kernel takes",
     )
     yield _row(
         "Length",
@@ -186,7 +192,7 @@ def _page(found: Planned) -> Iterator[str]:
         else f"{numbers.epochs:g} epoch{'' if numbers.epochs == 1 else 's'}; Preflight counts the steps",
     )
     yield _row("Method", _method(plan))
-    yield _row("Model", _source(plan.model))
+    yield _row("Model", _model(plan))
     for label, sources in (("Train on", plan.data.train), ("Validate on", plan.data.validation)):
         for source in sources:
             yield _row(label, _dataset(source))
@@ -194,20 +200,23 @@ def _page(found: Planned) -> Iterator[str]:
         yield _row("Validate on", f"{100 * split.fraction:g} % of the training rows, held back")
     yield _row("Checkpoints", _checkpoints(plan))
     yield _row("Memory", _memory(plan))
-    yield _row("Host memory", host_memory.text(found.memory))
-    if found.problem:
-        yield _row("Problem", found.problem)
+    yield _row("Host memory", _host_memory(plan))
+    yield _row("Disk", _disk(plan))
     if tried := plan.smoke:
         yield _row(
             "Smoke test", f"{tried.steps} steps on {tried.examples} rows of each source, within Preflight"
         )
     yield from _money(plan)
-    yield _row("Run folder", plan.run_folder.uri.replace("-00000000", "-<uid>"))
+    yield _row("Run folder", _of_any_uid(plan.run_folder.uri))
     yield _row("Cache", f"{plan.cache.uri} ({plan.use_cache})")
     yield _row("Image", plan.image)
+    if plan.cpu_image:
+        yield _row("CPU image", f"{plan.cpu_image} for Convert and Export")
     later = sorted({note for jobset in jobsets for note in _later(jobset)})
     if later:
         yield _row("Known later", "; ".join(later))
+    if found.remark:
+        yield _row("Not judged", found.remark)
 
 
 def _queues(plan: Plan) -> dict[str, str | None]:
@@ -235,12 +244,34 @@ def _checkpoints(plan: Plan) -> str:
     return f"{every}; the last {saved.keep_last}{best} are kept, {exported} is exported"
 
 
+def _host_memory(plan: Plan) -> str:
+    most = largest_piece(plan)
+    need = (
+        "Convert and Export need memory for the model's largest piece (a tensor, in most models the embeddings, or one "
+        "projection of all experts of a layer)"
+    )
+    if most is None:
+        return f"{need}, which Preflight reads"
+    limit = f"cpuPool.maxMemory {plan.cpu_pool.max_memory}"
+    return (
+        f"{need}; {limit} is enough for one of {most / 1e9:.2f} billion parameters, and Preflight checks it"
+    )
+
+
+def _disk(plan: Plan) -> str:
+    need = "Convert and Export need scratch space for weights and the exported model"
+    if plan.cpu_pool.max_ephemeral_storage is None:
+        return f"{need}, whose sizes Preflight reads"
+    limit = f"cpuPool.maxEphemeralStorage {plan.cpu_pool.max_ephemeral_storage}"
+    return f"{need}; {limit} is the most that each may request, and Preflight checks it"
+
+
 def _memory(plan: Plan) -> str:
     if plan.memory is None:
         return "not checked (preflight.memory: Off)"
     if plan.memory.source == "Analytic":
         return "Preflight adds up parameters and optimizer's state, before a slice is claimed"
-    return "Preflight compiles the train step for the slice, before one is claimed"
+    return "Preflight compiles the train step and all other programs of the job for the slice, before one is claimed"
 
 
 def _row(label: str, value: str) -> str:
@@ -286,6 +317,17 @@ def _method(plan: Plan) -> str:
     elif orpo := plan.method.orpo:
         options = f", lambda {orpo.weight:g}, prompts up to {orpo.max_prompt_length} tokens"
     return f"{plan.method.type}{options}, {kind}; {numbers.optimizer}, {rate}"
+
+
+def _model(plan: Plan) -> str:
+    if plan.lineage is None:
+        return _source(plan.model)
+    return f"{_of_any_uid(plan.model.address)}, which FineTuneJob {plan.lineage['name']} exports"
+
+
+def _of_any_uid(uri: str) -> str:
+    """A run folder, without the uid that stands for the one that the API server gives."""
+    return uri.replace(f"-{UNKNOWN_UID[:8]}", "-<uid>")
 
 
 def _source(source: ModelSource) -> str:

@@ -1,5 +1,6 @@
 """One object against a CRD's schema and rules, each violation told with what was seen and what is expected."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ import jsonschema
 from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
-from finetune_operator.api import did_you_mean, form, one_of
+from finetune_operator.api import form, one_of, unknown_field
 from finetune_operator.api.rules import RULES_KEY
 from finetune_operator.cli.documents import Place
 
 type Schema = Mapping[str, Any]
+
+_WHOLE = re.compile(r"[+-]?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,8 @@ def _members(value: Any, schema: Schema, place: Place) -> Iterator[Finding]:
         return
     for key, item, below in _children(value, schema):
         if below is None:
-            known = tuple(schema["properties"])
-            yield Finding((*place, key), "unknown field" + did_you_mean(str(key), known))
+            at = (*place, key)
+            yield Finding(at, unknown_field(at, item, tuple(schema["properties"])))
         else:
             yield from _members(item, below, (*place, key))
 
@@ -122,6 +125,8 @@ def _explained(keyword: str, limit: Any, saw: Any) -> tuple[str, str]:
 def _type_fix(saw: Any, wanted: str) -> str:
     if wanted == "string" and isinstance(saw, int | float | bool):
         return "Write it in quotes."
+    if wanted == "integer" and isinstance(saw, str) and not _WHOLE.fullmatch(saw):
+        return "Write a whole number alone, without a unit."
     if wanted in ("integer", "boolean") and isinstance(saw, str):
         return "Write it without quotes."
     if saw is None:

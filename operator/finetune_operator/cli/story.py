@@ -57,6 +57,7 @@ def tell(job: Object, now: datetime) -> list[Text]:
         *_waiting(status, now),
         *_problems(status),
         *_attempts(status),
+        *_expected(status),
         *_cost(status),
         *_curve(status),
         *_evaluation(status),
@@ -209,6 +210,32 @@ def attempts_text(status: Object) -> str:
 def _attempts(status: Object) -> Iterator[Text]:
     if told := attempts_text(status):
         yield _row("Attempts", told)
+
+
+def _expected(status: Object) -> Iterator[Text]:
+    """What training is expected to take, until it is over, and whether it fits."""
+    if status.get("phase") in {"Succeeded", "Failed"}:
+        return
+    if memory := (status.get("resolved") or {}).get("memory") or {}:
+        need, limit = memory.get("estimatedPerChip"), memory.get("limitPerChip")
+        if need and limit:
+            by = memory.get("source", "")
+            yield _row("Memory", f"{_gibibytes(need)} of {_gibibytes(limit)} on each chip ({by})")
+    expected = status.get("estimate") or {}
+    if seconds := expected.get("durationSeconds"):
+        low, high = text.duration(seconds["low"]), text.duration(seconds["high"])
+        parts = [f"training {low} to {high}"]
+        if hours := expected.get("chipHours"):
+            parts.append(f"at most {text.number(hours)} chip hours")
+        if (cost := expected.get("cost")) and cost != "0":
+            parts.append(f"cost {text.number(cost, 2)}")
+        yield _row("Estimate", ", ".join(parts))
+
+
+def _gibibytes(quantity: str) -> str:
+    """The operator writes mebibytes; of anything else, as it stands."""
+    number = quantity.removesuffix("Mi")
+    return text.size(float(number) * 2**20) if quantity.endswith("Mi") and number.isdigit() else quantity
 
 
 def _cost(status: Object) -> Iterator[Text]:

@@ -126,7 +126,11 @@ def _check(content: Any) -> list[Finding]:
     # A status is a report: whoever creates the object sets none.
     content = {key: value for key, value in content.items() if key != "status"}
     findings = [*head, *check_schema(content, kind.schema)]
-    findings += check_rules(content, kind.schema, sound=not findings)
+    told = {finding.place for finding in findings}
+    # A rule on a value of another type or form would tell the same once more, or worse.
+    findings += [
+        broken for broken in check_rules(content, kind.schema, sound=not findings) if broken.place not in told
+    ]
     if not findings:
         try:
             kind.parse(content)

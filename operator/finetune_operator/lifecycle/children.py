@@ -283,6 +283,12 @@ def running_span(pods: Iterable[Object]) -> tuple[datetime, datetime | None] | N
     return begin, max([begin, *_ends(states)])
 
 
+def all_on_nodes_at(pods: Iterable[Object]) -> datetime | None:
+    """When the last of the pods came to its node, whose kubelet then fetches its image; None where one has not."""
+    came = [pod.get("status", {}).get("startTime") for pod in pods]
+    return max((parse(each) for each in came), default=None) if all(came) else None
+
+
 def pod_ended_at(pod: Object) -> datetime | None:
     """When its last container ended; None where it does not say."""
     return max(_ends(_states([pod])), default=None)

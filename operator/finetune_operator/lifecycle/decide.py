@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from finetune_contract import MemoryOutcome
 from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children, deadlines, retry
 from finetune_operator.lifecycle.advance import advance
-from finetune_operator.lifecycle.attempts import attempts_of, since_retry
+from finetune_operator.lifecycle.attempts import Attempt, attempts_of, since_retry
 from finetune_operator.lifecycle.blind import stopped_by_user
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.decision import Decision, Object
@@ -14,7 +15,7 @@ from finetune_operator.lifecycle.observed import Observed, RunFolderView, Unread
 from finetune_operator.lifecycle.pending import standing, with_pending
 from finetune_operator.lifecycle.sight import believed
 from finetune_operator.lifecycle.situation import Course, Situation, Wait
-from finetune_operator.lifecycle.stages import survey
+from finetune_operator.lifecycle.stages import preflight_found, survey
 from finetune_operator.lifecycle.status import build_status, pace
 from finetune_operator.lifecycle.stored_plan import plan_to_store, stored_plan
 from finetune_operator.lifecycle.takeover import note_due
@@ -90,8 +91,7 @@ def _decide(observed: Observed) -> Decision:  # noqa: PLR0911  one per case
         snapshot = stored_plan(observed)
         if snapshot is None:
             return _keep(observed) if ended else _admit(observed)
-        fresh = [each for each in attempts if since_retry(observed.folder.retry, each)]
-        plan, refused = _plan(job, snapshot, deadlines.passed_capacities(fresh))
+        plan, refused = _plan(observed, snapshot, attempts)
     except Refused as error:
         return _keep(observed) if ended else _within_limits(observed, error)
     try:
@@ -226,12 +226,32 @@ def _refuse(observed: Observed, refused: Refused) -> Decision:
     return stopped_by_user(observed, attempts_of(observed), decision)
 
 
-def _plan(job: Object, snapshot: Snapshot, passed: frozenset[str]) -> tuple[Plan, Refused | None]:
-    """The plan as the spec reads now; where that is refused, as it was admitted. Raises Refused."""
+def _plan(
+    observed: Observed, snapshot: Snapshot, attempts: tuple[Attempt, ...]
+) -> tuple[Plan, Refused | None]:
+    """The plan as the spec reads now; where that is refused, as it was admitted. Raises Refused.
+
+    Where preflight had slices to choose from, what it has found decides which one; what it has compiled holds, too,
+    where an edit has switched its check off since.
+    """
+    fresh = [each for each in attempts if since_retry(observed.folder.retry, each)]
+    passed = deadlines.passed_capacities(fresh)
+    plan, refused = _planned(observed.job, snapshot, passed, None)
+    if plan.memory is not None and not plan.memory.candidates:
+        return plan, refused
+    found = preflight_found(observed, plan, attempts)
+    if found is None or found.memory is None:
+        return plan, refused
+    return _planned(observed.job, snapshot, passed, found.memory)
+
+
+def _planned(
+    job: Object, snapshot: Snapshot, passed: frozenset[str], found: MemoryOutcome | None
+) -> tuple[Plan, Refused | None]:
     try:
-        return replan(job, snapshot, passed), None
+        return replan(job, snapshot, passed, found), None
     except Refused as refused:
-        return make_plan(_as_admitted(job, snapshot), snapshot, passed), refused
+        return make_plan(_as_admitted(job, snapshot), snapshot, passed, found), refused
 
 
 def _as_admitted(job: Object, snapshot: Snapshot) -> Object:

@@ -1,6 +1,6 @@
 """What preflight found out about memory and speed, as the status tells it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, floor
 from typing import Any
 
@@ -10,6 +10,7 @@ from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.memory import place_name
 from finetune_operator.rendering import CpuPoolTooSmall
 from finetune_operator.rendering.memory import SIZED_STAGES, memory_wanted, require_cpu_memory
+from finetune_operator.rendering.scratch import needed_scratch_gib, require_scratch
 
 type Object = Mapping[str, Any]
 
@@ -36,22 +37,25 @@ def memory_status(plan: Plan, findings: Findings) -> Object:
     return status
 
 
-def host_memory_status(plan: Plan, findings: Findings) -> Object | None:
-    """``status.resolved.hostMemory``; None before preflight has read the model's size."""
+def host_requests_status(plan: Plan, findings: Findings) -> Object:
+    """``status.resolved.hostMemory`` and ``ephemeralStorage``; empty before preflight has read the model."""
     if findings.preflight is None:
-        return None
-    parameters = findings.preflight.model.parameters
+        return {}
+    model = findings.preflight.model
+    stages = [stage for stage in SIZED_STAGES if stage in plan.stages]
     return {
-        stage.lower(): f"{memory_wanted(plan, stage, parameters)}Gi"
-        for stage in SIZED_STAGES
-        if stage in plan.stages
+        "hostMemory": {stage.lower(): f"{memory_wanted(plan, stage, model)}Gi" for stage in stages},
+        "ephemeralStorage": {
+            stage.lower(): f"{needed_scratch_gib(plan, stage, model)}Gi" for stage in stages
+        },
     }
 
 
-def not_held(plan: Plan, stages: Iterable[Stage], found: PreflightOutcome) -> CpuPoolTooSmall | None:
-    """Why the profile's CPU nodes cannot hold one of ``stages``, now that the model's size is known."""
+def not_held(plan: Plan, stages: Sequence[Stage], found: PreflightOutcome) -> CpuPoolTooSmall | None:
+    """Why the profile's CPU nodes cannot hold one of ``stages``, now that the model is known."""
     try:
-        require_cpu_memory(plan, stages, found.model.parameters)
+        require_cpu_memory(plan, stages, found.model)
+        require_scratch(plan, stages, found.model)
     except CpuPoolTooSmall as error:
         return error
     return None

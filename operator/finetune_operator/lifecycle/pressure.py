@@ -17,6 +17,8 @@ _DISK = re.compile(
     r"low on resource: (?:ephemeral-storage|inodes)|ephemeral (?:local )?storage|EmptyDir volume",
     re.IGNORECASE,
 )
+_OWN_LIMIT = re.compile(r"exceed\w* (?:the total limit|its local ephemeral storage limit)", re.IGNORECASE)
+_RAISE = "Raise the limit in the namespace's LimitRange. Export's own follows from the model: report it."
 _MEMORY = re.compile(r"low on resource: memory", re.IGNORECASE)
 
 
@@ -28,6 +30,7 @@ def pressure(attempt: Attempt, ended: datetime | None) -> Failure | None:
             continue
         told = " ".join(str(evicted.get("message", "")).split())
         for pattern, reason, fix in (
+            (_OWN_LIMIT, "DiskPressure", _RAISE),
             (_DISK, "DiskPressure", "Use nodes with a larger boot disk or local SSDs for scratch space."),
             (_MEMORY, "MemoryPressure", "Give the pod's node more memory, or keep other pods from it."),
         ):

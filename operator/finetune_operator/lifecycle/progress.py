@@ -12,6 +12,14 @@ type Object = Mapping[str, Any]
 
 #: Beyond it no step count is one; a larger integer does not fit a float.
 _MOST_STEPS = 2**53
+#: Where the time before the second step goes: as the trainer records it -> as the status shows it.
+_STARTUP = {
+    "startup": "imports",
+    "data": "data",
+    "restore": "weights",
+    "compile": "compilation",
+    "first_step": "firstStep",
+}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -90,19 +98,26 @@ def progress_status(
 def goodput_status(progress: Progress | None, waits: Waited) -> Object | None:
     """``status.goodput``, over all attempts at training; None before training has measured anything."""
     told = progress.seconds if progress else {}
+    startup = {name: told.get(kind, 0.0) for kind, name in _STARTUP.items()}
     spent = {
-        "startup": sum(told.get(kind, 0.0) for kind in ("startup", "data", "restore", "compile")),
+        "startup": sum(startup.values()),
         "productive": told.get("productive", 0.0),
         "evaluation": told.get("evaluate", 0.0),
         "recomputed": told.get("recomputed", 0.0),
     }
     measured = sum(spent.values())
-    if not math.isfinite(measured) or measured <= 0 or min(spent.values()) < 0:
+    if not math.isfinite(measured) or measured <= 0 or min((*spent.values(), *startup.values())) < 0:
         return None
     spent = {"queued": waits.queued, "provisioning": waits.provisioning, **spent}
     whole = sum(spent.values())
     seconds = {kind: round(value) for kind, value in spent.items()}
-    return {"percent": f"{100 * (spent['productive'] / whole):.1f}", "seconds": seconds}
+    counted = progress.compilations if progress else None
+    return {
+        "percent": f"{100 * (spent['productive'] / whole):.1f}",
+        "seconds": seconds,
+        "startup": {kind: round(value) for kind, value in {"pods": waits.pods, **startup}.items()},
+        **({"compilations": counted} if counted is not None else {}),
+    }
 
 
 def eta_text(low: int, high: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import DatasetReport, Hyperparameters, MethodSpec
-from finetune_operator.lifecycle.memory import host_memory_status, memory_status
+from finetune_operator.lifecycle.memory import host_requests_status, memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.snapshot import plan_name
@@ -48,8 +48,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
     }
     if steps is not None:
         resolved["hyperparameters"]["steps"] = steps
-    if requested := host_memory_status(plan, findings):
-        resolved["hostMemory"] = requested
+    resolved |= host_requests_status(plan, findings)
     if findings.preflight:
         if findings.preflight.max_seq_length is not None:
             resolved["hyperparameters"]["maxSeqLength"] = findings.preflight.max_seq_length
@@ -96,13 +95,10 @@ def _method(method: MethodSpec) -> Object:
 
 
 def _images(plan: Plan) -> Object:
+    images = {"trainer": plan.image} | ({"cpu": plan.cpu_image} if plan.cpu_image else {})
     if plan.pathways is None:
-        return {"trainer": plan.image}
-    return {
-        "trainer": plan.image,
-        "pathwaysServer": plan.pathways.server,
-        "pathwaysProxy": plan.pathways.proxy,
-    }
+        return images
+    return images | {"pathwaysServer": plan.pathways.server, "pathwaysProxy": plan.pathways.proxy}
 
 
 def _model(plan: Plan, findings: Findings) -> Object:

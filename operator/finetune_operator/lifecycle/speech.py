@@ -7,8 +7,8 @@ from finetune_contract import ContractNotSpoken, ExitCode, Failure, Stage
 
 REASON = "ContractNotSpoken"
 FIX = (
-    "Create the job again under a profile whose images.trainer is of the operator's release. Where the image is newer "
-    "than the operator, upgrade the operator and raise spec.retry.generation."
+    "Create the job again under a profile whose images.trainer, and images.cpu where it is set, are of the operator's "
+    "release. Where the image is newer than the operator, upgrade the operator and raise spec.retry.generation."
 )
 #: How trainers from before version 1.0 of the contract say that they do not understand a request; later ones say so by
 #: their exit code.

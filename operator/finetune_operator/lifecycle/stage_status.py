@@ -21,6 +21,7 @@ from finetune_operator.rendering import jobset_name
 type Object = Mapping[str, Any]
 
 _HISTORY = 10
+_SHOWN_TENSORS = 4
 
 
 def stages_status(observed: Observed, situation: Situation, look: Survey, previous: Object) -> list[Object]:
@@ -82,8 +83,8 @@ def _stage(
     failure = view.failure or (situation.failure if failed_now else None)
     if failure:
         told["reason"], told["message"] = failure.reason, failure.message
-    elif stage is Stage.TRAIN and (discarded := _discarded(observed)):
-        told["message"] = discarded
+    elif stage is Stage.TRAIN and (remarks := [*_discarded(observed), *_unchanged(view)]):
+        told["message"] = "; ".join(remarks)
     if stage is Stage.CONVERT and (cache := _cache(view, look)):
         told["cache"] = cache
     if stage is Stage.PREFLIGHT and (found := look.findings.preflight):
@@ -133,14 +134,24 @@ def _cache(view: StageView, look: Survey) -> Object | None:
     return told
 
 
-def _discarded(observed: Observed) -> str | None:
+def _discarded(observed: Observed) -> list[str]:
     """What became of checkpoints that were damaged, for people."""
     found = observed.folder.progress.discarded if observed.folder.progress else ()
-    return "; ".join(
+    return [
         f"the checkpoint of step {each.step} was not what had been saved ({each.why}), "
         "and training went on from the one before"
         for each in found
-    )
+    ]
+
+
+def _unchanged(view: StageView) -> list[str]:
+    """Which tensors training left as they were, for people."""
+    details = view.result.details if view.result else None
+    if not isinstance(details, TrainOutcome) or not details.unchanged_tensors:
+        return []
+    shown = ", ".join(details.unchanged[:_SHOWN_TENSORS])
+    more = ", …" if details.unchanged_tensors > _SHOWN_TENSORS else ""
+    return [f"training left {details.unchanged_tensors} of its tensors unchanged, bit for bit: {shown}{more}"]
 
 
 def _resumed_from(view: StageView, observed: Observed) -> int | None:

@@ -169,6 +169,12 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
     )
 
 
+def preflight_found(observed: Observed, plan: Plan, attempts: Sequence[Attempt]) -> PreflightOutcome | None:
+    """What preflight has found out; None where it has not passed. ``plan``: of the job on any slice."""
+    own = [attempt for attempt in attempts if attempt.key.stage is Stage.PREFLIGHT]
+    return survey(observed, plan, own, suspend=False).findings.preflight
+
+
 def _with_memory(views: list[StageView], plan: Plan, found: PreflightOutcome) -> list[StageView]:
     """A stage on CPU that no node could hold has failed before anything else starts. What runs is left alone."""
     waiting = [view.stage for view in views if not view.done and view.failure is None]

@@ -20,9 +20,15 @@ class Waited:
     """For quota."""
     provisioning: float = 0.0
     """From then until all processes ran: nodes, images."""
+    pods: float = 0.0
+    """Of these, from the time at which every pod had its node."""
 
     def __add__(self, other: "Waited") -> "Waited":
-        return Waited(queued=self.queued + other.queued, provisioning=self.provisioning + other.provisioning)
+        return Waited(
+            queued=self.queued + other.queued,
+            provisioning=self.provisioning + other.provisioning,
+            pods=self.pods + other.pods,
+        )
 
 
 def waited_in_training(attempts: Iterable[Attempt], now: datetime) -> Waited:
@@ -36,7 +42,9 @@ def waited(attempt: Attempt, now: datetime) -> Waited | None:
     tells, as of a restart inside a JobSet, which keeps its place."""
     noted = attempt.files.failure if attempt.files else None
     if noted and (noted.queued is not None or noted.provisioning is not None):
-        return Waited(queued=noted.queued or 0.0, provisioning=noted.provisioning or 0.0)
+        return Waited(
+            queued=noted.queued or 0.0, provisioning=noted.provisioning or 0.0, pods=noted.pods or 0.0
+        )
     made = attempt.jobset["metadata"].get("creationTimestamp") if attempt.jobset else None
     if attempt.jobset is None or made is None or attempt.key.restart:
         return None
@@ -51,13 +59,20 @@ def waited(attempt: Attempt, now: datetime) -> Waited | None:
     # Of one that has run and has no pods now, nobody can tell any more.
     ran = attempt.files is not None and attempt.files == attempt.written
     begun = _begun(attempt) or (now if attempt.live and not ran else None)
-    return Waited(queued=_seconds(created, free), provisioning=_seconds(free, begun))
+    waited_for = _seconds(free, begun)
+    return Waited(
+        queued=_seconds(created, free),
+        provisioning=waited_for,
+        pods=min(waited_for, _seconds(children.all_on_nodes_at(attempt.pods), begun)),
+    )
 
 
 def to_note(attempt: Attempt, now: datetime) -> dict[str, float]:
     """The same, as the record of its end holds it."""
     found = waited(attempt, now) if attempt.key.stage is Stage.TRAIN else None
-    return {"queued": found.queued, "provisioning": found.provisioning} if found else {}
+    if found is None:
+        return {}
+    return {"queued": found.queued, "provisioning": found.provisioning, "pods": found.pods}
 
 
 def _begun(attempt: Attempt) -> datetime | None:

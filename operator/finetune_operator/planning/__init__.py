@@ -8,7 +8,8 @@ from finetune_operator.planning.admission import (
     replan,
 )
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.plan import CpuPool, Findings, Plan, make_plan
+from finetune_operator.planning.making import make_plan
+from finetune_operator.planning.plan import CpuPool, Findings, Plan
 from finetune_operator.planning.policy import profile_remarks
 from finetune_operator.planning.requests import stage_request
 from finetune_operator.planning.snapshot import Snapshot, read_snapshot, render_snapshot

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from finetune_contract import MemoryOutcome
 from finetune_contract.engine import override_faults
 from finetune_operator.api import (
     DEFAULT_PROFILE_ANNOTATION,
@@ -15,9 +16,10 @@ from finetune_operator.api import (
 from finetune_operator.planning.chat_template import with_chat_template
 from finetune_operator.planning.errors import Refused, naming_contact, with_contact
 from finetune_operator.planning.limits import bounds_of, found_problems, limit_problems, written_problems
+from finetune_operator.planning.making import make_plan
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.places import Storage, judge_run
-from finetune_operator.planning.plan import IDENTITY, Findings, Plan, make_plan
+from finetune_operator.planning.plan import IDENTITY, Findings, Plan
 from finetune_operator.planning.policy import check_profile, policy_problems, refused_by, with_mode
 from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
 from finetune_operator.planning.snapshot import Snapshot
@@ -64,7 +66,7 @@ def admit(
             Reason.INVALID_SPEC, "spec.model.fromJob.name is the job's own name. Name the job to start from."
         )
     with naming_contact(spec):
-        _refuse_idle_overrides(merged)
+        _refuse_unsuitable_overrides(merged)
     whole = with_source_model(with_chat_template(merged, template), source)
     with naming_contact(spec):
         broken = policy_problems(job, name, spec, whole, base)
@@ -129,9 +131,11 @@ def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
     return judge_run("", folder, storage, opened) is None
 
 
-def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Plan:
+def replan(
+    job: Object, snapshot: Snapshot, passed: Collection[str] = (), found: MemoryOutcome | None = None
+) -> Plan:
     """The plan for the next attempt of an admitted job: its identity from the snapshot, the rest as it reads now, on
-    capacity that was not ``passed`` over.
+    capacity that was not ``passed`` over and, where the job names no slice, on the one that preflight has ``found``.
 
     Raises Refused where an edit asks for what is not allowed or does not fit.
     """
@@ -143,7 +147,9 @@ def replan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Pla
     with naming_contact(profile):
         _check_overrides(job)
         broken = policy_problems(job, name, profile, merged, base)
-        return _judged(lambda: make_plan(job, snapshot, passed), name, snapshot.profile, merged, broken)
+        return _judged(
+            lambda: make_plan(job, snapshot, passed, found), name, snapshot.profile, merged, broken
+        )
 
 
 def _admitted_identity(job: Object, base: Object, snapshot: Snapshot) -> Object:
@@ -178,9 +184,16 @@ def _check_overrides(job: Object) -> None:
         raise Refused(Reason.INVALID_SPEC, " ".join(faults))
 
 
-def _refuse_idle_overrides(merged: Object) -> None:
+def _refuse_unsuitable_overrides(merged: Object) -> None:
     """At admission alone: a job that runs with one goes on."""
-    idle = sorted(name for name in merged.get("engineOverrides", {}) if name.startswith("adam_"))
+    given = merged.get("engineOverrides", {})
+    if str(given.get("num_vocab_tiling", 1)).lstrip("+") != "1" and merged["method"]["type"] != "SFT":
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"spec.engineOverrides.num_vocab_tiling: {merged['method']['type']} needs whole logits, which a model with "
+            "tiles does not return. Remove it.",
+        )
+    idle = sorted(name for name in given if name.startswith("adam_"))
     if idle and merged["hyperparameters"]["optimizer"] == "SGD":
         raise Refused(
             Reason.INVALID_SPEC,

@@ -10,6 +10,8 @@ from finetune_operator.catalog import TpuShape
 from finetune_operator.planning.errors import Refused
 
 DEFAULT_GLOBAL_BATCH = 8
+#: Devices that share a row where there are more devices than rows; beyond that, they mostly wait for each other.
+_SHARING = (1, 2, 4, 8)
 
 
 def resolve_mesh(
@@ -48,6 +50,17 @@ def resolve_mesh(
         tensor=tensor,
         controller=controller,
     )
+
+
+def sharing_rows(mesh: MeshSpec, hyperparameters: Mapping[str, Any]) -> MeshSpec:
+    """``mesh`` with the least tensor parallelism with which a global batch that is named can be split; as it is where
+    none is enough."""
+    batch = int(hyperparameters.get("globalBatchSize", 0))
+    parts = int(hyperparameters.get("gradientAccumulationSteps", 1))
+    for tensor in _SHARING:
+        if mesh.fsdp % tensor == 0 and batch % (mesh.data * (mesh.fsdp // tensor) * parts) == 0:
+            return mesh.model_copy(update={"fsdp": mesh.fsdp // tensor, "tensor": mesh.tensor * tensor})
+    return mesh
 
 
 def _devices(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -> int:

@@ -1,5 +1,7 @@
 """The chat template that a ConfigMap holds: read once, at admission, and kept in the job's plan."""
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,9 +10,16 @@ from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup
 
 type Object = Mapping[str, Any]
+type Argument = bool | int | float | str
 
 #: As the API's own bound on an inline template.
 _MOST_CHARACTERS = 32 * 1024
+#: What transformers gives every template, or takes for itself.
+_TAKEN = {
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation",
+    "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs", "strftime_now", "raise_exception", "self",
+}  # fmt: skip
 _PATH = "spec.datasets.chatTemplate.configMapRef"
 
 
@@ -39,7 +48,33 @@ def with_chat_template(spec: Object, config_map: Object | None) -> Object:
         raise _refused(
             f'key "{key}" of ConfigMap "{name}" has {len(text)} characters, 1 to {_MOST_CHARACTERS} fit'
         )
-    return {**spec, "datasets": {**spec["datasets"], "chatTemplate": {"inline": text}}}
+    section = {
+        name: value for name, value in spec["datasets"]["chatTemplate"].items() if name != "configMapRef"
+    }
+    return {**spec, "datasets": {**spec["datasets"], "chatTemplate": {**section, "inline": text}}}
+
+
+def template_arguments(spec: Object) -> dict[str, Argument]:
+    """``spec.datasets.chatTemplate.arguments``: JSON where it is true, false or a number, else text. Raises Refused for
+    a name that templates have for something else."""
+    written = lookup(spec, "datasets.chatTemplate.arguments") or {}
+    for name in written:
+        if name in _TAKEN or not name.isidentifier():
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"spec.datasets.chatTemplate.arguments.{name} is no variable that a job can set in a chat template: "
+                "remove it.",
+            )
+    return {name: _value(text) for name, text in written.items()}
+
+
+def _value(text: str) -> Argument:
+    try:
+        value = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    finite = isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+    return value if finite else text
 
 
 def _refused(what: str) -> Refused:

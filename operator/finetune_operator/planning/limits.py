@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
-from finetune_operator.planning.memory import place_name
+from finetune_operator.planning.memory import chosen_mesh, place_name
 from finetune_operator.planning.merge import lookup
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _warmup_steps(plan: "Plan", spec: Object, found: "PreflightOutcome | None") 
     numbers, steps = plan.hyperparameters, _steps(plan, spec, found)
     if numbers.warmup_steps is not None:
         return min(numbers.warmup_steps, steps)
-    return math.ceil(round((numbers.warmup_ratio or 0.0) * steps, 9))
+    return max(0, min(math.ceil(round((numbers.warmup_ratio or 0.0) * steps, 9)), steps - 1))
 
 
 def _warmup_ratio(plan: "Plan", spec: Object, found: "PreflightOutcome | None") -> Number:
@@ -199,7 +199,7 @@ def _axis(name: str) -> _Resolve:
             if found is None:
                 raise _Later
             if found.memory and found.memory.mesh and found.memory.slice == place_name(check, mesh):
-                mesh = found.memory.mesh
+                mesh = chosen_mesh(mesh, found.memory.mesh)
         size: int = getattr(mesh, name)
         return size
 

@@ -3,41 +3,84 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune_contract import MemoryCheck, MeshSpec, SliceShape
+from finetune_contract import MemoryCheck, MeshSpec, SliceCandidate, SliceShape
+from finetune_contract.request import SLICE_VARIABLES
 from finetune_operator.catalog import CatalogError, TpuShape, shape_by_topology
-from finetune_operator.planning.topology import Placement
+from finetune_operator.planning.choice import named
+from finetune_operator.planning.site import Site
+from finetune_operator.planning.topology import Offer, Placement, flags_of
+
+type Object = Mapping[str, Any]
 
 #: More than it could compile: a refusal names the first that fits.
 _LARGER = 4
 
 
 def resolve_memory(
-    source: str,
-    placement: Placement,
-    mesh: MeshSpec,
-    profile: Mapping[str, Any],
-    resources: Mapping[str, Any],
+    source: str, site: Site, candidates: Sequence[Site], profile: Object, resources: Object
 ) -> MemoryCheck | None:
-    """``spec.preflight.memory`` for the slice that was chosen; None where it is Off."""
+    """``spec.preflight.memory`` for the job at ``site``; None where it is Off. ``candidates``: where preflight may take
+    it instead."""
     if source == "Off":
         return None
+    devices = site.mesh.devices // site.mesh.slices
     return MemoryCheck(
         source="Analytic" if source == "Analytic" else "Compile",
-        slice=_slice(placement.shape, mesh.devices // mesh.slices),
-        larger=list(_larger(placement.shape, profile["flavors"], resources["slices"])),
+        slice=_slice(site.placement.shape, devices),
+        candidates=[_candidate(each, profile) for each in candidates],
+        larger=list(_larger(site.placement.shape, profile, resources)),
         choose_parallelism=not resources.get("parallelism"),
     )
 
 
+def without_choice(check: MemoryCheck) -> MemoryCheck:
+    """For a trainer image that knows neither candidates nor flags of a slice."""
+    larger = [each.model_copy(update={"flags": None}) for each in check.larger]
+    return check.model_copy(update={"candidates": [], "larger": larger})
+
+
+def compiler_flags(placement: Placement, env: Sequence[Object], *, pathways: bool) -> Mapping[str, str]:
+    """The compiler's variables as the processes on that slice have them; empty under Pathways, whose servers compile.
+
+    ``env``: what the profile adds to every pod.
+    """
+    return {} if pathways else _with_added(placement.flags, env)
+
+
+def _with_added(flags: Mapping[str, str], env: Sequence[Object]) -> Mapping[str, str]:
+    added = {each["name"]: each["value"] for each in env if each["name"] in SLICE_VARIABLES}
+    return {**flags, **added}
+
+
 def place_name(check: MemoryCheck, mesh: MeshSpec) -> str:
     """As the trainer tells what it has compiled for: ``2 x v6e-16``."""
-    return f"{mesh.slices} x {check.slice.name}" if mesh.slices > 1 else check.slice.name
+    return named(check.slice.name, mesh.slices)
 
 
-def _larger(shape: TpuShape, flavors: Sequence[Mapping[str, Any]], slices: int) -> Sequence[SliceShape]:
+def chosen_mesh(planned: MeshSpec, found: MeshSpec | None) -> MeshSpec:
+    """``planned`` with the axes that preflight may choose. Its record lies where the job's own account may write, so a
+    mesh that does not cover the slice is not taken."""
+    if found is None or found.fsdp < 1 or found.tensor < 1:
+        return planned
+    chosen = planned.model_copy(update={"fsdp": found.fsdp, "tensor": found.tensor})
+    return chosen if chosen.devices == planned.devices else planned
+
+
+def _candidate(site: Site, profile: Object) -> SliceCandidate:
+    shape = _slice(site.placement.shape, site.mesh.devices // site.mesh.slices)
+    flags = compiler_flags(site.placement, _env(profile), pathways=site.pathways is not None)
+    return SliceCandidate(slice=shape.model_copy(update={"flags": dict(flags)}), mesh=site.mesh)
+
+
+def _env(profile: Object) -> Sequence[Object]:
+    return tuple(profile.get("pod", {}).get("env", ()))
+
+
+def _larger(shape: TpuShape, profile: Object, resources: Object) -> Sequence[SliceShape]:
     """Slices of the profile with more memory in all, the smallest first."""
     offered: dict[tuple[str, str], SliceShape] = {}
-    for flavor in flavors:
+    slices, pathways = resources["slices"], resources["controller"] == "Pathways"
+    for flavor in profile["flavors"]:
         for topology in flavor["topologies"] if flavor.get("maxSlices", 1) >= slices else ():
             try:
                 each = shape_by_topology(
@@ -46,9 +89,10 @@ def _larger(shape: TpuShape, flavors: Sequence[Mapping[str, Any]], slices: int) 
             except CatalogError:  # a name that means two machines; the flavor does not say which
                 continue
             if each.devices_per_chip and _memory(each) > _memory(shape) and (slices == 1 or each.multi_host):
-                offered.setdefault(
-                    (each.accelerator, topology), _slice(each, each.chips * each.devices_per_chip)
-                )
+                flags = _with_added(flags_of(Offer(shape=each, flavor=flavor)), _env(profile))
+                larger = _slice(each, each.chips * each.devices_per_chip)
+                larger = larger.model_copy(update={"flags": {} if pathways else dict(flags)})
+                offered.setdefault((each.accelerator, topology), larger)
     ordered = sorted(offered.values(), key=lambda each: (each.chips * (each.hbm_gib or 0), each.chips))
     return ordered[:_LARGER]
 

@@ -16,7 +16,7 @@ type Rule = Literal["read", "write"]
 
 EXPORTS = "exports"
 #: Folders of a namespace that are no run folders.
-_NO_RUNS = (EXPORTS, "cache", "pathways")
+_NO_RUNS = (EXPORTS, "cache", "pathways", "programs")
 _WILDCARDS = frozenset("*?[")
 #: ASCII alone: a range of others may be very long.
 _PLAIN_SET = re.compile(r"\[([\x22-\x5a\x5f-\x7e]+)\]")

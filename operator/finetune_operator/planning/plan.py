@@ -1,6 +1,6 @@
 """The plan: everything about a job that rendering and status need, resolved."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,27 +26,19 @@ from finetune_contract import (
     Stage,
     TrainOutcome,
 )
-from finetune_contract.versions import FIRST_VERSION
-from finetune_operator.planning import resolve, training
-from finetune_operator.planning.asked import asked_of_stages
-from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh
-from finetune_operator.planning.budget import Budget, resolve_budget
-from finetune_operator.planning.limits import Bound, bounds_of
-from finetune_operator.planning.memory import resolve_memory
-from finetune_operator.planning.merge import BUILT_IN, merge
-from finetune_operator.planning.pathways import Pathways, refuse_other_controller, resolve_pathways
-from finetune_operator.planning.queueing import Queues, resolve_queues
-from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, owner_reference
-from finetune_operator.planning.topology import Placement, Terms, place, terms
+from finetune_operator.planning.budget import Budget
+from finetune_operator.planning.limits import Bound
+from finetune_operator.planning.pathways import Pathways
+from finetune_operator.planning.queueing import Queues
+from finetune_operator.planning.topology import (
+    Placement,
+    Terms,
+)
 
 type Object = Mapping[str, Any]
 
 #: What never changes after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
-#: spec.hangPolicy.stageSeconds where nothing is said: several times what the largest models take. Evaluate holds a
-#: slice meanwhile; on CPU, downloads decide.
-EVALUATE_SECONDS = 6 * 3600
-CPU_STAGE_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +48,7 @@ class CpuPool:
     node_selector: Mapping[str, str]
     tolerations: tuple[Object, ...]
     max_memory: str | None
+    max_ephemeral_storage: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +160,11 @@ class Plan:
     resumes: bool
     """It is another job's, in which this one goes on."""
     cache: CacheLayout
+    programs: str
+    """Folder of compiled programs (JAX's persistent compilation cache), of this namespace alone."""
     image: str
+    cpu_image: str | None
+    """Of Convert and Export; None: ``image``, which every other stage runs."""
     service_account_tpu: str
     service_account_cpu: str
     hub_token: tuple[str, str] | None
@@ -184,6 +181,12 @@ class Plan:
     """The profile's ``constraints.limits``."""
     plan_only: bool
 
+    def image_of(self, stage: Stage) -> str:
+        """Preflight compiles for TPU, and so needs the image of the stages on a slice."""
+        if self.cpu_image and stage in (Stage.CONVERT, Stage.EXPORT):
+            return self.cpu_image
+        return self.image
+
     @property
     def chips(self) -> int:
         return self.placement.shape.chips * self.mesh.slices
@@ -196,115 +199,3 @@ class Plan:
         return any(source is not None and source.hugging_face is not None for source in sources) or any(
             benchmark.uri is None for benchmark in self.evaluation.benchmarks
         )
-
-
-def make_plan(job: Object, snapshot: Snapshot, passed: Collection[str] = ()) -> Plan:
-    """Resolve an admitted job. Raises Refused where numbers or shapes do not fit.
-
-    ``passed``: kinds of capacity that were waited for in vain; the next one is taken, while there is one.
-    """
-    profile, metadata = snapshot.profile, job["metadata"]
-    live = merge(BUILT_IN, profile.get("defaults", {}), job["spec"])
-    spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
-    resources = spec["resources"]
-    refuse_other_controller(snapshot.spec["resources"]["controller"], resources["controller"])
-    queues = resolve_queues(metadata, profile)
-    queued = queues.tpu is not None
-    placement = place(resources, snapshot.profile_name, profile["flavors"], queued=queued, passed=passed)
-    mesh = resolve_mesh(
-        placement.shape, resources["slices"], resources.get("parallelism", {}), resources["controller"]
-    )
-    accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
-    secret = spec.get("huggingFaceTokenSecretRef")
-    # A trainer image from before the contract had minor versions refuses a key that it does not know.
-    knows_asked = snapshot.contract is not None
-    length_asked = knows_asked and job["spec"].get("datasets", {}).get("maxSeqLength") is not None
-    model = resolve.model(spec["model"])
-    evaluation, checkpointing = resolve.evaluation(spec), resolve.checkpointing(spec)
-    return Plan(
-        job=JobIdentity(
-            namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
-        ),
-        owner=owner_reference(job),
-        digest=snapshot.digest,
-        profile_name=snapshot.profile_name,
-        profile_hash=snapshot.profile_hash,
-        spec_hash=digest({name: value for name, value in spec.items() if name not in LIFECYCLE}),
-        asked=asked_of_stages(job["spec"], profile.get("defaults", {})),
-        contract=snapshot.contract or FIRST_VERSION,
-        stages=tuple(
-            stage
-            for stage in Stage
-            if (stage is not Stage.CONVERT or model.orbax is None)
-            and (
-                stage is not Stage.EVALUATE
-                or evaluation.prompts
-                or evaluation.datasets
-                or evaluation.benchmarks
-                or evaluation.gates
-            )
-        ),
-        placement=placement,
-        flavors=terms(profile["flavors"]),
-        mesh=mesh,
-        pathways=resolve_pathways(profile, snapshot.job.namespace, placement)
-        if mesh.controller == "Pathways"
-        else None,
-        model=model,
-        lineage=spec["model"].get("fromJob"),
-        data=resolve.data(spec, length_asked=length_asked),
-        method=training.method(spec),
-        hyperparameters=training.hyperparameters(spec, resolve_global_batch(spec["hyperparameters"], mesh)),
-        checkpointing=checkpointing,
-        evaluation=evaluation,
-        export=resolve.export(spec, accounts.get("cpu", "default")),
-        exported_checkpoint=spec["export"].get("checkpoint", "Best" if checkpointing.keep_best else "Last"),
-        on_gate_failure=spec["export"].get("onGateFailure", "Skip"),
-        export_proof=spec["preflight"]["exportProof"],
-        profiling=resolve.profiling(spec),
-        smoke=resolve.smoke(spec),
-        memory=resolve_memory(spec["preflight"]["memory"], placement, mesh, profile, resources),
-        use_cache=spec["cache"],
-        engine_overrides=spec.get("engineOverrides", {}),
-        recovery=Recovery(
-            preemptions=spec["recovery"]["maxPreemptions"],
-            infrastructure=spec["recovery"]["maxInfrastructureRetries"],
-            user=spec["recovery"]["maxUserRetries"],
-        ),
-        budget=resolve_budget(spec, snapshot.profile_name, profile, placement.chip_hour_price),
-        limits=Limits(
-            active=spec.get("activeDeadlineSeconds"),
-            pre_running=spec["preRunningDeadlineSeconds"],
-            startup=spec["hangPolicy"]["startupSeconds"],
-            no_step=spec["hangPolicy"]["noStepSeconds"],
-            evaluate=spec["hangPolicy"].get("stageSeconds", EVALUATE_SECONDS),
-            cpu_stage=spec["hangPolicy"].get("stageSeconds", CPU_STAGE_SECONDS),
-            blind=spec["hangPolicy"].get("blindSeconds"),
-            child_ttl=spec.get("childTTLSecondsAfterFinished"),
-        ),
-        run_folder=snapshot.run_folder,
-        resumes="resumeFrom" in snapshot.spec,
-        cache=snapshot.cache,
-        image=profile["images"]["trainer"],
-        service_account_tpu=accounts.get("tpu", "default"),
-        service_account_cpu=accounts.get("cpu", "default"),
-        hub_token=(secret["name"], secret.get("key", "token")) if secret else None,
-        upload_tokens=resolve.upload_tokens(spec),
-        cpu_pool=CpuPool(
-            node_selector=cpu_pool.get("nodeSelector", {}),
-            tolerations=tuple(cpu_pool.get("tolerations", ())),
-            max_memory=cpu_pool.get("maxMemory"),
-        ),
-        queues=queues,
-        pod=PodAdditions(
-            env=tuple(pod.get("env", ())),
-            labels=pod.get("labels", {}),
-            annotations=pod.get("annotations", {}),
-            host_network=pod.get("hostNetwork", False),
-            privileged=pod.get("privileged", False),
-        ),
-        currency=profile.get("currency"),
-        owner_of_profile=profile.get("owner", {}),
-        bounds=bounds_of(profile),
-        plan_only=bool(spec.get("planOnly", False)),
-    )

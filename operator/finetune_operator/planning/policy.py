@@ -36,6 +36,8 @@ _HUB_MODELS = "hf://models/"
 _MODEL = "spec.model.huggingFace.repo"
 #: First names of hub entries for reading that no owner on the Hub can have.
 _HUB_KINDS = ("models", "datasets")
+#: How libtpu's own flags begin.
+_LIBTPUS = ("--xla_tpu", "--xla_sc")
 #: Of a repository: its owner's and its own.
 _REPOSITORY_NAMES = 2
 
@@ -65,6 +67,16 @@ def profile_remarks(profile: Object) -> Iterator[str]:
                 f"spec.constraints.uris.read[{index}]: {entry} covers a folder that is the whole bucket, and no file "
                 f"or folder in it: {entry}/* does."
             )
+    for variable in profile.get("pod", {}).get("env", ()):
+        if variable["name"] == "JAX_COMPILATION_CACHE_DIR":
+            yield (
+                "spec.pod.env: JAX_COMPILATION_CACHE_DIR takes the place of each namespace's own folder of compiled "
+                "programs, so whoever may write there runs code in every job of the profile: remove it."
+            )
+    for index, flavor in enumerate(profile.get("flavors", ())):
+        libtpus = [each for each in flavor.get("xlaFlags", ()) if each.startswith(_LIBTPUS)]
+        if libtpus:
+            yield f"spec.flavors[{index}].xlaFlags: {libtpus[0]} is a flag of libtpu's: move it to libtpuInitArgs."
 
 
 def _empty_ranges(profile: Object) -> Iterator[str]:
@@ -229,10 +241,22 @@ def _models(_spec: Object, profile: Object, merged: Object, _base: Object) -> It
             if "://" in asked
             else f'; to allow this one, add "{asked}" to spec.models.allow of the profile'
         )
+        meant = _meant_model(asked, allowed)
         yield (
-            f"models.allow is {', '.join(allowed)}, which does not cover spec.model {asked}: use a model that it "
-            f"covers{entry}"
+            f"models.allow is {', '.join(allowed)}, which does not cover spec.model {asked}: "
+            f"{f'did you mean {meant}? Else ' if meant else ''}use a model that it covers{entry}"
         )
+
+
+def _meant_model(asked: str, allowed: Sequence[str]) -> str | None:
+    """The repository that was mistyped, where ``allowed`` covers one like it."""
+    owner, _, name = asked.rpartition("/")
+    owners = difflib.get_close_matches(owner, {each.partition("/")[0] for each in allowed}, cutoff=_ALIKE)
+    candidates = [f"{each}/{name}" for each in owners]
+    candidates += difflib.get_close_matches(
+        asked, [each for each in allowed if "*" not in each], cutoff=_ALIKE
+    )
+    return next((each for each in candidates if any(covers(pattern, each) for pattern in allowed)), None)
 
 
 def _folder_of(model: Object) -> str:

@@ -15,7 +15,7 @@ from finetune_contract import (
 from finetune_contract.request import MAX_REQUEST_BYTES
 from finetune_operator.api import Reason
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.memory import place_name
+from finetune_operator.planning.memory import chosen_mesh, place_name
 from finetune_operator.planning.plan import Findings, Plan
 
 #: Highest number of an attempt: what fits the names of pods.
@@ -85,17 +85,8 @@ def _tuned(plan: Plan, stage: Stage, findings: Findings) -> tuple[MeshSpec, dict
     found = findings.preflight.memory if findings.preflight else None
     if found is None or plan.memory is None or found.slice != place_name(plan.memory, plan.mesh):
         return plan.mesh, {}
-    mesh = _chosen_mesh(plan.mesh, found.mesh) if plan.memory.choose_parallelism else plan.mesh
+    mesh = chosen_mesh(plan.mesh, found.mesh) if plan.memory.choose_parallelism else plan.mesh
     return mesh, found.tuning if stage is Stage.TRAIN else {}
-
-
-def _chosen_mesh(planned: MeshSpec, found: MeshSpec | None) -> MeshSpec:
-    """``planned`` with the axes that preflight may choose. Its record lies where the job's own account may write, so a
-    mesh that does not cover the slice is not taken."""
-    if found is None or found.fsdp < 1 or found.tensor < 1:
-        return planned
-    chosen = planned.model_copy(update={"fsdp": found.fsdp, "tensor": found.tensor})
-    return chosen if chosen.devices == planned.devices else planned
 
 
 def _model(plan: Plan, findings: Findings) -> ModelSource:

@@ -1,6 +1,8 @@
 """The merged spec, section by section, in the contract's terms."""
 
+import itertools
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from finetune_contract import (
@@ -21,6 +23,7 @@ from finetune_contract import (
     SplitSpec,
 )
 from finetune_operator.api import Reason
+from finetune_operator.planning.chat_template import template_arguments
 from finetune_operator.planning.errors import Refused
 
 type Object = Mapping[str, Any]
@@ -65,10 +68,11 @@ def _folder(uri: str | None) -> str | None:
     return uri.rstrip("/") if uri else None
 
 
-def data(spec: Object, *, length_asked: bool) -> DataSpec:
+def data(spec: Object, *, length_asked: bool, created: date | None) -> DataSpec:
     """``spec.datasets``; its chat template has its text by now (:func:`.chat_template.with_chat_template`).
 
-    ``length_asked``: the job itself names maxSeqLength; it is not a default.
+    ``length_asked``: the job itself names maxSeqLength; it is not a default. ``created``: the day of the job's
+    creation, which templates print as the present one; None: its trainer image does not know of it.
     """
     section, check, kind = spec["datasets"], spec["preflight"]["dataset"], spec["method"]["type"]
     most_evaluated = spec["evaluation"]["maxExamples"]
@@ -85,12 +89,16 @@ def data(spec: Object, *, length_asked: bool) -> DataSpec:
             f"spec.datasets.packing is true, but {kind} compares whole answers, which are never packed: leave it out.",
         )
     split = section.get("splitFromTrain")
+    train = [_source("train", index, source) for index, source in enumerate(section["train"])]
+    validation = [
+        at_most(_source("validation", index, source), most_evaluated)
+        for index, source in enumerate(section.get("validation", ()))
+    ]
+    for source in (*train, *validation):
+        _refuse_format_of_another_method(source, kind)
     return DataSpec(
-        train=[_source("train", index, source) for index, source in enumerate(section["train"])],
-        validation=[
-            at_most(_source("validation", index, source), most_evaluated)
-            for index, source in enumerate(section.get("validation", ()))
-        ],
+        train=train,
+        validation=validation,
         shuffle=section["shuffle"],
         max_seq_length=section["maxSeqLength"],
         max_seq_length_asked=length_asked,
@@ -103,8 +111,27 @@ def data(spec: Object, *, length_asked: bool) -> DataSpec:
         if split
         else None,
         chat_template=section.get("chatTemplate", {}).get("inline"),
+        chat_template_arguments=template_arguments(spec),
+        chat_template_date=created,
         check=check,
     )
+
+
+def _refuse_format_of_another_method(source: DatasetSource, kind: str) -> None:
+    """Preflight would find the same in the first row."""
+    where = f"{source.path}.format is {source.format}"
+    if kind == "SFT" and source.format == "Preference":
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"{where}, but SFT does not learn from pairs of answers: set spec.method.type to DPO or ORPO, or train on "
+            "the better answers with format: PromptCompletion and columns: {completion: chosen}.",
+        )
+    if kind != "SFT" and source.format not in {"Auto", "Preference"}:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            f"{where}, but {kind} learns from pairs of answers: use rows with chosen and rejected, and set format: "
+            "Preference or leave it out.",
+        )
 
 
 def _source(kind: str, index: int, source: Object, root: str = "spec.datasets.") -> DatasetSource:
@@ -323,16 +350,33 @@ def export(spec: Object, service_account: str) -> ExportSpec:
             "spec.export.content is Adapter, but the manifests of spec.export.serving serve the merged model: "
             "use Both, or leave serving out.",
         )
+    destinations = [
+        _destination(index, destination) for index, destination in enumerate(section.get("destinations", ()))
+    ]
+    _refuse_overlap(destinations)
     return ExportSpec(
         content=content,
         dtype=section["dtype"],
         orbax="OrbaxParams" in section["formats"],
-        destinations=[
-            _destination(index, destination)
-            for index, destination in enumerate(section.get("destinations", ()))
-        ],
+        destinations=destinations,
         serving_account=service_account if serves else None,
     )
+
+
+def _refuse_overlap(destinations: Sequence[Destination]) -> None:
+    """Each copy would take the place of what the one before it has written."""
+    for first, second in itertools.permutations(destinations, 2):
+        one, other = (each.uri or f"hf://{each.hub.repo if each.hub else ''}" for each in (first, second))
+        if one == other and second.path > first.path:
+            raise Refused(
+                Reason.INVALID_SPEC, f"{second.path} is the same place as {first.path}: leave one out."
+            )
+        if other.startswith(f"{one}/"):
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"{second.path} lies in the folder of {first.path}, which its export would replace in part: choose "
+                "folders beside each other.",
+            )
 
 
 def _destination(index: int, destination: Object) -> Destination:

@@ -66,6 +66,12 @@ class Snapshot:
         """The namespace's own part of the profile's cache, unless the profile shares one (``storage.cacheScope``)."""
         return CacheLayout(cache_root(self.profile, self.job.namespace))
 
+    @property
+    def programs(self) -> str:
+        """Folder of the namespace's compiled programs. JAX runs what it finds there, so it lies with the namespace's
+        own artifacts even where the profile shares one cache among namespaces."""
+        return f"{_artifacts(self.profile)}/{self.job.namespace}/programs"
+
     @cached_property
     def digest(self) -> str:
         """sha256 over everything that is stored, 64 hexadecimal digits. JobSets and the status carry it."""

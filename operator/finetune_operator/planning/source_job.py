@@ -40,7 +40,7 @@ def with_source_model(spec: Object, source: Object | None) -> Object:
         raise Refused(
             Reason.SOURCE_JOB_NOT_FOUND,
             f'{_PATH}: there is no FineTuneJob "{name}" in the job\'s namespace. '
-            "The job goes on by itself when it has succeeded.",
+            "This job starts by itself as soon as that one exists and has succeeded.",
         )
     status = source.get("status") or {}
     _refuse_unfinished(name, status)
@@ -65,12 +65,12 @@ def _refuse_unfinished(name: str, status: Object) -> None:
         raise Refused(
             Reason.SOURCE_JOB_RUNNING,
             f'{_PATH}: FineTuneJob "{name}" has not ended yet ({status.get("phase", "Pending")}). '
-            "The job goes on by itself when that one has succeeded.",
+            "This job starts by itself as soon as that one has succeeded.",
         )
     if ended.get("Succeeded") != "True":
         raise _unusable(
             f'FineTuneJob "{name}" has ended as {status.get("phase", "Failed")} and has made no model. Mend it and '
-            "raise its spec.retry.generation: the job goes on by itself when it has succeeded. "
+            "raise its spec.retry.generation: this job starts by itself as soon as that one has succeeded. "
             "Or create the job with another model."
         )
 
@@ -81,7 +81,7 @@ def _exported_model(name: str, status: Object) -> Object:
     if not stored:
         raise _unusable(
             f'FineTuneJob "{name}" has exported no whole model, only an adapter. Set spec.export.content of that job '
-            "to Both and retry it from Export: the job goes on by itself when it has succeeded."
+            "to Both and retry it from Export: this job starts by itself as soon as that one has succeeded."
         )
     place = RunFolder(lookup(status, "resolved.runFolder") or "").model
     found = next((each for each in stored if each["uri"] == place), None)

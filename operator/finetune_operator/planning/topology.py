@@ -1,12 +1,18 @@
 """Which slice: the job's wish, the profile's flavors and the catalogue, brought together."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 from finetune_operator.api import Reason
-from finetune_operator.catalog import CatalogError, TpuShape, shape_by_name, shape_by_topology
+from finetune_operator.catalog import (
+    CatalogError,
+    TpuShape,
+    default_libtpu_args,
+    shape_by_name,
+    shape_by_topology,
+)
 from finetune_operator.planning import nodes
 from finetune_operator.planning.errors import Refused
 
@@ -45,12 +51,31 @@ class Placement:
     node_selector: Mapping[str, str]
     """Of every pod on the slice."""
     tolerations: tuple[Mapping[str, Any], ...]
+    flags: Mapping[str, str]
+    """XLA_FLAGS and LIBTPU_INIT_ARGS of the processes that hold chips, where there are any."""
     avoided: Mapping[str, tuple[str, ...]]
     """Values of node labels, by label, of nodes that are none of its kind of capacity."""
     chip_hour_price: str | None
     why: str
     capacities: tuple[str, ...]
     """Kinds of capacity that serve the job, this one first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Offer:
+    """A slice that a flavor of the profile offers. Each is equal to itself alone."""
+
+    shape: TpuShape
+    flavor: Mapping[str, Any]
+
+    @property
+    def capacity(self) -> str:
+        return str(self.flavor["capacity"])
+
+
+def names_a_slice(resources: Mapping[str, Any]) -> bool:
+    """Whether merged ``resources`` say which slice; else it is chosen among the profile's."""
+    return "tpu" in resources or "accelerator" in resources or "topology" in resources
 
 
 def place(
@@ -61,7 +86,7 @@ def place(
     queued: bool,
     passed: Collection[str] = (),
 ) -> Placement:
-    """The slice for merged ``resources``.
+    """The slice that merged ``resources`` name.
 
     Args:
         resources: ``spec.resources`` over all defaults.
@@ -76,15 +101,14 @@ def place(
     preferred = resources.get("capacity")
     slices = resources["slices"]
     offered = _in_order([f for f in flavors if f.get("maxSlices", 1) >= slices], preferred, passed)
-    if not ("tpu" in resources or "accelerator" in resources or "topology" in resources):
-        if unmet := list(_unmet(flavors, preferred, slices)):
-            raise Refused(Reason.NO_FLAVOR_FITS, f'profile "{profile_name}": {"; ".join(unmet)}.')
-        return _cheapest(offered, profile_name, slices, ranked=bool(preferred or passed), queued=queued)
     shape = _wanted(resources, offered, flavors)
     _refuse_slices(shape, slices)
     if serving := [flavor for flavor in offered if _offers(flavor, shape)]:
         said = resources.get("tpu") or f"{resources['accelerator']} {resources['topology']}"
-        return _placement(shape, serving[0], f"spec.resources asks for {said}", serving, queued=queued)
+        kinds = [flavor["capacity"] for flavor in serving]
+        return placement(
+            Offer(shape=shape, flavor=serving[0]), f"spec.resources asks for {said}", kinds, queued=queued
+        )
     many = f"{slices} slices of " if slices > 1 else ""
     capacity = f", {'/'.join(preferred)}" if preferred else ""
     listed = "; ".join(_describe(flavor) for flavor in flavors) or "none"
@@ -196,30 +220,42 @@ def _offers(flavor: Mapping[str, Any], shape: TpuShape) -> bool:
     )
 
 
-def _cheapest(
-    offered: Sequence[Mapping[str, Any]],
+def by_price(
+    resources: Mapping[str, Any],
     profile_name: str,
-    slices: int,
-    *,
-    ranked: bool,
-    queued: bool,
-) -> Placement:
-    """The cheapest slice, of the first capacity where they are ``ranked``; the order of ``offered`` decides between
-    equals."""
+    flavors: Sequence[Mapping[str, Any]],
+    passed: Collection[str] = (),
+) -> Sequence[Offer]:
+    """What the profile offers to a job that names no slice, the cheapest first; of each capacity in turn where the job
+    lists them or some were ``passed``. The order of the flavors decides between equals. Arguments and errors as for
+    :func:`place`; never empty."""
+    preferred, per_host = resources.get("capacity"), resources.get("chipsPerHost")
+    slices = resources["slices"]
+    if unmet := list(_unmet(flavors, preferred, slices)):
+        raise Refused(Reason.NO_FLAVOR_FITS, f'profile "{profile_name}": {"; ".join(unmet)}.')
+    offered = _in_order([f for f in flavors if f.get("maxSlices", 1) >= slices], preferred, passed)
     kinds = list(dict.fromkeys(flavor["capacity"] for flavor in offered))
-    choices: list[tuple[int, Decimal, int, int, TpuShape, Mapping[str, Any]]] = []
+    ranked = bool(preferred or passed)
+    choices: list[tuple[int, Decimal, int, int, Offer]] = []
     for order, flavor in enumerate(offered):
         price = Decimal(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else _UNPRICED
         rank = kinds.index(flavor["capacity"]) if ranked else 0
         for topology in flavor["topologies"]:
             try:
                 shape = shape_by_topology(
-                    flavor["accelerator"], topology, chips_per_host=flavor.get("chipsPerHost")
+                    flavor["accelerator"], topology, chips_per_host=flavor.get("chipsPerHost", per_host)
                 )
             except CatalogError:
                 continue
-            if shape.multi_host or slices == 1:
-                choices.append((rank, price * shape.chips, shape.chips, order, shape, flavor))
+            if (shape.multi_host or slices == 1) and per_host in (None, shape.chips_per_host):
+                offer = Offer(shape=shape, flavor=flavor)
+                choices.append((rank, price * shape.chips, shape.chips, order, offer))
+    if not choices and per_host is not None:
+        raise Refused(
+            Reason.NO_FLAVOR_FITS,
+            f'spec.resources.chipsPerHost: profile "{profile_name}" has no slice with {per_host} chips per host to '
+            f"choose from. It offers: {'; '.join(_describe(flavor) for flavor in flavors)}.",
+        )
     if not choices and slices > 1:
         raise Refused(
             Reason.NO_FLAVOR_FITS,
@@ -232,24 +268,13 @@ def _cheapest(
             f'spec.resources names no TPU and profile "{profile_name}" has no flavor to choose from: '
             "set spec.resources.tpu.",
         )
-    *_, shape, flavor = min(choices, key=lambda choice: choice[:4])
-    return _placement(
-        shape,
-        flavor,
-        "the cheapest slice of the profile, since spec.resources names none",
-        offered,
-        queued=queued,
-    )
+    return [offer for *_, offer in sorted(choices, key=lambda choice: choice[:4])]
 
 
-def _placement(
-    shape: TpuShape,
-    flavor: Mapping[str, Any],
-    why: str,
-    serving: Sequence[Mapping[str, Any]],
-    *,
-    queued: bool,
-) -> Placement:
+def placement(offer: Offer, why: str, capacities: Iterable[str], *, queued: bool) -> Placement:
+    """The slice taken from its flavor. ``capacities``: kinds that serve the job as well. ``queued`` and errors as for
+    :func:`place`."""
+    shape, flavor = offer.shape, offer.flavor
     wanted = flavor.get("queuedProvisioning", queued)
     if wanted and not queued:
         raise Refused(
@@ -265,11 +290,21 @@ def _placement(
         queued_provisioning=queued_provisioning,
         node_selector=nodes.node_selector(shape, flavor, queued_provisioning=queued_provisioning),
         tolerations=nodes.tolerations(flavor, queued_provisioning=queued_provisioning),
+        flags=flags_of(offer),
         avoided=nodes.avoided(flavor, queued_provisioning=queued_provisioning),
         chip_hour_price=flavor.get("chipHourPrice"),
         why=f"{why}; flavor {flavor['name']}",
-        capacities=tuple(dict.fromkeys([flavor["capacity"], *(each["capacity"] for each in serving)])),
+        capacities=tuple(dict.fromkeys([flavor["capacity"], *capacities])),
     )
+
+
+def flags_of(offer: Offer) -> Mapping[str, str]:
+    """The compiler's variables of the processes that hold chips, where there are any."""
+    flags: Mapping[str, Sequence[str]] = {
+        "XLA_FLAGS": offer.flavor.get("xlaFlags", ()),
+        "LIBTPU_INIT_ARGS": offer.flavor.get("libtpuInitArgs", default_libtpu_args(offer.shape.family)),
+    }
+    return {variable: " ".join(given) for variable, given in flags.items() if given}
 
 
 def _describe(flavor: Mapping[str, Any]) -> str:

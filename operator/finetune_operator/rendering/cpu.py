@@ -3,9 +3,12 @@
 from typing import Any
 
 from finetune_contract import Stage, StageRequest
+from finetune_contract.request import SLICE_PROGRAMS_VARIABLE, SLICE_VARIABLES
 from finetune_operator.planning import Findings, Plan
+from finetune_operator.rendering.mcjax import programs_folder, slice_flags
 from finetune_operator.rendering.memory import cpu_memory_gib
 from finetune_operator.rendering.pod import pod_spec
+from finetune_operator.rendering.scratch import scratch_gib, scratch_limit_gib
 
 _CORES = {Stage.PREFLIGHT: "1", Stage.CONVERT: "2", Stage.EXPORT: "2"}
 
@@ -13,17 +16,32 @@ _CORES = {Stage.PREFLIGHT: "1", Stage.CONVERT: "2", Stage.EXPORT: "2"}
 def cpu_pod(plan: Plan, request: StageRequest, findings: Findings) -> dict[str, Any]:
     """The stage's pod. Raises CpuPoolTooSmall."""
     memory = f"{cpu_memory_gib(plan, request.stage, findings)}Gi"
+    scratch = scratch_gib(plan, request.stage, findings)
+    most = scratch_limit_gib(request.stage, scratch)
     return pod_spec(
         plan,
         request,
         service_account=plan.service_account_cpu,
         # Memory is requested whole: an overcommitted node would kill whoever grew last. Cores may be borrowed.
         resources={
-            "requests": {"cpu": _CORES[request.stage], "memory": memory},
-            "limits": {"memory": memory},
+            "requests": {
+                "cpu": _CORES[request.stage],
+                "memory": memory,
+                "ephemeral-storage": f"{scratch}Gi",
+            },
+            "limits": {"memory": memory, **({"ephemeral-storage": f"{most}Gi"} if most else {})},
         },
         node_selector=plan.cpu_pool.node_selector,
         tolerations=plan.cpu_pool.tolerations,
         # The image carries libtpu, which JAX would look for first.
-        env=[{"name": "JAX_PLATFORMS", "value": "cpu"}],
+        env=[{"name": "JAX_PLATFORMS", "value": "cpu"}, *_compiled_with(plan, request.stage)],
     )
+
+
+def _compiled_with(plan: Plan, stage: Stage) -> list[dict[str, str]]:
+    """Preflight compiles the programs of the slice with the flags that they have there, and keeps them where the
+    slice's stages look for them. Nothing under Pathways, whose servers compile."""
+    if stage is not Stage.PREFLIGHT or plan.pathways is not None:
+        return []
+    flags = [{"name": SLICE_VARIABLES[name], "value": value} for name, value in slice_flags(plan).items()]
+    return [*flags, {"name": SLICE_PROGRAMS_VARIABLE, "value": programs_folder(plan)}]

@@ -5,10 +5,12 @@ from typing import Any
 
 from finetune_contract import StageRequest
 from finetune_operator.planning import Plan
+from finetune_operator.planning.memory import compiler_flags
 from finetune_operator.rendering.pod import pod_spec, with_host_access
 
 EXCLUSIVE_TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _TPU = "google.com/tpu"
+_PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
 #: Between the hosts of a slice, and what GKE scrapes the chips' metrics from.
 _PORTS = (
     {"name": "tpu", "containerPort": 8471},
@@ -29,10 +31,25 @@ def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
         resources=host_chips(plan),
         node_selector=plan.placement.node_selector,
         tolerations=plan.placement.tolerations,
+        env=[
+            {"name": _PROGRAMS, "value": plan.programs},
+            *({"name": name, "value": value} for name, value in plan.placement.flags.items()),
+        ],
         ports=_PORTS if plan.mesh.slices == 1 else [*_PORTS, _MEGASCALE],
         shared_memory=True,
     )
     return with_host_access(plan, {**pod, **slice_affinity(plan)})
+
+
+def programs_folder(plan: Plan) -> str:
+    """Where a pod of ``slice_pod`` reads and writes compiled programs."""
+    named = [each["value"] for each in plan.pod.env if each["name"] == _PROGRAMS and "value" in each]
+    return named[-1] if named else plan.programs
+
+
+def slice_flags(plan: Plan) -> Mapping[str, str]:
+    """The compiler's variables as a pod of ``slice_pod`` has them; empty under Pathways, whose servers compile."""
+    return compiler_flags(plan.placement, plan.pod.env, pathways=plan.pathways is not None)
 
 
 def slice_affinity(plan: Plan) -> dict[str, Any]:

@@ -6,67 +6,79 @@ from typing import Any
 from finetune_contract import Stage
 from finetune_operator.planning import Findings, Plan, admit
 from finetune_operator.rendering.jobset import render_jobset
+from finetune_operator.rendering.offline_source import UNKNOWN_UID, without_checkpoint
 
 type Object = Mapping[str, Any]
 
 #: On a JobSet whose stage is told more once earlier stages have run.
 KNOWN_LATER_ANNOTATION = "tpu-finetune.dev/known-later"
-#: Stands for the uid, which the API server gives.
-UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
 _ON_SLICE = (Stage.TRAIN, Stage.EVALUATE)
 _STEPS = "number of steps (from Preflight)"
+_SOURCE = "model (from the FineTuneJob that it starts from)"
 _INPUTS = "commits and digests of the inputs (from Preflight)"
 _CHOSEN = "mesh and tuning (from Preflight, by compiling)"
+_SLICE = "slice (from Preflight)"
 _CONVERTED = "place of the converted model (from Convert)"
+_SIZE = "host memory and disk (from the model's size, Preflight)"
 _CHECKPOINT = "step of the checkpoint (from Train)"
 _LATER = {
     Stage.PREFLIGHT: (),
     Stage.CONVERT: (
         "key of the conversion in the cache (from Preflight)",
-        "memory (from the model's size, Preflight)",
+        _SIZE,
     ),
     Stage.TRAIN: (_CONVERTED,),
     Stage.EVALUATE: (_CONVERTED, _CHECKPOINT),
     Stage.EXPORT: (
         _CONVERTED,
         _CHECKPOINT,
-        "memory (from the model's size, Preflight)",
+        _SIZE,
     ),
 }
 
 
 def plan_offline(
-    job: Object, profile: Object, template: Object | None = None
+    job: Object, profile: Object, template: Object | None = None, source: Object | None = None
 ) -> list[tuple[Stage, dict[str, Any]]]:
-    """Every stage's first JobSet as it would be applied. Raises Refused as an admission does.
+    """Every stage's first JobSet, with what is known before anything has run. Raises Refused as an admission does.
 
-    What only earlier stages can know is left out of the request, and the annotation names it.
+    What only earlier stages can know is left out of the request, host memory and disk of Convert and Export are the
+    smallest, and the annotation names all of that.
     """
-    plan = offline_plan(job, profile, template)
+    plan = offline_plan(job, profile, template, source)
     return [(stage, _render(plan, stage)) for stage in plan.stages]
 
 
-def offline_plan(job: Object, profile: Object, template: Object | None = None) -> Plan:
+def offline_plan(
+    job: Object, profile: Object, template: Object | None = None, source: Object | None = None
+) -> Plan:
     """The plan of a manifest that no API server has seen. Raises Refused.
 
-    ``template``: the ConfigMap that the job's chat template is in.
+    ``template``: the ConfigMap that the job's chat template is in. ``source``: the job that it starts from
+    (:mod:`.offline_source`); any checkpoint of it is taken for the one that is asked for.
     """
+    if source is not None:
+        job = without_checkpoint(job)
     metadata = {"uid": UNKNOWN_UID, **job["metadata"]}
     # A job that names no profile means the one given, whatever it is annotated with.
     named = {"profileRef": {"name": profile["metadata"]["name"]}, **job["spec"]}
-    return admit({**job, "metadata": metadata, "spec": named}, [profile], template).plan
+    return admit({**job, "metadata": metadata, "spec": named}, [profile], template, source).plan
 
 
 def _render(plan: Plan, stage: Stage) -> dict[str, Any]:
     jobset = render_jobset(plan, stage, 1, Findings())
     later = [each for each in _LATER[stage] if each != _CONVERTED or Stage.CONVERT in plan.stages]
+    if plan.lineage:
+        later.append(_SOURCE)
     if stage is not Stage.PREFLIGHT:
         later.append(_INPUTS)
         if plan.hyperparameters.steps is None:
             later.append(_STEPS)
     if stage in _ON_SLICE and plan.memory is not None and plan.memory.source == "Compile":
         later.append(_CHOSEN)
+    if stage in _ON_SLICE and plan.memory is not None and plan.memory.candidates:
+        later.append(_SLICE)
     if later:
         jobset["metadata"].setdefault("annotations", {})[KNOWN_LATER_ANNOTATION] = "; ".join(later)
     return jobset

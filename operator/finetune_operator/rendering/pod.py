@@ -38,7 +38,9 @@ def pod_spec(
     ports: Sequence[Object] = (),
     shared_memory: bool = False,
 ) -> dict[str, Any]:
-    """The pod of one stage. Secrets stand in it as references only."""
+    """The pod of one stage. Secrets stand in it as references only. ``env``: of this kind of pod; a variable that the
+    profile sets, too (``pod.env``), is left to the profile."""
+    added = {each["name"] for each in plan.pod.env}
     mounts: list[Object] = [
         {"name": "scratch", "mountPath": SCRATCH},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  a mount of its own
@@ -50,9 +52,9 @@ def pod_spec(
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     container: dict[str, Any] = {
         "name": CONTAINER,
-        "image": plan.image,
+        "image": plan.image_of(request.stage),
         "command": ["finetune-stage"],
-        "env": [*_env(plan, request), *env, *plan.pod.env],
+        "env": [*_env(plan, request), *(each for each in env if each["name"] not in added), *plan.pod.env],
         "resources": resources,
         "securityContext": {**unprivileged(), "readOnlyRootFilesystem": True},
         "terminationMessagePath": "/dev/termination-log",

@@ -17,4 +17,4 @@ def test_the_first_job_of_the_notes_is_admitted_under_their_profile() -> None:
     written = yaml.safe_load(job.read_text())
     assert namespaces == {written["metadata"]["namespace"]}
     assert f"watch -n {written['metadata']['namespace']} {written['metadata']['name']}" in NOTES
-    assert "Train" in show_plan(job, profile, "text").text
+    assert "Train" in show_plan(job, profile, "text")

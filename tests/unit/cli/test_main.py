@@ -55,7 +55,8 @@ def test_plan_tells_stages_slice_batch_names_and_run_folder() -> None:
         "v6e-4 2x2",
         "8 rows a step",
         "every 100 steps or 600 s; the last 2 are kept, the last is exported",
-        "Preflight compiles the train step",
+        " tokens each, padded to a width that the TPU's attention kernel takes",
+        "Preflight compiles the train step and all other programs of the job for the slice",
         "gs://ft-artifacts/default/",
     ):
         assert told in done.stdout
@@ -72,6 +73,16 @@ def test_plan_as_yaml_is_one_jobset_a_document() -> None:
         "eval",
         "export",
     ]
+
+
+def test_the_yaml_of_a_plan_says_that_memory_and_disk_of_convert_and_export_are_known_later() -> None:
+    done = finetune("plan", "-f", QUICKSTART, "--profile", LOCAL, "-o", "yaml")
+    jobsets = {each["metadata"]["name"].split("-")[1]: each for each in yaml.safe_load_all(done.stdout)}
+    later = {
+        name: each["metadata"].get("annotations", {}).get("tpu-finetune.dev/known-later", "")
+        for name, each in jobsets.items()
+    }
+    assert [name for name, notes in later.items() if "host memory and disk" in notes] == ["conv", "export"]
 
 
 def test_plan_as_json_holds_the_facts_and_the_same_jobsets() -> None:
@@ -217,14 +228,36 @@ def test_validate_without_a_profile_says_what_was_not_judged(tmp_path: Path) -> 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": {"huggingFace": {"repo": "evil/model"}}}, "PolicyViolation"),
     ({"resources": {"tpu": "v6e-16"}}, "NoFlavorFits"),
-    ({"hyperparameters": {"globalBatchSize": 6}}, "BatchMismatch"),
+    ({"hyperparameters": {"globalBatchSize": 6}, "resources": {"tpu": "v6e-4"}}, "BatchMismatch"),
     ({"engineOverrides": {"learning_rate": "1"}}, "InvalidSpec"),
-    ({"model": {"huggingFace": {"repo": "Qwen/Qwen3-32B"}}}, "CpuPoolTooSmall"),
     ({"method": {"type": "SFT", "lora": {"rank": "64"}}}, "must be an integer"),
     ({"method": {"type": "SFT", "lora": {"rank": 0}}}, "must be at least 1"),
     ({"datasets": {"train": [{"uri": "gs://data/a//b"}]}}, "empty segments"),
     ({"model": {"huggingFace": {"repo": "a b"}}}, "OWNER/NAME"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("repo", "allowed", "meant"),
+    [
+        ("meta-lama/Llama-3.1-8B", ["Qwen/*", "meta-llama/Llama-3.1-*"], "meta-llama/Llama-3.1-8B"),
+        ("Qwen/Qwen3-06B", ["Qwen/Qwen3-0.6B"], "Qwen/Qwen3-0.6B"),
+        ("meta-lama/Llama-2-7B", ["meta-llama/Llama-3.1-*"], None),
+        ("acme/Qwen3-0.6B", ["Qwen/*"], None),
+    ],
+)
+def test_a_mistyped_model_is_told_by_the_allowed_one(
+    repo: str, allowed: list[str], meant: str | None, tmp_path: Path
+) -> None:
+    job, profile = (
+        changed(JOB, model={"huggingFace": {"repo": repo}}),
+        changed(STRICT, models={"allow": allowed}),
+    )
+    said = finetune("plan", "-f", written(tmp_path, job, profile)).stderr
+    assert (
+        f"does not cover spec.model {repo}: {f'did you mean {meant}? Else ' if meant else ''}use a model"
+        in said
+    )
 
 
 @pytest.mark.parametrize(("spec", "said"), REFUSED)
@@ -238,9 +271,8 @@ def test_validate_with_the_profile_says_what_plan_says(
     planned = finetune("plan", "-f", file, "--profile", profile)
     assert planned.exit_code == 1
     assert "after validation" not in planned.output
-    if said != "CpuPoolTooSmall":  # The plan shows the rest, too.
-        assert planned.stderr == f"Error: {validated.stderr}"
-        assert len(planned.stderr.splitlines()) == 1
+    assert planned.stderr == f"Error: {validated.stderr}"
+    assert len(planned.stderr.splitlines()) == 1
 
 
 def test_validate_judges_by_the_profile_in_the_same_file(tmp_path: Path) -> None:
@@ -252,11 +284,92 @@ def test_validate_judges_by_the_profile_in_the_same_file(tmp_path: Path) -> None
 
 
 def test_validate_does_not_fail_for_what_the_cluster_alone_knows(tmp_path: Path) -> None:
-    other = changed(JOB, model={"fromJob": {"name": "first"}})
+    template = {"chatTemplate": {"configMapRef": {"name": "chat", "key": "t"}}}
+    other = changed(JOB, datasets={**JOB["spec"]["datasets"], **template})
     done = finetune("validate", "-f", written(tmp_path, other, STRICT))
     assert done.exit_code == 0
     assert "Of bot only schema and rules were checked" in done.stdout
-    assert 'there is no FineTuneJob "first"' in done.stdout
+    assert "ChatTemplateNotFound" in done.stdout
+
+
+# --- a job that starts from another one's model ----------------------------------------------------------------
+
+SECOND = changed(
+    {**JOB, "metadata": {"name": "second", "namespace": "team-a"}},
+    model={"fromJob": {"name": "bot", "checkpoint": "Best"}},
+)
+ALLOWS = changed(STRICT, models={"allow": ["Qwen/*"]})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"resources": {"tpu": "v6e-16"}},
+        {"resources": {"tpu": "v6e-4"}, "hyperparameters": {"globalBatchSize": 6}},
+    ],
+)
+@pytest.mark.parametrize("documents", [(), (JOB,)], ids=["alone", "beside its source"])
+def test_a_job_that_starts_from_another_is_judged_by_its_profile(
+    broken: dict[str, Any], documents: tuple[Any, ...], tmp_path: Path
+) -> None:
+    file = written(tmp_path, changed(SECOND, **broken), *documents, ALLOWS)
+    validated, planned = finetune("validate", "-f", file), finetune("plan", "-f", file)
+    assert (validated.exit_code, planned.exit_code) == (1, 1)
+    assert "NoFlavorFits" in validated.stderr or "BatchMismatch" in validated.stderr
+    assert planned.stderr == f"Error: {validated.stderr}"
+
+
+def test_the_source_of_a_job_is_taken_from_the_same_manifests(tmp_path: Path) -> None:
+    done = finetune("validate", "-f", written(tmp_path, SECOND), written(tmp_path, ALLOWS, JOB))
+    assert (done.exit_code, done.stdout) == (0, "2 files in order.\n")
+    planned = finetune("plan", "-f", written(tmp_path, SECOND, JOB, ALLOWS))
+    assert planned.exit_code == 0, planned.output
+    assert "gs://art/runs/team-a/bot-<uid>/export/model, which FineTuneJob bot exports" in planned.stdout
+    assert "model (from the FineTuneJob that it starts from)" in planned.stdout
+    assert "Not judged" not in planned.stdout
+
+
+def test_the_model_of_the_source_and_its_export_are_judged(tmp_path: Path) -> None:
+    third = {**SECOND, "metadata": {"name": "third", "namespace": "team-a"}}
+    third = changed(third, model={"fromJob": {"name": "second"}})
+    free = {**STRICT, "metadata": {"name": "free"}}
+    other = changed(JOB, profileRef={"name": "free"}, model={"huggingFace": {"repo": "Qwen/other"}})
+    only = changed(STRICT, models={"allow": ["Qwen/Qwen3-0.6B"]})
+    done = finetune("validate", "-f", written(tmp_path, other, third, SECOND, only, free))
+    assert done.stderr.count("does not cover spec.model Qwen/other") == 1, (
+        "the other starts from a refused job"
+    )
+    adapter = changed(JOB, method={"type": "SFT", "lora": {"rank": 4}}, export={"content": "Adapter"})
+    done = finetune("validate", "-f", written(tmp_path, adapter, SECOND, ALLOWS))
+    assert done.exit_code == 1
+    assert "second: SourceJobUnusable" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (None, "is not among the manifests"),
+        ({**JOB, "metadata": {"name": "bot", "namespace": "team-b"}}, "is not among the manifests"),
+        (changed(JOB, profileRef={"name": "gone"}), "has no profile among the manifests"),
+        (changed(JOB, model={"huggingFace": {"repo": "evil/model"}}), "is refused itself (PolicyViolation)"),
+    ],
+)
+def test_what_an_unknown_source_leaves_open_is_said(
+    source: dict[str, Any] | None, why: str, tmp_path: Path
+) -> None:
+    others = [] if source is None else [source]
+    done = finetune("plan", "-f", written(tmp_path, SECOND, *others, ALLOWS))
+    assert done.exit_code == 0, done.output
+    told = f'spec.model.fromJob: FineTuneJob "bot" {why}. Everything but its model was checked.'
+    assert f"Not judged   {told}" in done.stdout
+    if source is None:
+        assert f"second: {told}" in finetune("validate", "-f", written(tmp_path, SECOND, ALLOWS)).stdout
+
+
+def test_jobs_that_start_from_each_other_are_said(tmp_path: Path) -> None:
+    first = changed(JOB, model={"fromJob": {"name": "second"}})
+    done = finetune("validate", "-f", written(tmp_path, first, SECOND, ALLOWS))
+    assert done.stdout.count("starts from a job of which not everything is known") == 2
 
 
 def test_validate_remarks_what_may_not_be_meant(tmp_path: Path) -> None:
@@ -264,6 +377,15 @@ def test_validate_remarks_what_may_not_be_meant(tmp_path: Path) -> None:
     done = finetune("validate", "-f", written(tmp_path, nobody))
     assert done.exit_code == 0
     assert "strict: spec.namespaces lists none, so no job can run under it" in done.stdout
+
+
+@pytest.mark.parametrize(("field", "usual"), [("maxMemory", "8Gi"), ("maxEphemeralStorage", "16Gi")])
+def test_validate_remarks_nodes_that_are_small_for_preflight(field: str, usual: str, tmp_path: Path) -> None:
+    small = finetune("validate", "-f", written(tmp_path, changed(STRICT, cpuPool={field: "4000Mi"})))
+    assert small.exit_code == 0
+    assert f"spec.cpuPool.{field}: 4000Mi is less than the {usual} that Preflight requests" in small.stdout
+    enough = finetune("validate", "-f", written(tmp_path, changed(STRICT, cpuPool={field: usual})))
+    assert enough.stdout == "1 file in order.\n"
 
 
 @pytest.mark.parametrize("command", ["plan", "validate"])
@@ -293,7 +415,12 @@ def test_validate_takes_many_files_and_stdin() -> None:
     [
         ("kind: [", ":1: is not valid YAML"),
         ("- 1\n", "is no Kubernetes object"),
-        ("apiVersion: v1\nkind: Pod\n", "holds 0 FineTuneJobs"),
+        ("apiVersion: v1\nkind: Pod\n", "holds no FineTuneJob;"),
+        (
+            yaml.safe_dump({**JOB, "kind": "FinetuneJob"}),
+            'unknown kind "FinetuneJob": did you mean FineTuneJob?',
+        ),
+        (yaml.safe_dump({**JOB, "apiVersion": "v1"}), "Write apiVersion: tpu-finetune.dev/v1alpha1"),
     ],
 )
 def test_files_that_are_no_job_are_named(text: str, told: str, tmp_path: Path) -> None:

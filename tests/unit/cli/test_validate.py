@@ -1,8 +1,11 @@
 """``finetune validate`` finds offline what the API server would refuse, and says file, line, place and fix."""
 
+import re
+
 import pytest
 import yaml
 
+from finetune_operator.api import InvalidObject, parse_job
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.validate import Problem, validate_text
 from tests.unit.api.bad_jobs import BAD_JOBS
@@ -45,6 +48,20 @@ def test_a_problem_names_file_line_place_and_fix() -> None:
     assert str(problem) == (
         "job.yaml:10: spec.hyperparameters.learningRate: must be a string, not 2e-05. Write it in quotes."
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [('"3600"', "Write it without quotes."), ("24h", "Write a whole number alone, without a unit.")],
+)
+def test_an_integer_in_quotes_and_one_with_a_unit_are_told_apart(value: str, fix: str) -> None:
+    assert only(HEAD + f"  activeDeadlineSeconds: {value}\n").fix == fix
+
+
+def test_a_value_of_another_type_or_form_is_told_once() -> None:
+    assert "must be gs://" in only(HEAD.replace("gs://team-a", "s3://team-a")).message
+    flavors = [PROFILE["spec"]["flavors"][0] | {"libtpuInitArgs": "--xla_tpu_a=1"}]
+    assert only(yaml.safe_dump(profile(flavors=flavors))).message == 'must be a list, not "--xla_tpu_a=1"'
 
 
 @pytest.mark.parametrize("value", ["GRPO", "PPO", "KTO", "reinforce"])
@@ -130,6 +147,27 @@ def test_anchors_are_merged() -> None:
 def test_a_number_where_text_belongs_is_refused_as_the_server_does(value: str, kind: str | None) -> None:
     found = problems(HEAD + f"  engineOverrides:\n    key: {value}\n")
     assert [problem.message for problem in found] == ([f"must be {kind}"] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (
+            "{conversations: messages}",
+            "unknown field: write {messages: conversations}, our name of the column first",
+        ),
+        ("{conversations: dialog}", "unknown field: "),
+        ("{mesages: chat}", "unknown field: did you mean messages?"),
+    ],
+)
+def test_a_mapping_of_columns_the_wrong_way_round_is_turned(columns: str, said: str) -> None:
+    source = f"{{uri: 'gs://data/chat.jsonl', columns: {columns}}}"
+    document = {**JOB, "spec": {**JOB["spec"], "datasets": {"train": [yaml.safe_load(source)]}}}
+    (problem,) = problems(yaml.safe_dump(document))
+    assert problem.path.startswith("spec.datasets.train[0].columns.")
+    assert problem.message.startswith(said)
+    with pytest.raises(InvalidObject, match=re.escape(said)):
+        parse_job(document)
 
 
 def test_all_problems_of_all_documents_are_told_in_order() -> None:

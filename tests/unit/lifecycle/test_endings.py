@@ -138,6 +138,28 @@ def test_a_node_that_ran_full_is_no_preemption(
     assert counters(world) == charged
 
 
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        (LOW_ON_DISK, "larger boot disk"),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 54Gi. ", "LimitRange"),
+        ('Container trainer exceeded its local ephemeral storage limit "54Gi". ', "LimitRange"),
+    ],
+)
+def test_a_pod_beyond_its_own_limit_of_scratch_space_is_distinguished_from_a_full_node(
+    message: str, fix: str
+) -> None:
+    world = World(job=job(recovery={"maxInfrastructureRetries": 0}))
+    name = world.until(Stage.EXPORT)
+    world.end_pods(name, 137, **evicted_by_kubelet(message))
+    shown(world, name)
+    world.reconcile()
+    world.pods.clear()
+    world.reconcile()
+    assert world.status["failure"]["reason"] == "DiskPressure"
+    assert fix in world.status["failure"]["suggestion"]
+
+
 def test_a_killed_container_that_was_out_of_memory_is_the_users() -> None:
     world = World()
     name = world.until(Stage.CONVERT)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from finetune_contract import DiscardedCheckpoint, Progress, Stage
 from finetune_operator.lifecycle import AttemptKey
 from finetune_operator.lifecycle.progress import goodput_status, progress_status
+from finetune_operator.lifecycle.times import stamp
 from finetune_operator.lifecycle.waited import Waited
 from tests.unit.lifecycle.world import World, job, profile
 
@@ -16,7 +17,8 @@ SECONDS = {
     "startup": 10.0,
     "data": 2.0,
     "restore": 3.0,
-    "compile": 5.0,
+    "compile": 4.0,
+    "first_step": 1.0,
     "productive": 60.0,
     "evaluate": 10.0,
     "recomputed": 10.0,
@@ -41,7 +43,20 @@ def test_goodput_is_the_share_of_steps_that_count() -> None:
             "evaluation": 10,
             "recomputed": 10,
         },
+        "startup": {"pods": 0, "imports": 10, "data": 2, "weights": 3, "compilation": 4, "firstStep": 1},
     }
+
+
+def test_the_time_to_the_first_step_is_told_by_what_took_it() -> None:
+    trained = progress(**SECONDS).model_copy(update={"compilations": 3})
+    told = goodput_status(trained, Waited(provisioning=30.0, pods=12.0))
+    assert told is not None
+    assert (told["startup"]["pods"], told["compilations"]) == (12, 3)
+    before = {kind: value for kind, value in SECONDS.items() if kind != "first_step"}
+    earlier_release = goodput_status(progress(**before), Waited())
+    assert earlier_release is not None
+    assert earlier_release["startup"]["firstStep"] == 0
+    assert "compilations" not in earlier_release
 
 
 @pytest.mark.parametrize("nothing", [None, progress(), progress(productive=0.0)])
@@ -70,6 +85,22 @@ def test_a_damaged_checkpoint_is_told_with_the_stage() -> None:
     train = next(each for each in world.status["stages"] if each["name"] == "Train")
     assert train["message"].startswith(f"the checkpoint of step 8 was not what had been saved ({why})")
     assert world.status["goodput"]["percent"] == "60.0"
+
+
+def test_tensors_that_training_left_as_they_were_are_named_with_the_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    names = [f"model.layers.{i}.input_layernorm.weight" for i in range(16)]
+    outcome = World.train_outcome
+    found = {"unchanged_tensors": 56, "unchanged": names}
+    monkeypatch.setattr(World, "train_outcome", lambda self: outcome(self).model_copy(update=found))
+    world.succeed(world.until(Stage.TRAIN))
+    world.reconcile()
+    train = next(each for each in world.status["stages"] if each["name"] == "Train")
+    assert train["phase"] == "Succeeded"
+    shown = ", ".join(names[:4])
+    assert train["message"] == f"training left 56 of its tensors unchanged, bit for bit: {shown}, …"
 
 
 QUEUE = {"localQueue": "team-tpu"}
@@ -114,6 +145,21 @@ def test_waiting_for_quota_and_for_nodes_is_told_apart() -> None:
     let_run(world, name, queued=300, provisioning=40)
     told = trained(world, name)
     assert (told["queued"], told["provisioning"]) == (300, 40)
+
+
+def test_of_the_waiting_for_nodes_the_pods_own_start_is_told() -> None:
+    world, name = queued_training()
+    world.wait(300)
+    world.hold(name, held=False)
+    world.schedule(name)
+    world.reconcile()
+    world.wait(30)
+    for pod in world.pods.values():
+        pod["status"]["startTime"] = stamp(world.now)
+    world.wait(10)
+    world.run(name)
+    told = trained(world, name)
+    assert (told["provisioning"], world.status["goodput"]["startup"]["pods"]) == (40, 10)
 
 
 def test_without_a_queue_all_waiting_is_for_nodes() -> None:

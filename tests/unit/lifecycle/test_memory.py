@@ -5,8 +5,9 @@ from typing import Any, override
 
 import pytest
 
-from finetune_contract import MemoryOutcome, MeshSpec, PreflightOutcome, Stage, StageRequest
+from finetune_contract import MemoryOutcome, MeshSpec, ModelIdentity, PreflightOutcome, Stage, StageRequest
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
+from tests.unit.rendering.models import MODELS
 
 GIB = 2**30
 MESH = MeshSpec(hosts=1, chips_per_host=4, fsdp=2, tensor=2)
@@ -157,53 +158,47 @@ def test_off_asks_nothing_and_says_so() -> None:
 
 
 class Sized(World):
-    """Its model has so many parameters."""
+    """Its model is one that has been published."""
 
-    parameters = 0
+    model: ModelIdentity
 
     def details(self, request: StageRequest) -> Any:
         found = super().details(request)
-        if isinstance(found, PreflightOutcome):
-            model = found.model.model_copy(update={"parameters": self.parameters})
-            return found.model_copy(update={"model": model})
-        return found
+        return published(found, self.model) if isinstance(found, PreflightOutcome) else found
 
 
-def sized(parameters: int, limit: str | None, **spec: Any) -> Sized:
-    pool = {"cpuPool": {"maxMemory": limit}} if limit else {}
+def published(found: PreflightOutcome, model: ModelIdentity) -> PreflightOutcome:
+    sizes = {"parameters": model.parameters, "sizes": model.sizes}
+    return found.model_copy(update={"model": found.model.model_copy(update=sizes)})
+
+
+def sized(name: str, limit: str | None, disk: str | None = None, **spec: Any) -> Sized:
+    given = {"maxMemory": limit, "maxEphemeralStorage": disk}
+    pool = {"cpuPool": {field: each for field, each in given.items() if each}}
     world = Sized(job=job(**spec), profiles=[profile(**pool)])
-    world.parameters = parameters
+    world.model = MODELS[name]
     return world
 
 
-QWEN3_14B = 14_768_307_200
-
-
-@pytest.mark.parametrize(
-    ("export", "phase"),
-    [
-        ({"content": "Merged"}, "Succeeded"),
-        ({"content": "Both"}, "Succeeded"),
-        ({"content": "Adapter"}, "Succeeded"),
-        ({"content": "Both", "formats": ["HuggingFace", "OrbaxParams"]}, "Failed"),
-    ],
-)
-def test_only_an_export_that_holds_the_model_needs_the_memory_for_it(export: Any, phase: str) -> None:
-    world = sized(QWEN3_14B, "115Gi", method={"type": "SFT", "lora": {"rank": 16}}, export=export)
-    world.cache[world.fingerprint] = world.manifest(uid="another-job")
+@pytest.mark.parametrize(("rank", "phase"), [(16, "Succeeded"), (256, "Failed")])
+@pytest.mark.parametrize("content", ["Adapter", "Both"])
+def test_the_export_of_an_adapter_is_judged_by_its_rank(content: str, rank: int, phase: str) -> None:
+    world = sized(
+        "Llama-3.1-70B", "32Gi", method={"type": "SFT", "lora": {"rank": rank}}, export={"content": content}
+    )
     world.to_the_end()
     assert world.status["phase"] == phase
 
 
-@pytest.mark.parametrize("limit", ["115Gi", "120Gi", "128Gi"])
+@pytest.mark.parametrize("limit", ["12Gi", "16Gi", "20Gi"])
 def test_a_conversion_that_no_cpu_node_could_hold_fails_the_job_before_anything_runs(limit: str) -> None:
-    world = sized(QWEN3_14B, limit)
+    world = sized("gemma-3-27b", limit)
     world.to_the_end()
     assert list(world.jobsets) == ["support-bot-prep-1"]
     failure = world.status["failure"]
     assert (failure["reason"], failure["stage"]) == ("CpuPoolTooSmall", "Convert")
-    assert "14.8 billion" in failure["message"]
-    assert "cpuPool.maxMemory 180Gi" in failure["suggestion"]
+    assert "1.41 billion" in failure["message"]
+    assert "cpuPool.maxMemory 27Gi" in failure["suggestion"]
     assert world.status["summary"].startswith("Failed in Convert: ")
     assert world.status["summary"].endswith("No TPU time was used.")
     assert world.condition("MemoryFits")["reason"] == "CpuPoolTooSmall"
@@ -211,44 +206,51 @@ def test_a_conversion_that_no_cpu_node_could_hold_fails_the_job_before_anything_
     assert (phases["Convert"], phases["Train"], phases["Export"]) == ("Failed", "Skipped", "Skipped")
 
 
+def test_an_export_that_no_disk_could_hold_fails_the_job_before_anything_runs() -> None:
+    world = sized("Llama-3.1-70B", "32Gi", "200Gi", method={"type": "SFT", "lora": {"rank": 16}})
+    world.to_the_end()
+    assert list(world.jobsets) == ["support-bot-prep-1"]
+    failure = world.status["failure"]
+    assert (failure["reason"], failure["stage"]) == ("CpuPoolTooSmall", "Export")
+    assert "Export needs 272 GiB of scratch space" in failure["message"]
+    assert "cpuPool.maxEphemeralStorage 272Gi" in failure["suggestion"]
+
+
 def test_a_plan_alone_says_that_the_export_would_not_fit() -> None:
-    world = sized(QWEN3_14B, "115Gi", planOnly=True)
+    world = sized("gemma-3-27b", "16Gi", planOnly=True)
     world.to_the_end()
     assert world.status["failure"]["reason"] == "CpuPoolTooSmall"
 
 
 def test_a_conversion_that_is_in_the_cache_is_not_judged() -> None:
-    world = sized(QWEN3_14B, "64Gi")
+    world = sized("gemma-3-27b", "16Gi")
     world.cache[world.fingerprint] = world.manifest(uid="another-job")
     world.to_the_end()
     assert world.status["failure"]["stage"] == "Export"
     assert "Convert" not in world.status["failure"]["message"]
 
 
-def test_the_status_says_what_the_stages_request_as_soon_as_the_size_is_known() -> None:
-    world = sized(20_000_000_000, "250Gi")
+def test_the_status_says_what_the_stages_request_as_soon_as_the_model_is_known() -> None:
+    world = sized("Llama-3.1-70B", "250Gi")
     world.until(Stage.PREFLIGHT)
     assert "hostMemory" not in world.status["resolved"]
     world.until(Stage.CONVERT)
-    assert world.status["resolved"]["hostMemory"] == {"convert": "243Gi", "export": "180Gi"}
+    assert world.status["resolved"]["hostMemory"] == {"convert": "27Gi", "export": "42Gi"}
+    assert world.status["resolved"]["ephemeralStorage"] == {"convert": "143Gi", "export": "210Gi"}
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
 def test_a_stage_that_already_runs_is_not_stopped_for_the_memory_of_a_later_one() -> None:
     """As under an operator that judged memory when the stage began."""
-    world = sized(1_000_000, "115Gi")
+    world = sized("Llama-3.1-8B", "16Gi", method={"type": "SFT", "lora": {"rank": 16}})
     name = world.until(Stage.TRAIN)
     for key, files in world.attempts.items():
         if key.stage is Stage.PREFLIGHT:
             assert files.result is not None
             assert isinstance(files.result.details, PreflightOutcome)
-            found = files.result.details
-            larger = found.model_copy(
-                update={"model": found.model.model_copy(update={"parameters": QWEN3_14B})}
-            )
-            result = files.result.model_copy(update={"details": larger})
-            world.attempts[key] = replace(files, result=result)
+            found = published(files.result.details, MODELS["gemma-3-27b"])
+            world.attempts[key] = replace(files, result=files.result.model_copy(update={"details": found}))
     world.reconcile()
     assert world.live() == [name]
     world.succeed(name)
@@ -256,18 +258,24 @@ def test_a_stage_that_already_runs_is_not_stopped_for_the_memory_of_a_later_one(
     assert world.status["failure"]["reason"] == "CpuPoolTooSmall"
 
 
-def test_a_model_that_fits_requests_what_a_node_leaves() -> None:
-    world = sized(10_187_325_040, "120Gi")
-    name = world.until(Stage.EXPORT)
-    (container,) = world.jobsets[name]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
-        "containers"
-    ]
-    assert container["resources"]["requests"]["memory"] == "117Gi"
-    assert container["resources"]["limits"]["memory"] == "117Gi"
+def test_a_model_that_fits_requests_what_a_node_leaves_and_the_scratch_space_for_its_weights() -> None:
+    world = sized("Llama-3.1-8B", "16Gi", method={"type": "SFT", "lora": {"rank": 16}})
+    world.until(Stage.EXPORT)
+    resources = {
+        name: jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0][
+            "resources"
+        ]
+        for name, jobset in world.jobsets.items()
+    }
+    convert, export = resources["support-bot-conv-1"], resources["support-bot-export-1"]
+    assert convert["requests"] == {"cpu": "2", "memory": "12Gi", "ephemeral-storage": "24Gi"}
+    assert convert["limits"] == {"memory": "12Gi"}
+    assert export["requests"] == {"cpu": "2", "memory": "12Gi", "ephemeral-storage": "38Gi"}
+    assert export["limits"] == {"memory": "12Gi", "ephemeral-storage": "54Gi"}
 
 
 def test_a_limit_under_which_not_even_preflight_runs_is_said_at_once() -> None:
-    world = sized(1, "100Mi")
+    world = sized("Llama-3.1-8B", "100Mi")
     world.to_the_end()
     assert not world.jobsets
     assert world.status["failure"]["reason"] == "CpuPoolTooSmall"

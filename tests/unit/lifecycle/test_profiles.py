@@ -22,6 +22,9 @@ def conditions(status: dict[str, Any]) -> dict[str, str]:
     return {each["type"]: each["status"] for each in status["conditions"]}
 
 
+FLAVOR = profile()["spec"]["flavors"][0]
+
+
 def test_a_profile_that_jobs_can_run_under_is_valid() -> None:
     status = profile_status(stored(), used_by=2, now=NOW)
     assert conditions(status) == {"Valid": "True", "Stalled": "False"}
@@ -29,17 +32,25 @@ def test_a_profile_that_jobs_can_run_under_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("constraints", "said"),
+    ("spec", "said"),
     [
-        ({"mode": "Strict"}, "spec.namespaces lists none, so no job can run under it"),
+        ({"constraints": {"mode": "Strict"}}, "spec.namespaces lists none, so no job can run under it"),
         (
-            {"uris": {"read": ["gs://a/*", "gs://team-a-chats"]}},
+            {"constraints": {"uris": {"read": ["gs://a/*", "gs://team-a-chats"]}}},
             "spec.constraints.uris.read[1]: gs://team-a-chats covers a folder that is the whole bucket, and no file",
+        ),
+        (
+            {"pod": {"env": [{"name": "JAX_COMPILATION_CACHE_DIR", "value": "gs://all/programs"}]}},
+            "spec.pod.env: JAX_COMPILATION_CACHE_DIR takes the place of each namespace's own folder",
+        ),
+        (
+            {"flavors": [FLAVOR | {"xlaFlags": ["--xla_dump_to=/tmp", "--xla_tpu_a=1"]}]},
+            "spec.flavors[0].xlaFlags: --xla_tpu_a=1 is a flag of libtpu's: move it to libtpuInitArgs",
         ),
     ],
 )
-def test_what_is_valid_and_may_not_be_meant_is_remarked(constraints: dict[str, Any], said: str) -> None:
-    status = profile_status(stored(constraints=constraints), used_by=0, now=NOW)
+def test_what_is_valid_and_may_not_be_meant_is_remarked(spec: dict[str, Any], said: str) -> None:
+    status = profile_status(stored(**spec), used_by=0, now=NOW)
     assert conditions(status) == {"Valid": "True", "Stalled": "False"}
     assert said in status["conditions"][0]["message"]
 

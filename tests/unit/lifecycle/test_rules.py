@@ -371,6 +371,13 @@ def test_the_status_names_the_controller_and_all_images() -> None:
     resolved = world.status["resolved"]
     assert resolved["resources"]["controller"] == "Pathways"
     assert set(resolved["images"]) == {"trainer", "pathwaysServer", "pathwaysProxy"}
+
+
+def test_the_status_names_the_image_for_cpu_of_the_profile() -> None:
+    images = {"trainer": "registry.example/t:1", "cpu": "registry.example/t:1-cpu"}
+    world = World(profiles=[profile(images=images)])
+    world.until(Stage.CONVERT)
+    assert world.status["resolved"]["images"] == images
     world.to_the_end()
 
 
@@ -381,7 +388,7 @@ def test_the_sequence_length_of_the_status_is_what_the_models_limit_left_of_it()
 
 
 def test_a_model_too_large_for_the_cpu_nodes_fails_before_conversion() -> None:
-    world = World(profiles=[profile(cpuPool={"maxMemory": "4Gi"})])
+    world = World(profiles=[profile(cpuPool={"maxMemory": "2Gi"})])
     world.until(Stage.PREFLIGHT)
     world.succeed("support-bot-prep-1")
     world.reconcile()

@@ -253,7 +253,7 @@ def test_a_release_that_renders_other_words_replaces_no_jobset(monkeypatch: pyte
     changed = merge.merge(
         merge.BUILT_IN, {"checkpointing": {"everySteps": 50}, "evaluation": {"baseline": False}}
     )
-    monkeypatch.setattr("finetune_operator.planning.plan.BUILT_IN", changed)
+    monkeypatch.setattr("finetune_operator.planning.making.BUILT_IN", changed)
     monkeypatch.setattr("finetune_operator.planning.admission.BUILT_IN", changed)
     preempted(world, name)
     assert world.live() == [name]

@@ -376,7 +376,7 @@ class World:
         self.schedule(name)
         for pod in self.pods_of(name):
             running = {"name": "trainer", "state": {"running": {"startedAt": stamp(self.now)}}}
-            pod["status"] = {"phase": "Running", "containerStatuses": [running]}
+            pod["status"] |= {"phase": "Running", "containerStatuses": [running]}
         key = self.key_of(name)
         self.attempts.setdefault(key, AttemptFiles())
 

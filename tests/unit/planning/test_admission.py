@@ -87,6 +87,11 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
         Reason.INVALID_SPEC,
     ),
     (
+        {"method": {"type": "DPO"}, "engineOverrides": {"num_vocab_tiling": "8"}},
+        [profile()],
+        Reason.INVALID_SPEC,
+    ),
+    (
         {"method": {"type": "DPO"}, "datasets": {"train": [SOURCE], "packing": True}},
         [profile()],
         Reason.INVALID_SPEC,

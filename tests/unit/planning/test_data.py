@@ -1,12 +1,22 @@
 """What spec.datasets becomes: mixtures, rows held back, the chat template, and how much preflight reads."""
 
+from datetime import date
 from typing import Any
 
 import pytest
 
-from finetune_contract import SplitSpec
+from finetune_contract import SplitSpec, Stage
 from finetune_operator.api import Reason
-from finetune_operator.planning import Plan, Refused, admit, read_snapshot, render_snapshot, replan
+from finetune_operator.planning import (
+    Findings,
+    Plan,
+    Refused,
+    admit,
+    read_snapshot,
+    render_snapshot,
+    replan,
+    stage_request,
+)
 from tests.unit.lifecycle.world import job, profile
 
 SOURCE = {"uri": "gs://data/chat.jsonl"}
@@ -38,6 +48,25 @@ def test_sources_keep_their_order_their_weights_and_their_names() -> None:
         ("train-0", 0.5, "Auto"), ("faq", 2.0, "QuestionAnswer"),
     ]  # fmt: skip
     assert [source.name for source in data.validation] == ["validation-0", "validation-1"]
+
+
+@pytest.mark.parametrize(
+    ("method", "format_", "told"),
+    [
+        ("SFT", "Preference", "set spec.method.type to DPO or ORPO"),
+        ("DPO", "Messages", "DPO learns from pairs of answers"),
+        ("ORPO", "Text", "ORPO learns from pairs of answers"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["train", "validation"])
+def test_a_format_that_the_method_does_not_learn_from_is_refused(
+    method: str, format_: str, told: str, kind: str
+) -> None:
+    datasets = {"train": [SOURCE], kind: [{**SOURCE, "format": format_}]}
+    refused = refusal(method={"type": method}, datasets=datasets)
+    assert refused.reason == Reason.INVALID_SPEC
+    assert refused.message.startswith(f"spec.datasets.{kind}[0].format is {format_}")
+    assert told in refused.message
 
 
 def test_weights_are_for_all_sources_or_for_none() -> None:
@@ -93,3 +122,50 @@ def test_a_template_that_is_not_there_is_waited_for(found: Any, told: str) -> No
     assert refused.reason == Reason.CHAT_TEMPLATE_NOT_FOUND
     assert told in refused.message
     assert refused.message.startswith("spec.datasets.chatTemplate.configMapRef: ")
+
+
+def test_arguments_of_the_template_reach_the_trainer_as_values() -> None:
+    written = {
+        "enable_thinking": "false",
+        "depth": "3",
+        "share": "0.5",
+        "date_string": "26 Jul 2024",
+        "odd": "NaN",
+    }
+    made = plan(datasets={"train": [SOURCE], "chatTemplate": {"arguments": written}})
+    assert made.data.chat_template is None
+    assert made.data.chat_template_arguments == {
+        "enable_thinking": False, "depth": 3, "share": 0.5, "date_string": "26 Jul 2024", "odd": "NaN",
+    }  # fmt: skip
+
+
+def test_arguments_stand_beside_a_template_of_a_config_map() -> None:
+    arguments = {"enable_thinking": "true"}
+    wanted = job(datasets={"train": [SOURCE], "chatTemplate": {**REF, "arguments": arguments}})
+    made = admit(wanted, [profile()], config_map(**{"chat.jinja": TEMPLATE})).plan.data
+    assert (made.chat_template, made.chat_template_arguments) == (TEMPLATE, {"enable_thinking": True})
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "strftime_now", "not a name"])
+def test_an_argument_that_is_not_the_jobs_to_set_is_refused(name: str) -> None:
+    refused = refusal(datasets={"train": [SOURCE], "chatTemplate": {"arguments": {name: "x"}}})
+    assert refused.message.startswith(f"spec.datasets.chatTemplate.arguments.{name} is no variable")
+
+
+def test_templates_print_the_day_of_the_jobs_creation_whenever_a_stage_runs() -> None:
+    wanted = job(datasets={"train": [SOURCE]})
+    wanted["metadata"]["creationTimestamp"] = "2026-03-31T23:59:59Z"
+    admission = admit(wanted, [profile()])
+    assert admission.plan.data.chat_template_date == date(2026, 3, 31)
+    kept = read_snapshot(render_snapshot(admission.snapshot))
+    assert replan(wanted, kept).data.chat_template_date == date(2026, 3, 31)
+    for stage in (Stage.PREFLIGHT, Stage.TRAIN, Stage.EVALUATE):
+        assert stage_request(admission.plan, stage, 1, Findings()).data.chat_template_date == date(
+            2026, 3, 31
+        )
+
+
+def test_a_job_that_is_planned_before_it_is_created_has_no_day_yet() -> None:
+    wanted = job(datasets={"train": [SOURCE]})
+    wanted["metadata"].pop("creationTimestamp", None)
+    assert admit(wanted, [profile()]).plan.data.chat_template_date is None

@@ -50,6 +50,7 @@ AGREEING: dict[str, Any] = {
     "resources.accelerator": "tpu-v6e-slice",
     "resources.topology": "2x2",
     "engineOverrides": {"remat_policy": "full"},
+    "datasets.chatTemplate.arguments": {"enable_thinking": "false"},
     "evaluation.gates": [{"metric": "loss", "op": "LessOrEqual", "value": "1.5"}],
     "export.destinations": [{"uri": "gs://team-a/exports"}],
     "checkpointing.bestBy.metric": "perplexity",

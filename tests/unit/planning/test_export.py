@@ -1,5 +1,6 @@
 """What spec.export comes to."""
 
+import re
 from typing import Any
 
 import pytest
@@ -53,6 +54,29 @@ def test_the_jobs_own_token_pushes_where_the_destination_names_none() -> None:
     refused = refusal(job(export=export))
     assert refused.reason is Reason.INVALID_SPEC
     assert "spec.export.destinations[0].huggingFaceHub has no token" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("destinations", "told"),
+    [
+        (
+            [BUCKET, HUB, {"uri": "gs://models/bot"}],
+            r"destinations\[2\] is the same place as .*destinations\[0\]",
+        ),
+        ([HUB, HUB], r"destinations\[1\].huggingFaceHub is the same place as"),
+        ([BUCKET, {"uri": "gs://models/bot/adapter"}], r"destinations\[1\] lies in the folder of .*\[0\]"),
+        ([{"uri": "gs://models/bot/a/b/"}, BUCKET], r"destinations\[0\] lies in the folder of .*\[1\]"),
+    ],
+)
+def test_destinations_that_would_replace_each_other_are_refused(destinations: list[Any], told: str) -> None:
+    refused = refusal(job(export={"destinations": destinations}))
+    assert refused.reason is Reason.INVALID_SPEC
+    assert re.search(told, refused.message), refused.message
+
+
+def test_destinations_beside_each_other_are_accepted() -> None:
+    beside = [BUCKET, {"uri": "gs://models/bot-2"}, {"uri": "gs://models/other/bot"}]
+    assert len(admit(job(export={"destinations": beside}), [profile()]).plan.export.destinations) == 3
 
 
 def test_a_profile_that_says_where_exports_go_is_asked_about_repositories_too() -> None:

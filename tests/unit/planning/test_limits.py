@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import DatasetReport, ModelIdentity, PreflightOutcome, Stage
+from finetune_contract import DatasetReport, MemoryOutcome, ModelIdentity, PreflightOutcome, Stage
 from finetune_operator.api import FineTuneJobSpec, Reason, number_paths
 from finetune_operator.planning import Findings, Refused, admit, judge_findings, replan
 from finetune_operator.planning.limits import LIMITED
@@ -261,6 +261,18 @@ def test_what_only_preflight_can_count_is_judged_when_it_has(
     assert broken.message.endswith("Ask #ml-help.")
     enough = admit(job(hyperparameters=numbers), [limited(path, max="1e9")]).plan
     assert (judge_findings(enough, findings) is None) is ("no limit" not in message)
+
+
+@pytest.mark.parametrize(("axis", "limit"), [("fsdp", {"max": "4"}), ("data", {"min": "2"})])
+def test_a_recorded_mesh_is_judged_as_training_gets_it(axis: str, limit: dict[str, str]) -> None:
+    """Preflight's record lies where the job's account may write; a mesh that does not cover the slice is not used."""
+    plan = admit(job(resources={"tpu": "v6e-8"}), [limited(f"resources.parallelism.{axis}", **limit)]).plan
+    mesh = plan.mesh.model_copy(update={axis: 4})
+    preflight = found(10).preflight
+    assert preflight is not None
+    memory = MemoryOutcome(source="Compile", slice="v6e-8", mesh=mesh)
+    findings = Findings(preflight=preflight.model_copy(update={"memory": memory}))
+    assert judge_findings(plan, findings) is not None
 
 
 def test_epochs_that_nothing_counts_are_refused_at_once() -> None:

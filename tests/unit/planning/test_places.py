@@ -551,11 +551,18 @@ def test_every_namespace_has_a_folder_where_the_profile_names_no_cache(namespace
 
 
 def test_a_namespaces_own_cache_is_no_run_folder_and_no_place_for_exports() -> None:
-    for folder in ("cache", "pathways", "exports"):
+    for folder in ("cache", "pathways", "programs", "exports"):
         refused = refusal(job(resumeFrom={"runFolder": f"gs://artifacts/team-a/{folder}"}), profile())
         assert "is neither a run folder in gs://artifacts/team-a/" in refused.message
     inside = {"destinations": [{"uri": "gs://artifacts/team-a/cache/convert/f1"}]}
     refused = refusal(job(export=inside), profile(storage={"artifacts": "gs://artifacts"}))
+    assert "lies in the profile's own storage" in refused.message
+
+
+def test_no_broad_entry_lets_a_job_write_compiled_programs() -> None:
+    inside = {"destinations": [{"uri": "gs://artifacts/team-a/programs/x"}]}
+    listed = {"uris": {"write": ["gs://artifacts/*", "gs://artifacts/team-a/*"]}}
+    refused = refusal(job(export=inside), profile(constraints=listed))
     assert "lies in the profile's own storage" in refused.message
 
 

@@ -130,6 +130,107 @@ def test_network_and_privileges_are_granted_apart(
     assert spec["securityContext"]["runAsNonRoot"] is not privileged
 
 
+CACHE = "JAX_COMPILATION_CACHE_DIR"
+
+
+def test_stages_on_a_slice_keep_compiled_programs_in_their_own_namespace() -> None:
+    shared = profile(storage={"artifacts": "gs://art/runs", "cache": "gs://cache", "cacheScope": "Profile"})
+    for within, folder in (
+        (profile(), "gs://artifacts/team-a/programs"),
+        (shared, "gs://art/runs/team-a/programs"),
+    ):
+        kept = {
+            stage: env(jobset).get(CACHE, {}).get("value") for stage, jobset in plan_offline(ONE_HOST, within)
+        }
+        assert kept == dict.fromkeys(Stage) | {Stage.TRAIN: folder, Stage.EVALUATE: folder}
+
+
+def test_a_profile_may_keep_compiled_programs_elsewhere() -> None:
+    within = profile(pod={"env": [{"name": CACHE, "value": "gs://elsewhere/programs"}]})
+    jobset = dict(plan_offline(ONE_HOST, within))[Stage.TRAIN]
+    entries = [each for each in pod(jobset)["containers"][0]["env"] if each["name"] == CACHE]
+    assert entries == [{"name": CACHE, "value": "gs://elsewhere/programs"}]
+
+
+PROGRAMS = "FINETUNE_SLICE_PROGRAMS"
+
+
+@pytest.mark.parametrize(
+    ("settings", "folder"),
+    [
+        ({}, "gs://artifacts/team-a/programs"),
+        ({"env": [{"name": CACHE, "value": "gs://other/p"}]}, "gs://other/p"),
+    ],
+    ids=["default", "of the profile"],
+)
+def test_preflight_keeps_programs_where_training_looks_for_them(settings: Any, folder: str) -> None:
+    stages = dict(plan_offline(ONE_HOST, profile(pod=settings)))
+    kept = {stage: env(jobset).get(PROGRAMS, {}).get("value") for stage, jobset in stages.items()}
+    assert kept == dict.fromkeys(Stage) | {Stage.PREFLIGHT: folder}
+    assert env(stages[Stage.TRAIN])[CACHE]["value"] == folder
+
+
+def test_preflight_keeps_no_programs_for_pathways() -> None:
+    stages = dict(plan_offline(job(resources={"controller": "Pathways"}), profile()))
+    assert PROGRAMS not in env(stages[Stage.PREFLIGHT])
+
+
+def test_convert_and_export_run_the_image_for_cpu_where_the_profile_names_one() -> None:
+    trainer = profile()["spec"]["images"]["trainer"]
+    small = "registry.example/finetune-trainer@sha256:" + "2" * 64
+    for images, others in (({"trainer": trainer}, trainer), ({"trainer": trainer, "cpu": small}, small)):
+        stages = plan_offline(ONE_HOST, profile(images=images))
+        run = {stage: pod(jobset)["containers"][0]["image"] for stage, jobset in stages}
+        assert run == dict.fromkeys(Stage, trainer) | {Stage.CONVERT: others, Stage.EXPORT: others}
+
+
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+def flags_of(within: Any, **wanted: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """What the compiler gets in Train, and what Preflight is told of it."""
+    stages = dict(plan_offline(job(**wanted), within))
+    train, preflight = env(stages[Stage.TRAIN]), env(stages[Stage.PREFLIGHT])
+    assert not any(name in env(stages[stage]) for stage in (Stage.CONVERT, Stage.EXPORT) for name in FLAGS)
+    told = {
+        name: preflight[f"FINETUNE_SLICE_{name}"]["value"]
+        for name in FLAGS
+        if f"FINETUNE_SLICE_{name}" in preflight
+    }
+    return {name: train[name]["value"] for name in FLAGS if name in train}, told
+
+
+def with_flavor(**flags: Any) -> dict[str, Any]:
+    (first, *_) = profile()["spec"]["flavors"]
+    return profile(flavors=[{**first, **flags}])
+
+
+def test_the_compiler_gets_what_maxtext_sets_for_the_family() -> None:
+    train, preflight = flags_of(profile())
+    assert train == preflight
+    assert "--xla_tpu_scoped_vmem_limit_kib=98304" in train["LIBTPU_INIT_ARGS"].split()
+    assert "XLA_FLAGS" not in train
+
+
+def test_the_flavors_flags_replace_the_defaults_and_preflight_compiles_with_the_same_bytes() -> None:
+    given = {"libtpuInitArgs": ["--xla_tpu_a=1", "--xla_b"], "xlaFlags": ["--xla_c=x,y"]}
+    expected = {"LIBTPU_INIT_ARGS": "--xla_tpu_a=1 --xla_b", "XLA_FLAGS": "--xla_c=x,y"}
+    assert flags_of(with_flavor(**given)) == (expected, expected)
+    assert flags_of(with_flavor(libtpuInitArgs=[])) == ({}, {})
+
+
+def test_flags_of_the_profiles_pods_win_in_preflight_as_on_the_slice() -> None:
+    named = {"name": "LIBTPU_INIT_ARGS", "value": "--xla_tpu_mine=1"}
+    (first, *_) = profile()["spec"]["flavors"]
+    stages = dict(plan_offline(job(), profile(pod={"env": [named]}, flavors=[first])))
+    assert env(stages[Stage.TRAIN])["LIBTPU_INIT_ARGS"] == named
+    assert env(stages[Stage.PREFLIGHT])["FINETUNE_SLICE_LIBTPU_INIT_ARGS"]["value"] == named["value"]
+
+
+def test_pathways_servers_have_flags_of_their_own() -> None:
+    assert flags_of(profile(), resources={"controller": "Pathways"}) == ({}, {})
+
+
 def test_secrets_are_references_and_go_only_where_the_hub_is_read() -> None:
     reference = {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert all(env(jobset)["HF_TOKEN"]["valueFrom"] == reference for jobset in rendered(HUB).values())

@@ -140,6 +140,7 @@ def test_whoever_expands_a_variable_has_it_before(jobset: Object) -> None:
 def test_the_trainer_speaks_to_the_proxy(jobset: Object) -> None:
     told = env(container(jobset, "trainer"))
     assert told["JAX_PLATFORMS"] == "proxy"
+    assert "JAX_COMPILATION_CACHE_DIR" not in told  # pathwaysutils switches that cache off
     assert told["JAX_BACKEND_TARGET"] == "grpc://$(PATHWAYS_HEAD):29000"
     assert told["ENABLE_PATHWAYS_PERSISTENCE"] == "1"
     assert "--server_port=29000" in container(jobset, "pathways-proxy")["args"]

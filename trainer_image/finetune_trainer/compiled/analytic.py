@@ -1,6 +1,6 @@
 """What the train step certainly holds, from the model's size alone: a second instead of minutes, and only a floor."""
 
-from finetune_contract import MemoryCheck, StageRequest
+from finetune_contract import MeshSpec, SliceShape, StageRequest
 from finetune_trainer.families import ModelPlan
 
 _BYTES = {"BF16": 2, "FP32": 4}
@@ -8,24 +8,23 @@ _BYTES = {"BF16": 2, "FP32": 4}
 _USABLE = 0.976
 
 
-def state_bytes(plan: ModelPlan, request: StageRequest) -> int:
+def state_bytes(plan: ModelPlan, request: StageRequest, mesh: MeshSpec) -> int:
     """Parameters, those that DPO began with, and optimizer's state on each chip, whatever else is needed."""
     h = request.hyperparameters
     weights = plan.parameters * _BYTES[h.weight_precision]
     if request.method.lora is not None:
-        return _share(weights, request)
+        return _share(weights, mesh)
     moments = 2 if h.optimizer == "AdamW" else 0
     references = 1 if request.method.dpo is not None else 0
-    return _share(weights * (1 + moments + references), request)
+    return _share(weights * (1 + moments + references), mesh)
 
 
-def limit_bytes(check: MemoryCheck) -> int | None:
+def limit_bytes(shape: SliceShape) -> int | None:
     """What a program may use of a chip; None where the chip's memory is not known."""
-    return int(check.slice.hbm_gib * 2**30 * _USABLE) if check.slice.hbm_gib else None
+    return int(shape.hbm_gib * 2**30 * _USABLE) if shape.hbm_gib else None
 
 
-def _share(size: int, request: StageRequest) -> int:
+def _share(size: int, mesh: MeshSpec) -> int:
     """Data parallelism keeps whole copies; fsdp and tensor share one."""
-    mesh = request.mesh
     devices_per_chip = max(1, mesh.devices // (mesh.hosts * mesh.chips_per_host * mesh.slices))
     return size * devices_per_chip // (mesh.fsdp * mesh.tensor)

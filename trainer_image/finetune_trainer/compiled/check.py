@@ -2,53 +2,169 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from finetune_contract import ExitCode, MemoryCheck, MemoryOutcome, StageRequest
+from finetune_contract import ExitCode, MemoryCheck, MemoryOutcome, SliceShape, StageRequest
 from finetune_contract.result import MOST_TRIED
+from finetune_trainer import widths
 from finetune_trainer.compiled import analytic
 from finetune_trainer.compiled.asking import Asking, NoCompiler
-from finetune_trainer.compiled.question import Candidate, Exceeded, NotCompiled
-from finetune_trainer.compiled.search import Choices, Found, Model, gib, search, told
+from finetune_trainer.compiled.choosing import (
+    Considered,
+    TooSmall,
+    exceeded,
+    first_that_holds,
+    refusal,
+    starts,
+)
+from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled, Program
+from finetune_trainer.compiled.remedies import remedies
+from finetune_trainer.compiled.search import Choices, Model, gib, search, shareable, told
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.storage import Store
 
 _LOG = logging.getLogger(__name__)
-#: A node with two cores compiles some six candidates in it.
-_PATIENCE_SECONDS = 600.0
+#: A node with two cores compiles some four train steps in the first, and another four programs until the second.
+_SEARCH_SECONDS, _PATIENCE_SECONDS = 360.0, 600.0
 
 
 def check_memory(
-    request: StageRequest, plan: ModelPlan, model: Path, store: Store, environment: Mapping[str, str]
+    request: StageRequest,
+    plan: ModelPlan,
+    model: Path,
+    store: Store,
+    environment: Mapping[str, str],
+    *,
+    programs: Callable[[], Sequence[Program]] = tuple,
+    end_ids: frozenset[int] = frozenset(),
 ) -> MemoryOutcome | None:
-    """None: not asked for. Raises ``StageError`` 78 where the step does not fit, with what would.
+    """None: not asked for. ``programs``: what else the job runs on its slice, the most important ones first; called
+    only where there is a compiler. Raises ``StageError`` 78 where the step or one of them does not fit, with what
+    would, and 64 for a program that the compiler refuses.
 
     That nothing could be found out (no compiler, one that gives up) is told in the outcome and stops nobody.
     """
     check = request.memory
     if check is None:
         return None
-    start = Candidate(
-        slice=check.slice, mesh=request.mesh, global_batch=request.hyperparameters.global_batch_size
-    )
     if check.source == "Analytic":
-        return _analytic(request, plan, check, start)
-    try:
-        with Asking(request, plan, model, store, environment) as asking:
-            until = time.monotonic() + _PATIENCE_SECONDS
-            found = search(
-                start,
-                choices(request, check),
-                bounds(request, plan),
-                asking,
-                late=lambda: time.monotonic() > until,
+        return _analytic(request, plan, check)
+    with Asking(request, plan, model, store, environment, end_ids=end_ids) as asking:
+        began = time.monotonic()
+        compiled = _Compiled(
+            choices=choices(request, check),
+            model=bounds(request, plan),
+            ask=asking,
+            keep=asking.keep,
+            programs=cache(programs),
+            late=lambda: time.monotonic() > began + _SEARCH_SECONDS,
+            over=lambda: time.monotonic() > began + _PATIENCE_SECONDS,
+        )
+        outcome, considered = first_that_holds(starts(request, check), compiled.model, compiled.holds)
+        if outcome is not None:
+            return outcome.model_copy(update={"cached": asking.compiled == 0 and not outcome.unknown})
+        raise refusal(considered, remedies=compiled.remedies(considered, check.larger))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Compiled:
+    """What the compiler says of one slice after the other."""
+
+    choices: Choices
+    model: Model
+    ask: Callable[[Candidate], Answer]
+    keep: Callable[[Candidate], None]
+    """Puts what was compiled for a candidate where the slice looks for it."""
+    programs: Callable[[], Sequence[Program]]
+    late: Callable[[], bool]
+    """Nothing better is looked for than what is found."""
+    over: Callable[[], bool]
+    """Nothing more is compiled than has to be."""
+    refusal: StageError | None = None
+    """Of the last slice, for another reason than the train step's memory."""
+
+    def holds(self, start: Candidate, considered: Considered) -> MemoryOutcome | None:
+        """The outcome for ``start``, also where nothing can be found out about it; None: it does not hold the job.
+        Raises ``StageError`` 64 for a program that the compiler refuses on the first slice."""
+        if considered.unfit and self.over():
+            return MemoryOutcome(
+                source="Compile",
+                slice=start.place,
+                unknown="The cheaper slices do not hold the training; for this one it was not compiled in time.",
+                tried=considered.tried[:MOST_TRIED],
             )
-            return _outcome(found, start, cached=asking.compiled == 0)
-    except NoCompiler as error:
-        _LOG.warning("%s", error)
-        return MemoryOutcome(source="Compile", slice=start.place, unknown=str(error))
+        self.refusal = None
+        try:
+            return self._compiled(start, considered)
+        except NoCompiler as error:
+            _LOG.warning("%s", error)
+            return MemoryOutcome(source="Compile", slice=start.place, unknown=str(error))
+        except (ProgramExceeded, ProgramRefused, MeshRefused) as error:
+            if isinstance(error, ProgramRefused) and not considered.unfit:
+                raise
+            self.refusal = error
+            considered.leave(start, error.saw)
+            return None
+
+    def _compiled(self, start: Candidate, considered: Considered) -> MemoryOutcome | None:
+        found = search(start, self.choices, self.model, self.ask, late=self.late)
+        considered.tried += found.tried
+        if found.best is not None and found.answer is not None:
+            outcome = _measured(found.answer, found.best, considered)
+            self.keep(found.best)
+            return outcome.model_copy(
+                update=check_programs(found.best, self.programs(), self.ask, late=self.over, keep=self.keep)
+            )
+        answer = found.refusal
+        if isinstance(answer, Exceeded):
+            assert found.refused is not None, "a candidate was refused"
+            considered.small.append(TooSmall(start=start, tried=found.refused, answer=answer))
+            considered.leave(start, told(answer))
+            return None
+        assert answer is not None, "a search ends with an answer or a refusal"
+        if not answer.certain:
+            return MemoryOutcome(
+                source="Compile",
+                slice=start.place,
+                unknown=f"The train step could not be compiled beforehand: {answer.message}",
+                tried=considered.tried[:MOST_TRIED],
+            )
+        raise _program_refused("the train step", start, answer)
+
+    def remedies(self, considered: Considered, larger: Sequence[SliceShape]) -> Sequence[str]:
+        """For the largest slice that was considered. Raises what the last one was refused for where that is not the
+        train step's memory and nothing can be said of a larger one."""
+        if self.refusal is not None and (isinstance(self.refusal, ProgramExceeded) or not considered.small):
+            raise self.refusal
+        if not considered.small:
+            return ()
+        most = max(
+            considered.small, key=lambda each: each.start.slice.chips * (each.start.slice.hbm_gib or 0)
+        )
+        known = {_place(each.slice) for each in considered.unfit}
+        try:
+            found = remedies(
+                most.start,
+                most.answer,
+                self.choices,
+                self.model,
+                self.ask,
+                larger=[each for each in larger if _place(each) not in known],
+                late=self.over,
+            )
+        except NoCompiler as error:
+            _LOG.warning("%s", error)
+            return ()
+        on = f" on {most.start.place}" if considered.several else ""
+        return [each if each.startswith("resources.tpu") else f"{each}{on}" for each in found]
+
+
+def _place(shape: SliceShape) -> tuple[str, str, int]:
+    return shape.family, shape.topology, shape.hosts
 
 
 def choices(request: StageRequest, check: MemoryCheck) -> Choices:
@@ -57,8 +173,7 @@ def choices(request: StageRequest, check: MemoryCheck) -> Choices:
     return Choices(
         remat="remat_policy" not in said,
         tiles="num_vocab_tiling" not in said and request.method.type == "SFT",  # MaxText's DPO knows no tiles
-        parallelism=check.choose_parallelism and check.slice.devices > 1,
-        larger=tuple(check.larger),
+        parallelism=check.choose_parallelism,
     )
 
 
@@ -67,18 +182,16 @@ def bounds(request: StageRequest, plan: ModelPlan) -> Model:
         heads=plan.heads,
         kv_heads=plan.kv_heads,
         vocab_size=plan.vocab_size,
-        sequence=request.data.max_seq_length,
+        sequence=widths.of_rows(request),
         accumulation=request.hyperparameters.gradient_accumulation_steps,
     )
 
 
-def _outcome(found: Found, start: Candidate, *, cached: bool) -> MemoryOutcome:
-    if found.best is None or found.answer is None:
-        return _refuse(found, start)
-    answer, per_chip = found.answer, start.slice.devices // start.slice.chips
+def _measured(answer: Measured, best: Candidate, considered: Considered) -> MemoryOutcome:
+    per_chip = best.slice.devices // best.slice.chips
     return MemoryOutcome(
         source="Compile",
-        slice=start.place,
+        slice=best.place,
         peak_bytes=answer.peak_bytes * per_chip,
         limit_bytes=answer.limit_bytes * per_chip,
         arguments_bytes=answer.arguments_bytes * per_chip,
@@ -87,55 +200,135 @@ def _outcome(found: Found, start: Candidate, *, cached: bool) -> MemoryOutcome:
         hbm_bytes=answer.hbm_bytes * per_chip,
         network_bytes=answer.network_bytes * per_chip,
         step_seconds=answer.step_seconds,
-        mesh=found.best.mesh,
-        tuning=found.best.tuning,
-        tried=list(found.tried[:MOST_TRIED]),
-        cached=cached,
+        mesh=best.mesh,
+        tuning=best.tuning,
+        tried=considered.tried[:MOST_TRIED],
     )
 
 
-def _refuse(found: Found, start: Candidate) -> MemoryOutcome:
-    """Raises for too little memory; another refusal proves nothing about it."""
-    if isinstance(found.refusal, Exceeded):
-        raise _exceeded(
-            told(found.refusal),
-            start,
-            fix=f"Compiled and found to fit: {' or '.join(found.remedies)}."
-            if found.remedies
-            else "No smaller batch and no slice of the profile was found to fit: use LoRA or shorter sequences.",
-        )
-    assert isinstance(found.refusal, NotCompiled)
-    return MemoryOutcome(
-        source="Compile",
-        slice=start.place,
-        unknown=f"The train step could not be compiled beforehand: {found.refusal.message}",
-        tried=list(found.tried[:MOST_TRIED]),
-    )
+_OTHER_MESH = (
+    "Raise hyperparameters.globalBatchSize to the number of devices, so that none share a row; or name another "
+    "resources.parallelism or another slice. No TPU time was used."
+)
 
 
-def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheck, start: Candidate) -> MemoryOutcome:
-    needed, limit = analytic.state_bytes(plan, request), analytic.limit_bytes(check)
-    if limit is None:
-        return MemoryOutcome(
-            source="Analytic",
-            slice=start.place,
-            unknown=f"How much memory a chip of {check.slice.name} has is not known.",
-        )
-    if needed > limit:
-        raise _exceeded(
-            f"parameters and optimizer alone are {gib(needed)} of {gib(limit)}",
-            start,
-            fix="Use LoRA, weightPrecision BF16 or a larger slice.",
-        )
-    return MemoryOutcome(source="Analytic", slice=start.place, peak_bytes=needed, limit_bytes=limit)
+class ProgramExceeded(StageError):
+    """Another program than the train step does not fit the slice."""
 
 
-def _exceeded(saw: str, start: Candidate, *, fix: str) -> StageError:
-    return StageError(
+class ProgramRefused(StageError):
+    """The compiler certainly refuses a program."""
+
+
+class MeshRefused(StageError):
+    """The model cannot be loaded on a slice's mesh; another slice has another one."""
+
+
+def check_programs(
+    best: Candidate,
+    programs: Sequence[Program],
+    ask: Callable[[Candidate], Answer],
+    *,
+    late: Callable[[], bool],
+    keep: Callable[[Candidate], None] = lambda _: None,
+) -> dict[str, list[str]]:
+    """What a job runs beside the train step ``best``: ``programs`` and ``uncompiled`` of the outcome. Nothing further
+    is compiled once it is ``late``. ``keep`` is called for each that fits. Raises ``StageError`` 64 or 78."""
+    fitting: list[str] = []
+    left: list[str] = []
+    for program in programs:
+        if late():
+            left.append(str(program))
+            continue
+        asked = best.model_copy(update={"program": program})
+        answer = ask(asked)
+        match answer:
+            case Measured():
+                keep(asked)
+                rows = f", {answer.rows} rows at a time" if answer.rows else ""
+                fitting.append(f"{program}: {told(answer)}{rows}")
+            case Exceeded():
+                raise _program_exceeded(program, best, answer)
+            case NotCompiled(certain=True):
+                raise _program_refused(str(program), best, answer)
+            case NotCompiled():
+                left.append(f"{program} ({told(answer)})")
+    return {"programs": fitting[:MOST_TRIED], "uncompiled": left[:MOST_TRIED]}
+
+
+def _program_exceeded(program: Program, best: Candidate, answer: Exceeded) -> "ProgramExceeded":
+    training = program.kind == "TrainingLoss"
+    return ProgramExceeded(
         ExitCode.OUT_OF_MEMORY,
         "MemoryExceeded",
-        "the training does not fit the slice's memory",
-        where="spec.resources",
-        saw=f"{saw} per device with batch {start.global_batch} on {start.place}",
-        fix=f"{fix} No TPU time was used.",
+        "training fits the slice's memory, but an evaluation of the job does not",
+        where="spec.datasets.validation" if training else "spec.evaluation",
+        saw=f"{program}: {told(answer)} per device on {best.place}",
+        fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, or use a larger slice."
+        if program.kind in {"TrainingLoss", "Loss", "TextLoss", "Reference"}
+        else "Lower evaluation.generation.maxNewTokens, leave the longest rows out, or use a larger slice.",
+    )
+
+
+def _program_refused(what: str, start: Candidate, refusal: NotCompiled) -> StageError:
+    if refusal.of_mesh:
+        return MeshRefused(
+            ExitCode.BAD_REQUEST, "MeshNotDivisible", "the model cannot be loaded on the job's mesh",
+            where="spec.resources.parallelism", saw=f"{start.place}: {refusal.message}", fix=_OTHER_MESH,
+        )  # fmt: skip
+    return ProgramRefused(
+        ExitCode.BAD_REQUEST,
+        "ProgramRefused",
+        "the TPU's compiler refuses a program that the job would run",
+        where="spec.engineOverrides"
+        if "sa_block" in refusal.message or "block" in refusal.message
+        else "spec",
+        saw=f"{what} on {start.place}: {refusal.message}",
+        fix="Remove the engineOverrides that the message is about, or change the setting that it names. "
+        "No TPU time was used.",
+    )
+
+
+def _heads_do_not_divide(start: Candidate, model: Model) -> StageError:
+    return StageError(
+        ExitCode.BAD_REQUEST, "MeshNotDivisible", "the model's heads do not divide among the devices that share a row",
+        where="spec.resources.parallelism.tensor",
+        saw=f"{start.mesh.tensor} devices on {start.place}, {model.heads} heads, {model.kv_heads} kv heads",
+        fix=_OTHER_MESH,
+    )  # fmt: skip
+
+
+def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheck) -> MemoryOutcome:
+    """By what the training holds at least. Raises ``StageError`` 78 where that is more than any of the slices has, and
+    64 where the model's heads do not divide among the devices that share a row of the only one."""
+    model = bounds(request, plan)
+
+    def holds(start: Candidate, considered: Considered) -> MemoryOutcome | None:
+        if not shareable(start.mesh, model):
+            raise _heads_do_not_divide(start, model)
+        needed, limit = analytic.state_bytes(plan, request, start.mesh), analytic.limit_bytes(start.slice)
+        if limit is None:
+            return MemoryOutcome(
+                source="Analytic",
+                slice=start.place,
+                unknown=f"How much memory a chip of {start.slice.name} has is not known.",
+            )
+        if needed > limit:
+            answer = Exceeded(needed_bytes=needed, limit_bytes=limit, arguments_bytes=needed)
+            considered.small.append(TooSmall(start=start, tried=start, answer=answer))
+            considered.leave(start, f"has {gib(limit)} for {gib(needed)} of parameters and optimizer alone")
+            return None
+        return MemoryOutcome(source="Analytic", slice=start.place, peak_bytes=needed, limit_bytes=limit)
+
+    outcome, considered = first_that_holds(starts(request, check), model, holds)
+    if outcome is not None:
+        return outcome
+    if not considered.small or considered.several:
+        raise refusal(considered)
+    last = considered.small[-1]
+    raise exceeded(
+        f"parameters and optimizer alone are {gib(last.answer.needed_bytes or 0)} of {gib(last.answer.limit_bytes)}",
+        last,
+        several=False,
+        fix="Use LoRA or a larger slice.",
     )

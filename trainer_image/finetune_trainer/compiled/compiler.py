@@ -1,7 +1,8 @@
 """Answers questions with libtpu. Holds the process's JAX: nothing else may run in it."""
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,83 +12,178 @@ from jax.sharding import SingleDeviceSharding
 
 from finetune_contract import StageRequest
 from finetune_trainer import engine
-from finetune_trainer.compiled.chips import CHIPS, roofline
+from finetune_trainer.compiled.chips import CHIPS, roofline, usable_bytes
 from finetune_trainer.compiled.cost import cost_of
-from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled
+from finetune_trainer.compiled.evaluating import Evaluation, fitted, lacks_memory, needed_bytes, told
+from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled, Program
 from finetune_trainer.compiled.step import Abstract, mesh_of
 from finetune_trainer.errors import StageError
+from finetune_trainer.evaluation.placement import Room
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.stages.engine_config import engine_settings
+from finetune_trainer.lora import NotDivided
+from finetune_trainer.stages.engine_config import engine_settings, evaluation_settings
 
 #: How the chips of a host lie, by their number.
 _HOSTS = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 #: v4's two cores count as one device, as JAX has them on the machine itself; the others' do so by default.
 _CHIP_CONFIGS = {"v4": "megacore"}
-#: The compiler has two ways to tell: what is needed, then what there is.
-_EXHAUSTED = re.compile(
-    r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"
-    r"|Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"
+#: What the compiler says of a program that it never takes: a shape, an operation, a kernel's blocks.
+_CERTAIN = re.compile(
+    r"^(?!.*(?i:unknown|unrecognized|no such).{0,40}(?i:flag|option))"
+    r".*(INVALID_ARGUMENT|UNIMPLEMENTED|FAILED_PRECONDITION|Mosaic|(?i:vmem))",
+    re.DOTALL,
 )
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: More than any chip has: asked for, the compiler tells how much there is.
 _TOO_MUCH = 2**39
+
+
+class Target(Protocol):
+    """What programs are compiled for."""
+
+    platform: str
+    """JAX's name of it: tpu, cpu."""
+
+    def devices(self, candidate: Candidate) -> Any:
+        """Of the candidate's mesh. Raises ValueError for what the compiler does not know."""
+
+    def limit(self, devices: Any) -> int:
+        """Bytes of one device that a program may use."""
+
+    def settings(self, candidate: Candidate) -> Mapping[str, Any]:
+        """MaxText's, beside those of the stage."""
+
+
+class AbsentSlice:
+    """The candidate's TPU slice, without any chip."""
+
+    platform = "tpu"
+
+    def devices(self, candidate: Candidate) -> Any:
+        return devices_of(candidate)
+
+    def limit(self, devices: Any) -> int:
+        return memory_limit(devices[0])
+
+    def settings(self, candidate: Candidate) -> Mapping[str, Any]:
+        return {
+            "internal_compile": True,
+            "internal_compile_num_devices": candidate.mesh.devices,
+            "compile_topology": _topology(candidate),
+            "compile_topology_num_slices": candidate.mesh.slices,
+        }
 
 
 class Compiler:
     """For one model and request; ``engine.prepare`` has been called."""
 
-    def __init__(self, plan: ModelPlan, request: StageRequest) -> None:
-        self._plan, self._request = plan, request
+    def __init__(
+        self,
+        plan: ModelPlan,
+        request: StageRequest,
+        *,
+        end_ids: frozenset[int] = frozenset({0}),
+        target: Target | None = None,
+    ) -> None:
+        """``request`` and ``end_ids``: as ``Job`` has them. ``target``: by default the slice that a candidate names."""
+        self._plan, self._request, self._end_ids = plan, request, end_ids
+        self._target = target or AbsentSlice()
+        self._loading: dict[str, Answer] = {}
+        """Of a quantized base, by place and mesh."""
 
     def answer(self, candidate: Candidate) -> Answer:
         """Compiles it, a minute or so. Never raises for what the candidate asks."""
         try:
-            config = self._configuration(candidate)
-            devices = _devices(candidate)
-            mesh = mesh_of(config, devices)
-            limit = memory_limit(devices[0])
-        except (StageError, JaxRuntimeError, ValueError) as error:
-            return _refused(error)
-        accumulation = self._request.hyperparameters.gradient_accumulation_steps
+            devices = self._target.devices(candidate)
+            limit = self._target.limit(devices)
+        except (JaxRuntimeError, ValueError) as error:  # a slice that this compiler does not know
+            return _refused(error, certain=False)
         try:
-            training = Abstract(config, mesh, self._request.method, accumulation)
-        except (ValueError, TypeError, NotImplementedError) as error:  # as JAX and MaxText refuse shapes
-            return _refused(error)
+            if candidate.program is None:
+                return self._step(candidate, devices, limit)
+            return self._other(candidate, candidate.program, devices, limit)
+        except JaxRuntimeError as error:
+            return _refused(error, certain=bool(_CERTAIN.search(str(error))))
+        except (
+            StageError,
+            ValueError,
+            TypeError,
+            NotImplementedError,
+        ) as error:  # as JAX and MaxText refuse shapes
+            return _refused(error, certain=True)
+        except Exception as error:  # noqa: BLE001 - a fault of the engine's own must not end the other programs' search
+            return _refused(error, certain=False)
+
+    def _step(self, candidate: Candidate, devices: Any, limit: int) -> Answer:
+        training = self._training(candidate, devices)
         kept = training.kept_bytes
-        held = training.arguments_bytes + kept
+        if (loading := self._loads(training, candidate, limit)) is not None:
+            return loading
         try:
             step, reference = training.compile_step(), training.compile_reference()
         except JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                return _refused(error)
+            if not lacks_memory(error):
+                raise
             needed = needed_bytes(str(error))
-            return Exceeded(needed_bytes=needed and needed + kept, limit_bytes=limit, arguments_bytes=held)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            return _refused(error)
+            return Exceeded(
+                needed_bytes=needed and needed + kept,
+                limit_bytes=limit,
+                arguments_bytes=training.arguments_bytes + kept,
+            )
         return _measured(step, reference, kept, limit, candidate.slice.family)
 
-    def _configuration(self, candidate: Candidate) -> Any:
+    def _loads(self, training: Abstract, candidate: Candidate, limit: int) -> Exceeded | None:
+        """Why the devices do not hold the base while it is quantized; None: they do, or it is not. A base that does
+        not lie there whole is not trained with another policy either."""
+        key = f"{candidate.place} {candidate.mesh.to_json()}"
+        if key not in self._loading and (lowered := training.lower_loading()) is not None:
+            self._loading[key] = fitted(lowered, limit)
+        answer = self._loading.get(key)
+        if not isinstance(answer, Exceeded):
+            return None
+        return answer.model_copy(update={"arguments_bytes": max(answer.needed_bytes or 0, limit + 1)})
+
+    def _other(self, candidate: Candidate, program: Program, devices: Any, limit: int) -> Answer:
+        if program.kind == "TrainingLoss":
+            training = self._training(candidate, devices)
+            held = training.arguments_bytes + training.kept_bytes
+            reference = training.lower_validation_reference()
+            if reference is not None and isinstance(answer := fitted(reference, limit, held=held), Exceeded):
+                return answer
+            return fitted(training.lower_loss(), limit, held=held)
+        return self.evaluation(candidate, devices, adapter=program.adapter).answer(program, limit)
+
+    def evaluation(self, candidate: Candidate, devices: Any, *, adapter: bool) -> Evaluation:
+        """The candidate's model as the Evaluate stage loads it."""
+        room = Room.of(self._asked(candidate), self._plan, memory=usable_bytes(devices[0].device_kind))
+        made = evaluation_settings(room.request, self._plan, platform=self._target.platform, output="")
+        config = engine.configure(self._plan, engine.SFT, **made, **self._target.settings(candidate))
+        return Evaluation(config, mesh_of(config, devices), room, adapter=adapter, end_ids=self._end_ids)
+
+    def _asked(self, candidate: Candidate) -> StageRequest:
         hyperparameters = self._request.hyperparameters.model_copy(
             update={"global_batch_size": candidate.global_batch}
         )
-        request = self._request.model_copy(
+        overrides = self._request.engine_overrides
+        return self._request.model_copy(
             update={
+                "engine_overrides": {
+                    name: value for name, value in overrides.items() if name not in candidate.without
+                },
                 # the chips run the same program, whoever drives them
                 "mesh": candidate.mesh.model_copy(update={"controller": "McJAX"}),
                 "hyperparameters": hyperparameters,
-                "tuning": candidate.tuning,
             }
         )
-        made = engine_settings(request, self._plan, steps=1, platform="tpu", output="")
-        return engine.configure(
-            self._plan,
-            engine.SFT,
-            **made,
-            internal_compile=True,
-            internal_compile_num_devices=candidate.mesh.devices,
-            compile_topology=_topology(candidate),
-            compile_topology_num_slices=candidate.mesh.slices,
-        )
+
+    def _training(self, candidate: Candidate, devices: Any) -> Abstract:
+        config = self._configuration(candidate)
+        return Abstract(config, mesh_of(config, devices), self._asked(candidate))
+
+    def _configuration(self, candidate: Candidate) -> Any:
+        request = self._asked(candidate).model_copy(update={"tuning": candidate.tuning})
+        steps = self._request.hyperparameters.steps or 1
+        made = engine_settings(request, self._plan, steps=steps, platform=self._target.platform, output="")
+        return engine.configure(self._plan, engine.SFT, **made, **self._target.settings(candidate))
 
 
 def memory_limit(device: Any) -> int:
@@ -96,32 +192,18 @@ def memory_limit(device: Any) -> int:
     try:
         jax.jit(lambda x: x + 1).lower(shape).compile()
     except JaxRuntimeError as error:
-        if told := _told(str(error)):
-            return told[1]
+        if said := told(str(error)):
+            return said[1]
         raise
     raise ValueError(f"{device.device_kind} has more memory than {_TOO_MUCH} bytes")
-
-
-def needed_bytes(message: str) -> int | None:
-    """From ``… HLO temporaries (318.68G) exceeds available HBM (31.24G)`` and the like."""
-    told = _told(message)
-    return told[0] if told else None
-
-
-def _told(message: str) -> tuple[int, int] | None:
-    """Bytes that are needed, bytes that there are."""
-    match = _EXHAUSTED.search(message)
-    if match is None:
-        return None
-    needed, unit, available, other = (each for each in match.groups() if each is not None)
-    return int(float(needed) * _UNITS[unit]), int(float(available) * _UNITS[other])
 
 
 def _topology(candidate: Candidate) -> str:
     return f"{candidate.slice.family}:{candidate.slice.topology}"
 
 
-def _devices(candidate: Candidate) -> Any:
+def devices_of(candidate: Candidate) -> Any:
+    """Of the slice that is not there."""
     options: dict[str, Any] = {"num_slices": candidate.mesh.slices}
     if bounds := _HOSTS.get(candidate.mesh.chips_per_host):
         options["chips_per_host_bounds"] = bounds
@@ -157,5 +239,6 @@ def _measured(step: Any, reference: Any | None, kept: int, limit: int, family: s
     )
 
 
-def _refused(error: Exception) -> NotCompiled:
-    return NotCompiled(message=" ".join(str(error).split())[:500])
+def _refused(error: Exception, *, certain: bool) -> NotCompiled:
+    message = " ".join(str(error).split())[:500]
+    return NotCompiled(message=message, certain=certain, of_mesh=isinstance(error, NotDivided))

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,14 +10,16 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from maxtext.utils import lora_utils, maxtext_utils, model_creation_utils, sharding
+from maxtext.utils import maxtext_utils, model_creation_utils
 from tunix.sft import peft_trainer
 
-from finetune_contract import MethodSpec
+from finetune_contract import StageRequest
+from finetune_trainer import lora, widths
 from finetune_trainer.data.preference import pair_arrays
-from finetune_trainer.lora import with_lora
+from finetune_trainer.evaluation.loss import LossMeter
+from finetune_trainer.lora import require_divided, shardings, unplaced_adapters, with_lora
 from finetune_trainer.objectives import REFERENCE, Objective, Reference, objective_of
-from finetune_trainer.spread import ROW_AXES
+from finetune_trainer.spread import ROW_AXES, spelled
 from finetune_trainer.training.session import build_trainer
 from finetune_trainer.training.trainer import SftTrainer
 
@@ -34,23 +36,23 @@ def mesh_of(config: Any, devices: Any) -> Mesh:
 class Abstract:
     """A training whose arrays have shapes and places and no values: it can be compiled, not run."""
 
-    def __init__(self, config: Any, mesh: Mesh, method: MethodSpec, accumulation: int) -> None:
-        """``accumulation``: microbatches of a step. Arguments as for ``open_session``."""
-        self._config, self._mesh, self._accumulation = config, mesh, accumulation
+    def __init__(self, config: Any, mesh: Mesh, request: StageRequest) -> None:
+        """Of the request, what ``open_session`` reads and the columns of its pairs. ``config`` is MaxText's."""
+        method, accumulation = request.method, request.hyperparameters.gradient_accumulation_steps
+        self._config, self._mesh = config, mesh
+        self._request = request
         self._objective = objective_of(method, config)
         # a model under an adapter is its own reference
         self._copied = self._objective.relative and method.lora is None
         self._trainer = _trainer(config, mesh, self._objective, accumulation)
-        self._batch = _batch(config, mesh, method, accumulation)
+        self._batch = batch_shapes(config, mesh, request, parts=accumulation)
 
     def compile_step(self) -> Any:
         """``jax.stages.Compiled`` of the step that training would run. Raises JaxRuntimeError as the compiler does, so
         also for a step that needs more memory than a chip has."""
         batch = self._batch
         if self._objective.relative:
-            each = next(iter(batch.values()))
-            known = jax.ShapeDtypeStruct(each.shape[:1], jnp.float32, sharding=each.sharding)
-            batch = batch | dict.fromkeys(REFERENCE, known)
+            batch = batch | known_references(batch)
         with self._inside():
             return (
                 self._trainer.jit_step().lower(self._trainer.model, self._trainer.optimizer, batch).compile()
@@ -58,11 +60,43 @@ class Abstract:
 
     def compile_reference(self) -> Any | None:
         """The pass that tells what the step is relative to, before every step; None where it is to nothing."""
+        lowered = self._lowered_reference(self._batch)
+        return None if lowered is None else lowered.compile()
+
+    def lower_loading(self) -> Any | None:
+        """``jax.stages.Lowered`` of what quantizes the base, which is loaded whole; None where nothing is quantized."""
+        config, mesh = self._config, self._mesh
+        if not (config.lora.enable_lora and config.lora.lora_weight_qtype):
+            return None
+        # without the mesh, on which nothing can be computed
+        with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
+            create = model_creation_utils.get_nnx_create_model_fn(config, mesh)
+            return lora.lowered(placed(nnx.eval_shape(create), mesh), mesh, config)
+
+    def lower_validation_reference(self) -> Any | None:
+        """``jax.stages.Lowered`` of what the loss on the validation rows is relative to; None where it is to nothing
+        or the step's reference is the same program."""
+        batch = self._validation_batch()
+        return None if batch == self._batch else self._lowered_reference(batch)
+
+    def lower_loss(self) -> Any:
+        """``jax.stages.Lowered`` of the loss on the validation rows, while training."""
+        batch = self._validation_batch()
+        if self._objective.relative:
+            batch |= known_references(batch)
+        with self._inside():
+            meter = LossMeter(self._trainer.model, self._config, self._mesh, self._objective)
+            return meter.lowered(self._trainer.model, batch)
+
+    def _validation_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return batch_shapes(self._config, self._mesh, self._request, parts=1)
+
+    def _lowered_reference(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any | None:
         if not self._objective.relative:
             return None
+        rows = self._request.hyperparameters.microbatch_size
         with self._inside():
-            reference = Reference.itself(self._trainer.model, self._mesh, parts=self._accumulation)
-            return reference.lowered(self._batch).compile()
+            return Reference.itself(self._trainer.model, self._mesh, rows=rows).lowered(batch)
 
     @property
     def arguments_bytes(self) -> int:
@@ -74,18 +108,39 @@ class Abstract:
         """What lies on each device beside the step: the parameters that training began with."""
         return _bytes(nnx.state(self._trainer.model)) if self._copied else 0
 
-    @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):
-            yield
+    def _inside(self) -> contextlib.AbstractContextManager[None]:
+        return inside(self._config, self._mesh)
+
+
+@contextlib.contextmanager
+def inside(config: Any, mesh: Mesh) -> Iterator[None]:
+    """The mesh and MaxText's rules, as every program is traced."""
+    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+        yield
+
+
+def known_references(
+    batch: Mapping[str, jax.ShapeDtypeStruct],
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """What ``Reference.of`` adds to a batch."""
+    each = next(iter(batch.values()))
+    known = jax.ShapeDtypeStruct(each.shape[:1], jnp.float32, sharding=each.sharding)
+    return dict.fromkeys(REFERENCE, known)
 
 
 def _bytes(arrays: Any) -> int:
     """Of the part of each that one device holds."""
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * _bits(leaf.dtype) // 8
         for leaf in jax.tree.leaves(arrays)
     )
+
+
+def _bits(dtype: Any) -> int:
+    """Of one value. NumPy's size of a type of four bits is a byte, and a TPU holds two of them in one."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return 8 * int(dtype.itemsize)
+    return int(jnp.iinfo(dtype).bits)  # type: ignore[no-untyped-call]
 
 
 def _trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -> SftTrainer:
@@ -96,51 +151,45 @@ def _trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -
         create = model_creation_utils.get_nnx_create_model_fn(config, mesh)
         training = peft_trainer.TrainingConfig(eval_every_n_steps=1, max_steps=None)
         model = create()
+        require_divided(nnx.state(model), mesh)
         if config.lora.enable_lora:
             model = with_lora(model, mesh, config)
         trainer, _ = build_trainer(config, model, training, objective, accumulation)
         built.append(trainer)
         return trainer.model, trainer.optimizer
 
-    with logical_axis_rules(config.logical_axis_rules), _unplaced_adapters(mesh):
+    with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
         model, optimizer = nnx.eval_shape(build)
         trainer = built[0]
-        trainer.model, trainer.optimizer = _placed((model, optimizer), mesh)
+        trainer.model, trainer.optimizer = placed((model, optimizer), mesh)
     return trainer
 
 
-@contextlib.contextmanager
-def _unplaced_adapters(mesh: Mesh) -> Iterator[None]:
-    """MaxText moves adapters to their devices, which traced ones cannot; where they belong stands in their metadata."""
-    apply, inputs = lora_utils.apply_lora_to_model, lora_utils._prepare_dummy_inputs  # noqa: SLF001
-    rows = inputs(mesh)
-    lora_utils._prepare_dummy_inputs = lambda _: rows  # noqa: SLF001
-    lora_utils.apply_lora_to_model = lambda model, _, config: apply(model, None, config)
-    try:
-        yield
-    finally:
-        lora_utils.apply_lora_to_model, lora_utils._prepare_dummy_inputs = apply, inputs  # noqa: SLF001
-
-
-def _placed(modules: Any, mesh: Mesh) -> Any:
+def placed(modules: Any, mesh: Mesh) -> Any:
+    """Traced modules with each array at its place on the mesh."""
     graph, state = nnx.split(modules)
-    places = sharding.nnx_construct_named_sharding(state, mesh)
-    return nnx.merge(graph, jax.tree.map(_at, state, places))
+    return nnx.merge(graph, jax.tree.map(_at, state, shardings(state, mesh)))
 
 
 def _at(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=spelled(place, len(shape.shape)))
 
 
-def _batch(config: Any, mesh: Mesh, method: MethodSpec, accumulation: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """As ``data.layout`` and ``data.preference`` lay them out, all microbatches together."""
-    rows = NamedSharding(mesh, PartitionSpec(ROW_AXES))
-    shapes = {name: each.shape for name, each in maxtext_utils.get_shaped_batch(config).items()}
-    if method.max_prompt_length is not None:
-        ((number, length), *_) = shapes.values()
-        prompt = method.max_prompt_length
-        shapes = {name: (number, width) for name, width in pair_arrays(prompt, length - prompt).items()}
+def batch_shapes(
+    config: Any, mesh: Mesh, request: StageRequest, *, parts: int, pairs: bool = True
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """As ``data.layout`` and ``data.preference`` lay rows out, ``parts`` forward passes together. ``pairs``: False for
+    texts, whatever the method compares.
+
+    Where devices share rows there are fewer rows than MaxText would load, which is one for each device.
+    """
+    rows = request.hyperparameters.microbatch_size * parts
+    if pairs and request.method.max_prompt_length is not None:
+        columns = pair_arrays(*widths.of_pairs(request))
+    else:
+        columns = {name: each.shape[1] for name, each in maxtext_utils.get_shaped_batch(config).items()}
+    sharding = NamedSharding(mesh, PartitionSpec(ROW_AXES))
     return {
-        name: jax.ShapeDtypeStruct((number * accumulation, width), jnp.int32, sharding=rows)
-        for name, (number, width) in shapes.items()
+        name: jax.ShapeDtypeStruct((rows, width), jnp.int32, sharding=sharding)
+        for name, width in columns.items()
     }

@@ -17,7 +17,7 @@ from finetune_trainer.storage.contents import Held
 
 _LOG = logging.getLogger(__name__)
 #: Raised when the same rows become other tokens, or the files another form.
-_PREPARER = "1"
+_PREPARER = "3"
 _TOKENS, _INDEX = "tokens.bin", "index.npz"
 
 

@@ -93,6 +93,7 @@ def report_of(piece: Piece, part: Part | None) -> DatasetReport:
     """The counts of a piece. ``part``: its place in the mixture, where it has one of its own."""
     source, index, chosen = piece.source, piece.source.index, piece.chosen
     lengths = source.tokens.lengths()[chosen]
+    rows, contents = index.row_contents(chosen)
     reasons = index.reasons if piece.tells_dropped else ()
     dropped = {why: count(index, number) for number, why in enumerate(reasons)}
     return DatasetReport(
@@ -101,13 +102,13 @@ def report_of(piece: Piece, part: Part | None) -> DatasetReport:
         uri=source.uri,
         revision=source.revision,
         format=source.format,
-        rows=len(chosen),
+        rows=len(rows),
         tokens=int(lengths.sum()),
         trained_tokens=int(index.trained[chosen].sum()),
         truncated_rows=int((index.whole[chosen] > lengths).sum()),
         dropped_rows=sum(dropped.values()),
         drop_reasons=dropped,
-        duplicate_rows=len(chosen) - len(np.unique(index.content[chosen])),
+        duplicate_rows=len(rows) - len(np.unique(contents)),
         weight=source.spec.weight,
         sequences=part.rows if part else None,
         epoch_sequences=part.shown if part else None,
@@ -118,11 +119,12 @@ def hold_back(sources: Sequence[Prepared], split: SplitSpec) -> tuple[list[Piece
     """What stays in training, and what is held back, of each source in the same share; at least one row on each side.
 
     Which rows: a function of seed and content, so that rows of the same content stay on one side, and the choice does
-    not depend on the order of the rows.
+    not depend on the order of the rows. Of a text that is several examples, the first decides for all.
     """
     kept, held = [], []
     for source in sources:
-        if len(np.unique(source.index.content)) < 2:
+        owners = source.index.owners(np.arange(len(source)))
+        if len(np.unique(source.index.content[owners])) < 2:
             raise StageError(
                 ExitCode.BAD_DATA,
                 "SplitImpossible",
@@ -132,16 +134,16 @@ def hold_back(sources: Sequence[Prepared], split: SplitSpec) -> tuple[list[Piece
                 expected="at least two different rows",
                 fix="Name rows in datasets.validation instead of splitFromTrain.",
             )
+        rows = np.unique(owners)
         rank = _mixed(source.index.content, split.seed)
-        different = np.unique(rank)
-        wanted = max(1, math.floor(round(split.fraction * len(source), 9)))
-        limit = np.sort(rank)[min(wanted, len(rank)) - 1]
+        different = np.unique(rank[rows])
+        wanted = max(1, math.floor(round(split.fraction * len(rows), 9)))
+        limit = np.sort(rank[rows])[min(wanted, len(rows)) - 1]
         limit = min(limit, different[-2])
         out = rank <= limit
-        kept.append(Piece(source=source, chosen=np.flatnonzero(~out)))
-        held.append(
-            Piece(source=source, chosen=np.flatnonzero(out)[: split.max_examples], tells_dropped=False)
-        )
+        kept.append(Piece(source=source, chosen=np.flatnonzero(~out[owners])))
+        first = np.flatnonzero(out & (owners == np.arange(len(owners))))[: split.max_examples]
+        held.append(Piece(source=source, chosen=np.flatnonzero(np.isin(owners, first)), tells_dropped=False))
     return kept, held
 
 

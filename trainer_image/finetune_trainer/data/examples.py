@@ -16,6 +16,8 @@ from finetune_trainer.storage import name_of
 
 Whole = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]
+#: Odd numbers, as in splitmix64: examples of a row count by content and place.
+_MIX, _MIX_PLACE = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x9E3779B97F4A7C15)
 #: Tokens that are looked at in one go.
 _SCANNED = 1 << 20
 
@@ -125,8 +127,14 @@ class Index:
     dropped_whole: Whole
     dropped_why: Whole
     """Number of the reason."""
+    noted_file: Whole
+    noted_row: Whole
+    noted_what: Whole
+    """Number of the note."""
     files: tuple[str, ...]
     reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What is said of rows that are kept (:mod:`.notes`)."""
 
     def places(self, kept: Whole) -> list[str]:
         """``row 41``, or ``b.jsonl row 2`` where there are several files."""
@@ -134,6 +142,28 @@ class Index:
 
     def dropped_places(self, which: Whole) -> list[str]:
         return self._named(self.dropped_file[which], self.dropped_row[which])
+
+    def noted_places(self, which: Whole) -> list[str]:
+        return self._named(self.noted_file[which], self.noted_row[which])
+
+    def owners(self, kept: Whole) -> Whole:
+        """For each example, where in ``kept`` the first one of its row stands: a long text is several examples, one
+        right after the other."""
+        files, rows = self.file_number[kept], self.row_number[kept]
+        begins = np.ones(len(kept), np.bool_)
+        begins[1:] = (files[1:] != files[:-1]) | (rows[1:] != rows[:-1])
+        owners: Whole = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+        return owners
+
+    def row_contents(self, kept: Whole) -> tuple[Whole, Digests]:
+        """Where in ``kept`` the first example of each row stands, and a digest of all examples of the row."""
+        owners = self.owners(kept)
+        first = np.unique(owners)
+        if len(first) == len(kept):
+            return first, self.content[kept]
+        place = (np.arange(len(kept)) - owners).astype(np.uint64)
+        mixed = (self.content[kept] + place * _MIX_PLACE) * _MIX
+        return first, np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), first)
 
     def _named(self, files: Whole, rows: Whole) -> list[str]:
         many = len(self.files) > 1
@@ -150,7 +180,7 @@ class Index:
     def load(cls, path: Path) -> Self:
         with np.load(path, allow_pickle=False) as stored:
             arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
-        for name in ("files", "reasons"):
+        for name in ("files", "reasons", "notes"):
             arrays[name] = tuple(arrays[name].astype(str).tolist())
         return cls(**arrays)
 
@@ -163,8 +193,10 @@ class Ledger:
         self._kept = {name: array("q") for name in ("trained", "whole", "file", "row")}
         self._digests = {name: array("Q") for name in ("content", "prompt")}
         self._dropped = {name: array("q") for name in ("file", "row", "whole", "why")}
+        self._noted = {name: array("q") for name in ("file", "row", "what")}
         self._files: dict[int, str] = {}
         self._reasons: list[str] = []
+        self._notes: list[str] = []
         self._all = hashlib.sha256()
 
     def keep(self, place: Place, tokens: Tokens, whole: int) -> None:
@@ -184,6 +216,16 @@ class Ledger:
         self._place(self._dropped, place, whole)
         self._dropped["why"].append(self._reasons.index(why))
 
+    def note(self, place: Place, notes: Sequence[str]) -> None:
+        """Says something of a row, each kind once."""
+        for what in notes:
+            if what not in self._notes:
+                self._notes.append(what)
+            self._files.setdefault(place.number, place.file)
+            self._noted["file"].append(place.number)
+            self._noted["row"].append(place.row)
+            self._noted["what"].append(self._notes.index(what))
+
     def _place(self, columns: "dict[str, array[int]]", place: Place, whole: int) -> None:
         self._files.setdefault(place.number, place.file)
         columns["file"].append(place.number)
@@ -196,6 +238,7 @@ class Ledger:
         names = tuple(self._files.get(number, "") for number in range(max(self._files, default=-1) + 1))
         kept = {name: np.asarray(column, np.int64) for name, column in self._kept.items()}
         dropped = {name: np.asarray(column, np.int64) for name, column in self._dropped.items()}
+        noted = {name: np.asarray(column, np.int64) for name, column in self._noted.items()}
         index = Index(
             ends=self.tokens.ends(),
             trained=kept["trained"],
@@ -208,8 +251,12 @@ class Ledger:
             dropped_row=dropped["row"],
             dropped_whole=dropped["whole"],
             dropped_why=dropped["why"],
+            noted_file=noted["file"],
+            noted_row=noted["row"],
+            noted_what=noted["what"],
             files=names,
             reasons=tuple(self._reasons),
+            notes=tuple(self._notes),
         )
         return self.tokens, index, self._all.hexdigest()
 

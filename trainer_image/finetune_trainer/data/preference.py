@@ -6,7 +6,7 @@ beginning is the prompt.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -15,9 +15,10 @@ import numpy as np
 
 from finetune_contract import DatasetSource, ExitCode
 from finetune_trainer.data.examples import Examples, Ledger, Whole
+from finetune_trainer.data.groups import groups
 from finetune_trainer.data.layout import Batch, Groups
 from finetune_trainer.data.place import Row
-from finetune_trainer.data.schema import Example, Schema
+from finetune_trainer.data.schema import Example, Schema, require_columns
 from finetune_trainer.data.sources import OpenSource, open_source
 from finetune_trainer.data.template import Renderer, Tokens
 from finetune_trainer.errors import StageError
@@ -64,8 +65,8 @@ class PairRows:
     """Pairs by number, laid out as Tunix has them: prompts at the right end of their columns, answers at the left."""
 
     tokens: Examples
-    prompt_length: int
-    answer_length: int
+    prompt_columns: int
+    answer_columns: int
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -75,20 +76,20 @@ class PairRows:
         ``prompt``, ``chosen`` and ``rejected``, each ``[size, length]``, int32."""
         arrays = {
             name: np.zeros((size, width), np.int32)
-            for name, width in pair_arrays(self.prompt_length, self.answer_length).items()
+            for name, width in pair_arrays(self.prompt_columns, self.answer_columns).items()
         }
         for place, number in enumerate(numbers):
             pair = Pair.parted(self.tokens.read(number))
             for name, ids in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
-                start = self.prompt_length - len(ids) if name == "prompt" else 0
+                start = self.prompt_columns - len(ids) if name == "prompt" else 0
                 arrays[f"{name}_ids"][place, start : start + len(ids)] = ids
                 arrays[f"{name}_mask"][place, start : start + len(ids)] = 1
         return arrays
 
 
-def pair_arrays(prompt_length: int, answer_length: int) -> dict[str, int]:
+def pair_arrays(prompt_columns: int, answer_columns: int) -> dict[str, int]:
     """Names of a batch's arrays, and their columns."""
-    widths = {"prompt": prompt_length, "chosen": answer_length, "rejected": answer_length}
+    widths = {"prompt": prompt_columns, "chosen": answer_columns, "rejected": answer_columns}
     return {f"{name}_{part}": width for name, width in widths.items() for part in ("ids", "mask")}
 
 
@@ -100,6 +101,8 @@ class Pairs:
     prompt_length: int
     """The most tokens that a prompt keeps; the rest of ``max_length`` is for either answer."""
     max_length: int
+    width: int
+    """Positions of a laid out pair's prompt and either answer, at least ``max_length``."""
     lacks: ClassVar[str] = "no row has two different answers to train on"
     wanted: ClassVar[str] = "rows of chosen and rejected that differ within maxSeqLength"
 
@@ -122,7 +125,7 @@ class Pairs:
     def write(self, source: OpenSource, ledger: Ledger) -> str:
         reader = PairReader(source.spec)
         rows = itertools.islice(source.rows(), source.spec.max_examples)
-        for some in itertools.batched(rows, _AT_ONCE):
+        for some in groups(rows, _AT_ONCE, lambda row: row.value):
             tokens = self.renderer.many([example for row in some for example in reader.examples(row)])
             for row, chosen, rejected in zip(some, tokens[::2], tokens[1::2], strict=True):
                 whole = divided(chosen, rejected)
@@ -132,24 +135,22 @@ class Pairs:
                     ledger.drop(row.place, length, why)
                 else:
                     ledger.keep(row.place, pair.joined(), length)
+                    ledger.note(row.place, sorted({*chosen.notes, *rejected.notes}))
         return "Preference"
 
     def groups(self, lengths: Whole) -> Groups:
         return Groups.single(len(lengths))
 
     def rows(self, tokens: Examples, members: Groups) -> PairRows:  # noqa: ARG002
-        return PairRows(
-            tokens=tokens,
-            prompt_length=self.prompt_length,
-            answer_length=self.max_length - self.prompt_length,
-        )
+        answers = self.max_length - self.prompt_length
+        return PairRows(tokens=tokens, prompt_columns=self.width - answers, answer_columns=answers)
 
 
-def preview_pairs(source: DatasetSource, store: Store, scratch: Path, *, rows: int) -> list[Example]:
-    """The first chosen examples, without reading further."""
+def read_chosen(source: DatasetSource, store: Store, scratch: Path) -> Iterator[Example]:
+    """The chosen examples, read one at a time."""
     reader = PairReader(source)
-    found = itertools.islice(open_source(source, store, scratch).rows(), rows)
-    return [reader.examples(row)[0] for row in found]
+    rows = itertools.islice(open_source(source, store, scratch).rows(), source.max_examples)
+    return (reader.examples(row)[0] for row in rows)
 
 
 class PairReader:
@@ -168,12 +169,15 @@ class PairReader:
                 ExitCode.BAD_REQUEST, "FormatMismatch", "this method learns from pairs of answers",
                 where=f"{spec.path}.format", saw=spec.format, expected="Preference", fix="Leave it out.",
             )  # fmt: skip
+        self._given = spec
         self._columns = {name: spec.columns.get(name, name) for name in _COLUMNS}
         self._spec = spec.model_copy(update={"format": "PromptCompletion", "columns": {}})
         self._schema: Schema | None = None
 
     def examples(self, row: Row) -> tuple[Example, Example]:
         """The chosen and the rejected one."""
+        if self._schema is None:
+            require_columns(self._given, row)
         chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")
         prompt = row.value.get(self._columns["prompt"])
         if prompt is None:
@@ -226,9 +230,18 @@ class PairReader:
                     "Put the earlier turns into the prompt.",
                     saw=f"{len(answer)} messages",
                 )
+            if isinstance(answer[0], Mapping) and answer[0].get("weight") == 0:
+                raise row.place.mismatch(
+                    f'"{self._columns[name]}" has weight 0, but both answers are learned from',
+                    "Remove the weight, or the row.",
+                )
 
     def _read(self, row: Row, prompt: Any, completion: Any) -> Example:
-        plain: Mapping[str, Any] = {"prompt": prompt, "completion": completion}
+        plain: Mapping[str, Any] = {
+            "prompt": prompt,
+            "completion": completion,
+            "tools": row.value.get("tools"),
+        }
         as_pair = replace(row, value=plain)
         if self._schema is None:
             self._schema = Schema(self._spec, as_pair)

@@ -13,7 +13,8 @@ from finetune_contract import DataCacheUse, DatasetSource, ExitCode
 from finetune_trainer.cache_entry import Miss
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
 from finetune_trainer.data.examples import Index, Ledger, TokenFile, Whole
-from finetune_trainer.data.schema import Conversation, Example, Format, checked
+from finetune_trainer.data.groups import groups
+from finetune_trainer.data.schema import Conversation, Example, Format, PlainText, checked
 from finetune_trainer.data.sources import OpenSource, open_source
 from finetune_trainer.data.template import Renderer, Tokens
 from finetune_trainer.errors import StageError
@@ -129,21 +130,40 @@ class Texts:
     def write(self, source: OpenSource, ledger: Ledger) -> str:
         found, examples = checked(source)
         chat = False
-        for some in itertools.batched(examples, _AT_ONCE):
+        for some in groups(examples, _AT_ONCE, _texts):
             for example, whole in zip(some, self.renderer.many(some), strict=True):
+                if isinstance(example, PlainText) and len(whole) > self.max_length:
+                    for part in windows(whole, self.max_length):
+                        ledger.keep(example.place, part, len(part))
+                    continue
                 kept = Tokens(ids=whole.ids[: self.max_length], trained=whole.trained[: self.max_length])
                 if kept.trained[1:].any():
                     ledger.keep(example.place, kept, len(whole))
+                    ledger.note(example.place, whole.notes)
                 else:
                     ledger.drop(example.place, len(whole), _why_dropped(whole))
             chat = isinstance(some[-1], Conversation)
         return f"{found} of messages" if found is Format.PROMPT_COMPLETION and chat else str(found)
 
 
-def preview(source: DatasetSource, store: Store, scratch: Path, *, rows: int) -> list[Example]:
-    """The first examples, without reading further."""
-    _, examples = checked(open_source(source, store, scratch))
-    return list(itertools.islice(examples, rows))
+def _texts(example: Example) -> object:
+    if isinstance(example, PlainText):
+        return example.text
+    if isinstance(example, Conversation):
+        return example.messages, example.tools
+    return example.prompt, example.completion
+
+
+def windows(tokens: Tokens, length: int) -> list[Tokens]:
+    """The tokens cut into sequences of at most ``length``, one after the other. A last one of a single token would
+    predict nothing, so it takes one from the sequence before."""
+    starts = [*range(0, len(tokens), length), len(tokens)]
+    if starts[-1] - starts[-2] == 1 and length > 2:
+        starts[-2] -= 1
+    return [
+        Tokens(ids=tokens.ids[first:past], trained=tokens.trained[first:past])
+        for first, past in itertools.pairwise(starts)
+    ]
 
 
 def read_all(source: DatasetSource, store: Store, scratch: Path) -> Iterator[Example]:

@@ -3,10 +3,11 @@
 Each raises ``StageError`` 65 for a row, or a file, that is not what its name says.
 """
 
+import codecs
 import contextlib
 import gzip
-import io
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,12 @@ from finetune_trainer.errors import StageError
 type Rows = Iterator[tuple[int, Mapping[str, Any]]]
 #: Records of an ArrayRecord file in memory at a time.
 _RECORDS = 1024
+#: Bytes of a JSON array that are read at once.
+_CHUNK = 2**20
+#: Characters that the longest word of JSON (an escape, a name, no string) has at most. A fault further from the end of
+#: what is read is one whatever follows.
+_WORD = 32
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def read_rows(file: DataFile) -> Rows:
@@ -53,6 +60,11 @@ def _lines(stream: Any, file: DataFile) -> Rows:
         except UnicodeDecodeError as error:
             raise _not_utf8(place, error) from None
         except json.JSONDecodeError as error:
+            end = len(error.doc.rstrip())
+            if error.pos >= end or error.msg.startswith("Unterminated string"):
+                raise _not_json(
+                    place, f"it breaks off after column {end}", saw=_excerpt(error.doc, end)
+                ) from None
             what = f"{error.msg} at column {error.colno}"
             raise _not_json(place, what, saw=_excerpt(error.doc, error.pos)) from None
         except ValueError as error:
@@ -66,33 +78,116 @@ def _loaded(data: bytes) -> Any:
         value = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if rb"\ud" in data.lower():  # escapes may leave half of a pair, which no tokenizer takes
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            half = ord(error.object[error.start])
-            raise ValueError(f"\\u{half:04x} is half of a character, its other half is missing") from None
+    if rb"\ud" in data.lower():
+        _require_characters(value)
     return value
+
+
+def half_character(value: Any) -> str:
+    """The first half of a pair, as an escape, that escapes have left without its other half in a JSON value, and that
+    no tokenizer takes; '' where there is none."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(error.object[error.start]):04x}"
+    return ""
+
+
+def _require_characters(value: Any) -> None:
+    """Raises ValueError where escapes have left half of a character."""
+    if half := half_character(value):
+        raise ValueError(f"{half} is half of a character, its other half is missing")
 
 
 def _json_document(file: DataFile) -> Rows:
     """A JSON array of rows; a file of JSON lines under this name is read as such."""
-    data = file.path.read_bytes()
-    if not data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        yield from _lines(io.BytesIO(data), file)
-        return
-    try:
-        values = _loaded(data)
-    except ValueError as error:
-        raise file.unreadable(
-            "DatasetNotJson",
-            f"the file is not JSON: {error}",
-            file.uri,
-            "Mend the file.",
-            expected="an array of objects",
-        ) from None
-    for number, value in enumerate(values, start=1):
-        yield number, _object(value, file.place(number))
+    with file.path.open("rb") as stream:
+        begin = stream.read(_CHUNK).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        stream.seek(0)
+        if begin != b"[":
+            yield from _lines(stream, file)
+            return
+        elements = enumerate(_elements(stream), start=1)
+        while True:
+            try:
+                number, value = next(elements, (0, None))
+            except ValueError as error:
+                raise file.unreadable(
+                    "DatasetNotJson",
+                    f"the file is not JSON: {error}",
+                    file.uri,
+                    "Mend the file.",
+                    expected="an array of objects",
+                ) from None
+            if not number:
+                return
+            yield number, _object(value, file.place(number))
+
+
+def _elements(stream: Any) -> Iterator[Any]:
+    """The elements of a JSON array, one in memory at a time: all of a file's take eleven times its size. Raises
+    ValueError."""
+    text = _Characters(stream)
+    text.mark()
+    text.at += 1
+    number = 0
+    while (follows := text.mark()) != "]":
+        if number:
+            if follows != ",":
+                raise ValueError(f"there is no comma after element {number}" if follows else "it breaks off")
+            text.at += 1
+            text.mark()
+        number += 1
+        yield text.value(f"element {number}")
+    text.at += 1
+    if text.mark():
+        raise ValueError("there is more after the array")
+
+
+class _Characters:
+    """JSON text that is read as far as it is needed. ``at``: what comes next."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._text, self._whole = stream, "", False
+        self._characters = codecs.getincrementaldecoder("utf-8-sig")()
+        self._decoder = json.JSONDecoder()
+        self.at = 0
+
+    def mark(self) -> str:
+        """The next character that is no white space; '' at the end."""
+        while True:
+            space = _SPACE.match(self._text, self.at)
+            self.at = space.end() if space else self.at
+            if self.at < len(self._text) or self._whole:
+                return self._text[self.at : self.at + 1]
+            self._more()
+
+    def value(self, name: str) -> Any:
+        """The value that begins here."""
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self.at)
+                if self._whole or (
+                    end < len(self._text) and self._text[end] not in ".eE"
+                ):  # a number may go on
+                    break
+            except RecursionError:
+                raise ValueError("it is nested too deeply") from None
+            except json.JSONDecodeError as error:
+                unfinished = error.msg.startswith("Unterminated") or error.pos + _WORD > len(self._text)
+                if self._whole or not unfinished:
+                    raise ValueError(f"{error.msg} in {name}") from None
+            self._more()
+        if r"\ud" in self._text[self.at : end].lower():
+            _require_characters(value)
+        self.at = end
+        return value
+
+    def _more(self) -> None:
+        """As much again as there is, so that a long value is not tried too often."""
+        data = self._stream.read(max(_CHUNK, len(self._text) - self.at))
+        self._whole = not data
+        self._text, self.at = self._text[self.at :] + self._characters.decode(data, self._whole), 0
 
 
 def _parquet(file: DataFile) -> Rows:
@@ -103,9 +198,9 @@ def _parquet(file: DataFile) -> Rows:
         table = parquet.ParquetFile(file.path)
         number = 0
         for batch in table.iter_batches(batch_size=1024):
-            for value in batch.to_pylist():
+            for row in batch.to_pylist():
                 number += 1
-                yield number, value
+                yield number, {column: _own(value) for column, value in row.items()}
     except pyarrow.ArrowException as error:
         raise file.unreadable(
             "UnreadableFile",
@@ -113,6 +208,16 @@ def _parquet(file: DataFile) -> Rows:
             f"{file.uri}: {error}"[:300],
             "Write and upload the file again.",
         ) from error
+
+
+def _own(value: Any) -> Any:
+    """A column's value without the keys that are null: a columnar file gives every object the keys of all rows'
+    objects, and does not say which of them a row has. A null in a list was written."""
+    if isinstance(value, dict):
+        return {name: _own(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_own(each) for each in value]
+    return value
 
 
 def _array_record(file: DataFile) -> Rows:
@@ -164,7 +269,7 @@ def _text(feature: Any) -> Any:
         return [value.decode() for value in values]
     text = values[0].decode()
     if text.startswith("[{"):
-        with contextlib.suppress(json.JSONDecodeError):
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):
             return json.loads(text)
     return text
 

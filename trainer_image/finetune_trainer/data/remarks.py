@@ -1,21 +1,36 @@
 """What about tokenizer, template, counts and learning rate is worth a look before training."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from finetune_contract import DatasetReport, Hyperparameters, Leak, MethodSpec, Remark
+from finetune_contract import (
+    DatasetDetails,
+    DatasetReport,
+    Hyperparameters,
+    Leak,
+    MethodSpec,
+    Remark,
+    StageRequest,
+)
+from finetune_trainer.data import notes
 from finetune_trainer.data.examples import Examples
 from finetune_trainer.data.template import Renderer
 
 #: Shares of rows above which a count is worth a remark.
 _MANY_CUT, _MANY_EQUAL = 0.05, 0.01
+#: How much wider rows than their sequences are worth more than a note.
+_MUCH_WIDER = 1.25
 _LOOKED_AT = 32
 #: Learning rates that published recipes for AdamW use: with all weights trained, and with LoRA. Small models take
 #: higher ones.
 _USUAL_TEXTS, _USUAL_TEXTS_LORA = (1e-6, 1e-4), (1e-5, 1e-3)
 _USUAL_PAIRS, _USUAL_PAIRS_LORA = (1e-8, 1e-5), (1e-7, 1e-4)
+#: Updates below it are smaller than half a bit of most weights in bfloat16.
+_LEAST_ROUNDED = 1e-4
+#: Texts that are meant as a flag, and what is read as one.
+_FLAGS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
 _SMALL_MODEL = 100_000_000
 #: A template may write a line's end after the token that closes a turn.
 _CLOSING = 3
@@ -47,6 +62,26 @@ def of_tokenizer(tokenizer: Any, renderer: Renderer) -> Iterator[Remark]:
         yield _note(
             "The chat template writes nothing to ask for an assistant's turn (add_generation_prompt changes "
             "nothing): an answer begins right after the last message."
+        )
+
+
+def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Remark]:
+    """Arguments of the chat template that are meant as true or false and are texts."""
+    for name, value in arguments.items():
+        if isinstance(value, str) and value.strip().lower() in _FLAGS:
+            yield _problem(
+                f"datasets.chatTemplate.arguments.{name} is the text {value!r}, which most templates take for neither "
+                f"true nor false: write {_FLAGS[value.strip().lower()]}."
+            )
+
+
+def of_class(misreading: str | None) -> Iterator[Remark]:
+    """``misreading``: the class that tokenizer_config.json names, where it makes other tokens than tokenizer.json."""
+    if misreading is not None:
+        yield _note(
+            f"transformers loads this tokenizer as {misreading}, which makes other tokens than its tokenizer.json. "
+            "Here tokenizer.json is used, and the exported tokenizer_config.json names PreTrainedTokenizerFast, which "
+            "uses it too. A program that serves the base model from its own folder may see other tokens."
         )
 
 
@@ -91,6 +126,56 @@ def of_counts(reports: Sequence[DatasetReport], leaks: Sequence[Leak]) -> Iterat
             )
 
 
+def of_rows(described: Sequence[DatasetDetails]) -> Iterator[Remark]:
+    """Rows that are trained, but not as they stand."""
+    for each in described:
+        for found in each.found:
+            first = f"{each.report.name}: {found.count:,} of {each.report.rows:,} rows (the first: {found.first[0]})"
+            match found.kind:
+                case notes.ANSWER_LEFT_OUT:
+                    yield _problem(
+                        f"{first} have reasoning or other text in their last answer that the chat template leaves out: "
+                        "it is not trained. Set datasets.chatTemplate to one that shows it, or remove it from the rows."
+                    )
+                case notes.TURN_LEFT_OUT:
+                    yield _note(
+                        f"{first} have reasoning or other text in earlier answers, which the chat template leaves "
+                        "out, as it does when the model is used. Those answers are trained without it."
+                    )
+                case notes.TOOLS_LEFT_OUT:
+                    yield _problem(
+                        f"{first} have tools, but the chat template shows none: the model does not see them. Set "
+                        "datasets.chatTemplate to one that does."
+                    )
+                case notes.ASKED_OTHERWISE:
+                    yield _problem(
+                        f"{first} are trained behind another prompt than the chat template asks with when the model is "
+                        "used: that one opens or leaves out reasoning where the row does not. Make "
+                        "datasets.chatTemplate, its arguments (enable_thinking) and the reasoning in the rows agree."
+                    )
+                case notes.SPLIT:
+                    yield _note(
+                        f"{first} are texts longer than maxSeqLength and are split: none of their tokens is lost."
+                    )
+
+
+def of_width(request: StageRequest, width: int, context_length: int) -> Iterator[Remark]:
+    """Rows, ``width`` tokens wide, that are wider than their sequences may be. ``context_length``: of the model."""
+    length = request.data.max_seq_length
+    if width == length:
+        return
+    seen = (
+        f"Rows are {width:,} tokens wide, because the TPU's attention kernel takes none of {length:,}. Sequences are "
+        f"cut at {length:,} all the same"
+    )
+    if request.data.packing:
+        yield _note(f"{seen}, and packing fills the whole row.")
+        return
+    advice = f"; maxSeqLength {width:,} costs no more" if width <= context_length else ""
+    text = f"{seen}, and the padding is computed too{advice}."
+    yield _problem(text) if width > _MUCH_WIDER * length else _note(text)
+
+
 def of_learning_rate(method: MethodSpec, chosen: Hyperparameters, parameters: int) -> Iterator[Remark]:
     """Whether the learning rate is one that such trainings are known to work with. ``parameters``: of the model."""
     if chosen.optimizer != "AdamW" or parameters < _SMALL_MODEL:
@@ -108,6 +193,26 @@ def of_learning_rate(method: MethodSpec, chosen: Hyperparameters, parameters: in
         f"The learning rate, {chosen.learning_rate:g}, is outside of what is usual for {kind} ({lowest:g} to "
         f"{highest:g}): the model {effect}."
     )
+
+
+def of_warmup(chosen: Hyperparameters, steps: int) -> Iterator[Remark]:
+    """Whether the learning rate is ever reached in so many steps."""
+    if not chosen.warmup_steps or chosen.warmup_steps < steps:
+        return
+    effect = "is 0 in the only one, and training fails" if steps == 1 else "never reaches its value"
+    yield _problem(
+        f"The warm-up, hyperparameters.warmupSteps {chosen.warmup_steps:,}, takes all {steps:,} steps, so the learning "
+        f"rate {effect}: lower it, or set warmupRatio."
+    )
+
+
+def of_weight_precision(method: MethodSpec, chosen: Hyperparameters) -> Iterator[Remark]:
+    """Whether weights that are trained themselves are held too coarsely for the learning rate."""
+    if method.lora is None and chosen.weight_precision == "BF16" and chosen.learning_rate < _LEAST_ROUNDED:
+        yield _problem(
+            f"weightPrecision BF16 keeps 8 bits of a weight, so most updates at a learning rate of "
+            f"{chosen.learning_rate:g} are rounded away: use FP32 or LoRA."
+        )
 
 
 def _problem(text: str) -> Remark:

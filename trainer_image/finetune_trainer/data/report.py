@@ -13,6 +13,7 @@ from finetune_contract import (
     RowsFound,
     SampleRow,
 )
+from finetune_trainer.data import notes
 from finetune_trainer.data.dataset import Dataset, Piece
 from finetune_trainer.data.examples import Digests, Whole
 from finetune_trainer.data.template import Tokens
@@ -59,7 +60,13 @@ def _found(piece: Piece) -> Iterator[RowsFound]:
     for number, why in enumerate(index.reasons if piece.tells_dropped else ()):
         which = np.flatnonzero(index.dropped_why == number)
         yield _rows_found(f"dropped: {why}", index.dropped_places(which[:_FIRST]), len(which))
-    again = repeated(index.content[chosen])
+    for number, what in enumerate(index.notes if piece.tells_dropped else ()):
+        which = np.flatnonzero(index.noted_what == number)
+        yield _rows_found(what, index.noted_places(which[:_FIRST]), len(which))
+    rows, contents = index.row_contents(chosen)
+    split = rows[np.diff(rows, append=len(chosen)) > 1]
+    yield _rows_found(notes.SPLIT, index.places(chosen[split[:_FIRST]]), len(split))
+    again = rows[repeated(contents)]
     yield _rows_found("equal to an earlier row", index.places(chosen[again[:_FIRST]]), len(again))
 
 

@@ -3,6 +3,7 @@
 Each format is a row of ``SHAPES``: the columns it needs and how an example is read from them.
 """
 
+import difflib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from finetune_contract import DatasetSource, ExitCode
 from finetune_trainer.data.advice import COLUMNS, LIKELY_ROLE, column_advice, format_advice, kind
 from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.sources import OpenSource
+from finetune_trainer.data.turn_keys import calls_of, tools_of, weighed
 from finetune_trainer.errors import StageError
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -33,6 +35,10 @@ class Conversation:
     place: Place
     messages: Sequence[Mapping[str, Any]]
     trained: Sequence[bool]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """What the assistant may call, as JSON schemas."""
+    held_out: bool = False
+    """Whether an assistant's turn that would be trained has weight 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +75,7 @@ class Schema:
                 "columns maps our names to the dataset's",
                 wrong[0],
                 known,
-                "Write it the other way round: our name first, then the dataset's column.",
+                _turned(wrong[0], source.columns[wrong[0]], known),
             )
         for role in source.role_map.values():
             if role not in ROLES:
@@ -98,7 +104,9 @@ class Schema:
                     shape.columns,
                     "Leave it out, or name another format.",
                 )
+            require_columns(source, first)
             return shape
+        require_columns(source, first)
         for shape in SHAPES:
             if set(source.columns) <= set(shape.columns) and all(
                 self._columns[name] in first.value for name in shape.needs
@@ -161,14 +169,22 @@ class Schema:
         mapped = self._roles.get(role, role) if isinstance(role, str) else role
         if mapped not in ROLES:
             raise self._bad_role(role, index, place)
-        if not isinstance(content, str):
+        # Templates ask whether a key is there.
+        made = {**{key: value for key, value in message.items() if value is not None}, "role": mapped}
+        calls = made.pop("tool_calls", None)
+        if calls:
+            made["tool_calls"] = calls_of(calls, mapped, index, place)
+        if content is None and calls:
+            made["content"] = ""
+        elif not isinstance(content, str):
             raise place.mismatch(
                 f"the content of message {index} must be text",
-                "Content in parts and tool calls without text are not supported; write one string.",
+                f"Write the {'answer' if mapped == 'assistant' else 'text'}, or remove the row."
+                if content is None
+                else "Content in parts is not supported; write one string.",
                 saw=kind(content) if "content" in message else "no content",
             )
-        # Columnar files give every message every key; templates ask whether a key is there.
-        return {**{key: value for key, value in message.items() if value is not None}, "role": mapped}
+        return made
 
     def _bad_role(self, role: object, index: int, place: Place) -> StageError:
         if not isinstance(role, str):
@@ -207,9 +223,9 @@ def checked(source: OpenSource) -> tuple[Format, Iterable[Example]]:
 
 
 def _read_messages(schema: Schema, row: Row) -> Example:
-    messages = schema.messages(row, "messages")
+    messages, trained, held_out = weighed(schema.messages(row, "messages"), row.place)
     return Conversation(
-        place=row.place, messages=messages, trained=[message["role"] == "assistant" for message in messages]
+        place=row.place, messages=messages, trained=trained, tools=tools_of(row), held_out=held_out
     )
 
 
@@ -218,12 +234,23 @@ def _read_pair(schema: Schema, row: Row) -> Example:
     if isinstance(prompt, str) and isinstance(completion, str):
         return TextPair(place=row.place, prompt=prompt, completion=completion)
     if isinstance(prompt, list) and isinstance(completion, list):
-        before, after = schema.messages(row, "prompt"), schema.messages(row, "completion")
-        trained = [False] * len(before) + [message["role"] == "assistant" for message in after]
-        return Conversation(place=row.place, messages=[*before, *after], trained=trained)
+        before, _, _ = weighed(schema.messages(row, "prompt"), row.place)
+        after, trained, held_out = weighed(
+            schema.messages(row, "completion"), row.place, first=len(before) + 1
+        )
+        return Conversation(
+            place=row.place,
+            messages=[*before, *after],
+            trained=[False] * len(before) + trained,
+            tools=tools_of(row),
+            held_out=held_out,
+        )
+    gone = next(
+        (name for name, value in (("prompt", prompt), ("completion", completion)) if value is None), None
+    )
     raise row.place.mismatch(
         "prompt and completion must be two strings or two lists of messages",
-        "Write both the same way.",
+        "Write both the same way." if gone is None else f"Write the {gone}, or remove the row.",
         saw=f"{kind(prompt)} and {kind(completion)}",
     )
 
@@ -278,6 +305,26 @@ SHAPES = (
     ),
     Shape(format=Format.TEXT, needs=("text",), columns=("text",), read=_read_text),
 )
+
+
+def require_columns(source: DatasetSource, first: Row) -> None:
+    """Raises ``StageError`` 64 where the dataset's mapping names a column that its first row does not have."""
+    for ours, theirs in source.columns.items():
+        if theirs not in first.value:
+            near = difflib.get_close_matches(theirs, list(first.value), n=1)
+            raise StageError(
+                ExitCode.BAD_REQUEST, "UnknownColumn",
+                f'columns.{ours} names "{theirs}", which row {first.place.row} does not have',
+                where=source.path,
+                saw=f"columns {', '.join(list(first.value)[:12]) or 'none'}",
+                fix=f"Write columns: {{{ours}: {near[0]}}}." if near else "Name a column of the row, or leave it out.",
+            )  # fmt: skip
+
+
+def _turned(ours: str, theirs: str, known: Sequence[str]) -> str:
+    if theirs in known:
+        return f"Write {{{theirs}: {ours}}}: our name first, then the dataset's column."
+    return "Write it the other way round: our name first, then the dataset's column."
 
 
 def _bad_columns(source: DatasetSource, what: str, saw: str, known: Sequence[str], fix: str) -> StageError:

@@ -10,8 +10,8 @@ from finetune_contract import DatasetSource, ExitCode
 from finetune_trainer.data import hub
 from finetune_trainer.data.place import DataFile, Row
 from finetune_trainer.data.readers import SUFFIXES, read_rows, suffix_of
-from finetune_trainer.errors import StageError, require_unchanged
-from finetune_trainer.storage import Entry, Store, has_wildcard, local_path, name_of
+from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
+from finetune_trainer.storage import Entry, Store, has_wildcard, local_path, name_of, unchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,9 @@ class OpenSource:
     """A dataset that was found. ``revision`` names its content: a commit, or a digest of names, sizes and checksums.
 
     ``rows`` reads all rows in order, anew at every call, and brings the files to this machine at the first one; it
-    raises ``StageError`` 65 for a row that cannot be read.
+    raises ``StageError`` 65 for a row that cannot be read, and for a file that is not the one that ``revision`` is of:
+    objects of a bucket are fetched at the version that was listed, files of ``file://`` are read where they lie and
+    compared by size and time after the last row.
     """
 
     spec: DatasetSource
@@ -40,7 +42,7 @@ def open_source(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
             split.uri,
             split.commit,
             lambda: [(file.uri, file.path) for file in split.fetch()],
-            f"{spec.path}.huggingFace",
+            where=f"{spec.path}.huggingFace",
         )
     assert spec.uri is not None
     entries = store.glob(spec.uri)
@@ -59,12 +61,20 @@ def open_source(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
         )
     revision = _digest(entries)
     require_unchanged(spec.digest, revision, where=f"{spec.path}.uri", uri=spec.uri)
+    where = f"{spec.path}.uri"
+
+    def require_listed() -> None:
+        for entry in entries:
+            if not unchanged(entry):
+                raise replaced(entry.uri, where)
+
     return _open(
         spec,
         spec.uri,
         revision,
-        lambda: [(entry.uri, _local(entry.uri, store, scratch)) for entry in entries],
-        f"{spec.path}.uri",
+        lambda: [(entry.uri, _local(entry, store, scratch, where)) for entry in entries],
+        where=where,
+        after=require_listed,
     )
 
 
@@ -73,8 +83,12 @@ def _open(
     uri: str,
     revision: str,
     bring: Callable[[], Sequence[tuple[str, Path]]],
+    *,
     where: str,
+    after: Callable[[], None] = lambda: None,
 ) -> OpenSource:
+    """``after`` runs when the last row has been read."""
+
     @cache
     def files() -> list[DataFile]:
         found = bring()
@@ -89,6 +103,7 @@ def _open(
         for file in files():
             for number, value in read_rows(file):
                 yield Row(place=file.place(number), value=value)
+        after()
 
     return OpenSource(spec=spec, uri=uri, revision=revision, rows=rows)
 
@@ -106,13 +121,14 @@ def _not_found(path: str, uri: str) -> StageError:
     )
 
 
-def _local(uri: str, store: Store, scratch: Path) -> Path:
-    path = local_path(uri)
+def _local(entry: Entry, store: Store, scratch: Path, where: str) -> Path:
+    path = local_path(entry.uri)
     if path is not None:
         return path
-    target = scratch / hashlib.sha256(uri.encode()).hexdigest()[:16] / name_of(uri)
+    target = scratch / hashlib.sha256(entry.uri.encode()).hexdigest()[:16] / name_of(entry.uri)
     target.parent.mkdir(parents=True, exist_ok=True)
-    return store.fetch_file(uri, target)
+    with reading_listed(where):
+        return store.fetch_file(entry.uri, target, generation=entry.generation)
 
 
 def _digest(entries: list[Entry]) -> str:

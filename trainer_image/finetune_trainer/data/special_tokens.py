@@ -38,7 +38,7 @@ def declared(folder: Path) -> list[Declared]:
     for file in (_CONFIG, _GENERATION):
         try:
             content = json.loads((folder / file).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(content, Mapping):
             found.append(
@@ -76,8 +76,8 @@ def require_embeddings(tokenizer: Any, vocab_size: int) -> None:
     regular = unknown.keys() - set(getattr(tokenizer, "added_tokens_decoder", {}))
     if regular:
         raise StageError(
-            ExitCode.BAD_REQUEST, "TokenizerTooLarge", "the tokenizer knows more tokens than the model", where="model",
-            saw=f"{max(unknown) + 1} tokens", expected=f"at most {vocab_size}",
+            ExitCode.BAD_REQUEST, "TokenizerTooLarge", "the tokenizer knows more tokens than the model",
+            where="spec.model", saw=f"{max(unknown) + 1} tokens", expected=f"at most {vocab_size}",
             fix="Use the tokenizer that belongs to the model.",
         )  # fmt: skip
     for name in ("bos_token", "eos_token"):
@@ -85,7 +85,8 @@ def require_embeddings(tokenizer: Any, vocab_size: int) -> None:
         if index is not None and index in unknown:
             raise StageError(
                 ExitCode.BAD_REQUEST, "SpecialTokenUnknown", f"the model has no embedding for the tokenizer's {name}",
-                where="model", saw=f"{unknown[index]}, id {index}", expected=f"an id below the model's {vocab_size}",
+                where="spec.model", saw=f"{unknown[index]}, id {index}",
+                expected=f"an id below the model's {vocab_size}",
                 fix=f"Correct {name} in tokenizer_config.json, or use the tokenizer that belongs to the model.",
             )  # fmt: skip
 
@@ -110,16 +111,14 @@ def require_known_prompts(
     prompts: Sequence[str], renderer: Renderer, tokenizer: Any, vocab_size: int
 ) -> None:
     """Raises ``StageError`` 64 for the first of ``evaluation.prompts`` with a token that the model has no embedding
-    for."""
+    for, or that the chat template refuses."""
     unknown = beyond(tokenizer, vocab_size)
-    if not unknown:
-        return
     for number, prompt in enumerate(prompts):
         index = next((each for each in renderer.prompt(prompt) if each >= vocab_size), None)
         if index is not None:
             raise StageError(
                 ExitCode.BAD_REQUEST, "TokenUnknown", "a prompt holds a token that the model has no embedding for",
-                where=f"evaluation.prompts[{number}]", saw=f"{unknown.get(index, '')} (id {index})",
+                where=f"spec.evaluation.prompts[{number}]", saw=f"{unknown.get(index, '')} (id {index})",
                 expected=f"ids below the model's {vocab_size}", fix="Remove the token from the prompt.",
             )  # fmt: skip
 
@@ -152,12 +151,7 @@ def _of_ends(tokenizer: Any, renderer: Renderer, files: list[Declared]) -> Itera
     eos = tokenizer.eos_token_id
     if file is None or eos is None:
         return
-    try:
-        closing = renderer.end_ids() - {eos} or {eos}
-    except (
-        StageError
-    ):  # the template takes no pair of prompt and answer; its own rows say so where they are read
-        return
+    closing = renderer.end_ids() - {eos} or {eos}
     stops = ", ".join(_shown(tokenizer, index) for index in file.eos[:_SHOWN])
     if not closing & set(file.eos):
         ends = " or ".join(_shown(tokenizer, index) for index in sorted(closing))

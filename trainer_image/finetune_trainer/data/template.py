@@ -1,48 +1,28 @@
 """An example as tokens and a mask of those that count towards the loss.
 
-The chat template is applied once, to the whole conversation, exactly as it will be at inference. Where in the rendered
-text each assistant turn stands is found by rendering a second time with markers as contents: what lies between the
-fixed parts is the content, whatever the template did to it. (Rendering growing prefixes, the usual way, fails for
-templates that treat the last turn differently, such as Qwen3's.) A turn that is trained begins right after what the
-template writes to ask for it (``<|im_start|>assistant``) and ends with the token that closes it.
+The chat template is applied once, to the whole conversation, exactly as it will be at inference (:mod:`.chat`). What
+counts is what the template itself marks as the model's (``{% generation %}``), else the assistant's turns as
+:mod:`.turns` finds them: from the end of the prompt that asks for a turn to the token that closes it.
 """
 
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import date
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from finetune_contract import ExitCode
+from finetune_trainer.data import notes
+from finetune_trainer.data.chat import SHORTEST, Chat, Message, Tokenizer, digest
 from finetune_trainer.data.place import Place
 from finetune_trainer.data.schema import Conversation, Example, PlainText, TextPair
+from finetune_trainer.data.turns import Turn, Turns
 from finetune_trainer.errors import StageError
 
 _LOG = logging.getLogger(__name__)
-#: Private-use characters: no template strips or matches them.
-_OPEN, _CLOSE = "\ue000", "\ue001"
-#: Sequences of roles whose fixed parts are remembered.
-_MOST_KEPT = 1024
-
-
-class Tokenizer(Protocol):
-    """What is used of a transformers fast tokenizer."""
-
-    chat_template: Any
-    eos_token_id: int | None
-    bos_token_id: int | None
-    all_special_ids: list[int]
-    backend_tokenizer: Any
-
-    def apply_chat_template(
-        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool
-    ) -> Any: ...
-
-    def __call__(self, text: str | list[str], **options: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +31,8 @@ class Tokens:
 
     ids: npt.NDArray[np.int32]
     trained: npt.NDArray[np.bool_]
+    notes: tuple[str, ...] = ()
+    """What is not trained as the row has it (:mod:`.notes`)."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -58,26 +40,35 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rendered:
-    """An example as text. ``spans``: the trained characters as (first, past the last); None: all of them."""
+    """An example as text. ``turns``: what is trained; None: all of it."""
 
     text: str
-    spans: Sequence[tuple[int, int]] | None
-    closed: bool = False
-    """Whether the special token after a span belongs to it."""
+    turns: Sequence[Turn] | None
+    notes: tuple[str, ...] = ()
     framed: bool = False
     """Whether the tokenizer's own first and last tokens are put around it: no template has."""
 
 
 class Renderer:
-    """Turns examples into tokens for one tokenizer."""
+    """Turns examples into tokens for one tokenizer.
 
-    def __init__(self, tokenizer: Tokenizer, *, train_on_prompt: bool) -> None:
+    ``arguments`` and ``today`` are the chat template's (:class:`.chat.Chat`).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        train_on_prompt: bool,
+        arguments: Mapping[str, Any] | None = None,
+        today: date | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._train_on_prompt = train_on_prompt
+        self.chat = Chat(tokenizer, arguments=arguments, today=today)
+        self._turns = Turns(self.chat, tokenizer)
         self._special = frozenset(tokenizer.all_special_ids) | _added_special_ids(tokenizer)
         self._adds_bos = _adds_bos(tokenizer)
-        self._asks: str | None = None
-        self._fixed: dict[tuple[str, ...], list[str]] = {}
 
     def identity(self) -> dict[str, str]:
         """What decides how an example becomes tokens, by name."""
@@ -89,8 +80,8 @@ class Renderer:
             tokenizer.eos_token_id,
         ]
         return {
-            "tokenizer": _digest([*backend, sorted(self._special)]),
-            "chatTemplate": _digest(tokenizer.chat_template or ""),
+            "tokenizer": digest([*backend, sorted(self._special)]),
+            **self.chat.identity(),
             "trainOnPrompt": str(self._train_on_prompt),
         }
 
@@ -115,38 +106,55 @@ class Renderer:
 
     def _rendered(self, example: Example) -> _Rendered:
         if isinstance(example, PlainText):
-            return _Rendered(text=example.text, spans=None, framed=True)
+            return _Rendered(text=example.text, turns=None, framed=True)
         if isinstance(example, TextPair):
-            if not self._tokenizer.chat_template:
+            if not self.chat.exists:
                 text = example.prompt + example.completion
-                spans = None if self._train_on_prompt else [(len(example.prompt), len(text))]
-                return _Rendered(text=text, spans=spans, framed=True)
+                answer = Turn(begin=len(example.prompt), end=len(text), closed=len(text), alone=True)
+                return _Rendered(text=text, turns=None if self._train_on_prompt else [answer], framed=True)
             example = _as_chat(example)
-        text = self._render(example.messages, example.place)
+        return self._conversation(example)
+
+    def _conversation(self, example: Conversation) -> _Rendered:
+        place, tools = example.place, example.tools
+        said = [notes.TOOLS_LEFT_OUT] if tools and not self.chat.takes_tools else []
+        messages, text = self.chat.settled(example.messages, place, tools=tools)
         if self._train_on_prompt:
-            return _Rendered(text=text, spans=None)
-        every = turn_spans(
-            text,
-            example.messages,
-            self._fixed_parts(example.messages, example.place),
-            self.generation_prompt(),
-            example.place,
-        )
-        spans = [span for span, wanted in zip(every, example.trained, strict=True) if wanted]
-        return _Rendered(text=text, spans=spans, closed=True)
+            if example.held_out:
+                raise place.mismatch(
+                    "a message has weight 0, but method.sft.trainOnPrompt trains every message",
+                    "Remove the weights, or leave trainOnPrompt out.",
+                )
+            return _Rendered(
+                text=text, turns=None, notes=(*said, *_left_out(example, [text] * len(messages)))
+            )
+        turns = self._turns.of(text, messages, place, tools=tools)
+        shown = ["" if turn is None else text[turn.begin : turn.end] for turn in turns]
+        wanted = [
+            turn for turn, trained in zip(turns, example.trained, strict=True) if trained and turn is not None
+        ]
+        if wanted and wanted[-1].departs:
+            said.append(notes.ASKED_OTHERWISE)
+        marks = self.chat.marks(messages, tools=tools)
+        if marks is not None:
+            wanted = [
+                Turn(begin=first, end=past, closed=past, alone=True)
+                for first, past in marks
+                if any(first < turn.closed and turn.begin < past for turn in wanted)
+            ]
+        return _Rendered(text=text, turns=wanted, notes=(*said, *_left_out(example, shown)))
 
     def _masked(self, rendered: _Rendered, ids: list[int], offsets: list[tuple[int, int]]) -> Tokens:
-        if rendered.spans is None:
+        if rendered.turns is None:
             trained = np.ones(len(ids), np.bool_)
         else:
             first, last = np.asarray(offsets, np.int64).reshape(-1, 2).T
             trained = np.zeros(len(ids), np.bool_)
-            for begin, end in rendered.spans:
-                trained |= (last > begin) & (first < end)
-                # The turn's closing token: without it the model never learns to stop.
-                after = int(np.searchsorted(first, end))
-                if rendered.closed and after < len(ids) and ids[after] in self._special:
-                    trained[after] = True
+            for turn in rendered.turns:
+                trained |= (last > turn.begin) & (first < turn.end)
+                if not turn.alone:
+                    # Without the tokens that close the turn the model never learns to stop.
+                    trained[self._closing(rendered.text, ids, first, last, turn)] = True
         if rendered.framed:
             bos, eos = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
             before = [bos] if self._adds_bos and bos is not None else []
@@ -155,85 +163,109 @@ class Renderer:
             trained = np.concatenate([[False] * len(before), trained, [True] * len(after_it)]).astype(
                 np.bool_
             )
-        return Tokens(ids=np.asarray(ids, np.int32), trained=trained)
+        return Tokens(ids=np.asarray(ids, np.int32), trained=trained, notes=rendered.notes)
+
+    def _closing(
+        self,
+        text: str,
+        ids: list[int],
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+        turn: Turn,
+    ) -> slice:
+        """The special tokens right after the turn, the first and further ones that close it too, with the white space
+        that the template writes between the turn and them; empty where there are none."""
+        start = special = int(np.searchsorted(first, turn.end))
+        while (
+            special < len(ids)
+            and ids[special] not in self._special
+            and last[special] <= turn.closed
+            and not text[first[special] : last[special]].strip()
+        ):
+            special += 1
+        end = special
+        while end < len(ids) and ids[end] in self._special and (end == start or last[end] <= turn.closed):
+            end += 1
+        return slice(start, end if end > special else start)
 
     def prompt(self, text: str) -> list[int]:
         """Token ids that ask the model to answer ``text``: as a user's message of a chat, or, without a chat
         template, as it stands. A prompt with its completion is trained the same way."""
-        if not self._tokenizer.chat_template:
+        if not self.chat.exists:
             return self.opened(text)
-        rendered = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
-        return self.ids(rendered)
+        return self.ids(self.chat.continued([{"role": "user", "content": text}], asking=True))
 
-    def asking(self, messages: Sequence[Mapping[str, Any]], place: Place) -> list[int]:
+    def asking(
+        self, messages: Sequence[Message], place: Place, *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """Token ids of the conversation so far, up to where the assistant's next turn begins. Raises ``StageError`` 65
         where the template refuses it."""
-        return self.ids(self._render(messages, place, asking=True))
+        settled, _ = self.chat.settled(messages, place, tools=tools)
+        return self.ids(self.chat.render(settled, place, tools=tools, asking=True))
+
+    def answer(
+        self, messages: Sequence[Message], place: Place, *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """The last message, an assistant's, as the model writes it, tool calls included and without special tokens.
+        Raises ``StageError`` 65 where the template refuses the conversation or does not show the message."""
+        settled, text = self.chat.settled(messages, place, tools=tools)
+        turn = self._turns.of(text, settled, place, tools=tools)[-1]
+        assert turn is not None, "the last message is an assistant's"
+        written: str = self._tokenizer.decode(self.ids(text[turn.begin : turn.end]), skip_special_tokens=True)
+        return written.strip()
 
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: the end of sequence, and what the template closes an assistant's turn with."""
-        ends = {self._tokenizer.eos_token_id}
-        if self._tokenizer.chat_template:
-            pair = TextPair(place=Place(path="", file="", row=0), prompt="x", completion="y")
-            tokens = self.tokens(pair)
-            ends |= {int(i) for i in tokens.ids[tokens.trained][-1:] if int(i) in self._special}
-        return frozenset(i for i in ends if i is not None)
+        """Tokens that end an answer: the end of sequence, and what the template closes an assistant's turn with, where
+        it takes a conversation of one answer at all."""
+        ends = {self._tokenizer.eos_token_id, self._closing_id() if self.chat.exists else None}
+        return frozenset(index for index in ends if index is not None)
+
+    def _closing_id(self) -> int | None:
+        """What the template closes a turn with; None where it does so with no special token, or it is not known."""
+        place = Place(path="", file="", row=0)
+        for asked in SHORTEST:
+            messages = [*asked, {"role": "assistant", "content": "z"}]
+            trained = [message["role"] == "assistant" for message in messages]
+            try:
+                tokens = self.tokens(Conversation(place=place, messages=messages, trained=trained))
+            except StageError:
+                continue
+            closing = None
+            for index in reversed(tokens.ids[tokens.trained].tolist()):
+                if index in self._special:
+                    closing = index
+                elif self._tokenizer.decode([index]).strip():
+                    break
+            return closing
+        return None
 
     def generation_prompt(self) -> str:
         """What the template writes to ask for an assistant's turn, '' where it cannot."""
-        if self._asks is None:
-            ask = [{"role": "user", "content": "x"}]
-            plain = self._tokenizer.apply_chat_template(ask, tokenize=False, add_generation_prompt=False)
-            asking = self._tokenizer.apply_chat_template(ask, tokenize=False, add_generation_prompt=True)
-            self._asks = asking.removeprefix(plain) if asking.startswith(plain) else ""
-        return self._asks
-
-    def _fixed_parts(self, messages: Sequence[Mapping[str, Any]], place: Place) -> list[str]:
-        """What the template writes before, between and after the contents; kept by the sequence of roles."""
-        plain = all(len(message) == 2 for message in messages)
-        key = tuple(str(message["role"]) for message in messages)
-        if plain and key in self._fixed:
-            return self._fixed[key]
-        fixed = fixed_parts(messages, lambda marked: self._render(marked, place), place)
-        if plain and len(self._fixed) < _MOST_KEPT:
-            self._fixed[key] = fixed
-        return fixed
-
-    def _render(self, messages: Sequence[Mapping[str, Any]], place: Place, *, asking: bool = False) -> str:
-        if not self._tokenizer.chat_template:
-            raise StageError(
-                ExitCode.BAD_DATA,
-                "ChatTemplateMissing",
-                "the data are conversations, but the tokenizer has no chat template",
-                where=place.path,
-                expected="a tokenizer with a chat template, as instruction-tuned models have",
-                fix="Set datasets.chatTemplate, or name another model.tokenizer.",
-            )
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=asking
-            )
-        except Exception as error:
-            raise place.mismatch(
-                f"the model's chat template refuses this conversation: {error}",
-                "Change the conversation to what the template allows, often: user and assistant in turns.",
-                saw=f"roles {', '.join(str(message['role']) for message in messages)[:200]}",
-            ) from error
-        return text
+        return self._turns.generation_prompt()
 
     def opened(self, text: str) -> list[int]:
         """Token ids of a text, the token that begins one included: a chat template has written it, else the tokenizer
         may put one."""
         bos = self._tokenizer.bos_token_id
-        if bos is None or not self._adds_bos or self._tokenizer.chat_template:
+        if bos is None or not self._adds_bos or self.chat.exists:
             return self.ids(text)
         return [bos, *self.ids(text)]
 
     def ids(self, text: str) -> list[int]:
         """Token ids of the text as it stands."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _left_out(example: Conversation, shown: Sequence[str]) -> list[str]:
+    """What the texts that stand for the trained messages lack."""
+    trained = [number for number, each in enumerate(example.trained) if each]
+    lacking = {number for number in trained if notes.leaves_out(example.messages[number], shown[number])}
+    said = []
+    if lacking & set(trained[-1:]):
+        said.append(notes.ANSWER_LEFT_OUT)
+    if lacking & set(trained[:-1]):
+        said.append(notes.TURN_LEFT_OUT)
+    return said
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> None:
@@ -259,79 +291,9 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
         _LOG.debug("the chat template refuses a conversation of one message", exc_info=True)
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-
-
 def _as_chat(pair: TextPair) -> Conversation:
     messages = [{"role": "user", "content": pair.prompt}, {"role": "assistant", "content": pair.completion}]
     return Conversation(place=pair.place, messages=messages, trained=[False, True])
-
-
-def fixed_parts(
-    messages: Sequence[Mapping[str, Any]], render: Callable[[Sequence[Mapping[str, Any]]], str], place: Place
-) -> list[str]:
-    """The text around the contents, one piece more than there are messages.
-
-    Raises ``StageError`` 65 when the template leaves a message out or reorders them.
-    """
-    rest = render([{**m, "content": f"{_OPEN}{i}{_CLOSE}"} for i, m in enumerate(messages)])
-    fixed: list[str] = []
-    for index in range(len(messages)):
-        before, marker, rest = rest.partition(f"{_OPEN}{index}{_CLOSE}")
-        if not marker:
-            raise _left_out(messages, index, place)
-        fixed.append(before)
-    return [*fixed, rest]
-
-
-def turn_spans(
-    text: str,
-    messages: Sequence[Mapping[str, Any]],
-    fixed: Sequence[str],
-    generation_prompt: str,
-    place: Place,
-) -> list[tuple[int, int]]:
-    """Where in ``text`` each message's part that a model would write stands, as (first, past the last) character.
-
-    Raises ``StageError`` 65 when the template does not show a message as it stands.
-    """
-    spans: list[tuple[int, int]] = []
-    if not text.startswith(fixed[0]):
-        raise _left_out(messages, 0, place)
-    position = len(fixed[0])
-    for index, message in enumerate(messages):
-        closing = fixed[index + 1]
-        end = _end_of_content(
-            text, position, str(message["content"]), closing, last=index == len(messages) - 1
-        )
-        if end is None:
-            raise _left_out(messages, index, place)
-        opening = fixed[index]
-        asked = opening.rfind(generation_prompt) if generation_prompt else -1
-        begin = position if asked < 0 else position - len(opening) + asked + len(generation_prompt)
-        spans.append((begin, end))
-        position = end + len(closing)
-    return spans
-
-
-def _end_of_content(text: str, position: int, content: str, closing: str, *, last: bool) -> int | None:
-    for candidate in (content, content.strip()):
-        end = position + len(candidate)
-        if text.startswith(candidate, position) and text.startswith(closing, end):
-            return end
-    if last:
-        end = len(text) - len(closing)
-        return end if end >= position and text.endswith(closing) else None
-    end = text.find(closing, position) if closing else -1
-    return end if end >= 0 else None
-
-
-def _left_out(messages: Sequence[Mapping[str, Any]], index: int, place: Place) -> StageError:
-    return place.mismatch(
-        f"the model's chat template does not show message {index + 1} ({messages[index]['role']}) as it stands",
-        "Remove or merge this message, or set method.sft.trainOnPrompt.",
-    )
 
 
 def _adds_bos(tokenizer: Tokenizer) -> bool:

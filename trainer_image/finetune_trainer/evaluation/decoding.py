@@ -5,10 +5,12 @@ makes a second model. Here its cache modules are hung into the loaded model, who
 run over a whole batch.
 """
 
+import math
 from typing import Any
 
 import jax
 from flax import nnx
+from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, AttentionType
 from maxtext.configs import pyconfig
@@ -36,28 +38,23 @@ def sized(config: Any, *, rows: int, prompt: int, total: int) -> Any:
     return pyconfig.HyperParameters(changed)
 
 
+def cache_reach(config: Any, mesh: Mesh, *, rows: int) -> float:
+    """The most tokens, prompt and answer, for which MaxText's cache computes what the model does, however large memory
+    is. 0 for attention that keeps another kind of cache. A sliding window ends it: when it decodes, MaxText measures
+    the window from the end of the cache, empty places included, not from the token that asks. ``rows``: any number
+    that divides among the devices."""
+    smallest = sized(config, rows=rows, prompt=1, total=2)
+    with logical_axis_rules(smallest.logical_axis_rules):
+        return _reach(_twin(smallest, mesh), config)
+
+
 def with_cache(model: Any, config: Any, mesh: Mesh) -> Any | None:
     """The model, its parameters shared, with empty caches (shapes only) of the sizes that ``config`` says. None where
-    MaxText's cache does not compute what the model does:
-
-    - attention that keeps another kind of cache;
-    - a sliding window shorter than prompt and answer: when it decodes, MaxText measures the window from the end of the
-      cache, empty places included, not from the token that asks.
-    """
-    twin = nnx.eval_shape(
-        model_creation_utils.get_nnx_create_model_fn(config, mesh, model_mode=MODEL_MODE_AUTOREGRESSIVE)
-    )
-    others = dict(nnx.iter_modules(twin))
-    caches = {path: getattr(other, _CACHE) for path, other in others.items() if hasattr(other, _CACHE)}
-    slides = any(
-        getattr(other, "attention_type", None) is AttentionType.LOCAL_SLIDING for other in others.values()
-    )
-    if (
-        not caches
-        or None in caches.values()
-        or (slides and config.sliding_window_size < config.max_target_length)
-    ):
+    they are beyond ``cache_reach``."""
+    twin = _twin(config, mesh)
+    if config.max_target_length > _reach(twin, config):
         return None
+    caches = {path: getattr(other, _CACHE) for path, other in twin.items() if hasattr(other, _CACHE)}
     decoding = nnx.merge(*nnx.split(model))
     for path, module in nnx.iter_modules(decoding):
         if path in caches:
@@ -65,6 +62,20 @@ def with_cache(model: Any, config: Any, mesh: Mesh) -> Any | None:
         if hasattr(module, "model_mode"):
             module.model_mode = MODEL_MODE_AUTOREGRESSIVE
     return decoding
+
+
+def _twin(config: Any, mesh: Mesh) -> dict[Any, Any]:
+    """Modules of the same model as MaxText makes it to decode, by path; shapes only."""
+    create = model_creation_utils.get_nnx_create_model_fn(config, mesh, model_mode=MODEL_MODE_AUTOREGRESSIVE)
+    return dict(nnx.iter_modules(nnx.eval_shape(create)))
+
+
+def _reach(twin: dict[Any, Any], config: Any) -> float:
+    caches = [getattr(other, _CACHE) for other in twin.values() if hasattr(other, _CACHE)]
+    if not caches or None in caches:
+        return 0.0
+    kinds = [getattr(other, "attention_type", None) for other in twin.values()]
+    return float(config.sliding_window_size) if AttentionType.LOCAL_SLIDING in kinds else math.inf
 
 
 def emptied(cache: Any) -> Any:

@@ -1,8 +1,10 @@
 """Answers of a MaxText model to prompts: a batch at a time, in one compiled program, with a KV cache where there can be
 one and by whole forward passes where not. Both give the same tokens."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -13,20 +15,21 @@ from flax.core.spmd import logical_axis_rules
 from jax.sharding import NamedSharding, PartitionSpec
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
 
-from finetune_trainer.evaluation.decoding import emptied, sized, with_cache
+from finetune_trainer import widths
+from finetune_trainer.evaluation.batching import Batching, Rows
+from finetune_trainer.evaluation.decoding import cache_reach, emptied, sized, with_cache
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.sampling import Sampling, choose
-from finetune_trainer.spread import to_devices
+from finetune_trainer.spread import ROW_AXES, to_devices
 
 _LOG = logging.getLogger(__name__)
-_SHORTEST = 64
 type _Program = Callable[[Any, Any, Any, Any], jax.Array]
 """(state, tokens ``[rows, width]``, lengths ``[rows]``, numbers ``[rows]``, -1 for an empty row) -> ``[rows, new]``, -1
 after an end."""
 
 
 class Generator:
-    """Answers of one model. Compiles once for each power of two that a batch's longest prompt needs."""
+    """Answers of one model. Compiles once for each of the widths that ``widths.programs`` sorts the prompts into."""
 
     def __init__(
         self,
@@ -34,14 +37,17 @@ class Generator:
         sampling: Sampling,
         *,
         end_ids: frozenset[int],
-        rows: int,
+        room: Rows,
+        longest: int,
         cached: bool = True,
     ) -> None:
-        """``rows``: prompts at a time, a multiple of the devices that share them. ``cached``: False computes every
+        """``room``: what the devices hold. ``longest``: the most tokens of a prompt. ``cached``: False computes every
         token by a forward pass over all before it."""
-        self._loaded, self._sampling, self._rows, self._cached = loaded, sampling, rows, cached
+        self._loaded, self._sampling, self._longest, self._cached = loaded, sampling, longest, cached
+        self._batching = Batching(room=room)
         self._ends = tuple(sorted(end_ids))
-        self._programs: dict[int, tuple[_Program, Any]] = {}
+        self._settings = widths.settings_of(loaded.config)
+        self._programs: dict[tuple[int, int], tuple[_Program, Any]] = {}
 
     def answers(
         self, prompts: Sequence[Sequence[int]], *, alive: Callable[[], None] = lambda: None
@@ -49,48 +55,102 @@ class Generator:
         """For each prompt (token ids, not empty) the new tokens, without the one that ended them; every process
         returns the same. ``alive`` is called after each batch."""
         answers: dict[int, list[int]] = {}
-        by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-        for start in range(0, len(by_length), self._rows):
-            numbers = by_length[start : start + self._rows]
-            found = self._batch([prompts[number] for number in numbers], numbers)
-            answers |= dict(zip(numbers, found, strict=True))
-            alive()
+        lengths = [len(prompt) for prompt in prompts]
+        for width, numbers in widths.programs(lengths, self._settings, longest=self._longest).items():
+
+            def attempt(some: Sequence[int], rows: int, width: int = width) -> list[list[int]]:
+                return self._batch(prompts, some, width, rows)
+
+            needs = self._needs(width)
+            for some, found in self._batching.over(numbers, attempt, **needs):
+                answers |= dict(zip(some, found, strict=True))
+                alive()
         return [answers[number] for number in range(len(prompts))]
 
-    def _batch(self, prompts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[list[int]]:
-        width = max(_SHORTEST, 1 << (max(map(len, prompts)) - 1).bit_length())
-        batch = {
-            "tokens": np.zeros((self._rows, width), np.int32),
-            "lengths": np.ones(self._rows, np.int32),  # an empty row is one token long and never read
-            "numbers": np.full(self._rows, -1, np.int32),
-        }
-        for row, (prompt, number) in enumerate(zip(prompts, numbers, strict=True)):
-            batch["tokens"][row, : len(prompt)] = prompt
-            batch["lengths"][row], batch["numbers"][row] = len(prompt), number
-        config, mesh = self._sized(width), self._loaded.mesh
-        with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-            if width not in self._programs:
-                self._programs[width] = self._program(config)
-            run, state = self._programs[width]
-            found = np.asarray(run(state, *to_devices(batch, mesh).values()))
-        return [row[: np.argmax(np.append(row, -1) < 0)].tolist() for row in found[: len(prompts)]]
+    def rows(self, width: int, count: int) -> int:
+        """Of the program for ``count`` prompts of this width."""
+        return self._batching.rows(count, **self._needs(width))
 
-    def _sized(self, width: int) -> Any:
-        total = width + self._sampling.max_new_tokens
-        return sized(self._loaded.config, rows=self._rows, prompt=width, total=total)
+    def _needs(self, width: int) -> dict[str, int]:
+        """Of a row: positions that are held, and those with logits."""
+        if self._sized_total(width) <= self._reach:
+            return {"tokens": self._sized_total(width), "logits": 1}
+        return {"tokens": self._total(width), "logits": self._total(width)}
 
-    def _program(self, config: Any) -> tuple[_Program, Any]:
+    @cached_property
+    def _reach(self) -> float:
+        if not self._cached:
+            return 0.0
+        mesh = self._loaded.mesh
+        with jax.set_mesh(mesh):
+            return cache_reach(self._loaded.config, mesh, rows=self._batching.room.groups)
+
+    def program(self, width: int, rows: int) -> tuple[Any, Any]:
+        """The jitted program for so many prompts of this width, and the state that it takes first. Call inside the mesh
+        and MaxText's rules."""
+        config = sized(self._loaded.config, rows=rows, prompt=width, total=self._sized_total(width))
         mesh = self._loaded.mesh
         model = with_cache(self._loaded.model, config, mesh) if self._cached else None
         if model is None:
             if self._cached:
                 _LOG.info("no KV cache for this model at %d tokens: slower", config.max_target_length)
             graph, state = nnx.split(self._loaded.model)
-            step = _by_forward_passes(graph, self._sampling, self._ends)
+            step = _by_forward_passes(graph, self._sampling, self._ends, self._total(width))
         else:
             graph, cache, state = nnx.split(model, nnx.Cache, ...)
             step = _by_cache(graph, cache, self._sampling, self._ends)
         return jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec())), state
+
+    def lowered(self, width: int, rows: int) -> Any:
+        """``jax.stages.Lowered`` of ``program``."""
+        sharding = NamedSharding(self._loaded.mesh, PartitionSpec(ROW_AXES))
+        shapes = [
+            jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding)
+            for each in arrays(rows, width).values()
+        ]
+        with self._inside(width, rows):
+            run, state = self.program(width, rows)
+            return run.lower(state, *shapes)
+
+    @contextlib.contextmanager
+    def _inside(self, width: int, rows: int) -> Iterator[None]:
+        config = sized(self._loaded.config, rows=rows, prompt=width, total=self._sized_total(width))
+        with jax.set_mesh(self._loaded.mesh), logical_axis_rules(config.logical_axis_rules):
+            yield
+
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], width: int, rows: int
+    ) -> list[list[int]]:
+        batch = arrays(rows, width)
+        for row, number in enumerate(numbers):
+            prompt = prompts[number]
+            batch["tokens"][row, : len(prompt)] = prompt
+            batch["lengths"][row], batch["numbers"][row] = len(prompt), number
+        mesh = self._loaded.mesh
+        with self._inside(width, rows):
+            if (width, rows) not in self._programs:
+                self._programs[width, rows] = self.program(width, rows)
+            run, state = self._programs[width, rows]
+            found = np.asarray(run(state, *to_devices(batch, mesh).values()))
+        return [row[: np.argmax(np.append(row, -1) < 0)].tolist() for row in found[: len(numbers)]]
+
+    def _sized_total(self, width: int) -> int:
+        """Positions of a cache."""
+        return width + self._sampling.max_new_tokens
+
+    def _total(self, width: int) -> int:
+        """Positions of a forward pass over prompt and answer, which the attention kernel has to take."""
+        needed = min(width, self._longest) + self._sampling.max_new_tokens
+        return max(width, widths.row_width(needed, self._settings))
+
+
+def arrays(rows: int, width: int) -> dict[str, np.ndarray]:
+    """What a program takes beside the state, of empty rows."""
+    return {
+        "tokens": np.zeros((rows, width), np.int32),
+        "lengths": np.ones(rows, np.int32),  # an empty row is one token long and never read
+        "numbers": np.full(rows, -1, np.int32),
+    }
 
 
 def _logits(output: Any) -> Any:
@@ -132,9 +192,11 @@ def _by_cache(graph: Any, cache: Any, sampling: Sampling, ends: tuple[int, ...])
     return run
 
 
-def _by_forward_passes(graph: Any, sampling: Sampling, ends: tuple[int, ...]) -> _Program:
+def _by_forward_passes(graph: Any, sampling: Sampling, ends: tuple[int, ...], total: int) -> _Program:
+    """``total``: positions of prompt and answer together, or more."""
+
     def run(state: Any, tokens: jax.Array, lengths: jax.Array, numbers: jax.Array) -> jax.Array:
-        tokens = jnp.pad(tokens, ((0, 0), (0, sampling.max_new_tokens)))
+        tokens = jnp.pad(tokens, ((0, 0), (0, total - tokens.shape[1])))
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
 
         def next_logits(tokens: jax.Array, step: jax.Array) -> tuple[jax.Array, Any]:

@@ -1,11 +1,11 @@
-"""A MaxText model as lm-evaluation-harness asks models: our generation, our log-probabilities, its conventions.
+"""A model as lm-evaluation-harness asks models: our generation, our log-probabilities, its conventions.
 
 The harness's control flow is deterministic (fixed seeds, requests in order), so on several hosts every process runs it
 whole: each makes the same calls, which are collective, and has the same results.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -13,11 +13,18 @@ from lm_eval.defaults import DEFAULT_MAX_GEN_TOKS
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from finetune_trainer.data.template import Renderer
-from finetune_trainer.evaluation.generate import Generator
-from finetune_trainer.evaluation.likelihood import Likelihood
-from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.sampling import Sampling
-from finetune_trainer.evaluation.scores import without_reasoning
+from finetune_trainer.evaluation.scores import opens_reasoning, without_reasoning
+
+
+class Engine(Protocol):
+    """What is asked of a model; token ids throughout."""
+
+    def likelihoods(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
+        """As ``Likelihood.of``."""
+
+    def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+        """As ``Generator.answers``."""
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
@@ -25,23 +32,18 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        engine: Engine,
         tokenizer: Any,
         renderer: Renderer,
         *,
         context: int,
-        rows: int,
-        tokens: int,
         seed: int,
     ) -> None:
-        """``context``: tokens that the model can look at. ``rows``: prompts at a time; ``tokens``: of a forward pass;
-        both over all devices."""
+        """``context``: tokens that the model can look at."""
         super().__init__()
-        self._loaded, self._renderer = loaded, renderer
-        self._context, self._rows, self._seed = context, rows, seed
+        self._engine, self._renderer = engine, renderer
+        self._context, self._seed = context, seed
         self.tokenizer = tokenizer
-        self._likelihood = Likelihood(loaded, tokens=tokens, longest=context)
-        self._generators: dict[Sampling, Generator] = {}
 
     @property
     def eot_token_id(self) -> int | None:
@@ -61,13 +63,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
-        return text
+        return self._renderer.chat.continued(chat_history, asking=add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
         """With the token that begins a text, where the tokenizer puts one and no chat template has."""
@@ -80,7 +76,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
         **_options: Any,
     ) -> list[tuple[float, bool]]:
-        return self._likelihood.of([(context, rest) for _, context, rest in requests])
+        return self._engine.likelihoods([(context, rest) for _, context, rest in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
         """Of whole texts; one longer than the context in pieces that see as much before them as fits."""
@@ -96,7 +92,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             ]
             for request in requests
         ]
-        measured = iter(self._likelihood.of([window for text in windows for window in text]))
+        measured = iter(self._engine.likelihoods([window for text in windows for window in text]))
         return [sum(next(measured)[0] for _ in text) for text in windows]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
@@ -108,11 +104,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         for sampling, numbers in by_sampling.items():
             room = self._context - sampling.max_new_tokens
             prompts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]
-            found = self._generator(sampling).answers(prompts)
+            found = self._engine.answers(prompts, sampling)
             for number, answer in zip(numbers, found, strict=True):
                 text = self.tokenizer.decode(answer, skip_special_tokens=True)
                 # As the harness does with a model that reasons, its stops apply to what follows.
-                answers[number] = _cut(without_reasoning(text), requests[number].args[1].get("until") or [])
+                prompt, options = requests[number].args
+                spoken = without_reasoning(text, opened=opens_reasoning(prompt))
+                answers[number] = _cut(spoken, options.get("until") or [])
         return answers
 
     def _sampling(self, options: dict[str, Any]) -> Sampling:
@@ -124,13 +122,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             top_k=int(options.get("top_k", 0)) if drawn else 0,
             seed=self._seed,
         )
-
-    def _generator(self, sampling: Sampling) -> Generator:
-        if sampling not in self._generators:
-            self._generators[sampling] = Generator(
-                self._loaded, sampling, end_ids=self._renderer.end_ids(), rows=self._rows
-            )
-        return self._generators[sampling]
 
 
 def _cut(text: str, stops: str | Sequence[str]) -> str:

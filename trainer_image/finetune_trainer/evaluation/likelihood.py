@@ -10,23 +10,22 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import NamedSharding, PartitionSpec
 
+from finetune_trainer import widths
+from finetune_trainer.evaluation.batching import Batching, Rows
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.spread import ROW_AXES, to_devices
 
-#: The width of the narrowest program, a multiple of what attention kernels want.
-_SHORTEST = 128
 type Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a context, not empty, and of what follows it."""
 
 
 class Likelihood:
-    """Of one model. Compiles once for each power of two that a batch's longest pair needs."""
+    """Of one model. Compiles once for each of the widths that ``widths.programs`` sorts the pairs into."""
 
-    def __init__(self, loaded: LoadedModel, *, tokens: int, longest: int) -> None:
-        """``tokens``: of one forward pass over all devices, where a single row is not longer. ``longest``: the model's
-        context; a longer pair loses its beginning."""
-        self._loaded, self._tokens, self._longest = loaded, tokens, longest
-        self._devices = int(np.prod([loaded.mesh.shape[axis] for axis in ROW_AXES]))
+    def __init__(self, loaded: LoadedModel, *, room: Rows, longest: int) -> None:
+        """``room``: what the devices hold. ``longest``: the model's context; a longer pair loses its beginning."""
+        self._loaded, self._longest = loaded, longest
+        self._batching = Batching(room=room)
         graph, self._state = nnx.split(loaded.model)
 
         def run(state: Any, tokens: Any, targets: Any, counted: Any, there: Any) -> tuple[Any, Any]:
@@ -51,20 +50,34 @@ class Likelihood:
         """For each pair the sum of the log-probabilities (nats) of what follows its context, and whether every token of
         it is the likeliest; every process returns the same."""
         found: dict[int, tuple[float, bool]] = {}
-        by_width: dict[int, list[int]] = {}
-        for number, (context, rest) in enumerate(pairs):
-            length = min(len(context) + len(rest) - 1, self._longest)
-            by_width.setdefault(max(_SHORTEST, 1 << (length - 1).bit_length()), []).append(number)
+        lengths = [min(len(context) + len(rest) - 1, self._longest) for context, rest in pairs]
+        settings = widths.settings_of(self._loaded.config)
         with jax.set_mesh(self._loaded.mesh), logical_axis_rules(self._loaded.config.logical_axis_rules):
-            for width, numbers in sorted(by_width.items()):
-                rows = max(1, self._tokens // width // self._devices) * self._devices
-                for start in range(0, len(numbers), rows):
-                    some = numbers[start : start + rows]
-                    batch = self._batch([pairs[number] for number in some], rows, width)
-                    sums, likeliest = self._run(self._state, *to_devices(batch, self._loaded.mesh).values())
-                    told = zip(some, np.asarray(sums).tolist(), np.asarray(likeliest).tolist(), strict=False)
-                    found |= {number: (nats, greedy) for number, nats, greedy in told}
+            for width, numbers in widths.programs(lengths, settings, longest=self._longest).items():
+
+                def attempt(some: Sequence[int], rows: int, width: int = width) -> list[tuple[float, bool]]:
+                    return self._measured([pairs[number] for number in some], rows, width)
+
+                for some, measured in self._batching.over(numbers, attempt, tokens=width, logits=width):
+                    found |= dict(zip(some, measured, strict=True))
         return [found[number] for number in range(len(pairs))]
+
+    def rows(self, width: int, count: int) -> int:
+        """Of the program for ``count`` pairs of this width."""
+        return self._batching.rows(count, tokens=width, logits=width)
+
+    def lowered(self, width: int, rows: int) -> Any:
+        """``jax.stages.Lowered`` of the program for so many pairs of this width. Call inside the mesh and MaxText's
+        rules."""
+        sharding = NamedSharding(self._loaded.mesh, PartitionSpec(ROW_AXES))
+        each = jax.ShapeDtypeStruct((rows, width), jnp.int32, sharding=sharding)
+        return self._run.lower(self._state, each, each, each, each)
+
+    def _measured(self, pairs: Sequence[Pair], rows: int, width: int) -> list[tuple[float, bool]]:
+        batch = self._batch(pairs, rows, width)
+        sums, likeliest = self._run(self._state, *to_devices(batch, self._loaded.mesh).values())
+        told = zip(np.asarray(sums).tolist(), np.asarray(likeliest).tolist(), strict=True)
+        return list(told)[: len(pairs)]
 
     def _batch(self, pairs: Sequence[Pair], rows: int, width: int) -> dict[str, np.ndarray]:
         """Arrays ``[rows, width]``; rows beyond the pairs are empty."""

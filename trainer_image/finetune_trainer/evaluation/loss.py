@@ -68,6 +68,10 @@ class LossMeter:
 
         self._step = step
 
+    def lowered(self, model: Any, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+        """``jax.stages.Lowered`` of what ``measure`` runs. Call inside the mesh and MaxText's rules."""
+        return self._step.lower(nnx.split(model)[1], batch)
+
     def measure(
         self, model: Any, batches: Iterable[Batch], *, alive: Callable[[], None] = lambda: None
     ) -> Loss:

@@ -20,6 +20,7 @@ class Question:
     text: str
     """The last thing that was said before it."""
     reference: str
+    """As text, without special tokens: what a right answer decodes to."""
 
 
 def questions(source: DatasetSource, renderer: Renderer, store: Store, scratch: Path) -> list[Question]:
@@ -47,9 +48,13 @@ def question(example: Example, renderer: Renderer) -> Question | None:
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
     if last == 0:
         return None
-    before = turns[:last]
+    before, answer = turns[:last], turns[last]
     return Question(
-        prompt=renderer.asking(before, example.place),
-        text=str(before[-1]["content"]),
-        reference=str(turns[last]["content"]).strip(),
+        prompt=renderer.asking(before, example.place, tools=example.tools),
+        text=str(before[-1].get("content") or ""),
+        reference=(
+            renderer.answer(turns[: last + 1], example.place, tools=example.tools)
+            if answer.get("tool_calls")
+            else str(answer["content"]).strip()
+        ),
     )

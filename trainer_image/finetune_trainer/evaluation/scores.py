@@ -33,6 +33,11 @@ def without_reasoning(text: str, *, opened: bool = False) -> str:
     return rest.strip() if ended else text
 
 
+def opens_reasoning(prompt: str) -> bool:
+    """Whether the prompt for an answer ends in ``<think>``, as the chat template of DeepSeek R1 writes it."""
+    return prompt.rstrip().endswith(REASONING)
+
+
 def normalized(text: str) -> str:
     """As SQuAD's script does."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())

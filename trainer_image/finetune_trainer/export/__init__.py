@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from finetune_trainer import conversion, engine
+from finetune_trainer.checkpoints.reading import Checkpoint
 from finetune_trainer.export import card, folder, serving, tensors
 from finetune_trainer.export.card import CardFacts
+from finetune_trainer.export.marker import Owner
 from finetune_trainer.export.publish import (
     MANIFEST,
     Content,
@@ -20,10 +22,20 @@ from finetune_trainer.export.publish import (
     write_manifest,
 )
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.storage import Store
+from finetune_trainer.storage import Store, engine_path
 from finetune_trainer.weights import Weights, open_weights
 
-__all__ = ["MANIFEST", "CardFacts", "Content", "ExportInputs", "Lora", "Published", "build", "publish"]
+__all__ = [
+    "MANIFEST",
+    "CardFacts",
+    "Content",
+    "ExportInputs",
+    "Lora",
+    "Owner",
+    "Published",
+    "build",
+    "publish",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +70,27 @@ def build(inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> dict[
     """Writes ``out/model``, ``out/adapter``, ``out/orbax``, as asked for, each with card and manifest; returns them by
     name.
 
-    ``engine.prepare(plan)`` comes first. Needs about 4 bytes of host memory per parameter for a full model, next to
-    nothing for an adapter.
+    ``engine.prepare(plan)`` comes first. Holds a few tensors in memory at a time, and all of an adapter.
     """
     wanted = folder_names(inputs.content, orbax=False)
     if inputs.lora is None and wanted != ("model",):
         raise ValueError("full fine-tuning has no adapter")
-    state = conversion.restore(inputs.params, inputs.plan, scratch)
+    checkpoint = Checkpoint(inputs.params)
     config = engine.configure(
         inputs.plan, weight_dtype="float32", run_name="export", base_output_directory=str(scratch)
     )
     lora = None
     if inputs.lora is not None:
-        lora = tensors.adapter(state, inputs.plan, config, rank=inputs.lora.rank, alpha=inputs.lora.alpha)
+        lora = tensors.adapter(
+            checkpoint, inputs.plan, config, rank=inputs.lora.rank, alpha=inputs.lora.alpha
+        )
     folders = {name: out / name for name in wanted}
     licence = card.licence_of(inputs.source)
     for name, path in folders.items():
         path.mkdir(parents=True)
         if name == "model":
             found = (
-                tensors.full(state, inputs.plan, config)
+                tensors.full(checkpoint, inputs.plan, config, scratch)
                 if lora is None
                 else tensors.merged(inputs.weights, lora)
             )
@@ -111,7 +124,7 @@ def _orbax(model: Path, inputs: ExportInputs, out: Path, scratch: Path, store: S
         dtype=folder.DTYPES[inputs.dtype][0],
     )
     out.mkdir(parents=True)
-    Path(conversion.engine_path(converted.items)).rename(out / "items")
+    Path(engine_path(converted.items)).rename(out / "items")
     text = card.render_orbax(inputs.facts, dtype=inputs.dtype, settings=inputs.plan.arguments())
     (out / "README.md").write_text(text, encoding="utf-8")
     folder.make_readable(out)

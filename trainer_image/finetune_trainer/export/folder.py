@@ -9,17 +9,21 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from finetune_trainer.export import shards
+from finetune_trainer.export.shards import Slot
 from finetune_trainer.export.tensors import Adapter
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.weights import INDEX, SINGLE, Weights, read_tensor
+from finetune_trainer.weights import Weights, read_tensor
 
-#: Our names of dtypes -> numpy's, and config.json's.
-DTYPES: Mapping[str, tuple[np.dtype, str]] = {
-    "BF16": (np.dtype(ml_dtypes.bfloat16), "bfloat16"),
-    "FP32": (np.dtype(np.float32), "float32"),
+#: Our names of dtypes -> numpy's, config.json's and safetensors'.
+DTYPES: Mapping[str, tuple[np.dtype, str, str]] = {
+    "BF16": (np.dtype(ml_dtypes.bfloat16), "bfloat16", "BF16"),
+    "FP32": (np.dtype(np.float32), "float32", "F32"),
 }
 MAX_SHARD_BYTES = 4 * 1024**3
 _METADATA = {"format": "pt"}
+#: As PEFT matches whole names of modules.
+_VISION = r".*(vision_tower|multi_modal_projector).*"
 #: Files that travel unchanged from the source (or from the tokenizer's own folder).
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
@@ -38,54 +42,21 @@ def write_weights(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """``tensors`` under the names that the source gives them, then the source's foreign tensors as they are.
+    """``tensors`` under the names that the source gives them, then the source's foreign tensors as they are. One of
+    them is held in memory at a time."""
+    target, _, name_of_dtype = DTYPES[dtype]
+    slots = [
+        Slot(name=weights.text[name].name, dtype=name_of_dtype, shape=shape)
+        for name, shape in plan.tensors().items()
+    ] + [Slot(name=name, dtype=tensor.dtype, shape=tensor.shape) for name, tensor in weights.foreign.items()]
 
-    At most one shard is held in memory, besides what ``tensors`` itself holds.
-    """
-    target, _ = DTYPES[dtype]
-    expected = len(plan.tensors())
-    shards: list[tuple[Path, list[str], int]] = []
-    held: dict[str, np.ndarray] = {}
-    size = written = 0
-
-    def flush() -> None:
-        path = out / f".shard-{len(shards)}"
-        save_file(held, path, metadata=_METADATA)
-        shards.append((path, list(held), sum(array.nbytes for array in held.values())))
-        held.clear()
-
-    def named() -> Iterator[tuple[str, np.ndarray]]:
-        nonlocal written
+    def values() -> Iterator[tuple[str, np.ndarray]]:
         for name, array in tensors:
-            written += 1
-            yield weights.text[name].name, np.ascontiguousarray(array.astype(target))
+            yield weights.text[name].name, array.astype(target)
         for name, tensor in weights.foreign.items():
             yield name, read_tensor(tensor)
 
-    for name, array in named():
-        if held and size + array.nbytes > max_shard_bytes:
-            flush()
-            size = 0
-        held[name] = array
-        size += array.nbytes
-    flush()
-    assert written == expected, (written, expected)
-    _name_shards(out, shards)
-
-
-def _name_shards(out: Path, shards: list[tuple[Path, list[str], int]]) -> None:
-    if len(shards) == 1:
-        shards[0][0].rename(out / SINGLE)
-        return
-    weight_map: dict[str, str] = {}
-    for i, (path, names, _) in enumerate(shards, start=1):
-        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        path.rename(out / file)
-        weight_map |= dict.fromkeys(names, file)
-    total = sum(size for _, _, size in shards)
-    write_json(
-        out / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    )
+    shards.write(out, slots, values(), max_shard_bytes=max_shard_bytes)
 
 
 def write_config(out: Path, source: Path, dtype: str) -> None:
@@ -119,7 +90,7 @@ def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
 
 def write_adapter(out: Path, lora: Adapter, base_model: str, weights: Weights, dtype: str) -> None:
     """PEFT's layout. ``base_model``: what the base is called where the adapter will be used (hub name or address)."""
-    target, _ = DTYPES[dtype]
+    target, _, _ = DTYPES[dtype]
     tensors: dict[str, np.ndarray] = {}
     for name, (a, b) in lora.pairs.items():
         module = weights.text[name].name.removesuffix(".weight")
@@ -140,6 +111,8 @@ def write_adapter(out: Path, lora: Adapter, base_model: str, weights: Weights, d
             "use_rslora": False,
             "modules_to_save": None,
             "target_modules": lora.modules,
+            # those of an image-and-text model's vision part have the same names
+            **({"exclude_modules": _VISION} if weights.foreign else {}),
             "inference_mode": True,
         },
     )

@@ -13,21 +13,22 @@ from pathlib import Path
 from finetune_contract import Destination, ExitCode, ExportSpec
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import hub_upload
+from finetune_trainer.export.marker import Owner
 from finetune_trainer.export.publish import PROBE, folder_names, places, require_ours
 from finetune_trainer.storage import Store, join, local_path
 
 
-def destinations(export: ExportSpec, store: Store) -> None:
+def destinations(export: ExportSpec, store: Store, owner: Owner) -> None:
     """Raises ``StageError``: 64 for a destination that Export would refuse, 66 where the bucket is not there, 77 where
     a right is missing, 69 where nothing answers, retries included."""
     for destination in export.destinations:
         if destination.hub is not None:
             hub_upload.check(destination)
         else:
-            _folder(destination, export, store)
+            _folder(destination, export, store, owner)
 
 
-def _folder(destination: Destination, export: ExportSpec, store: Store) -> None:
+def _folder(destination: Destination, export: ExportSpec, store: Store, owner: Owner) -> None:
     root = destination.uri
     assert root is not None, "a destination is one of two"
     local = local_path(root)
@@ -35,7 +36,7 @@ def _folder(destination: Destination, export: ExportSpec, store: Store) -> None:
         _require_folder(local, destination.path)
     for place in places(folder_names(export.content, orbax=export.orbax)).values():
         uri = join(root, place).rstrip("/")
-        _try("list what lies there", destination, partial(require_ours, uri, store))
+        _try("list what lies there", destination, partial(require_ours, uri, store, owner))
     probe = join(root, f"{PROBE}{uuid.uuid4().hex}")
     made = [] if local is None else [each for each in (local, *local.parents) if not each.exists()]
     # The right to delete is tried first, on a name that nothing has: without it, the file could not be removed.
@@ -59,7 +60,7 @@ def _try(what: str, destination: Destination, call: Callable[[], object]) -> Non
             case ExitCode.PERMISSION_DENIED:
                 raise StageError(
                     error.code, error.reason, f"Export could not {what}", where=destination.path,
-                    saw=f"{uri}: {error.saw}", expected="the right to list, create and delete files there",
+                    saw=f"{uri}: {error.saw}", expected="the right to list, read, create and delete files there",
                     fix=_grant(uri),
                 ) from error  # fmt: skip
             case ExitCode.INPUT_MISSING:

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer import mapping
+from finetune_trainer.checkpoints.parts import parts
+from finetune_trainer.checkpoints.reading import Checkpoint
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.weights import Weights
@@ -33,31 +36,34 @@ class Adapter:
         return sorted({name.split(".")[-2] for name in self.pairs})
 
 
-def full(state: dict[str, np.ndarray], plan: ModelPlan, config: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Of a fully tuned checkpoint's ``state``, which is emptied on the way to keep memory down."""
+def full(
+    checkpoint: Checkpoint, plan: ModelPlan, config: Any, scratch: Path
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Of a fully tuned checkpoint. Raises ``CheckpointUnreadableError``."""
     shapes = plan.tensors()
     for parameter in mapping.parameters(plan, config):
-        if parameter.key not in state:
+        if parameter.key not in checkpoint.arrays:
             raise _incomplete(parameter.key)
-        array = state.pop(parameter.key)
-        layers = parameter.decode(array, shapes[parameter.names[0]], config.param_scan_axis)
-        yield from zip(parameter.names, layers, strict=True)
+        stacked = parameter.stack_axes(len(checkpoint.arrays[parameter.key].shape), config.param_scan_axis)
+        with parts(checkpoint, parameter.key, stacked, scratch) as found:
+            for name, part in zip(parameter.names, found, strict=True):
+                yield name, parameter.decode(part, shapes[name])
 
 
-def adapter(
-    state: Mapping[str, np.ndarray], plan: ModelPlan, config: Any, *, rank: int, alpha: float
-) -> Adapter:
-    """Of a LoRA checkpoint's ``state``. The checkpoint holds neither alpha nor the names: both come from the job."""
+def adapter(checkpoint: Checkpoint, plan: ModelPlan, config: Any, *, rank: int, alpha: float) -> Adapter:
+    """Of a LoRA checkpoint, which holds neither alpha nor the names: both come from the job. Raises
+    ``CheckpointUnreadableError``."""
     shapes = plan.tensors()
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for parameter in mapping.parameters(plan, config):
-        low, high = state.get(parameter.key + _LOW), state.get(parameter.key + _HIGH)
-        if low is None or high is None:
+        keys = (parameter.key + _LOW, parameter.key + _HIGH)
+        if not all(key in checkpoint.arrays for key in keys):
             continue
+        low, high = (checkpoint.read(key) for key in keys)
         shape = shapes[parameter.names[0]]
         found = parameter.decode_pair(low, high, shape, plan.head_dim, config.param_scan_axis)
         pairs |= dict(zip(parameter.names, found, strict=True))
-    left = len([key for key in state if key.endswith(_LOW)])
+    left = len([key for key in checkpoint.arrays if key.endswith(_LOW)])
     if not pairs or any(a.shape[0] != rank for a, _ in pairs.values()):
         saw = f"{left} adapted parameters" + (
             f" of rank {next(iter(pairs.values()))[0].shape[0]}" if pairs else ""

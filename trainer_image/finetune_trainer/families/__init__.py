@@ -11,7 +11,17 @@ from pathlib import Path
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
-from finetune_trainer.families import deepseek2, gemma2, gemma3, llama, mistral, mixtral, qwen3, qwen3_moe
+from finetune_trainer.families import (
+    deepseek2,
+    gemma2,
+    gemma3,
+    llama,
+    mistral,
+    mixtral,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, Llama3Scaling, ModelPlan
 
@@ -21,6 +31,7 @@ _RESOLVERS: Mapping[str, Callable[[Fields, str], ModelPlan]] = {
     "LlamaForCausalLM": llama.plan,
     "MistralForCausalLM": mistral.plan,
     "MixtralForCausalLM": mixtral.plan,
+    "Qwen2ForCausalLM": qwen2.plan,
     "Qwen3ForCausalLM": qwen3.plan,
     "Qwen3MoeForCausalLM": qwen3_moe.plan,
     "DeepseekV2ForCausalLM": deepseek2.plan,
@@ -28,6 +39,8 @@ _RESOLVERS: Mapping[str, Callable[[Fields, str], ModelPlan]] = {
     "Gemma3ForCausalLM": gemma3.plan,
     "Gemma3ForConditionalGeneration": lambda fields, name: gemma3.plan(gemma3.text_config(fields), name),
 }
+#: Levels of config.json; every reader after this one, transformers' among them, may recurse.
+_DEEPEST = 32
 SUPPORTED = tuple(_RESOLVERS)
 
 
@@ -64,16 +77,26 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
             expected="a folder in Hugging Face format",
             fix="Point the model at a folder with config.json, safetensors and tokenizer files.",
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StageError(
             ExitCode.BAD_REQUEST,
             "InvalidModelConfig",
-            "the file is not JSON",
+            "the file is not JSON that can be read",
             where=shown,
             saw=str(error),
             expected="a JSON object",
             fix="Copy the model's config.json again.",
         ) from None
+    if _is_deeper(config, _DEEPEST):
+        raise StageError(
+            ExitCode.BAD_REQUEST,
+            "InvalidModelConfig",
+            "the file is nested too deeply",
+            where=shown,
+            saw=f"more than {_DEEPEST} levels of objects and lists",
+            expected="the few levels of a model's settings",
+            fix="Copy the model's config.json again.",
+        )
     if not isinstance(config, dict):
         raise StageError(
             ExitCode.BAD_REQUEST,
@@ -85,6 +108,19 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
             fix="Copy the model's config.json again.",
         )
     return config
+
+
+def _is_deeper(value: object, limit: int) -> bool:
+    """Whether objects and lists lie in each other more than ``limit`` times."""
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for each in level
+            if isinstance(each, (dict, list))
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return any(isinstance(each, (dict, list)) for each in level)
 
 
 def read(folder: Path, *, where: str = "") -> ModelPlan:

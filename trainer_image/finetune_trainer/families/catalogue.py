@@ -10,7 +10,7 @@ from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.families.plan import ModelPlan
 
-_WHERE = "model.maxtextModel"
+_WHERE = "spec.model.maxtextModel"
 _DECODER = re.compile(r"^decoder_block: *[\"']?(\w+)", re.MULTILINE)
 #: A Mistral is computed as a Llama.
 _ALIKE = frozenset({"llama2", "mistral"})

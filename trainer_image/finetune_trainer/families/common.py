@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Experts
+from finetune_trainer.families.rope import Rope
 
 #: transformers' activation name -> MaxText's (jax.nn's gelu is the tanh approximation).
 _ACTIVATIONS: Mapping[str, str] = {
@@ -71,6 +72,24 @@ FIXED: Mapping[str, object] = {
 }
 
 
+def silu_decoder(
+    config: Fields, block: str, size: Dimensions, rotary: Rope, *, tied: bool, epsilon: float = 1e-6
+) -> dict[str, object]:
+    """MaxText's settings of a decoder with SiLU and plain rotary embeddings. ``block``: what MaxText calls its layer;
+    ``epsilon``: of the norms, where the file leaves it out."""
+    return {
+        **FIXED,
+        **size.overrides(maxtext_layers=size.layers),
+        "decoder_block": block,
+        "mlp_activations": activations(config, "hidden_act", "silu"),
+        "normalization_layer_epsilon": config.number("rms_norm_eps", epsilon),
+        "rope_type": "default",
+        "rope_max_timescale": rotary.theta,
+        "rope_linear_scaling_factor": rotary.linear,
+        "logits_via_embedding": tied,
+    }
+
+
 def dimensions(config: Fields, default: Defaults) -> Dimensions:
     """Sizes, with transformers' defaults for what the file leaves out."""
     hidden = config.integer("hidden_size", default.hidden_size)
@@ -130,13 +149,16 @@ def activations(config: Fields, key: str, default: str) -> list[str]:
     return [_ACTIVATIONS[name], "linear"]
 
 
-def refuse_foreign_parts(config: Fields, *, published: frozenset[str] = frozenset()) -> None:
+def refuse_foreign_parts(
+    config: Fields, *, published: frozenset[str] = frozenset(), biased_attention: bool = False
+) -> None:
     """Refuses what would make the weights or the function something else than the architecture's name says.
 
     ``published``: classes of the code that the architecture was published with, which the plan follows. The code itself
-    is never run.
+    is never run. ``biased_attention``: the plan has the biases that ``attention_bias`` speaks of.
     """
-    config.must_be_off("attention_bias", "MaxText's decoder for this family has no bias in attention.")
+    if not biased_attention:
+        config.must_be_off("attention_bias", "MaxText's decoder for this family has no bias in attention.")
     config.must_be_off("mlp_bias", "MaxText's decoder for this family has no bias in the MLP.")
     config.must_be_off("quantization_config", "Start from the unquantized weights.")
     code = config.get("auto_map")

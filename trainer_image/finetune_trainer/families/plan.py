@@ -17,6 +17,7 @@ class Family(StrEnum):
 
     LLAMA = "llama"
     MIXTRAL = "mixtral"
+    QWEN2 = "qwen2"
     QWEN3 = "qwen3"
     QWEN3_MOE = "qwen3-moe"
     GEMMA2 = "gemma2"
@@ -67,6 +68,8 @@ _EXPERT_NAMES: Mapping[Family, tuple[str, tuple[str, str, str]]] = {
     Family.QWEN3_MOE: ("mlp", ("gate_proj", "up_proj", "down_proj")),
     Family.DEEPSEEK2: ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
+#: Layers that MaxText scans as one block, where there are several.
+_BLOCK_LAYERS: Mapping[Family, int] = {Family.GEMMA2: 2, Family.GEMMA3: 6}
 #: Hugging Face module -> last part of MaxText's module path, for every family here.
 LORA_MODULES: Mapping[str, str] = {
     "q_proj": "query",
@@ -116,6 +119,8 @@ class ModelPlan:
     norm_offset: float = 0.0
     """Added to the norms' weights at conversion (Gemma: 1)."""
     qk_norm: bool = False
+    qkv_bias: bool = False
+    """A bias in the projections of queries, keys and values (Qwen2)."""
     post_norms: bool = False
     """Norms after attention and MLP too (Gemma)."""
     llama3_scaling: Llama3Scaling | None = None
@@ -166,6 +171,8 @@ class ModelPlan:
                 "kv_b_proj.weight": (self.heads * (self.latent.plain_dim + values), rank),
                 "o_proj.weight": (hidden, self.heads * values),
             }
+        if self.qkv_bias:
+            named |= {"q_proj.bias": (queries,), "k_proj.bias": (keys,), "v_proj.bias": (keys,)}
         if self.qk_norm:
             named |= {"q_norm.weight": (self.head_dim,), "k_norm.weight": (self.head_dim,)}
         return {f"self_attn.{name}": shape for name, shape in named.items()}
@@ -184,6 +191,11 @@ class ModelPlan:
     def parameters(self) -> int:
         """Weights of the text model, tied embeddings counted once."""
         return sum(math.prod(shape) for shape in self.tensors().values())
+
+    @property
+    def block_layers(self) -> int:
+        """Layers that MaxText scans as one block."""
+        return _BLOCK_LAYERS.get(self.family, 1)
 
     def settings(self) -> dict[str, object]:
         """For ``pyconfig.initialize(argv, **settings)``; dtypes and scanning are the caller's."""
@@ -210,7 +222,7 @@ class ModelPlan:
                 "LoRA can adapt the linear layers of attention and MLP only"
                 if self.experts is None
                 else "of a mixture of experts LoRA can adapt the linear layers of attention only",
-                where="method.lora.targetModules",
+                where="spec.method.lora.targetModules",
                 saw=", ".join(unknown) or "an empty list",
                 expected=f"some of {', '.join(self.lora_modules)}",
                 fix="Name modules from that list, or leave targetModules out to adapt them all.",

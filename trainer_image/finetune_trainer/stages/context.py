@@ -20,7 +20,8 @@ from finetune_contract import (
     Stage,
     StageRequest,
 )
-from finetune_trainer import families, models
+from finetune_trainer import families, models, widths
+from finetune_trainer.compilations import Compilations
 from finetune_trainer.data import special_tokens
 from finetune_trainer.data.cache import DataCache
 from finetune_trainer.data.dataset import HELD_BACK, Dataset, Piece, assemble, hold_back
@@ -35,6 +36,7 @@ from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
 from finetune_trainer.stopping import Stop
 from finetune_trainer.storage import Store
+from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.training.report import HostReport
 
 _LOG = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ class Context:
     store: Store
     processes: Processes
     stopper: Stop
+    compilations: Compilations = field(default_factory=Compilations)
+    """Of this process, where they are counted."""
     host_report: HostReport | None = None
     """Where several processes train."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finetune-")))
@@ -63,9 +67,12 @@ class Context:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    def model(self, *, weights: bool) -> LocalModel:
-        """The user's model on this machine: configuration and tokenizer, and its weights where asked for."""
-        return models.fetch_model(self.request.model, self.scratch, self.store, weights=weights)
+    def model(self, *, weights: bool, values: models.Values = "All") -> LocalModel:
+        """The user's model on this machine: configuration and tokenizer, and its weights where asked for, with at least
+        ``values``."""
+        return models.fetch_model(
+            self.request.model, self.scratch, self.store, weights=weights, values=values
+        )
 
     def plan(self, model: LocalModel) -> ModelPlan:
         """What the model's config.json comes to. From here on the request's sequences are no longer than the model's
@@ -101,7 +108,13 @@ class Context:
 
     @cached_property
     def renderer(self) -> Renderer:
-        return Renderer(self.tokenizer, train_on_prompt=self.request.method.train_on_prompt)
+        data = self.request.data
+        return Renderer(
+            self.tokenizer,
+            train_on_prompt=self.request.method.train_on_prompt,
+            arguments=data.chat_template_arguments,
+            today=data.chat_template_date or self.now().date(),
+        )
 
     def training_data(self) -> Dataset:
         """What the training sources come to, less what is held back."""
@@ -141,8 +154,7 @@ class Context:
         return hold_back(sources, split) if split else ([Piece.all_of(source) for source in sources], [])
 
     def _assembled(self, name: str, pieces: list[Piece], *, pairs: bool) -> Dataset:
-        data = self.request.data
-        texts = Sequences(length=data.max_seq_length, packing=data.packing)
+        texts = Sequences(length=widths.of_rows(self.request), packing=self.request.data.packing)
         return assemble(name, pieces, self._pairs if pairs else texts)
 
     @property
@@ -150,7 +162,10 @@ class Context:
         prompts = self.request.method.max_prompt_length
         assert prompts is not None, "the contract takes pairs with a method that compares them"
         return Pairs(
-            renderer=self.renderer, prompt_length=prompts, max_length=self.request.data.max_seq_length
+            renderer=self.renderer,
+            prompt_length=prompts,
+            max_length=self.request.data.max_seq_length,
+            width=widths.of_rows(self.request),
         )
 
     def _prepared(self, source: DatasetSource, *, pairs: bool, use_cache: bool = True) -> Prepared:
@@ -188,46 +203,6 @@ class Context:
         )
 
 
-def load_tokenizer(model: LocalModel) -> Any:
-    """The model's tokenizer, a fast one (it knows which characters each token stands for)."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model.tokenizer_path), trust_remote_code=False)
-    except StrictDataclassError as error:  # it reads the config.json beside the tokenizer too
-        raise StageError(
-            ExitCode.BAD_REQUEST,
-            "InvalidModelConfig",
-            "transformers does not accept config.json",
-            where=model.tokenizer_source,
-            saw=" ".join(str(error).split())[:300],
-            expected="a config.json that transformers can read",
-            fix="Correct the field that the message names, or copy the model's config.json again.",
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StageError(
-            ExitCode.INPUT_MISSING,
-            "TokenizerMissing",
-            "the tokenizer cannot be loaded",
-            where=model.tokenizer_source,
-            saw=" ".join(str(error).split())[:300],
-            expected="tokenizer.json and tokenizer_config.json",
-            fix="Put the tokenizer's files beside the model, or name model.tokenizer (code of its own is never run).",
-        ) from error
-    if not tokenizer.is_fast:
-        raise StageError(
-            ExitCode.BAD_REQUEST,
-            "TokenizerNotFast",
-            "the tokenizer has no tokenizer.json",
-            where=model.tokenizer_source,
-            saw=type(tokenizer).__name__,
-            expected="a fast tokenizer",
-            fix="Convert it with transformers and save it again.",
-        )
-    return tokenizer
-
-
 def late_environment(environment: Mapping[str, str]) -> None:
     """Applies variables that JAX and tempfile read only when they are imported: a forked process gets its own later."""
     import jax
@@ -235,7 +210,9 @@ def late_environment(environment: Mapping[str, str]) -> None:
     if platforms := environment.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", platforms)
     if cache := environment.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        if "://" not in cache:  # what is an address is kept by finetune_trainer.programs
+            jax.config.update("jax_compilation_cache_dir", cache)
+        # Every program counts: a stage has some twenty small ones, and on a slice each costs a compilation.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     tempfile.tempdir = None
     os.environ.setdefault("HF_DATASETS_DISABLE_DILL", "1")

@@ -1,25 +1,24 @@
 """Convert: the user's model as a MaxText checkpoint in the cache, proven to come back unchanged."""
 
+import itertools
 import time
 
 from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome
-from finetune_trainer import cache_entry, conversion, converted, engine, fingerprint, proof
+from finetune_trainer import cache_entry, conversion, converted, engine, fingerprint, heap, proof
 from finetune_trainer.cache_entry import Miss
-from finetune_trainer.checkpoint_layout import layout_for
-from finetune_trainer.data.preference import preview_pairs
-from finetune_trainer.data.prepare import preview
+from finetune_trainer.checkpoints.layout import layout_for
+from finetune_trainer.data.preference import read_chosen
+from finetune_trainer.data.prepare import read_all
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
 from finetune_trainer.weights import open_weights
-
-#: Rows whose loss the proof compares, and their length at most.
-_PROOF_ROWS, _PROOF_TOKENS = 4, 128
 
 
 def run(context: Context) -> ConvertOutcome:
     """The conversion that the job uses: one from the cache that is whole, else this attempt's own."""
     request = context.request
     started = time.monotonic()
+    heap.return_freed_arrays()
     model = context.model(weights=False)
     plan = context.plan(model)
     layout = layout_for(request.mesh)
@@ -42,6 +41,7 @@ def run(context: Context) -> ConvertOutcome:
         sentence = proof.prove(
             weights, made.items, plan, _rows(context, plan), scratch=context.scratch
         ).sentence
+    model.require_unchanged()
     manifest = ConvertManifest(
         fingerprint=prints.value,
         inputs=dict(prints.inputs),
@@ -58,12 +58,12 @@ def run(context: Context) -> ConvertOutcome:
 
 
 def _rows(context: Context, plan: ModelPlan) -> list[list[int]]:
-    """A few examples of the user's own data."""
-    sources, pairs = context.request.data.train, context.request.method.max_prompt_length is not None
-    examples = (
-        preview_pairs(sources[0], context.store, context.scratch, rows=_PROOF_ROWS)
-        if pairs
-        else preview(sources[0], context.store, context.scratch, rows=_PROOF_ROWS)
+    """A few examples of the user's own data, the first that predict a token."""
+    source, pairs = context.request.data.train[0], context.request.method.max_prompt_length is not None
+    read = read_chosen if pairs else read_all
+    length = min(proof.LENGTH, plan.context_length)
+    rows = (
+        context.renderer.tokens(example).ids[:length].tolist()
+        for example in read(source, context.store, context.scratch)
     )
-    length = min(_PROOF_TOKENS, plan.context_length)
-    return [context.renderer.tokens(example).ids[:length].tolist() for example in examples]
+    return list(itertools.islice((row for row in rows if len(row) > 1), proof.ROWS))

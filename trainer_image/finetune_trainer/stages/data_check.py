@@ -112,6 +112,7 @@ def _report(
                 *remarks.of_tokenizer(context.tokenizer, context.renderer),
                 *remarks.of_ends(train.rows.tokens, context.renderer.end_ids(), length),
                 *remarks.of_counts(every, leaks),
+                *remarks.of_rows([each for some in described for each in some]),
             ],
             "train": described[0],
             "validation": [each for some in described[1:] for each in some],

@@ -2,20 +2,19 @@
 
 from typing import Any
 
-from finetune_contract import ExitCode, Stage, StageRequest
+from finetune_contract import ExitCode, StageRequest
 from finetune_trainer import engine
-from finetune_trainer.conversion import engine_path
 from finetune_trainer.errors import StageError
+from finetune_trainer.evaluation.placement import Room
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
+from finetune_trainer.storage import engine_path
 from finetune_trainer.training import overrides
 from finetune_trainer.training.settings import settings
 
 
-def training_config(
-    context: Context, plan: ModelPlan, *, steps: int, parameters: str, adapter: str | None = None
-) -> Any:
-    """For the train and evaluate stages. ``parameters`` and ``adapter`` are addresses as MaxText spells them."""
+def training_config(context: Context, plan: ModelPlan, *, steps: int, parameters: str) -> Any:
+    """For the train stage. ``parameters`` is an address as MaxText spells it."""
     import jax
 
     made = engine_settings(
@@ -25,13 +24,40 @@ def training_config(
         platform=jax.default_backend(),
         output=engine_path(context.folder.uri),
     )
-    if adapter is not None:
+    return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
+
+
+def evaluation_config(context: Context, room: Room, *, parameters: str, adapter: str | None = None) -> Any:
+    """For the evaluate stage. ``parameters`` and ``adapter`` are addresses as MaxText spells them."""
+    import jax
+
+    made = evaluation_settings(
+        room.request,
+        room.plan,
+        platform=jax.default_backend(),
+        output=engine_path(context.folder.uri),
+        adapter=adapter,
+    )
+    return engine.configure(room.plan, engine.SFT, **{**made, "load_parameters_path": parameters})
+
+
+def evaluation_settings(
+    request: StageRequest, plan: ModelPlan, *, platform: str, output: str, adapter: str | None = None
+) -> dict[str, Any]:
+    """What decides the programs of the evaluate stage. ``request``: a ``Room``'s. Other arguments as for
+    ``evaluation_config`` and ``settings``."""
+    made = engine_settings(request, plan, steps=1, platform=platform, output=output)
+    if request.method.lora is not None:
         # Only training holds the base quantized: what is judged is what will be exported.
         whole = {"lora_weight_qtype": None, "lora_tile_size": None}
-        made["lora"] = {**made["lora"], **whole, "lora_restore_path": adapter}
-    if context.request.stage is Stage.EVALUATE and made["attention"] == "flash":
+        made["lora"] = {**made["lora"], **whole, "lora_restore_path": adapter or ""}
+    if made["attention"] == "flash":
         made["attention"] = "autoselected"  # the same kernel, but for decoding, which that one cannot do
-    return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
+    # A model with tiles returns no logits, from which answers and likelihoods are taken.
+    made["num_vocab_tiling"] = 1
+    # Whatever the job sets for the mesh of training: this one may need it where that does not.
+    made["allow_split_physical_axes"] = platform != "cpu"
+    return made
 
 
 def require_devices(request: StageRequest) -> None:

@@ -6,23 +6,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from finetune_contract import DatasetScores, EvaluateOutcome, EvaluationDataset, EvaluationResult, Sample
+from finetune_contract import (
+    DatasetScores,
+    EvaluateOutcome,
+    EvaluationDataset,
+    EvaluationResult,
+    Sample,
+    StageRequest,
+)
 from finetune_trainer import converted, engine
-from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches
 from finetune_trainer.data.dataset import Dataset, digest_of
 from finetune_trainer.data.layout import Batch
 from finetune_trainer.evaluation.gates import judge
+from finetune_trainer.evaluation.placement import Room
 from finetune_trainer.evaluation.questions import Question, questions
-from finetune_trainer.evaluation.scores import REASONING, SCORES, mean_scores, without_reasoning
+from finetune_trainer.evaluation.scores import SCORES, mean_scores, opens_reasoning, without_reasoning
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages.context import Context
-from finetune_trainer.stages.engine_config import require_devices, training_config
+from finetune_trainer.stages.engine_config import evaluation_config, require_devices
 from finetune_trainer.stages.inputs import converted_model, trained_parameters
+from finetune_trainer.storage import engine_path
 
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.benchmarks import Benchmark
+    from finetune_trainer.evaluation.harness import Engine, HarnessModel
     from finetune_trainer.evaluation.models import LoadedModel
+    from finetune_trainer.evaluation.sampling import Sampling
 
 _LOG = logging.getLogger(__name__)
 _SHOWN_SAMPLES = 16
@@ -94,6 +104,7 @@ def run(context: Context) -> EvaluateOutcome:
     request = context.request
     engine.prepare(plan)
     require_devices(request)
+    room = room_of(request, plan)
     work = collect(context, plan)
     batches = batches_of(context, work)
     trained = engine_path(trained_parameters(context))
@@ -105,19 +116,19 @@ def run(context: Context) -> EvaluateOutcome:
     if request.evaluation.baseline or lora or relative:
         base = engine_path(converted_model(context))
         with converted.loading(request):
-            model = load(training_config(context, plan, steps=1, parameters=base))
+            model = load(evaluation_config(context, room, parameters=base))
         if relative:
             batches = {name: referred(model, each) for name, each in batches.items()}
         if request.evaluation.baseline:
-            baseline = measure(context, model, work, batches)
+            baseline = measure(context, model, room, work, batches)
     if lora:
         assert model is not None
-        config = training_config(context, plan, steps=1, parameters=base, adapter=trained)
+        config = evaluation_config(context, room, parameters=base, adapter=trained)
         model = with_adapter(model, config)
     else:
         model = None  # gives the base model's memory back first
-        model = load(training_config(context, plan, steps=1, parameters=trained))
-    tuned = measure(context, model, work, batches)
+        model = load(evaluation_config(context, room, parameters=trained))
+    tuned = measure(context, model, room, work, batches)
 
     samples = _samples(context, work, baseline, tuned)
     outcome = EvaluateOutcome(
@@ -147,6 +158,15 @@ def run(context: Context) -> EvaluateOutcome:
     return outcome
 
 
+def room_of(request: StageRequest, plan: ModelPlan) -> Room:
+    """How the model lies on this process's devices, and what they hold beside it."""
+    import jax
+
+    from finetune_trainer.compiled.chips import usable_bytes
+
+    return Room.of(request, plan, memory=usable_bytes(jax.devices()[0].device_kind))
+
+
 def batches_of(context: Context, work: Work) -> dict[str, Iterable[Batch]]:
     """The rows that the method measures, in pieces of one forward pass, by ``Work.compared``'s names."""
     return {name: _batches(context, each) for name, each in work.compared.items()}
@@ -165,33 +185,45 @@ def referred(base: "LoadedModel", batches: Iterable[Batch]) -> list[Batch]:
 
 
 def collect(context: Context, plan: ModelPlan) -> Work:
-    """Rows, questions and prompts of the request. A prompt that leaves no room for an answer loses its beginning."""
+    """Rows, questions and prompts of the request."""
     evaluation = context.request.evaluation
     tasks = [
         Task(
             spec=dataset,
             data=context.evaluation_data(dataset),
-            questions=questions(dataset.source, context.renderer, context.store, context.scratch)
-            if SCORES.keys() & dataset.metrics
-            else (),
+            questions=questions_of(context, dataset),
         )
         for dataset in evaluation.datasets
     ]
+    return Work(
+        validation=context.validation_data(),
+        tasks=tasks,
+        prompts=prompts_of(context, plan, [question for task in tasks for question in task.questions]),
+        benchmarks=benchmarks_of(context),
+        context_length=plan.context_length,
+    )
+
+
+def questions_of(context: Context, dataset: EvaluationDataset) -> Sequence[Question]:
+    """Empty where only the loss is measured."""
+    if not SCORES.keys() & dataset.metrics:
+        return ()
+    return questions(dataset.source, context.renderer, context.store, context.scratch)
+
+
+def prompts_of(context: Context, plan: ModelPlan, asked: Sequence[Question]) -> list[Sequence[int]]:
+    """Token ids of the request's prompts, then of the questions. One that leaves no room for an answer loses its
+    beginning."""
+    evaluation = context.request.evaluation
     prompts = [context.renderer.prompt(prompt) for prompt in evaluation.prompts]
-    prompts += [list(question.prompt) for task in tasks for question in task.questions]
+    prompts += [list(question.prompt) for question in asked]
     room = plan.context_length - evaluation.max_new_tokens
     cut = sum(len(prompt) > room for prompt in prompts)
     if cut:
         _LOG.warning(
             "%d of %d prompts are longer than %d tokens and lose their beginning", cut, len(prompts), room
         )
-    return Work(
-        validation=context.validation_data(),
-        tasks=tasks,
-        prompts=[prompt[-room:] for prompt in prompts],
-        benchmarks=benchmarks_of(context),
-        context_length=plan.context_length,
-    )
+    return [prompt[-room:] for prompt in prompts]
 
 
 def benchmarks_of(context: Context) -> list["Benchmark"]:
@@ -205,12 +237,11 @@ def benchmarks_of(context: Context) -> list["Benchmark"]:
 
 
 def measure(
-    context: Context, model: "LoadedModel", work: Work, batches: Mapping[str, Iterable[Batch]]
+    context: Context, model: "LoadedModel", room: Room, work: Work, batches: Mapping[str, Iterable[Batch]]
 ) -> Measured:
     """Everything that ``work`` asks, of one model. ``batches``: of the rows that the method measures."""
     from finetune_trainer.evaluation.generate import Generator
     from finetune_trainer.evaluation.loss import LossMeter, combined
-    from finetune_trainer.evaluation.sampling import Sampling
     from finetune_trainer.objectives import Imitation, objective_of
 
     request = context.request
@@ -237,14 +268,10 @@ def measure(
         )
     generator = Generator(
         model,
-        Sampling(
-            max_new_tokens=request.evaluation.max_new_tokens,
-            temperature=request.evaluation.temperature,
-            top_k=request.evaluation.top_k,
-            seed=request.hyperparameters.seed,
-        ),
+        sampling_of(request),
         end_ids=context.renderer.end_ids(),
-        rows=request.hyperparameters.global_batch_size,
+        room=room,
+        longest=work.context_length - request.evaluation.max_new_tokens,
     )
     answers = [
         context.tokenizer.decode(answer, skip_special_tokens=True).strip()
@@ -255,7 +282,7 @@ def measure(
     for task in work.tasks:
         own, at = answers[at : at + len(task.questions)], at + len(task.questions)
         spoken = [
-            without_reasoning(answer, opened=_opens_reasoning(context, question.prompt))
+            without_reasoning(answer, opened=opens_reasoning(context.tokenizer.decode(question.prompt[-16:])))
             for answer, question in zip(own, task.questions, strict=True)
         ]
         references = [without_reasoning(each.reference) for each in task.questions]
@@ -266,34 +293,42 @@ def measure(
         elif "Loss" in task.spec.metrics:
             found["loss"] = texts.measure(model.model, _batches(context, task.data)).mean
         scores.append(found)
-    scores += _benchmark_scores(context, model, work)
+    scores += _benchmark_scores(context, model, room, work)
     return Measured(result=result, scores=scores, answers=answers)
 
 
-def _opens_reasoning(context: Context, prompt: Sequence[int]) -> bool:
-    """Whether the chat template's prompt for an answer ends in ``<think>``, as DeepSeek R1's does."""
-    end: str = context.tokenizer.decode(list(prompt[-8:]))
-    return end.rstrip().endswith(REASONING)
+def sampling_of(request: StageRequest) -> "Sampling":
+    """How answers to the request's prompts and questions are generated."""
+    from finetune_trainer.evaluation.sampling import Sampling
+
+    return Sampling(
+        max_new_tokens=request.evaluation.max_new_tokens,
+        temperature=request.evaluation.temperature,
+        top_k=request.evaluation.top_k,
+        seed=request.hyperparameters.seed,
+    )
 
 
-def _benchmark_scores(context: Context, model: "LoadedModel", work: Work) -> list[dict[str, float]]:
+def _benchmark_scores(
+    context: Context, model: "LoadedModel", room: Room, work: Work
+) -> list[dict[str, float]]:
     if not work.benchmarks:
         return []
+    from finetune_trainer.evaluation.answering import LoadedEngine
     from finetune_trainer.evaluation.benchmarks import scores
-    from finetune_trainer.evaluation.harness import HarnessModel
 
-    h = context.request.hyperparameters
-    asked = HarnessModel(
-        model,
-        context.tokenizer,
-        context.renderer,
-        context=work.context_length,
-        rows=h.global_batch_size,
-        tokens=h.microbatch_size * context.request.data.max_seq_length,
-        seed=h.seed,
-    )
+    engine = LoadedEngine(model, room=room, context=work.context_length, end_ids=context.renderer.end_ids())
+    asked = harness_of(context, engine, work.context_length)
     chat = bool(context.tokenizer.chat_template)
     return [scores(each, asked, chat=chat) for each in work.benchmarks]
+
+
+def harness_of(context: Context, engine: "Engine", context_length: int) -> "HarnessModel":
+    """``engine`` as the harness asks it. ``context_length``: of the model, in tokens."""
+    from finetune_trainer.evaluation.harness import HarnessModel
+
+    seed = context.request.hyperparameters.seed
+    return HarnessModel(engine, context.tokenizer, context.renderer, context=context_length, seed=seed)
 
 
 def _batches(context: Context, data: Dataset) -> EvaluationBatches:

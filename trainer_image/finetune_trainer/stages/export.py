@@ -10,8 +10,9 @@ from finetune_contract import (
     ExportOutcome,
     MethodSpec,
     PreflightOutcome,
+    StageRequest,
 )
-from finetune_trainer import engine, export, provided
+from finetune_trainer import engine, export, heap, provided
 from finetune_trainer.export import CardFacts, Published
 from finetune_trainer.export.hub_upload import Part, push
 from finetune_trainer.export.publish import Kind
@@ -19,7 +20,7 @@ from finetune_trainer.export.publish import places as places_of
 from finetune_trainer.export.serving import Served
 from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.models import LocalModel
+from finetune_trainer.models import LocalModel, Values
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.inputs import trained_parameters
 from finetune_trainer.storage import join
@@ -32,26 +33,27 @@ KINDS: Mapping[str, Kind] = {"model": "HuggingFace", "adapter": "Adapter", "orba
 
 def run(context: Context) -> ExportOutcome:
     """Writes to the run folder and to every destination; the run folder's manifest comes last."""
+    heap.return_freed_arrays()
     parameters = trained_parameters(context)
     orbax = context.request.model.orbax
-    model = context.model(weights=orbax is None)
+    values = _values(context.request)
+    model = context.model(weights=orbax is None, values=values)
     plan = context.plan(model)
     request = context.request
     engine.prepare(plan)
     lora = request.method.lora
     weights = (
-        open_weights(model.path, plan, where=model.source)
+        open_weights(model.path, plan, where=model.source, headers_only=values != "All")
         if orbax is None
-        # Only an adapter is merged into what was there before.
         else provided.base_weights(
-            orbax, plan, context.scratch / "base", scratch=context.scratch, values=lora is not None
+            orbax, plan, context.scratch / "base", scratch=context.scratch, values=values == "All"
         )
     )
     folders = export.build(
         export.ExportInputs(
             source=model.path,
             tokenizer=tokenizer_folder(
-                model.tokenizer_path, request.data.chat_template, context.scratch / "tokenizer"
+                model, context.tokenizer, request.data.chat_template, context.scratch / "tokenizer"
             ),
             weights=weights,
             plan=plan,
@@ -67,8 +69,9 @@ def run(context: Context) -> ExportOutcome:
         context.scratch,
         context.store,
     )
+    model.require_unchanged()
     artifacts = [
-        _artifact(name, export.publish(folder, context.folder.exported(name), KINDS[name], context.store))
+        _artifact(name, _publish(context, folder, context.folder.exported(name), name))
         for name, folder in folders.items()
     ]
     for destination in request.export.destinations:
@@ -78,6 +81,14 @@ def run(context: Context) -> ExportOutcome:
     )
     context.store.write(context.folder.export_manifest, outcome.to_json())
     return outcome
+
+
+def _values(request: StageRequest) -> Values:
+    """Which of the base model's weights the export holds: an adapter none, one that is merged all, and a fully tuned
+    model those that training left alone."""
+    if request.method.lora is None:
+        return "Foreign"
+    return "None" if request.export.content == "Adapter" else "All"
 
 
 def _served(context: Context, plan: ModelPlan) -> Served | None:
@@ -110,12 +121,15 @@ def _copies(context: Context, folders: Mapping[str, Path], destination: Destinat
     return [
         _artifact(
             name,
-            export.publish(
-                folder, join(destination.uri, places[name]).rstrip("/"), KINDS[name], context.store
-            ),
+            _publish(context, folder, join(destination.uri, places[name]).rstrip("/"), name),
         )
         for name, folder in folders.items()
     ]
+
+
+def _publish(context: Context, folder: Path, uri: str, name: str) -> Published:
+    owner = export.Owner.of(context.request, context.run)
+    return export.publish(folder, uri, KINDS[name], context.store, owner)
 
 
 def _artifact(name: str, published: Published) -> Artifact:

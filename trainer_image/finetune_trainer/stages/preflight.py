@@ -1,20 +1,27 @@
 """Preflight: everything that can be found out without an accelerator is found out here, and written down."""
 
 import os
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from finetune_contract import BenchmarkReport, ExitCode, PreflightOutcome
-from finetune_trainer import converted, fingerprint, provided
-from finetune_trainer.checkpoint_layout import layout_for
+from finetune_contract import BenchmarkReport, ExitCode, MemoryOutcome, PreflightOutcome
+from finetune_trainer import converted, fingerprint, provided, widths
+from finetune_trainer.checkpoints.layout import layout_for
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.data import page, remarks, special_tokens
 from finetune_trainer.errors import StageError
-from finetune_trainer.export import probe
+from finetune_trainer.export import Owner, probe
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages import data_check, resumption, smoke
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.evaluate import benchmarks_of
+from finetune_trainer.stages.programs import programs
+from finetune_trainer.tokenizer import misreading_class
 from finetune_trainer.training import overrides, settings
+
+if TYPE_CHECKING:
+    from finetune_trainer.evaluation.benchmarks import Benchmark
 
 #: What the operator is told; the report has all.
 _WARNINGS = 16
@@ -25,22 +32,49 @@ def run(context: Context) -> PreflightOutcome:
     model = context.model(weights=False)
     plan = context.plan(model)
     check_request(context, plan)
-    probe.destinations(context.request.export, context.store)
+    probe.destinations(context.request.export, context.store, Owner.of(context.request, context.run))
     found = data_check.check(context)
+    special_tokens.require_known_prompts(
+        context.request.evaluation.prompts, context.renderer, context.tokenizer, plan.vocab_size
+    )
     _check_profiling(context, found.steps)
     evaluation = [data_check.checked(context, dataset) for dataset in context.request.evaluation.datasets]
-    benchmarks = checked_benchmarks(context)
+    loaded = benchmarks_of(context)
+    benchmarks = checked_benchmarks(context, loaded)
     ids = special_tokens.of_model(context.tokenizer, context.renderer, model.path, plan.vocab_size)
-    rate = remarks.of_learning_rate(context.request.method, context.request.hyperparameters, plan.parameters)
+    template = [
+        *remarks.of_class(misreading_class(model, context.tokenizer)),
+        *remarks.of_arguments(context.request.data.chat_template_arguments),
+    ]
+    method, numbers = context.request.method, context.request.hyperparameters
+    rate = [
+        *remarks.of_learning_rate(method, numbers, plan.parameters),
+        *remarks.of_warmup(numbers, found.steps),
+        *remarks.of_weight_precision(method, numbers),
+    ]
+    width = remarks.of_width(context.request, widths.of_rows(context.request), plan.context_length)
     found = found.model_copy(
-        update={"evaluation": evaluation, "benchmarks": benchmarks, "remarks": [*found.remarks, *ids, *rate]}
+        update={
+            "evaluation": evaluation,
+            "benchmarks": benchmarks,
+            "remarks": [*found.remarks, *template, *ids, *rate, *width],
+        }
     )
     layout = layout_for(context.request.mesh)
     if context.request.model.orbax is not None:
-        provided.check(
-            context.request.model.orbax, plan, layout, store=context.store, scratch=context.scratch
-        )
-    memory = check_memory(context.request, plan, model.path, context.store, os.environ)
+        provided.check(context.request.model.orbax, plan, layout, scratch=context.scratch)
+    memory = check_memory(
+        context.request.model_copy(
+            # as the Train stage comes to it: learning rates are part of the train step
+            update={"hyperparameters": numbers.model_copy(update={"steps": found.steps, "epochs": None})}
+        ),
+        plan,
+        model.path,
+        context.store,
+        os.environ,
+        programs=lambda: programs(context, plan, loaded),
+        end_ids=context.renderer.end_ids(),
+    )
     tried = smoke.try_out(context, model, plan)
     prints = fingerprint.of_model(model, plan, layout)
     outcome = PreflightOutcome(
@@ -51,10 +85,14 @@ def run(context: Context) -> PreflightOutcome:
         benchmarks=benchmarks,
         steps=found.steps,
         max_seq_length=context.request.data.max_seq_length,
+        row_width=widths.of_rows(context.request),
         fingerprint=prints.value,
         fingerprint_inputs=dict(prints.inputs),
         prepared=found.prepared,
-        warnings=[remark.text for remark in found.remarks if remark.level == "Problem"][:_WARNINGS],
+        warnings=[
+            *_uncompiled(memory),
+            *(remark.text for remark in found.remarks if remark.level == "Problem"),
+        ][:_WARNINGS],
         report=context.folder.data_page,
         memory=memory,
         smoke=tried,
@@ -70,9 +108,16 @@ def run(context: Context) -> PreflightOutcome:
     return outcome
 
 
-def checked_benchmarks(context: Context) -> list[BenchmarkReport]:
-    """Their reports, once it is sure that the harness can make them and that the gates name what they measure."""
-    found = benchmarks_of(context)
+def _uncompiled(memory: MemoryOutcome | None) -> Iterator[str]:
+    if memory is not None and memory.uncompiled:
+        yield (
+            "Programs of the job that were not compiled beforehand, so that it is not known whether they fit, the "
+            f"largest first: {'; '.join(memory.uncompiled)}."
+        )
+
+
+def checked_benchmarks(context: Context, found: Sequence["Benchmark"]) -> list[BenchmarkReport]:
+    """The reports of those that were ``found``, once it is sure that the gates name what they measure."""
     measured = {f"{each.spec.name}/{name}" for each in found for name in each.metrics}
     names = tuple(f"{each.spec.name}/" for each in found)
     for gate in context.request.evaluation.gates:
@@ -99,7 +144,7 @@ def _check_profiling(context: Context, steps: int) -> None:
     if wanted is not None and wanted.start_step + wanted.steps - 1 > steps:
         raise StageError(
             ExitCode.BAD_REQUEST, "ProfilingTooLate", "training ends before the steps that are to be profiled",
-            where="profiling", saw=f"steps {wanted.start_step} to {wanted.start_step + wanted.steps - 1}",
+            where="spec.profiling", saw=f"steps {wanted.start_step} to {wanted.start_step + wanted.steps - 1}",
             expected=f"steps up to {steps}", fix="Lower profiling.startStep or profiling.steps.",
         )  # fmt: skip
 
@@ -117,12 +162,10 @@ def check_request(context: Context, plan: ModelPlan) -> None:
     if request.evaluation.max_new_tokens >= plan.context_length:
         raise StageError(
             ExitCode.BAD_REQUEST, "AnswerTooLong", "an answer leaves no room for its prompt",
-            where="evaluation.generation.maxNewTokens", saw=str(request.evaluation.max_new_tokens),
+            where="spec.evaluation.generation.maxNewTokens", saw=str(request.evaluation.max_new_tokens),
             expected=f"fewer than the model's {plan.context_length} tokens", fix="Lower maxNewTokens.",
         )  # fmt: skip
     settings.settings(request, plan, steps=1, platform="tpu", output="")
     overrides.parse(request.engine_overrides)
+    context.renderer.chat.require_known_arguments()
     special_tokens.require_embeddings(context.tokenizer, plan.vocab_size)
-    special_tokens.require_known_prompts(
-        request.evaluation.prompts, context.renderer, context.tokenizer, plan.vocab_size
-    )

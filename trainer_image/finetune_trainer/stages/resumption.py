@@ -34,7 +34,7 @@ def check(context: Context, found: PreflightOutcome) -> None:
         result = context.store.read_or_none(f"{folder}/result.json")
         details = None if result is None else StageResult.model_validate_json(result).details
         if isinstance(details, PreflightOutcome):
-            differs += _found(details, found)
+            differs += _found(details, found, packing=before.data.packing)
         if differs:
             raise _mismatch(before.job.name, differs)
         return
@@ -65,7 +65,7 @@ def _asked(before: StageRequest, now: StageRequest) -> Iterator[str]:
         ("model", _where(before.model), _where(now.model)),
         ("method", before.method, now.method),
         *((f"datasets.{name}", getattr(before.data, name), getattr(now.data, name)) for name in
-          ("split_from_train", "shuffle", "packing", "chat_template")),
+          ("split_from_train", "shuffle", "packing", "chat_template", "chat_template_arguments")),
         ("datasets.train", [each.model_copy(update={"digest": None}) for each in before.data.train],
          [each.model_copy(update={"digest": None}) for each in now.data.train]),
         *((f"hyperparameters.{name}", getattr(before.hyperparameters, name), getattr(now.hyperparameters, name))
@@ -75,11 +75,15 @@ def _asked(before: StageRequest, now: StageRequest) -> Iterator[str]:
             yield f"{place} ({_short(old)}, now {_short(new)})"
 
 
-def _found(before: PreflightOutcome, now: PreflightOutcome) -> Iterator[str]:
+def _found(before: PreflightOutcome, now: PreflightOutcome, *, packing: bool) -> Iterator[str]:
     if before.model.revision != now.model.revision:
         yield f"the model's content ({before.model.revision}, now {now.model.revision})"
     if before.max_seq_length != now.max_seq_length:
         yield f"datasets.maxSeqLength ({before.max_seq_length}, now {now.max_seq_length})"
+    old_width = before.row_width or before.max_seq_length
+    if packing and old_width != now.row_width:
+        # other rows are packed of the same sequences
+        yield f"the width of rows ({old_width}, now {now.row_width}), which engineOverrides of the kernel decide"
     old, new = _revisions(before.train), _revisions(now.train)
     yield from (f"the content of {path} ({old[path]}, now {new[path]})" for path in old.keys() & new.keys()
                 if old[path] != new[path])  # fmt: skip
@@ -101,7 +105,7 @@ def _short(value: object) -> str:
 def _mismatch(job: str, differs: list[str]) -> StageError:
     return StageError(
         ExitCode.BAD_REQUEST, "ResumeMismatch", f"this is another training than the one that {job} began",
-        where="resumeFrom.runFolder", saw="; ".join(differs)[:480],
+        where="spec.resumeFrom.runFolder", saw="; ".join(differs)[:480],
         expected="the same but for steps and epochs",
         fix="Make them the same, or leave resumeFrom out and begin anew.",
     )  # fmt: skip

@@ -141,7 +141,7 @@ class _Chain:
                 found = error
         raise StageError(
             ExitCode.BAD_REQUEST, "SmokeTestTooSmall", "the first rows leave nothing to train on in a smoke test",
-            where="preflight.smoke.examples", saw=found.what,
+            where="spec.preflight.smoke.examples", saw=found.what,
             expected=f"rows that leave tokens to train on within {longest}",
             fix="Raise it, or leave preflight.smoke out.",
         ) from found  # fmt: skip

@@ -1,14 +1,20 @@
 """Train: from the converted model, or the newest checkpoint, to the last step; then the loss on the validation set."""
 
 import time
+from typing import TYPE_CHECKING
 
 from finetune_contract import TrainOutcome
+from finetune_contract.result import MOST_UNCHANGED
 from finetune_trainer import converted, engine
-from finetune_trainer.conversion import engine_path
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.engine_config import require_devices, training_config
 from finetune_trainer.stages.inputs import converted_model
+from finetune_trainer.storage import engine_path
+
+if TYPE_CHECKING:
+    from finetune_trainer.training.retention import Retention
+    from finetune_trainer.training.saving import SaveTimes
 
 
 class TrainingStopped(Exception):
@@ -25,8 +31,6 @@ def run(context: Context) -> TrainOutcome:
 
     from finetune_trainer.training import goodput
     from finetune_trainer.training.report import Report
-    from finetune_trainer.training.retention import Retention, measured_before
-    from finetune_trainer.training.saving import SaveTimes
     from finetune_trainer.training.seals import discard_damaged
     from finetune_trainer.training.session import open_session, peak_memory
     from finetune_trainer.training.tracing import Trace
@@ -45,28 +49,21 @@ def run(context: Context) -> TrainOutcome:
     steps = h.steps or steps_for(data.epoch, h.epochs or 1.0, h.global_batch_size)
     seconds["data"] = time.perf_counter() - started
 
-    started = time.perf_counter()
+    started, compiled = time.perf_counter(), context.compilations.seconds
     discarded = discard_damaged(context.store, context.folder) if context.processes.first else []
     context.processes.meet("checkpoints")
     config = training_config(context, plan, steps=steps, parameters=engine_path(converted_model(context)))
-    retention = Retention(
-        policy=request.checkpointing,
-        measured=measured_before(context.store.read_or_none(context.folder.metrics)),
-        per_token=request.method.type == "SFT",
-    )
-    saving = SaveTimes(
-        every_steps=request.checkpointing.every_steps,
-        every_seconds=request.checkpointing.every_seconds,
-        first_says=context.processes.first_says,
-    )
+    retention, saving = _policies(context)
     with converted.loading(request):
-        session = open_session(config, steps, request, retention, saving)
-    seconds["restore"] = time.perf_counter() - started
+        session = open_session(config, plan, request, steps=steps, retention=retention, saving=saving)
+    seconds["compile"] = context.compilations.seconds - compiled
+    seconds["restore"] = time.perf_counter() - started - seconds["compile"]
     report = None
     if context.processes.first:
         report = Report(
             context.folder, context.store, attempt=request.attempt, restart=request.restart, total_steps=steps,
-            start_step=session.start_step, discarded=discarded, seconds=seconds, peak_memory=peak_memory,
+            start_step=session.start_step, discarded=discarded, seconds=seconds, compilations=context.compilations,
+            peak_memory=peak_memory,
             ideal_seconds=ideal_step_seconds(plan, request, [each.device_kind for each in jax.devices()]),
             now=context.now,
         )  # fmt: skip
@@ -93,6 +90,7 @@ def run(context: Context) -> TrainOutcome:
             each.name: EvaluationBatches(rows=each.rows, batch_size=h.microbatch_size) for each in validation
         },
         seconds=seconds,
+        compilations=context.compilations,
     )
     batches = TrainBatches(
         rows=data.rows,
@@ -102,21 +100,43 @@ def run(context: Context) -> TrainOutcome:
         shuffle=request.data.shuffle,
     )
     stopped = None
+    still: list[str] = []
     try:
-        session.run(batches, control)
+        still = session.run(batches, control)
     except Stopped as stop:
         stopped = stop
     finally:
         if report is not None:
             report.checkpoints(session.trainer.saved_steps())
             report.close()
-    outcome = _outcome(context, session, steps, seconds)
+    outcome = _outcome(context, session, steps, seconds, still)
     if stopped is not None:
         raise TrainingStopped(outcome)
     return outcome
 
 
-def _outcome(context: Context, session: object, steps: int, seconds: dict[str, float]) -> TrainOutcome:
+def _policies(context: Context) -> "tuple[Retention, SaveTimes]":
+    """Which checkpoints are kept, and when they are saved."""
+    from finetune_trainer.training.retention import Retention, measured_before
+    from finetune_trainer.training.saving import SaveTimes
+
+    policy = context.request.checkpointing
+    retention = Retention(
+        policy=policy,
+        measured=measured_before(context.store.read_or_none(context.folder.metrics)),
+        per_token=context.request.method.type == "SFT",
+    )
+    saving = SaveTimes(
+        every_steps=policy.every_steps,
+        every_seconds=policy.every_seconds,
+        first_says=context.processes.first_says,
+    )
+    return retention, saving
+
+
+def _outcome(
+    context: Context, session: object, steps: int, seconds: dict[str, float], still: list[str]
+) -> TrainOutcome:
     from finetune_trainer.training.session import Session
 
     assert isinstance(session, Session)
@@ -137,6 +157,8 @@ def _outcome(context: Context, session: object, steps: int, seconds: dict[str, f
         best_step=retention.best(saved),
         checkpoints=retention.records(saved, context.folder),
         tokens=watch.tokens,
+        unchanged_tensors=len(still),
+        unchanged=still[:MOST_UNCHANGED],
         trace=context.folder.profile
         if any(True for _ in context.store.entries(context.folder.profile))
         else None,

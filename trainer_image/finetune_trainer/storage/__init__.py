@@ -1,13 +1,12 @@
 """Folders and files by address, ``gs://`` and ``file://`` alike.
 
 Failures are ``StageError``: 66 missing, 77 denied, 69 unreachable after five minutes of retries. A single file is
-always replaced as a whole; of a folder, the files named as ``last`` are uploaded last, so that their presence means
-that the folder is complete.
+always replaced as a whole.
 """
 
 import fnmatch
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,13 @@ from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage.base import Backend, Current, Entry, missing
 from finetune_trainer.storage.gcs import GcsBackend
-from finetune_trainer.storage.local import LocalBackend
-from finetune_trainer.storage.uri import fixed_prefix, has_wildcard, join, name_of, parse
+from finetune_trainer.storage.local import LocalBackend, size_and_time
+from finetune_trainer.storage.uri import fixed_prefix, has_wildcard, is_inside, join, name_of, parse
 
-__all__ = ["Current", "Entry", "Store", "has_wildcard", "join", "local_path", "name_of", "open_store"]
+__all__ = [
+    "Current", "Entry", "Store", "engine_path", "has_wildcard", "is_inside", "join", "local_path", "name_of",
+    "open_store", "unchanged",
+]  # fmt: skip
 
 _PARALLEL = 8
 
@@ -33,6 +35,19 @@ def local_path(uri: str) -> Path | None:
     """The path behind a ``file://`` address, None for a bucket."""
     address = parse(uri)
     return address if isinstance(address, Path) else None
+
+
+def engine_path(uri: str) -> str:
+    """An address as MaxText and Orbax spell it: local folders as plain paths."""
+    local = local_path(uri)
+    return uri if local is None else str(local)
+
+
+def unchanged(entry: Entry) -> bool:
+    """Whether the file behind an entry of ``file://`` still has the size and time that were listed; reads no content.
+    True for an object in a bucket, which is read by its generation."""
+    path = local_path(entry.uri)
+    return path is None or size_and_time(path) == (entry.size, entry.updated)
 
 
 class Store:
@@ -92,6 +107,11 @@ class Store:
         self._of(uri).download(uri, target, generation)
         return target
 
+    def read_range(self, uri: str, start: int, end: int, *, generation: str | None = None) -> bytes:
+        """The bytes from ``start`` up to ``end``; fewer where the file ends before. ``generation`` as in
+        ``fetch_file``."""
+        return self._of(uri).read_range(uri, start, end, generation)
+
     def upload_file(self, source: Path, uri: str) -> None:
         self._of(uri).upload(source, uri)
 
@@ -124,25 +144,41 @@ class Store:
                 raise missing(uri)
             return local
         prefix = uri.rstrip("/") + "/"
-        names = [entry.uri.removeprefix(prefix) for entry in self.entries(uri)]
-        wanted = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in include)]
+        found = {entry.uri.removeprefix(prefix): entry for entry in self.entries(uri)}
+        wanted = {
+            name: entry
+            for name, entry in found.items()
+            if any(fnmatch.fnmatch(name, pattern) for pattern in include)
+        }
         if not wanted:
             raise missing(uri)
-        scratch.mkdir(parents=True, exist_ok=True)
-        _in_parallel(partial(self.fetch_file, prefix + name, scratch / name) for name in wanted)
-        return scratch
+        return self.fetch_listed(wanted, scratch)
 
-    def upload_folder(self, source: Path, uri: str, *, last: Sequence[str] = ()) -> None:
-        """Uploads every file below ``source``; those in ``last`` after all others, in that order."""
+    def fetch_listed(self, files: Mapping[str, Entry], target: Path) -> Path:
+        """``target`` with these files below their names, each as it was listed. Raises 66 for an object in a bucket
+        that has been replaced or removed since, 64 for a name that leads out of ``target``."""
+        for name, entry in files.items():
+            if not is_inside(name):
+                raise StageError(
+                    ExitCode.BAD_REQUEST, "InvalidUri", "a file's name would lead out of its folder", where=entry.uri,
+                    saw=repr(name), expected="names between slashes, none empty, '.' or '..'",
+                    fix="Rename or remove the file.",
+                )  # fmt: skip
+        target.mkdir(parents=True, exist_ok=True)
+        _in_parallel(
+            partial(self.fetch_file, entry.uri, target / name, generation=entry.generation)
+            for name, entry in files.items()
+        )
+        return target
+
+    def upload_folder(self, source: Path, uri: str, *, skip: Sequence[str] = ()) -> None:
+        """Uploads every file below ``source`` but for those in ``skip``."""
         names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
         _in_parallel(
             partial(self.upload_file, source / name, join(uri, name))
             for name in names
-            if name not in set(last)
+            if name not in set(skip)
         )
-        for name in last:
-            if (source / name).is_file():
-                self.upload_file(source / name, join(uri, name))
 
     def delete_folder(self, uri: str, *, first: Sequence[str] = ()) -> None:
         """Removes every file below ``uri``; those in ``first`` before all others, so that no reader takes the rest

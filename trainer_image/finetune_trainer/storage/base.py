@@ -63,6 +63,10 @@ class Backend(Protocol):
         """``generation``: only this one; any other is missing."""
         ...
 
+    def read_range(self, uri: str, start: int, end: int, generation: str | None) -> bytes:
+        """Bytes from ``start`` up to ``end``, fewer where the file ends before; ``generation`` as in ``download``."""
+        ...
+
     def upload(self, source: Path, uri: str) -> None: ...
 
     def delete(self, uri: str) -> None:

@@ -7,12 +7,15 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 
 import requests
 from google.api_core import exceptions, retry
 from google.auth import exceptions as auth_exceptions
 from google.cloud import storage
+from google.cloud.storage import transfer_manager
+from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
 from finetune_trainer.storage import base
 from finetune_trainer.storage import uri as addresses
@@ -25,6 +28,11 @@ _ATTEMPT_SECONDS = (10, 60)
 _TOTAL_SECONDS = 300
 #: A file that is replaced while it is read is read again, at most so many times.
 _READS = 5
+#: Larger files are fetched in pieces of this size, each retried by itself, so many at a time.
+_PIECE = 32 * 2**20
+_PIECES_AT_ONCE = 4
+#: Uploads hold so much of a file in memory, and repeat so much of it after a broken connection.
+_UPLOAD_PIECE = 16 * 2**20
 _TRANSIENT = (
     ConnectionError,
     TimeoutError,
@@ -38,6 +46,15 @@ _TRANSIENT = (
     exceptions.GatewayTimeout,
     auth_exceptions.TransportError,
 )
+#: What transfers of contents raise: for a status, and for bytes that have another checksum.
+_TRANSFER = (InvalidResponse, DataCorruption)
+_PASSING_STATUS = (408, 429, 500, 502, 503, 504)
+
+
+def _passing(error: BaseException) -> bool:
+    if isinstance(error, InvalidResponse):
+        return error.response.status_code in _PASSING_STATUS
+    return isinstance(error, _TRANSIENT)
 
 
 def _waiting(error: Exception) -> None:
@@ -46,7 +63,7 @@ def _waiting(error: Exception) -> None:
 
 #: Every request here may be repeated: whole-object writes and create-only writes are idempotent.
 _RETRY = retry.Retry(
-    predicate=retry.if_exception_type(*_TRANSIENT),
+    predicate=_passing,
     initial=0.5,
     maximum=20.0,
     multiplier=2.0,
@@ -148,15 +165,29 @@ class GcsBackend:
     def download(self, uri: str, target: Path, generation: str | None) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _mapped(uri):
-            self._blob(uri, generation).download_to_filename(
-                str(target), timeout=_ATTEMPT_SECONDS, retry=_RETRY
+            blob = self._blob(uri, generation)
+            blob.reload(timeout=_ATTEMPT_SECONDS, retry=_RETRY)  # size, generation and checksum
+            transfer_manager.download_chunks_concurrently(
+                blob,
+                str(target),
+                chunk_size=_PIECE,
+                download_kwargs={"timeout": _ATTEMPT_SECONDS, "retry": _RETRY},
+                worker_type=transfer_manager.THREAD,
+                max_workers=_PIECES_AT_ONCE,
             )
+
+    def read_range(self, uri: str, start: int, end: int, generation: str | None) -> bytes:
+        with _mapped(uri):
+            part: bytes = self._blob(uri, generation).download_as_bytes(
+                start=start, end=end - 1, timeout=_ATTEMPT_SECONDS, retry=_RETRY
+            )
+            return part
 
     def upload(self, source: Path, uri: str) -> None:
         with _mapped(uri):
-            self._blob(uri).upload_from_filename(
-                str(source), timeout=_ATTEMPT_SECONDS, retry=_RETRY, checksum="crc32c"
-            )
+            blob = self._blob(uri)
+            blob.chunk_size = _UPLOAD_PIECE
+            blob.upload_from_filename(str(source), timeout=_ATTEMPT_SECONDS, retry=_RETRY, checksum="crc32c")
 
     def delete(self, uri: str) -> None:
         with _mapped(uri), suppress(exceptions.NotFound):
@@ -196,9 +227,18 @@ def _mapped(uri: str) -> Iterator[None]:
         yield
     except exceptions.NotFound as error:
         raise base.missing(uri) from error
+    except InvalidResponse as error:
+        if error.response.status_code == HTTPStatus.NOT_FOUND:  # a generation that went between two pieces
+            raise base.missing(uri) from error
+        raise base.unavailable(uri, str(error)) from error
     except (exceptions.Forbidden, exceptions.Unauthorized, auth_exceptions.DefaultCredentialsError) as error:
         raise base.denied(uri, str(error)) from error
     except auth_exceptions.RefreshError as error:
         raise base.denied(uri, str(error)) from error
-    except (exceptions.GoogleAPICallError, exceptions.RetryError, *_TRANSIENT) as error:
+    except (
+        exceptions.GoogleAPICallError,
+        exceptions.RetryError,
+        DataCorruption,
+        *_TRANSIENT,
+    ) as error:
         raise base.unavailable(uri, str(error)) from error

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,19 +77,20 @@ class LocalBackend:
     def stat(self, uri: str) -> Entry | None:
         path = _path(uri)
         with _mapped(uri):
-            try:
-                facts = path.stat()
-            except (FileNotFoundError, NotADirectoryError):
+            facts = size_and_time(path)
+            if facts is None:
                 return None
-            if not path.is_file():
-                return None
-            updated = datetime.fromtimestamp(facts.st_mtime, UTC)
-            return Entry(uri=uri, size=facts.st_size, updated=updated, crc32c=_crc32c(path))
+            return Entry(uri=uri, size=facts[0], updated=facts[1], crc32c=_crc32c(path))
 
     def download(self, uri: str, target: Path, generation: str | None) -> None:  # noqa: ARG002 - files have none
         with _mapped(uri):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(_path(uri), target)
+
+    def read_range(self, uri: str, start: int, end: int, generation: str | None) -> bytes:  # noqa: ARG002 - files have none
+        with _mapped(uri), _path(uri).open("rb") as stream:
+            stream.seek(start)
+            return stream.read(end - start)
 
     def upload(self, source: Path, uri: str) -> None:
         with _mapped(uri), _partial(_path(uri)) as partial:
@@ -98,6 +100,17 @@ class LocalBackend:
     def delete(self, uri: str) -> None:
         with _mapped(uri):
             _path(uri).unlink(missing_ok=True)
+
+
+def size_and_time(path: Path) -> tuple[int, datetime] | None:
+    """Bytes and time of the last change; None where there is no such file."""
+    try:
+        facts = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(facts.st_mode):
+        return None
+    return facts.st_size, datetime.fromtimestamp(facts.st_mtime, UTC)
 
 
 def _path(uri: str) -> Path:
@@ -117,6 +130,8 @@ def _mapped(uri: str) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EROFS:
             raise base.denied(uri, str(error)) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # the stage's end tells what it is
         raise base.unavailable(uri, str(error)) from error
 
 

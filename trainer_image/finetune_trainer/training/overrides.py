@@ -16,7 +16,7 @@ def parse(overrides: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _refusal(fault: OverrideFault) -> StageError:
-    where = f"engineOverrides.{fault.key}"
+    where = f"spec.engineOverrides.{fault.key}"
     told = {"where": where, "saw": fault.saw, "expected": fault.expected, "fix": fault.fix}
     match fault.kind:
         case FaultKind.UNKNOWN:

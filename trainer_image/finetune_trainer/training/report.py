@@ -26,6 +26,7 @@ from finetune_contract import (
     RunFolder,
     StageRequest,
 )
+from finetune_trainer.compilations import Compilations
 from finetune_trainer.storage import Store
 from finetune_trainer.training import goodput
 from finetune_trainer.training.seals import seal_of
@@ -100,14 +101,15 @@ class Report:
         start_step: int,
         discarded: list[DiscardedCheckpoint],
         seconds: Mapping[str, float],
+        compilations: Compilations,
         peak_memory: Callable[[], int | None],
         ideal_seconds: float | None,
         now: Callable[[], datetime],
         pause: float = 1.0,
     ) -> None:
         """``discarded``: the checkpoints that this attempt found damaged. ``seconds``: where this attempt's time has
-        gone so far, by kind; read at every report. ``peak_memory``: bytes. ``ideal_seconds``: of a step
-        at the devices' full rate, where that is known."""
+        gone so far, by kind; read at every report, as ``compilations`` is. ``peak_memory``: bytes.
+        ``ideal_seconds``: of a step at the devices' full rate, where that is known."""
         self._folder, self._store = folder, store
         self._now = now
         self._attempt, self._restart = attempt, restart
@@ -125,7 +127,7 @@ class Report:
         before = Progress.model_validate_json(earlier) if earlier is not None else None
         self._discarded = [*(before.discarded if before else ()), *discarded]
         self._before, self._seconds_by_kind = goodput.carried(before, start_step), seconds
-        self._peak_memory, self._ideal_seconds = peak_memory, ideal_seconds
+        self._compilations, self._peak_memory, self._ideal_seconds = compilations, peak_memory, ideal_seconds
 
     def step(self, step: int, metrics: Metrics, seconds: float | None) -> None:
         """A step is done. ``seconds`` is None where the time holds more than the step (compilation, evaluation)."""
@@ -203,6 +205,7 @@ class Report:
             discarded=self._discarded[-10:],
             peak_memory_bytes=self._peak_memory(),
             seconds=goodput.total(self._before, self._seconds_by_kind),
+            compilations=self._compilations.compiled,
             updated=self._now(),
         )
         self._writer.put(self._folder.progress, progress.to_json().encode())

@@ -18,13 +18,15 @@ from tunix.sft import peft_trainer
 
 from finetune_contract import StageRequest
 from finetune_trainer.data.batches import TrainBatches
+from finetune_trainer.families import ModelPlan
 from finetune_trainer.loading import pretrained
 from finetune_trainer.lora import with_lora
 from finetune_trainer.objectives import Objective, Reference, objective_of
-from finetune_trainer.spread import ROW_AXES
+from finetune_trainer.spread import ROW_AXES, placed_alike
+from finetune_trainer.training.movement import Movement, require_movement
 from finetune_trainer.training.retention import Retention
 from finetune_trainer.training.saving import SaveTimes
-from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch, stop_agreed
+from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Session:
     config: Any
     mesh: Mesh
     reference: Reference | None
+    movement: Movement
     learning_rates: npt.NDArray[np.float64]
     """By steps done before."""
 
@@ -43,9 +46,10 @@ class Session:
         """Steps done before this attempt."""
         return int(self.trainer.start_step)
 
-    def run(self, batches: TrainBatches, control: Control) -> None:
-        """Trains up to ``control.total_steps``, saves, and evaluates. Raises ``Stopped`` after saving when asked to
-        stop, ``StageError`` 70 when the loss is no number, RuntimeError when the loop ended before its last step."""
+    def run(self, batches: TrainBatches, control: Control) -> list[str]:
+        """Trains up to ``control.total_steps``, saves, and evaluates. The names of trained tensors that did not change.
+        Raises ``Stopped`` after saving when asked to stop, ``StageError`` 70 when the loss is no number or a whole
+        layer did not change, RuntimeError when the loop ended before its last step."""
         trainer = self.trainer
         trainer.with_data_hooks(ByStep(batches, self.mesh, control.total_steps))
         trainer.with_training_hooks(Watch(self.config, self.mesh, control))
@@ -68,13 +72,23 @@ class Session:
                 )
             if control.report is not None:
                 control.report.flush()
-            if stop_agreed(control.total_steps, control.stop_requested):
+            if control.stop_agreed():
                 raise Stopped(control.total_steps)
+            self.movement.require_numbers(trainer.model, step=control.total_steps)
+            moved = self.movement.moved(trainer.model, trainer.optimizer)
+            still = require_movement(moved, step=control.total_steps, rates=self.learning_rates)
             trainer.evaluate()
+            return still
 
 
 def open_session(
-    config: Any, steps: int, request: StageRequest, retention: Retention, saving: SaveTimes
+    config: Any,
+    plan: ModelPlan,
+    request: StageRequest,
+    *,
+    steps: int,
+    retention: Retention,
+    saving: SaveTimes,
 ) -> Session:
     """Loads the model and the newest whole checkpoint, if there is one.
 
@@ -86,11 +100,13 @@ def open_session(
         parts = request.hyperparameters.gradient_accumulation_steps
         if config.lora.enable_lora:
             model = with_lora(model, mesh, config)
+        movement = Movement(model, plan, config, mesh)
         reference = None
         if objective.relative:
             nnx.pop(model, nnx.Intermediate)
             made = Reference.without_adapter if config.lora.enable_lora else Reference.copied
-            reference = made(model, mesh, parts=parts)  # before a checkpoint is restored
+            # before a checkpoint is restored
+            reference = made(model, mesh, rows=request.hyperparameters.microbatch_size)
         trainer, schedule = build_trainer(
             config,
             model,
@@ -98,12 +114,15 @@ def open_session(
             objective,
             parts,
         )
+        for module in (trainer.model, trainer.optimizer):
+            nnx.update(module, jax.tree.map(lambda leaf: placed_alike(leaf, mesh), nnx.state(module)))
         trainer.retention = retention
     return Session(
         trainer=trainer,
         config=config,
         mesh=mesh,
         reference=reference,
+        movement=movement,
         # a constant schedule without warm-up answers with one number for all steps
         learning_rates=np.broadcast_to(np.asarray(schedule(jnp.arange(steps)), np.float64), (steps,)),
     )

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import ExitCode, Hyperparameters, MeshSpec, StageRequest
-from finetune_trainer.checkpoint_layout import layout_for
+from finetune_trainer import widths
+from finetune_trainer.checkpoints.layout import layout_for
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 
@@ -27,12 +28,13 @@ def settings(
         "run_name": RUN_NAME,
         "base_output_directory": output,
         "steps": steps,
-        "max_target_length": request.data.max_seq_length,
+        "max_target_length": widths.of_rows(request),
         "packing": request.data.packing,
         "hardware": "cpu" if on_cpu else "tpu",
         "attention": "dot_product" if on_cpu else "autoselected",
         "dtype": _DTYPES[h.compute_precision],
         "weight_dtype": _DTYPES[h.weight_precision],
+        **_products(request),
         # of a forward pass: MaxText is not told of the accumulation
         "per_device_batch_size": per_device_batch_size(h, request.mesh),
         "init_weights_seed": h.seed,
@@ -48,16 +50,29 @@ def settings(
     }
 
 
+def _products(request: StageRequest) -> dict[str, Any]:
+    """How matrix products are made. A TPU's default rounds float32 operands to bfloat16. Preferences are differences of
+    sums over whole answers, where logits rounded to bfloat16 show."""
+    exact = request.hyperparameters.compute_precision == "FP32"
+    return {
+        "matmul_precision": "highest" if exact else "default",
+        "logits_dot_in_fp32": exact or request.method.max_prompt_length is not None,
+    }
+
+
 def parallelism(mesh: MeshSpec, *, on_cpu: bool) -> dict[str, int]:
     """Axes inside a slice (ICI) and across slices (DCN). Slices split the data axis; CPU devices know no slices."""
     slices = 1 if on_cpu else mesh.slices
     if mesh.data % slices:
         raise StageError(
             ExitCode.BAD_REQUEST, "MeshNotDivisible", "data parallelism must be a multiple of the slices",
-            where="resources.parallelism.data", saw=str(mesh.data), expected=f"a multiple of {slices}",
+            where="spec.resources.parallelism.data", saw=str(mesh.data), expected=f"a multiple of {slices}",
             fix=f"Set data: {slices}.",
         )  # fmt: skip
+    inside = (mesh.data // slices, mesh.fsdp, mesh.tensor)
     return {
+        # Of chips that lie 4x4, axes of 8 and 2 take parts of the same row. JAX does so only where it has to.
+        "allow_split_physical_axes": not on_cpu and sum(size > 1 for size in inside) > 1,
         "dcn_data_parallelism": slices,
         "ici_data_parallelism": mesh.data // slices,
         "ici_fsdp_parallelism": mesh.fsdp,
@@ -81,44 +96,45 @@ def per_device_batch_size(h: Hyperparameters, mesh: MeshSpec) -> float:
         accumulated = f", in {parts} forward passes" if parts > 1 else ""
         raise StageError(
             ExitCode.BAD_REQUEST, "BatchNotDivisible", "the batch does not divide evenly among the devices",
-            where="hyperparameters.globalBatchSize", saw=str(h.global_batch_size),
+            where="spec.hyperparameters.globalBatchSize", saw=str(h.global_batch_size),
             expected=f"a multiple of {unit} (data {mesh.data} x fsdp {mesh.fsdp}{accumulated})", fix=f"Use {nearest}.",
         )  # fmt: skip
     return h.global_batch_size / (unit * mesh.tensor)
 
 
 def optimizer(h: Hyperparameters, steps: int) -> dict[str, Any]:
-    """Optimizer and learning rate. The schedule's length is stated, so that nothing later can stretch it."""
+    """Optimizer and learning rate. The schedule's length is stated, so that nothing later can stretch it: one step more
+    than there are, so that the rate reaches 0 after the last step, as in transformers, and not at it."""
     return {
         "opt_type": h.optimizer.lower(),
         "adam_weight_decay": h.weight_decay,
         "adamw_mask": ["norm", "bias", "scale"],  # as everywhere else, decay is for matrices
         "gradient_clipping_threshold": h.max_grad_norm,
         "learning_rate": h.learning_rate,
-        "learning_rate_schedule_steps": steps,
+        "learning_rate_schedule_steps": steps + 1,
         "learning_rate_final_fraction": 0.0,
         **_schedule(h, steps),
     }
 
 
 def warmup_steps(h: Hyperparameters, steps: int) -> int:
-    """Steps of linear warm-up from 0."""
+    """Steps of linear warm-up from 0; as a share of all steps it leaves the last one to the learning rate itself."""
     if h.warmup_steps is not None:
         return min(h.warmup_steps, steps)
-    return math.ceil(round((h.warmup_ratio or 0.0) * steps, 9))
+    return min(math.ceil(round((h.warmup_ratio or 0.0) * steps, 9)), steps - 1)
 
 
 def _schedule(h: Hyperparameters, steps: int) -> dict[str, Any]:
-    warmup = warmup_steps(h, steps)
-    shape: dict[str, Any] = {"warmup_steps_fraction": _fraction(warmup, steps)}
+    warmup, length = warmup_steps(h, steps), steps + 1
+    shape: dict[str, Any] = {"warmup_steps_fraction": _fraction(warmup, length)}
     if h.schedule == "Cosine":
         return shape | {"lr_schedule_type": "cosine"}
     # MaxText's warmup-stable-decay is a line with all of it decay, and a constant with none.
-    decay = steps - warmup if h.schedule == "Linear" else 0
+    decay = length - warmup if h.schedule == "Linear" else 0
     return shape | {
         "lr_schedule_type": "wsd",
         "wsd_decay_style": "linear",
-        "wsd_decay_steps_fraction": _fraction(decay, steps),
+        "wsd_decay_steps_fraction": _fraction(decay, length),
     }
 
 
@@ -134,13 +150,14 @@ def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
     if lora is None:
         return {}
     return {
+        "mu_dtype": "float32",  # not the frozen base's: an adapter's moments are as exact as the adapter
         "lora": {
             "enable_lora": True,
             "lora_rank": lora.rank,
             "lora_alpha": lora.alpha,
             "lora_module_path": plan.lora_module_path(lora.target_modules),
             **_quantization(lora.quantization, plan),
-        }
+        },
     }
 
 
@@ -149,7 +166,8 @@ def _quantization(kind: str | None, plan: ModelPlan) -> Mapping[str, Any]:
     if kind is not None and plan.experts is not None:
         raise StageError(
             ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "experts, nearly all of the model, cannot be quantized",
-            where="method.lora.quantization", saw=kind, expected="None for a mixture of experts", fix="Leave it out.",
+            where="spec.method.lora.quantization", saw=kind,
+            expected="None for a mixture of experts", fix="Leave it out.",
         )  # fmt: skip
     if kind != "NF4":
         return {} if kind is None else {"lora_weight_qtype": "int8"}
@@ -161,6 +179,6 @@ def _quantization(kind: str | None, plan: ModelPlan) -> Mapping[str, Any]:
             return {"lora_weight_qtype": "nf4", "lora_tile_size": block}
     raise StageError(
         ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "the model's sizes cannot be cut into blocks for NF4",
-        where="method.lora.quantization", saw=", ".join(f"{name} {size}" for name, size in inputs.items()),
+        where="spec.method.lora.quantization", saw=", ".join(f"{name} {size}" for name, size in inputs.items()),
         expected=f"multiples of {_NF4_BLOCKS[-1]}", fix="Use INT8, which needs no blocks, or leave it out.",
     )  # fmt: skip

@@ -23,6 +23,7 @@ from maxtext.trainers.post_train.sft.train_sft import MaxTextPeftTrainer
 from tunix.sft.hooks import DataHooks
 
 from finetune_contract import EvaluationPoint, ExitCode, Metrics
+from finetune_trainer.compilations import Compilations
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches
 from finetune_trainer.data.layout import Batch
 from finetune_trainer.errors import StageError
@@ -94,6 +95,22 @@ class Control:
     """The validation sets, by name."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went; filled in."""
+    compilations: Compilations = field(default_factory=Compilations)
+    """Of this process."""
+    _asked: int = field(default=0, init=False)
+
+    def stop_agreed(self) -> bool:
+        """Whether to stop here. All processes ask at the same places of the training, in the same order, and get the
+        same answer at each."""
+        self._asked += 1
+        if jax.distributed.is_initialized():
+            # JAX counts the questions: one process has heard the signal, and all stop at the next that none has asked.
+            return bool(multihost_utils.reached_preemption_sync_point(self._asked))
+        return self.stop_requested()
+
+    def spent(self, kind: str, seconds: float) -> None:
+        """So many seconds more went into that."""
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
 
     def evaluated_batch(self) -> None:
         if self.report is not None:
@@ -113,7 +130,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
             None,
         )
         self._control = control
-        self._last = 0.0
+        self._last = self._compiled = 0.0
         self._clean = False
         self._logged = 0.0
         self._listed = 0
@@ -128,11 +145,11 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
     @override
     def on_train_start(self, train_ctx: "SftTrainer") -> None:
         super().on_train_start(train_ctx)
-        self._last = time.perf_counter()
+        self.skip_timing()
 
     @override
     def on_train_step_start(self, train_ctx: "SftTrainer") -> None:
-        if stop_agreed(train_ctx.train_steps, self._control.stop_requested):
+        if self._control.stop_agreed():
             raise Stopped(train_ctx.train_steps)
         step = train_ctx.train_steps
         if self._control.trace is not None:
@@ -162,8 +179,12 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         self.first_loss = loss if self.first_loss is None else self.first_loss
         self.last_loss = loss
         self.tokens += metrics.tokens or 0
-        kind = "productive" if self._clean else "compile"
-        self._control.seconds[kind] = self._control.seconds.get(kind, 0.0) + seconds
+        if self._clean:
+            self._control.spent("productive", seconds)
+        else:
+            compiled = min(seconds, self._control.compilations.seconds - self._compiled)
+            self._control.spent("compile", compiled)
+            self._control.spent("first_step", seconds - compiled)
         if self._control.report is not None:
             self._control.report.step(train_step, metrics, seconds if self._clean else None)
             saved = self._control.saving.latest
@@ -203,7 +224,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
 
     def skip_timing(self) -> None:
         """The next step's time holds something else (evaluation, a checkpoint's copy)."""
-        self._last = time.perf_counter()
+        self._last, self._compiled = time.perf_counter(), self._control.compilations.seconds
 
 
 class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no types
@@ -234,6 +255,12 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         self.control, self.maxtext, self.mesh, self.reference = control, config, mesh, reference
         self.start_step = self.train_steps
         self._measured = {}
+        # Orbax asks JAX by the number of the step whenever it may save. JAX expects one rising count of questions, and
+        # ``Control.stop_agreed`` counts those between the batches of an evaluation, too.
+        self._manager.reached_preemption = lambda _: False
+        # It has nothing open, and would remove every listener of JAX's events: the evaluation after the last step would
+        # compile uncounted.
+        self.metrics_logger.close = lambda: None
 
     def learn(self, objective: Objective, accumulation: int) -> None:
         """What a step minimises, and in how many microbatches."""
@@ -303,10 +330,17 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         step = self.train_steps
         if step == self.control.total_steps or (step == self.start_step and step > 0):
             return
-        self.evaluate()
+        self.evaluate(alive=self._evaluated_batch)
 
-    def evaluate(self) -> Loss | None:
-        """Token-weighted loss over all validation sets with the parameters as they are."""
+    def _evaluated_batch(self) -> None:
+        """Between two batches of an evaluation between steps, which may outlast what a preemption leaves."""
+        self.control.evaluated_batch()
+        if self.control.stop_agreed():
+            raise Stopped(self.train_steps)
+
+    def evaluate(self, *, alive: Callable[[], None] | None = None) -> Loss | None:
+        """Token-weighted loss over all validation sets with the parameters as they are. ``alive`` is called after each
+        batch."""
         if not self.control.evaluation:
             return None
         started = time.perf_counter()
@@ -314,16 +348,14 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
             self._meter = LossMeter(self.model, self.maxtext, self.mesh, self.objective)
         by_set = {
             name: self._meter.measure(
-                self.model, map(self.related, batches), alive=self.control.evaluated_batch
+                self.model, map(self.related, batches), alive=alive or self.control.evaluated_batch
             )
             for name, batches in self.control.evaluation.items()
         }
         loss = combined(by_set.values())
         self.last_evaluation = loss
         self.retention.measured[self.train_steps] = loss.mean
-        self.control.seconds["evaluate"] = (
-            self.control.seconds.get("evaluate", 0.0) + time.perf_counter() - started
-        )
+        self.control.spent("evaluate", time.perf_counter() - started)
         if self.control.report is not None:
             self.control.report.evaluation(
                 EvaluationPoint(
@@ -355,21 +387,18 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
 
     def saved_steps(self) -> list[int]:
         """Steps with a finished checkpoint, rising."""
-        manager = self.checkpoint_manager._checkpoint_manager  # noqa: SLF001 - Tunix wraps Orbax's, and shows no list
-        steps = sorted(int(step) for step in manager.all_steps())
-        return steps[:-1] if manager.is_saving_in_progress() else steps
+        steps = sorted(int(step) for step in self._manager.all_steps())
+        return steps[:-1] if self._manager.is_saving_in_progress() else steps
 
     def save_now(self) -> None:
         """Saves the state at the present step, unless it is saved already, and waits until it is whole."""
         self._save_last_checkpoint()
-        self.checkpoint_manager._checkpoint_manager.wait_until_finished()  # noqa: SLF001
+        self._manager.wait_until_finished()
 
-
-def stop_agreed(step: int, requested: Callable[[], bool]) -> bool:
-    """Whether to stop before ``step + 1``; all processes get the same answer for the same step."""
-    if jax.distributed.is_initialized():
-        return bool(multihost_utils.reached_preemption_sync_point(step))
-    return requested()
+    @property
+    def _manager(self) -> Any:
+        """Orbax's, which Tunix wraps."""
+        return self.checkpoint_manager._checkpoint_manager  # noqa: SLF001
 
 
 def check_finite(value: float, step: int, *, what: str = "loss") -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from finetune_contract import StageRequest
+from finetune_trainer import widths
 from finetune_trainer.arithmetic import step_flops
 from finetune_trainer.compiled.chips import peak_flops
 from finetune_trainer.families import ModelPlan
@@ -17,4 +18,4 @@ def ideal_step_seconds(plan: ModelPlan, request: StageRequest, device_kinds: Seq
         return None
     method, batch = request.method, request.hyperparameters.global_batch_size
     rows = batch if method.max_prompt_length is None else 2 * batch
-    return step_flops(plan, method, rows=rows, length=request.data.max_seq_length) / sum(known)
+    return step_flops(plan, method, rows=rows, length=widths.of_rows(request)) / sum(known)

@@ -1,0 +1,84 @@
+"""What a job is judged with, found among manifests: its profile, the ConfigMap of its chat template, and the job that
+it starts from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from finetune_operator.api import DEFAULT_PROFILE_ANNOTATION
+from finetune_operator.cli.manifests import Object, of_kind
+from finetune_operator.planning import Refused
+from finetune_operator.planning.chat_template import template_ref
+from finetune_operator.planning.source_job import source_name
+from finetune_operator.rendering.offline import offline_plan
+from finetune_operator.rendering.offline_source import foreseen_source, unknown_source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a job is judged with, besides its profile."""
+
+    template: Object | None
+    """The ConfigMap of its chat template."""
+    source: Object | None
+    """The job that it starts from; None: it starts from none."""
+    remark: str = ""
+    """Why what depends on that job's model is not judged; empty: it is."""
+
+
+def context_of(job: Object, profile: Object, objects: Sequence[Object], below: Sequence[str] = ()) -> Context:
+    """``below``: names of the jobs that start from this one."""
+    template, name = _template(job, objects), source_name(job["spec"])
+    if name is None:
+        return Context(template=template, source=None)
+    source = next(
+        (each for each in of_kind(objects, "FineTuneJob") if _id(each) == (_id(job)[0], name)), None
+    )
+    above = [*below, job["metadata"]["name"]]
+    if source is None:
+        why = "is not among the manifests"
+    elif name in above:
+        why = "starts from this job"
+    elif (its_profile := profile_for(source, of_kind(objects, "FineTuneProfile"))) is None:
+        why = "has no profile among the manifests"
+    else:
+        given = context_of(source, its_profile, objects, above)
+        try:
+            plan = offline_plan(source, its_profile, given.template, given.source)
+        except Refused as refused:
+            why = f"is refused itself ({refused.reason})"
+        else:
+            if not given.remark:
+                return Context(template=template, source=foreseen_source(plan))
+            why = "starts from a job of which not everything is known"
+    return Context(
+        template=template,
+        source=unknown_source(job, profile),
+        remark=f'spec.model.fromJob: FineTuneJob "{name}" {why}. Everything but its model was checked.',
+    )
+
+
+def profile_for(job: Object, profiles: Sequence[Object]) -> Object | None:
+    """The one that the job names or means; None: none of these, or more than one."""
+    wanted = (job["spec"].get("profileRef") or {}).get("name")
+    if wanted is not None:
+        meant = [each for each in profiles if each["metadata"]["name"] == wanted]
+    elif len(profiles) == 1:
+        meant = list(profiles)
+    else:
+        meant = [each for each in profiles if _is_default(each)]
+    return meant[0] if len(meant) == 1 else None
+
+
+def _is_default(profile: Object) -> bool:
+    annotations = profile["metadata"].get("annotations") or {}
+    return bool(annotations.get(DEFAULT_PROFILE_ANNOTATION) == "true")
+
+
+def _id(job: Object) -> tuple[str, str]:
+    return job["metadata"].get("namespace") or "default", job["metadata"]["name"]
+
+
+def _template(job: Object, objects: Sequence[Object]) -> Object | None:
+    name = (template_ref(job["spec"]) or {}).get("name")
+    maps = (item for item in objects if item["kind"] == "ConfigMap")
+    return next((item for item in maps if (item.get("metadata") or {}).get("name") == name), None)

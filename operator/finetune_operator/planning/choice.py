@@ -1,0 +1,163 @@
+"""Which slice a job gets that names none: the cheapest of the profile on which its training fits.
+
+At admission price alone ranks the slices. Preflight compiles the training for the cheapest and, where that does not
+hold it, for the next ones. Its record lies where the job's own account may write, so it decides only among the slices
+that are derived here from the stored plan, each of which is within the profile's rules.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from finetune_contract import MemoryOutcome, SliceShape
+from finetune_operator.catalog import TpuShape
+from finetune_operator.planning.topology import Offer
+
+#: That preflight may go on to after the first one: each takes minutes to compile for.
+MOST_CANDIDATES = 6
+CHEAPEST = "the cheapest slice of the profile"
+NO_WISH = "since spec.resources names none"
+
+type _Key = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The slice to take now."""
+
+    offer: Offer
+    candidates: tuple[Offer, ...]
+    """Those that preflight may take instead, in order; none once it has chosen."""
+    capacities: tuple[str, ...]
+    """Kinds of capacity that serve the job."""
+    why: str
+
+
+def choose(
+    offers: Sequence[Offer],
+    by_price: Sequence[Offer],
+    fault: Callable[[Offer], str | None],
+    found: MemoryOutcome | None,
+    *,
+    slices: int,
+    passed: Collection[str] = (),
+) -> Choice:
+    """The slice for a job that names none.
+
+    Args:
+        offers: what there is, those of capacity that was ``passed`` last. Not empty.
+        by_price: the same as preflight had it, before any capacity was passed.
+        fault: why the job cannot run on one, in a few words; None: it can.
+        found: what preflight has recorded; None: it has not passed.
+        slices: that the job connects.
+        passed: kinds of capacity that gave no nodes in time.
+    """
+    first, left_out = _distinct(by_price, fault)
+    if not first:
+        # Planning on it raises what is wrong.
+        return Choice(offer=offers[0], candidates=(), capacities=(), why=CHEAPEST)
+    judged = found if _credible(found, first, slices) else None
+    unfit = {_key(each.slice): each.why for each in judged.unfit} if judged else {}
+    chosen = _key(judged.chosen) if judged and judged.chosen else _named(found, first, slices)
+    rest = [offer for offer in offers if _key(offer.shape) not in unfit]
+
+    def rank(offer: Offer) -> tuple[bool, int]:
+        key = _key(offer.shape)
+        return offer.capacity in passed, 0 if key == chosen else 1 if key in first else 2
+
+    offer = next(each for each in sorted(rest, key=rank) if fault(each) is None)
+    kinds = dict.fromkeys(each.capacity for each in rest)
+    taken = _key(offer.shape)
+    candidates = () if found else tuple(each for key, each in first.items() if key != taken)
+    considered = [f"{first[key].shape.name} {why}" for key, why in unfit.items() if key in first]
+    before = [key for key in (*first, *left_out) if _before(key, taken, by_price)]
+    considered += [f"{left_out[key][0]} {left_out[key][1]}" for key in before if key in left_out]
+    return Choice(
+        offer=offer,
+        candidates=candidates,
+        capacities=tuple(
+            kind for kind in kinds if any(each.capacity == kind and fault(each) is None for each in rest)
+        ),
+        why=_why(
+            found,
+            [named(each.shape.name, slices) for each in candidates],
+            considered,
+            judged=judged is not None,
+            proved=taken == chosen,
+        ),
+    )
+
+
+def _distinct(
+    offers: Sequence[Offer], fault: Callable[[Offer], str | None]
+) -> tuple[Mapping[_Key, Offer], Mapping[_Key, tuple[str, str]]]:
+    """The first slices on which the job can run, each once, and names and faults of the others up to there."""
+    possible: dict[_Key, Offer] = {}
+    faults: dict[_Key, tuple[str, str]] = {}
+    for offer in offers:
+        key = _key(offer.shape)
+        if key in possible:
+            continue
+        if len(possible) > MOST_CANDIDATES:
+            break
+        if why := fault(offer):
+            faults.setdefault(key, (offer.shape.name, why))
+        else:
+            possible[key] = offer
+    return possible, {key: each for key, each in faults.items() if key not in possible}
+
+
+def _credible(found: MemoryOutcome | None, first: Mapping[_Key, Offer], slices: int) -> bool:
+    """Whether preflight had a choice and its record agrees with itself and with what the job may have. After an edit
+    of the job the slice that was chosen may be none of those, while others of them are known to be too small."""
+    if found is None or found.chosen is None or found.slice != named(found.chosen.name, slices):
+        return False
+    chosen, unfit = _key(found.chosen), {_key(each.slice) for each in found.unfit}
+    says_something = chosen in first or not unfit.isdisjoint(first)
+    return says_something and chosen not in unfit and not unfit.issuperset(first)
+
+
+def _named(found: MemoryOutcome | None, first: Mapping[_Key, Offer], slices: int) -> _Key | None:
+    """The slice that the job named when preflight passed, before an edit removed the name."""
+    if found is None or found.chosen is not None or found.unknown:
+        return None
+    return next((key for key, each in first.items() if named(each.shape.name, slices) == found.slice), None)
+
+
+def named(slice_name: str, slices: int) -> str:
+    """As preflight's record names a place: ``2 x v6e-16``."""
+    return f"{slices} x {slice_name}" if slices > 1 else slice_name
+
+
+def _before(key: _Key, other: _Key, offers: Sequence[Offer]) -> bool:
+    keys = [_key(each.shape) for each in offers]
+    return other in keys and keys.index(key) < keys.index(other)
+
+
+def _why(
+    found: MemoryOutcome | None,
+    candidates: Sequence[str],
+    considered: Sequence[str],
+    *,
+    judged: bool,
+    proved: bool,
+) -> str:
+    summary = f": {'; '.join(considered)}" if considered else ""
+    if found is None:
+        next_ = ", ".join(candidates)
+        goes_on = f"; where the training does not fit it, preflight tries {next_}" if next_ else ""
+        return f"{CHEAPEST}, {NO_WISH}{summary}{goes_on}"
+    if not judged and proved:
+        return f"the slice that preflight has compiled for, {NO_WISH}{summary}"
+    if not judged:
+        return (
+            f"{CHEAPEST}, {NO_WISH}{summary}; preflight has not compiled for it: a retry from Preflight does"
+        )
+    if not proved:
+        return f"{CHEAPEST} in place of the one that preflight chose{summary}"
+    if found.unknown:
+        return f"{CHEAPEST} that is not known to be too small{summary}"
+    return f"{CHEAPEST} that fits{summary}"
+
+
+def _key(shape: TpuShape | SliceShape) -> _Key:
+    return shape.family, shape.topology, shape.hosts

@@ -1,0 +1,54 @@
+"""The FineTuneJob whose model another one starts from (``model.fromJob``), as it is once it has succeeded: stands for
+it where a manifest is judged without a cluster. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import RunFolder
+from finetune_operator.planning import Plan
+
+type Object = Mapping[str, Any]
+
+#: Stands for the uid, which the API server gives.
+UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
+
+
+def foreseen_source(plan: Plan) -> Object:
+    """The job of that plan. One that exports an adapter alone has no whole model."""
+    whole = plan.method.lora is None or plan.export.content != "Adapter"
+    base = (plan.lineage or {}).get("base", plan.model.address)
+    return _succeeded(plan.run_folder, base, whole=whole)
+
+
+def unknown_source(job: Object, profile: Object) -> Object:
+    """Stands for the job that ``job`` starts from where nothing is known of it but its name: its run folder is the
+    namespace's own, and its model is one that the profile's ``models.allow`` covers."""
+    spec, metadata = profile["spec"], job["metadata"]
+    allowed = spec.get("models", {}).get("allow") or ["unknown"]
+    folder = RunFolder.of(
+        spec["storage"]["artifacts"].rstrip("/"),
+        metadata.get("namespace", "default"),
+        job["spec"]["model"]["fromJob"]["name"],
+        UNKNOWN_UID,
+    )
+    return _succeeded(folder, allowed[0], whole=True)
+
+
+def _succeeded(folder: RunFolder, base: str, *, whole: bool) -> Object:
+    conditions = [{"type": kind, "status": "True"} for kind in ("Finished", "Succeeded")]
+    return {
+        "metadata": {"uid": UNKNOWN_UID},
+        "status": {
+            "phase": "Succeeded",
+            "conditions": conditions,
+            "resolved": {"runFolder": folder.uri, "model": {"source": base}},
+            "artifacts": [{"type": "HuggingFace", "uri": folder.model}] if whole else [],
+        },
+    }
+
+
+def without_checkpoint(job: Object) -> Object:
+    """The job with any checkpoint of its source: which one that exports is known when it has ended."""
+    source = job["spec"]["model"]["fromJob"]
+    model = {**job["spec"]["model"], "fromJob": {"name": source["name"]}}
+    return {**job, "spec": {**job["spec"], "model": model}}

@@ -1,0 +1,15 @@
+"""Kubernetes quantities of memory and disk."""
+
+import re
+
+_UNITS = {
+    "": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
+}  # fmt: skip
+
+
+def gib(quantity: str) -> float:
+    """``16Gi`` -> 16.0. ``quantity`` has passed the schema (``api.common.Quantity``)."""
+    match = re.fullmatch(r"([0-9.]+)([a-zA-Z]*)", quantity)
+    assert match is not None, "the profile's schema admits quantities only"
+    return float(match[1]) * _UNITS[match[2]] / 2**30

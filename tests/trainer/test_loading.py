@@ -1,0 +1,109 @@
+"""What loading a model costs the host beside the model itself."""
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
+from maxtext.utils import maxtext_utils_nnx
+from orbax import checkpoint as ocp
+
+from devcluster.fixtures.tiny_models import Spec, write_model
+from finetune_trainer import conversion, engine, families
+from finetune_trainer.families import ModelPlan
+from finetune_trainer.loading import pretrained
+from finetune_trainer.lora import with_lora
+from finetune_trainer.storage import engine_path, open_store
+from finetune_trainer.training.settings import settings
+from finetune_trainer.weights import open_weights
+from tests.trainer.requests import request
+
+#: Its embeddings, 16 MiB in float32, outweigh what the program itself allocates meanwhile.
+SPEC = Spec(hidden=256, heads=2, kv_heads=1, head_dim=128, intermediate=256, vocab=16384, std=0.125)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelPlan, str]:
+    root = tmp_path_factory.mktemp("converted")
+    folder = write_model(root / "model", SPEC)
+    plan = families.read(folder)
+    engine.prepare(plan)
+    return plan, conversion.convert(
+        open_weights(folder, plan), plan, f"file://{root}/out", store=open_store()
+    ).items
+
+
+def configuration(converted: tuple[ModelPlan, str], root: Path, precision: str) -> Any:
+    plan, items = converted
+    made = request(
+        root,
+        "Train",
+        method={"lora": {"rank": 4, "alpha": 8.0}},
+        hyperparameters={"global_batch_size": 1, "weight_precision": precision},
+    )
+    chosen = settings(made, plan, steps=1, platform="cpu", output=str(root))
+    return engine.configure(plan, engine.SFT, **chosen, load_parameters_path=engine_path(items))
+
+
+def parameters(model: Any) -> dict[str, jax.Array]:
+    return {
+        "/".join(map(str, path)): leaf.get_value()
+        for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))
+    }
+
+
+def test_a_base_in_bfloat16_is_never_in_the_hosts_memory_in_float32(
+    converted: tuple[ModelPlan, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore, most = ocp.Checkpointer.restore, []
+
+    def measured(*arguments: Any, **named: Any) -> Any:
+        tracemalloc.start()
+        try:
+            return restore(*arguments, **named)
+        finally:
+            most.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", measured)
+    plan, _ = converted
+    pretrained(configuration(converted, tmp_path, "BF16"))
+    (peak,) = most
+    assert peak < 3 * plan.parameters, "two bytes for each parameter, and what the reader itself needs"
+
+
+def test_no_random_weights_are_drawn_to_be_replaced(
+    converted: tuple[ModelPlan, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create: Callable[..., Any] = maxtext_utils_nnx.create_nnx_sharded_model
+    drawn: list[str] = []
+
+    def created(*arguments: Any, **named: Any) -> Any:
+        model = create(*arguments, **named)
+        drawn.extend(name for name, array in parameters(model).items() if np.any(np.asarray(array)))
+        return model
+
+    monkeypatch.setattr(maxtext_utils_nnx, "create_nnx_sharded_model", created)
+    model, _ = pretrained(configuration(converted, tmp_path, "BF16"))
+    assert drawn == []
+    assert all(np.any(np.asarray(array)) for array in parameters(model).values()), "restored"
+
+
+def test_adapters_come_beside_the_models_own_arrays(converted: tuple[ModelPlan, str], tmp_path: Path) -> None:
+    config = configuration(converted, tmp_path, "BF16")
+    model, mesh = pretrained(config)
+    before = parameters(model)
+    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
+        adapted = with_lora(model, mesh, config)
+    after = parameters(adapted)
+    # Given up to the program that makes the adapters, which gives them back in the same places.
+    assert all(array.is_deleted() for array in before.values())
+    assert before.keys() < after.keys()
+    added = {name: array for name, array in after.items() if name not in before}
+    assert len(added) == 2 * 7, "a pair for each matrix of a layer"
+    assert all(np.any(np.asarray(array)) == name.endswith("_lora_a") for name, array in added.items())

@@ -1,0 +1,34 @@
+"""Which of a job's rows the proof of a conversion is judged on."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from finetune_contract import DatasetSource
+from finetune_trainer import proof
+from finetune_trainer.data.template import Renderer
+from finetune_trainer.stages import convert
+from finetune_trainer.storage import open_store
+from tests.trainer.test_template import tokenizer
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_rows_that_predict_nothing_are_passed_over(tmp_path: Path, pairs: bool) -> None:
+    """Blank lines often begin a corpus: preflight drops them, and the proof of a whole conversion had no row."""
+    texts = ["", "", "", "", "one", "", "two", "three", "four", "five"]
+    rows = [{"prompt": "", "chosen": text, "rejected": ""} if pairs else {"text": text} for text in texts]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = DatasetSource(path="spec.datasets.train[0]", name="a", uri=f"file://{tmp_path}/a.jsonl")
+    of = tokenizer(None)
+    context: Any = SimpleNamespace(
+        request=SimpleNamespace(
+            data=SimpleNamespace(train=[source]), method=SimpleNamespace(max_prompt_length=8 if pairs else None)
+        ),
+        store=open_store(), scratch=tmp_path, renderer=Renderer(of, train_on_prompt=False),
+    )  # fmt: skip
+    plan: Any = SimpleNamespace(context_length=64)
+    found = [of.decode(row, skip_special_tokens=True) for row in convert._rows(context, plan)]
+    assert found == ["one", "two", "three", "four"][: proof.ROWS]

@@ -1,0 +1,217 @@
+"""The chat templates that models are published with: what counts towards the loss, compared with marks of others.
+
+``trl`` has a variant of many templates that marks what the model writes. Those marks go further than a prompt needs, in
+two ways that are allowed for here: some begin inside what asks for the turn, and most end with the white space (Phi: the
+end of sequence) after the token that closes it.
+"""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+
+import pytest
+
+from finetune_contract import DatasetSource
+from finetune_trainer.data.place import Place, Row
+from finetune_trainer.data.schema import Conversation, Schema
+from finetune_trainer.data.template import Renderer, Tokens
+from finetune_trainer.errors import StageError
+from tests.trainer.published_templates import template, tokenizer
+
+type Message = dict[str, Any]
+
+TODAY = date(2025, 4, 1)
+MARKED = (
+    "cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "diffusion_gemma", "gemma", "gemma3", "glm4moe", "gptoss",
+    "lfm2", "lfm2_v2", "llama3", "muse_glimmer", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra", "phi3",
+    "phi3_5", "qwen2_5", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8", "qwen3_instruct_2507",
+)  # fmt: skip
+UNMARKED = ("llama3_1", "llama3_2", "gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5")
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def answer(text: str | None, **more: Any) -> Message:
+    return {"role": "assistant", "content": text, **more}
+
+
+def thought(reasoning: str, text: str) -> Message:
+    return answer(f"<think>\n{reasoning}\n</think>\n\n{text}")
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 17, "b": 4}}}
+RESULT = {"role": "tool", "name": "add", "content": "21"}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds two numbers.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "One."}}},
+        },
+    }
+]
+CASES: dict[str, dict[str, Any]] = {
+    "one turn": {"messages": [user("How much?"), answer("Twenty-one.")]},
+    "several turns": {"messages": [user("Who?"), answer("Ada."), user("When?"), answer("In 1815, é.")]},
+    "system": {"messages": [{"role": "system", "content": "Be brief."}, user("Who?"), answer("Ada.")]},
+    "reasoning": {"messages": [user("Who?"), answer("Ada.", reasoning_content="She wrote it.")]},
+    "reasoning in the content": {"messages": [user("Who?"), thought("She wrote it.", "Ada.")]},
+    "reasoning in every turn": {
+        "messages": [user("Who?"), thought("She wrote it.", "Ada."), user("When?"), thought("Then.", "In 1815.")]
+    },
+    "tools": {
+        "messages": [user("How much?"), answer("", tool_calls=[CALL]), RESULT, answer("Twenty-one.")],
+        "tools": TOOLS,
+    },
+    "tools without content": {
+        "messages": [user("How much?"), answer(None, tool_calls=[CALL]), RESULT, answer("Twenty-one.")],
+        "tools": TOOLS,
+    },
+}  # fmt: skip
+
+
+def example(case: str) -> Conversation:
+    row = Row(place=Place(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1), value=CASES[case])
+    read = Schema(DatasetSource(path="p", name="n", uri="file:///a.jsonl"), row).example(row)
+    assert isinstance(read, Conversation)
+    return read
+
+
+def ours(of: Any, case: str, **options: Any) -> Tokens:
+    return Renderer(of, train_on_prompt=False, today=TODAY, **options).tokens(example(case))
+
+
+def marked(of: Any, messages: Any, tools: Any) -> tuple[list[int], list[bool]]:
+    """Ids and mask by transformers, from the template's own marks."""
+    found = of.apply_chat_template(
+        list(messages),
+        tools=tools,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        strftime_now=TODAY.strftime,
+    )
+    return found["input_ids"], [bool(each) for each in found["assistant_masks"]]
+
+
+def forms(case: str) -> Iterator[list[Message]]:
+    """The case's messages with no content as a text and as none, with arguments as an object and as JSON."""
+    for content, text in itertools.product(("", None), (False, True)):
+        arguments = {"a": 17, "b": 4}
+        call = {
+            **CALL,
+            "function": {"name": "add", "arguments": json.dumps(arguments) if text else arguments},
+        }
+        yield [
+            {**each, "content": content, "tool_calls": [call]} if "tool_calls" in each else dict(each)
+            for each in example(case).messages
+        ]
+
+
+def marked_alike(of: Any, case: str, ids: list[int]) -> list[bool] | None:
+    """The marks of the form that becomes the same tokens; None: none does."""
+    for messages in forms(case):
+        with contextlib.suppress(Exception):
+            found, mask = marked(of, messages, example(case).tools)
+            if found == ids:
+                return mask
+    return None
+
+
+def stretches(mask: list[bool]) -> list[tuple[int, int]]:
+    edges = [n for n in range(len(mask) + 1) if (n < len(mask) and mask[n]) != (n > 0 and mask[n - 1])]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def trained_text(of: Any, tokens: Tokens) -> list[str]:
+    ids = tokens.ids.tolist()
+    return [of.decode(ids[first:past]) for first, past in stretches(tokens.trained.tolist())]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", MARKED)
+def test_a_template_that_marks_the_models_words_is_taken_at_them(name: str, case: str) -> None:
+    of = tokenizer(template(f"{name}_training"))
+    try:
+        tokens = ours(of, case)
+    except StageError as error:
+        assert refuses(of, case, error)
+        return
+    assert tokens.trained.tolist() == marked_alike(of, case, tokens.ids.tolist())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", MARKED)
+def test_what_is_trained_is_what_others_mark(name: str, case: str) -> None:
+    of = tokenizer(template(name))
+    try:
+        tokens = ours(of, case)
+    except StageError as error:
+        assert refuses(of, case, error)
+        return
+    variant = tokenizer(template(name))
+    variant.chat_template = template(f"{name}_training")
+    ids = tokens.ids.tolist()
+    mask = marked_alike(variant, case, ids)
+    if (
+        mask is None
+    ):  # the variant writes another text: with reasoning in earlier turns, or with ends that it adds
+        other, mask = marked(variant, example(case).messages, example(case).tools)
+        whole = [variant.decode(other[first:past]) for first, past in stretches(mask)]
+        assert all(part in text for part, text in zip(trained_text(of, tokens), whole, strict=True))
+        return
+    own, theirs = stretches(tokens.trained.tolist()), stretches(mask)
+    assert len(own) == len(theirs)
+    for (first, past), (begin, end) in zip(own, theirs, strict=True):
+        assert of.decode(ids[begin:first]).strip() in PROMPTS.get(name, ("",))
+        assert of.decode(ids[past:end]).strip() in ("", "<eos>")
+        assert of.decode(ids[first:begin]).strip() in BEYOND.get(name, ("",))
+        assert of.decode(ids[end:past]).strip() in BEYOND.get(name, ("",))
+
+
+#: What is trained beyond the marks: the token at which the model stops for a tool, and a header that the template does not
+#: write to ask for what comes after the tool's response.
+BEYOND = {"diffusion_gemma": ("", "<|tool_response>", "<|turn>model")}
+#: What asks for a turn, as far as the marks hold it too.
+PROMPTS = {
+    "deepseek_r1_distill": ("<｜Assistant｜>", "<｜tool▁outputs▁end｜>"),
+    "deepseekv3": ("<｜Assistant｜>", "<｜tool▁outputs▁end｜>"),
+    "gptoss": ("<|start|>assistant",),
+    "muse_glimmer": ("<|start|>assistant", "<|start|>assistant to="),
+    **dict.fromkeys(
+        ("qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"),
+        ("", "<think>"),
+    ),
+    "qwen3_5_nothink": ("", "<think>", "<think>\n\n</think>"),
+}
+
+
+def refuses(of: Any, case: str, error: StageError) -> bool:
+    """Whether the error says what is true of the template: it refuses the row, or does not show its tool calls."""
+    texts = []
+    for messages in forms(case):
+        with contextlib.suppress(Exception):
+            texts.append(of.apply_chat_template(messages, tools=example(case).tools, tokenize=False,
+                                                strftime_now=TODAY.strftime))  # fmt: skip
+    if not texts:
+        return "chat template refuses" in error.what
+    return "does not show the tool calls of message 2" in error.what and not any(
+        "17" in text for text in texts
+    )
+
+
+@pytest.mark.parametrize("name", MARKED + UNMARKED)
+def test_every_trained_turn_ends_with_a_token_that_ends_answers(name: str) -> None:
+    """But for GLM's, which closes its last turn with nothing; the report says so."""
+    of = tokenizer(template(name))
+    tokens = ours(of, "several turns")
+    renderer = Renderer(of, train_on_prompt=False, today=TODAY)
+    first, last = stretches(tokens.trained.tolist())
+    assert of.added_tokens_decoder[int(tokens.ids[first[1] - 1])].special
+    ends = {int(index) for index in tokens.ids[last[0] : last[1]]} & renderer.end_ids()
+    assert bool(ends) == (name != "glm4moe")

@@ -1,0 +1,170 @@
+"""Large files to and from a bucket over connections that break."""
+
+import gc
+import hashlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from google.cloud.storage import Client
+
+from finetune_contract import ExitCode
+from finetune_trainer.errors import StageError
+from finetune_trainer.storage import Store, gcs
+from finetune_trainer.storage.local import LocalBackend
+from tests.trainer.between import Asked, Between, Fault, between
+from tests.trainer.stores import BUCKET
+
+MIB = 2**20
+SIZE = 9 * MIB + 5
+
+
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
+    with between(server) as made:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.url)
+        monkeypatch.setattr(gcs, "_PIECE", MIB)
+        monkeypatch.setattr(gcs, "_UPLOAD_PIECE", MIB)
+        yield made
+
+
+@pytest.fixture
+def store(proxy: Between) -> Iterator[Store]:
+    with closing(Client()) as client:
+        yield Store(local=LocalBackend(), gcs=gcs.GcsBackend(connect=lambda: client))
+    with warnings.catch_warnings():  # the library leaves connections that broke to the collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").write_bytes(os.urandom(SIZE))
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return f"gs://{BUCKET}/{tmp_path.name}/large"
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def now_and_then(method: str, fault: Fault) -> Callable[[Asked], Fault | None]:
+    """For ``Between.fault``: every third request of the method meets ``fault``."""
+    seen = 0
+
+    def decide(asked: Asked) -> Fault | None:
+        nonlocal seen
+        if asked.method != method:
+            return None
+        seen += 1
+        return fault if seen % 3 == 0 else None
+
+    return decide
+
+
+class InPairs:
+    """For ``Between.meet``: a transfer of contents goes on when another one is under way."""
+
+    def __init__(self, method: str) -> None:
+        self._method, self._pair = method, threading.Barrier(2)
+
+    def __call__(self, asked: Asked) -> None:
+        if asked.method == self._method and (asked.body or "range" in asked.headers):
+            with suppress(threading.BrokenBarrierError):  # then all go on, and the test tells
+                self._pair.wait(timeout=30)
+
+    @property
+    def broken(self) -> bool:
+        return self._pair.broken
+
+
+def test_the_pieces_of_a_file_are_fetched_at_the_same_time(
+    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path
+) -> None:
+    store.upload_file(source, uri)
+    proxy.meet = pieces = InPairs("GET")
+    store.fetch_file(uri, tmp_path / "target")
+    assert not pieces.broken
+
+
+def test_the_files_of_a_folder_are_transferred_at_the_same_time(
+    proxy: Between, store: Store, uri: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for shard in range(4):
+        (folder / f"{shard}").write_bytes(b"shard" * 100)
+    for method in ("PUT", "GET"):
+        proxy.meet = files = InPairs(method)
+        if method == "PUT":
+            store.upload_folder(folder, uri)
+        else:
+            store.fetch_folder(uri, tmp_path / "again")
+        assert not files.broken
+    assert sorted(each.name for each in (tmp_path / "again").iterdir()) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(cut=300_000), Fault(cut=-1), Fault(status=503)], ids=["cut off", "no answer", "503"]
+)
+def test_a_download_goes_on_where_its_connection_broke(
+    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path, fault: Fault
+) -> None:
+    store.upload_file(source, uri)
+    proxy.fault = now_and_then("GET", fault)
+    store.fetch_file(uri, tmp_path / "target")
+    assert digest(tmp_path / "target") == digest(source)
+    assert proxy.read < 1.2 * SIZE
+
+
+def test_the_time_for_retries_counts_for_each_piece(
+    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from the beginning of the file: a download may last longer than storage may be unreachable."""
+    begun: list[str] = []
+    monkeypatch.setattr(gcs, "_PIECES_AT_ONCE", 1)
+    store.upload_file(source, uri)
+    proxy.fault = lambda asked: begun.append(asked.headers.get("range", ""))  # type: ignore[func-returns-value]
+    store.fetch_file(uri, tmp_path / "target")
+    ranges = [each for each in begun if each]
+    assert len(ranges) == len(set(ranges)) == 10
+    assert ranges[-1] == f"bytes={9 * MIB}-{SIZE - 1}"
+
+
+@pytest.mark.parametrize("fault", [Fault(lost=True), Fault(status=503)], ids=["no connection", "503"])
+def test_an_upload_repeats_no_more_than_a_piece(
+    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path, fault: Fault
+) -> None:
+    proxy.fault = now_and_then("PUT", fault)
+    store.upload_file(source, uri)
+    sent = [each.asked.body for each in proxy.answered if each.asked.method == "PUT"]
+    assert max(sent) <= MIB
+    proxy.fault = lambda _: None
+    assert digest(store.fetch_file(uri, tmp_path / "target")) == digest(source)
+
+
+def test_a_download_of_other_bytes_than_the_bucket_lists_is_refused(
+    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.upload_file(source, uri)
+    monkeypatch.setattr("google_crc32c.extend", lambda crc, _: crc)
+    with pytest.raises(StageError) as caught:
+        store.fetch_file(uri, tmp_path / "target")
+    assert caught.value.code is ExitCode.UNAVAILABLE
+
+
+def test_a_part_of_a_file_is_read_alone(proxy: Between, store: Store, source: Path, uri: str) -> None:
+    store.upload_file(source, uri)
+    for place in (uri, f"file://{source}"):
+        before = proxy.read
+        assert store.read_range(place, 1000, 2000) == source.read_bytes()[1000:2000]
+        assert proxy.read - before <= 1000
+    assert store.read_range(uri, SIZE - 10, SIZE + 10) == source.read_bytes()[-10:]

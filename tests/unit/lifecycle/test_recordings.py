@@ -1,0 +1,23 @@
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.lifecycle import recordings
+
+pytestmark = pytest.mark.slow
+PAIRS = 24
+
+
+def test_a_recording_is_the_same_each_time_and_replays_to_what_was_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = list(recordings.record(PAIRS))
+    assert len(pairs) == PAIRS
+    assert list(recordings.record(PAIRS)) == pairs
+    assert [recordings.replayed(world) for world, _ in pairs] == [decision for _, decision in pairs]
+
+    decide = recordings.decide
+    monkeypatch.setattr(
+        recordings, "decide", lambda observed: replace(decide(observed), look_again_after=7.5)
+    )
+    assert all(recordings.replayed(world) != decision for world, decision in pairs)

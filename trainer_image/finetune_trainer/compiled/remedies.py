@@ -1,0 +1,154 @@
+"""What would fit where the wanted training does not: each remedy has been compiled."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from finetune_contract import MeshSpec, SliceShape
+from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled
+from finetune_trainer.compiled.search import (
+    LAST_RESORT,
+    REMAT,
+    Choices,
+    Model,
+    sharing,
+    thriftiest,
+    tuned,
+)
+
+#: Most compilations that look for a batch, and for a slice.
+_BATCHES, _SLICES = 4, 2
+#: Settings of a job that the last resort sets anew.
+_REMAT_SETTINGS = tuple(LAST_RESORT)
+
+
+def remedies(
+    start: Candidate,
+    refusal: Exceeded,
+    choices: Choices,
+    model: Model,
+    ask: Callable[[Candidate], Answer],
+    *,
+    larger: Sequence[SliceShape] = (),
+    late: Callable[[], bool] = lambda: False,
+) -> tuple[str, ...]:
+    """For ``start``, of which ``refusal`` is the last answer: another remat policy and another mesh where the job sets
+    them, the largest batch, and the first of the ``larger`` slices. None is looked for once it is ``late``."""
+    looks: Sequence[Callable[[], Iterator[str]]] = (
+        lambda: _policy(start, choices, model, ask),
+        lambda: _mesh(start, choices, model, ask),
+        lambda: _largest_batch(start, choices, model, refusal, ask),
+        lambda: _larger_slice(start, choices, model, ask, larger),
+    )
+    return tuple(remedy for look in looks if not late() for remedy in look())
+
+
+def _policy(
+    start: Candidate, choices: Choices, model: Model, ask: Callable[[Candidate], Answer]
+) -> Iterator[str]:
+    """In place of the job's own."""
+    if choices.remat:
+        return
+    freed = start.model_copy(update={"without": list(_REMAT_SETTINGS)})
+    for policy in (REMAT[-1], LAST_RESORT):
+        if isinstance(ask(tuned(freed, choices, model, policy)), Measured):
+            yield " and ".join(f"engineOverrides.{name} {value}" for name, value in policy.items())
+            return
+
+
+def _mesh(
+    start: Candidate, choices: Choices, model: Model, ask: Callable[[Candidate], Answer]
+) -> Iterator[str]:
+    """In place of the job's own: all devices share the parameters, then some of them share rows, too."""
+    own = start.mesh
+    if choices.parallelism or start.slice.devices == 1:
+        return
+    whole = own.model_copy(update={"data": own.slices, "fsdp": own.devices // own.slices, "tensor": 1})
+    for mesh in (whole, *sharing(whole, model)):
+        if mesh == own or start.global_batch % _unit(mesh, model):
+            continue
+        moved = start.model_copy(update={"mesh": mesh})
+        if isinstance(ask(thriftiest(moved, choices, model)), Measured):
+            yield f"resources.parallelism data {mesh.data}, fsdp {mesh.fsdp}, tensor {mesh.tensor}"
+            return
+
+
+def _largest_batch(
+    start: Candidate, choices: Choices, model: Model, refusal: Exceeded, ask: Callable[[Candidate], Answer]
+) -> Iterator[str]:
+    """The largest batch that fits, between one that does and one that does not. Memory grows in a line with the batch:
+    what is known of it says where to look next. A search that ends before it is sure says so."""
+    unit = _unit(start.mesh, model)
+    fits, fails = 0, start.global_batch // unit
+    known = [(0, refusal.arguments_bytes), (fails, refusal.needed_bytes)]
+    for _ in range(_BATCHES):
+        if fails - fits <= 1:
+            break
+        ends = _where_it_ends(known, refusal.limit_bytes)
+        units = (fits + fails) // 2 if ends is None else min(max(ends, fits + 1), fails - 1)
+        answer = ask(thriftiest(start.model_copy(update={"global_batch": units * unit}), choices, model))
+        match answer:
+            case Measured():
+                fits = units
+                known.append((units, answer.peak_bytes))
+            case Exceeded():
+                fails = units
+                known.append((units, answer.needed_bytes))
+            case NotCompiled():
+                break
+    if fits:
+        unsure = " (perhaps more)" if fails - fits > 1 else ""
+        yield f"hyperparameters.globalBatchSize {fits * unit}{unsure}{_with(choices)}"
+
+
+def _where_it_ends(known: Sequence[tuple[int, int | None]], limit: int) -> int | None:
+    """The most units within the limit, on the line through the last two that were compiled. None where it was not said
+    what they need."""
+    (first, needed_first), (last, needed_last) = known[-2:]
+    if needed_first is None or needed_last is None or needed_first == needed_last:
+        return None
+    return first + int((limit - needed_first) * (last - first) / (needed_last - needed_first))
+
+
+def _larger_slice(
+    start: Candidate,
+    choices: Choices,
+    model: Model,
+    ask: Callable[[Candidate], Answer],
+    larger: Sequence[SliceShape],
+) -> Iterator[str]:
+    """The first of the larger slices on which the same batch fits, or where that cannot be split there, the next one
+    that can."""
+    for shape in larger[:_SLICES]:
+        mesh = _over(start.mesh, shape, start.global_batch, choices, model)
+        if mesh is None:
+            continue
+        unit = _unit(mesh, model)
+        batch = math.ceil(start.global_batch / unit) * unit
+        moved = start.model_copy(update={"slice": shape, "mesh": mesh, "global_batch": batch})
+        if isinstance(ask(thriftiest(moved, choices, model)), Measured):
+            with_batch = f" (globalBatchSize {batch})" if batch != start.global_batch else ""
+            yield f"resources.tpu {shape.name}{with_batch}{_with(choices)}"
+            return
+
+
+def _over(mesh: MeshSpec, shape: SliceShape, batch: int, choices: Choices, model: Model) -> MeshSpec | None:
+    """``mesh`` over another slice, with devices that share rows where that is open and splits the batch. None where the
+    slice has fewer devices than the job's own data and tensor parallelism, or a number that they do not divide."""
+    fsdp, remainder = divmod(shape.devices * mesh.slices, mesh.data * mesh.tensor)
+    if fsdp == 0 or remainder:
+        return None
+    over = mesh.model_copy(
+        update={"fsdp": fsdp, "hosts": shape.hosts, "chips_per_host": shape.chips // shape.hosts}
+    )
+    meshes = (over, *(sharing(over, model) if choices.parallelism else ()))
+    return next((each for each in meshes if batch % _unit(each, model) == 0), over)
+
+
+def _unit(mesh: MeshSpec, model: Model) -> int:
+    """What a batch must be a multiple of."""
+    return mesh.data * mesh.fsdp * model.accumulation
+
+
+def _with(choices: Choices) -> str:
+    """The policy that was compiled, where it was not the job's."""
+    return f" with remat_policy {LAST_RESORT['remat_policy']}" if choices.remat else ""

@@ -1,0 +1,44 @@
+"""What is said of rows that are trained, but not whole: pure."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ANSWER_LEFT_OUT = "a part of the last answer is left out by the chat template"
+TURN_LEFT_OUT = "a part of an earlier answer is left out by the chat template"
+TOOLS_LEFT_OUT = "tools are left out: the chat template shows none"
+ASKED_OTHERWISE = "the prompt for the last answer is not what the chat template writes before it in the row"
+SPLIT = "longer than maxSeqLength, and split into several sequences"
+
+#: How datasets and templates call what an assistant thinks before it answers, besides its content.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_END_OF_REASONING = "</think>"
+#: Share of the words of a part above which it is not merely written otherwise.
+_LOST = 0.2
+
+
+def leaves_out(message: Mapping[str, Any], shown: str) -> bool:
+    """Whether ``shown``, which stands for an assistant's message, lacks much of its reasoning or of the rest."""
+    content = message.get("content")
+    if len(message) == 2 and isinstance(content, str) and content.strip() in shown:
+        return False
+    return any(_lacks(shown, part) for part in _parts(message))
+
+
+def _parts(message: Mapping[str, Any]) -> Iterator[str]:
+    for name in _REASONING:
+        if isinstance(message.get(name), str):
+            yield message[name]
+    content = message.get("content")
+    if isinstance(content, str):
+        reasoning, _, answer = content.rpartition(_END_OF_REASONING)
+        yield reasoning
+        yield answer
+
+
+def _lacks(shown: str, part: str) -> bool:
+    if part.strip() in shown:
+        return False
+    words = Counter(re.findall(r"\w+", part))
+    return (words - Counter(re.findall(r"\w+", shown))).total() > _LOST * words.total()

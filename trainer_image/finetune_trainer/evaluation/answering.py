@@ -1,0 +1,33 @@
+"""A loaded model as benchmarks ask it."""
+
+from collections.abc import Sequence
+
+from finetune_trainer.evaluation.batching import Rows
+from finetune_trainer.evaluation.generate import Generator
+from finetune_trainer.evaluation.likelihood import Likelihood, Pair
+from finetune_trainer.evaluation.models import LoadedModel
+from finetune_trainer.evaluation.sampling import Sampling
+
+
+class LoadedEngine:
+    """``harness.Engine`` of a loaded model."""
+
+    def __init__(self, loaded: LoadedModel, *, room: Rows, context: int, end_ids: frozenset[int]) -> None:
+        """``context``: tokens that the model can look at."""
+        self._loaded, self._room, self._context, self._end_ids = loaded, room, context, end_ids
+        self._likelihood = Likelihood(loaded, room=room, longest=context)
+        self._generators: dict[Sampling, Generator] = {}
+
+    def likelihoods(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
+        return self._likelihood.of(pairs)
+
+    def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+        if sampling not in self._generators:
+            self._generators[sampling] = Generator(
+                self._loaded,
+                sampling,
+                end_ids=self._end_ids,
+                room=self._room,
+                longest=self._context - sampling.max_new_tokens,
+            )
+        return self._generators[sampling].answers(prompts)

@@ -1,0 +1,96 @@
+"""Writes safetensors files tensor by tensor, in any order, at the memory of one tensor.
+
+The safetensors package writes a file from tensors that are all in memory. The format is a JSON header with each
+tensor's dtype, shape and place, and the bytes; so the header can be written first, and every tensor where it belongs.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from finetune_trainer import holes
+from finetune_trainer.weights import COPIED, INDEX, SINGLE
+
+_METADATA = {"format": "pt"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A tensor that will be written."""
+
+    name: str
+    dtype: str
+    """safetensors' name of it."""
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * COPIED[self.dtype]
+
+
+def write(
+    out: Path, slots: Sequence[Slot], tensors: Iterable[tuple[str, np.ndarray]], *, max_shard_bytes: int
+) -> None:
+    """``model.safetensors``, or shards with their index where the tensors exceed ``max_shard_bytes``, below ``out``.
+    The files keep the order of ``slots``; ``tensors`` gives each of them once, in any order."""
+    shards = _shards(slots, max_shard_bytes)
+    names = (
+        [SINGLE]
+        if len(shards) == 1
+        else [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    )
+    places: dict[str, tuple[Path, int, int]] = {}
+    for file, shard in zip(names, shards, strict=True):
+        for slot, start in _begin(out / file, shard):
+            places[slot.name] = (out / file, start, slot.size)
+    for name, tensor in tensors:
+        path, start, size = places.pop(name)
+        data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+        if data.nbytes != size:
+            raise ValueError(f"{name} has {data.nbytes} bytes, not {size}")
+        with path.open("r+b") as stream:
+            stream.seek(start)
+            stream.write(data.data)
+    if places:
+        raise ValueError(f"no values for {sorted(places)[:3]}")
+    if len(shards) > 1:
+        weight_map = {slot.name: file for file, shard in zip(names, shards, strict=True) for slot in shard}
+        index = {
+            "metadata": {"total_size": sum(slot.size for slot in slots)},
+            "weight_map": dict(sorted(weight_map.items())),
+        }
+        (out / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(slots: Iterable[Slot], most: int) -> list[list[Slot]]:
+    """In order, each as full as ``most`` bytes allow and with one tensor at least."""
+    found: list[list[Slot]] = [[]]
+    size = 0
+    for slot in slots:
+        if found[-1] and size + slot.size > most:
+            found.append([])
+            size = 0
+        found[-1].append(slot)
+        size += slot.size
+    return found
+
+
+def _begin(path: Path, shard: Sequence[Slot]) -> list[tuple[Slot, int]]:
+    """Writes the header, and reserves the file's length. Returns where each tensor begins."""
+    header: dict[str, Mapping[str, object]] = {"__metadata__": _METADATA}
+    starts, end = [], 0
+    for slot in shard:
+        header[slot.name] = {
+            "dtype": slot.dtype,
+            "shape": list(slot.shape),
+            "data_offsets": [end, end + slot.size],
+        }
+        starts.append(end)
+        end += slot.size
+    data = holes.begin(path, header, end)
+    return [(slot, data + start) for slot, start in zip(shard, starts, strict=True)]
