@@ -65,7 +65,9 @@ def shared_namespace(cluster: Cluster) -> str:
 
 @pytest.fixture
 def stored(cluster: Cluster, namespace: str) -> Iterator[Document]:
-    """A job with every identity field but resumeFrom, and a retry."""
+    """A job with every identity field but resumeFrom, and a retry. The operator does not run, so that its status is the
+    test's alone."""
+    cluster.stop("operator")
     document = job(
         profileRef={"name": "nobody"},
         hyperparameters={"epochs": 1},
