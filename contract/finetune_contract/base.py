@@ -38,7 +38,7 @@ Price = Annotated[float, Field(ge=0, le=MOST_PRICE, allow_inf_nan=False)]
 """In the currency of the profile."""
 
 #: Fields that say what a record is: written even where they hold their default.
-_MARKS = ("version", "kind")
+_MARKS = ("version", "kind", "type")
 
 
 class Record(BaseModel):

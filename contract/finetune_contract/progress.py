@@ -11,17 +11,16 @@ class Metrics(Record):
     """Training metrics at one step; a missing one was not measured."""
 
     loss: float | None = None
-    """Mean of the step's loss: over tokens, in nats, for SFT; over pairs for DPO and ORPO."""
+    """Mean of the step's loss: over tokens, in nats, or over pairs, as the method has it."""
     perplexity: float | None = None
-    """Of SFT."""
+    """Where the loss is a mean over tokens."""
     gradient_norm: float | None = None
     learning_rate: float | None = None
     tokens: Count | None = None
     """Tokens of the step that count towards the loss."""
-    reward_accuracy: float | None = None
-    """Share of the step's pairs whose chosen answer has the higher reward; of DPO and ORPO, as the next."""
-    reward_margin: float | None = None
-    """How much higher, on average."""
+    method_metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
+    """What else the method measures, by name. Of preference pairs: reward_accuracy, the share of those whose chosen
+    answer has the higher reward, and reward_margin, how much higher it is on average."""
 
 
 class EvaluationPoint(Record):
@@ -33,8 +32,8 @@ class EvaluationPoint(Record):
     tokens: Count
     by_set: Annotated[dict[str, float], Field(max_length=64)] = {}
     """The loss of each, where there are several."""
-    reward_accuracy: float | None = None
-    reward_margin: float | None = None
+    method_metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
+    """What else the method measures, as in :class:`Metrics`."""
 
 
 class DiscardedCheckpoint(Record):

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from finetune_contract.base import Record, Sha256, Uri, Version
 from finetune_contract.engine import Tuning
+from finetune_contract.method import MethodSpec, PreferenceMethod
 from finetune_contract.versions import (
     CONTRACT_VERSION,
     FIRST_VERSION,
@@ -149,11 +150,11 @@ class DataSpec(Record):
     validation: list[DatasetSource] = []
     split_from_train: SplitSpec | None = None
     """Only where ``validation`` is empty."""
-    shuffle: bool = True
+    shuffle: bool
     max_seq_length: int
     max_seq_length_asked: bool = False
     """The job names it: preflight refuses a value beyond the model's own limit. A default is lowered to it."""
-    packing: bool = False
+    packing: bool
     chat_template: str | None = None
     """Jinja; None: the tokenizer's own."""
     chat_template_arguments: dict[str, bool | int | float | str] = {}
@@ -161,7 +162,7 @@ class DataSpec(Record):
     chat_template_date: date | None = None
     """What chat templates print as the present day: that of the job's creation. None: the day on which they are
     rendered."""
-    check: Literal["Full", "Sample", "Off"] = "Full"
+    check: Literal["Full", "Sample", "Off"]
     """What preflight reads: all rows, the first of each source, or none."""
 
     @model_validator(mode="after")
@@ -173,55 +174,6 @@ class DataSpec(Record):
         return self
 
 
-class LoraSpec(Record):
-    rank: int
-    alpha: float
-    target_modules: list[str] | None = None
-    """Hugging Face module names (q_proj …); None: the family's preset."""
-    quantization: Literal["NF4", "INT8"] | None = None
-    """How the frozen linear layers are held while training. What is evaluated and exported is the adapter on the
-    weights as they were."""
-
-
-class DpoSpec(Record):
-    beta: float = 0.1
-    """How far the model may move from the one that training began with."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of pairs that are taken to be labelled the wrong way round."""
-    max_prompt_length: Annotated[int, Field(ge=1)]
-    """Tokens; longer prompts lose their beginning. The rest of ``max_seq_length`` is for the answers."""
-
-
-class OrpoSpec(Record):
-    weight: float = 0.1
-    """Of the odds ratio beside the likelihood of the chosen answer."""
-    max_prompt_length: Annotated[int, Field(ge=1)]
-    """As for DPO."""
-
-
-class MethodSpec(Record):
-    """What to learn from; full fine-tuning when ``lora`` is None. DPO and ORPO come with their options, and take
-    preference data."""
-
-    type: Literal["SFT", "DPO", "ORPO"] = "SFT"
-    train_on_prompt: bool = False
-    dpo: DpoSpec | None = None
-    orpo: OrpoSpec | None = None
-    lora: LoraSpec | None = None
-
-    @model_validator(mode="after")
-    def _options_of_the_type(self) -> Self:
-        if (self.type == "DPO") != (self.dpo is not None) or (self.type == "ORPO") != (self.orpo is not None):
-            raise ValueError("dpo with type DPO, orpo with type ORPO, and neither otherwise")
-        return self
-
-    @property
-    def max_prompt_length(self) -> int | None:
-        """None where the method takes no pairs."""
-        options = self.dpo or self.orpo
-        return None if options is None else options.max_prompt_length
-
-
 class Hyperparameters(Record):
     """Exactly one of epochs and steps until preflight has counted the rows, then steps; batch resolved."""
 
@@ -229,18 +181,18 @@ class Hyperparameters(Record):
     steps: int | None = None
     global_batch_size: int
     """Rows per optimizer step over all devices."""
-    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)]
     """Forward passes per optimizer step; divides the batch."""
     learning_rate: float
-    schedule: Literal["Cosine", "Linear", "Constant"] = "Cosine"
+    schedule: Literal["Cosine", "Linear", "Constant"]
     warmup_ratio: float | None = None
     warmup_steps: int | None = None
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    optimizer: Literal["AdamW", "SGD"] = "AdamW"
-    seed: int = 42
-    compute_precision: Literal["BF16", "FP32"] = "BF16"
-    weight_precision: Literal["BF16", "FP32"] = "FP32"
+    weight_decay: float
+    max_grad_norm: float
+    optimizer: Literal["AdamW", "SGD"]
+    seed: int
+    compute_precision: Literal["BF16", "FP32"]
+    weight_precision: Literal["BF16", "FP32"]
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -380,11 +332,11 @@ class EvaluationSpec(Record):
     datasets: list[EvaluationDataset] = []
     benchmarks: list[BenchmarkSpec] = []
     prompts: list[str] = []
-    baseline: bool = True
-    max_new_tokens: int = 128
-    temperature: float = 0.0
+    baseline: bool
+    max_new_tokens: int
+    temperature: float
     """0: the likeliest token every time."""
-    top_k: int = 0
+    top_k: int
     """0: among all tokens."""
     gates: list[Gate] = []
 
@@ -393,7 +345,7 @@ class HubDestination(Record):
     """A repository on the Hugging Face Hub to push to; made where there is none."""
 
     repo: str
-    private: bool = True
+    private: bool
     token_variable: str
     """Name of the environment variable that holds the token; never its value."""
 
@@ -427,19 +379,23 @@ class ProfilingSpec(Record):
     """Steps of training to record, counted from 1."""
 
     start_step: Annotated[int, Field(ge=1)]
-    steps: Annotated[int, Field(ge=1)] = 5
+    steps: Annotated[int, Field(ge=1)]
 
 
 class SmokeSpec(Record):
     """A short real training before the long one, on preflight's CPU, on a miniature of the model."""
 
-    steps: Annotated[int, Field(ge=1)] = 5
-    examples: Annotated[int, Field(ge=1)] = 64
+    steps: Annotated[int, Field(ge=1)]
+    examples: Annotated[int, Field(ge=1)]
     """Rows of each source."""
 
 
 class StageRequest(Record):
     """One stage of one attempt.
+
+    The operator writes every value that it decides, so what users get by default stands in its ``planning.defaults``
+    alone. A field has a default here only where leaving it out says that there is none of it, or what records meant
+    before the field existed.
 
     Stages ignore the parts that are not theirs, but all parts are always there, so that a request tells the
     whole story and preflight checks what later stages will meet.
@@ -457,7 +413,7 @@ class StageRequest(Record):
     run_folder: Uri
     cache: Uri
     """Root of the cache of converted models."""
-    use_cache: Literal["Use", "Refresh", "Off"] = "Use"
+    use_cache: Literal["Use", "Refresh", "Off"]
     model: ModelSource
     data: DataSpec
     method: MethodSpec
@@ -468,7 +424,7 @@ class StageRequest(Record):
     checkpointing: CheckpointPolicy
     evaluation: EvaluationSpec
     export: ExportSpec
-    export_proof: bool = True
+    export_proof: bool
     profiling: ProfilingSpec | None = None
     """None: nothing is recorded."""
     smoke: SmokeSpec | None = None
@@ -491,14 +447,15 @@ class StageRequest(Record):
 
     @model_validator(mode="after")
     def _pairs_stand_alone(self) -> Self:
-        if self.method.max_prompt_length is not None and self.data.packing:
+        if isinstance(self.method, PreferenceMethod) and self.data.packing:
             raise ValueError("pairs of answers are not packed")
         return self
 
     @model_validator(mode="after")
     def _pairs_are_compared(self) -> Self:
         for dataset in self.evaluation.datasets:
-            if dataset.pairs and (self.method.max_prompt_length is None or dataset.metrics != ["Loss"]):
+            compared = isinstance(self.method, PreferenceMethod) and dataset.metrics == ["Loss"]
+            if dataset.pairs and not compared:
                 raise ValueError(
                     "pairs of answers are measured by a method that compares them, and by Loss alone"
                 )

@@ -175,7 +175,7 @@ class MemoryOutcome(Record):
     peak_bytes: Count | None = None
     limit_bytes: Count | None = None
     arguments_bytes: Count | None = None
-    """Parameters, those that DPO began with, optimizer's state and batch."""
+    """Parameters, those of a reference model, optimizer's state and batch."""
     temporaries_bytes: Count | None = None
     flops: float | None = None
     hbm_bytes: float | None = None
@@ -319,17 +319,16 @@ class Sample(Record):
 
 class EvaluationResult(Record):
     loss: float
-    """Nats per token for SFT; per pair for DPO and ORPO."""
+    """In nats, per token or per pair, as the method has it."""
     perplexity: float | None = None
-    """Of SFT."""
+    """Where the loss is a mean over tokens."""
     tokens: Count
     """Whose probability counts."""
     rows: Count
     by_set: Annotated[dict[str, float], Few] = {}
     """The loss of each validation set, where there are several."""
-    reward_accuracy: float | None = None
-    """Share of pairs whose chosen answer has the higher reward; of DPO and ORPO, as the next."""
-    reward_margin: float | None = None
+    method_metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
+    """What else the method measures, as in :class:`~.progress.Metrics`."""
 
 
 class DatasetScores(Record):
@@ -368,13 +367,14 @@ class EvaluateOutcome(Record):
     samples_uri: Uri | None = None
 
     def metrics(self, which: Literal["baseline", "tuned"]) -> dict[str, float]:
-        """By name: ``loss``, ``perplexity`` (SFT), ``reward_accuracy`` and ``reward_margin`` (DPO, ORPO) on the
-        validation rows, ``<set>/loss`` on each of several validation sets, ``<dataset>/<metric>``."""
+        """By name: the method's ``metrics`` on the validation rows, ``<set>/loss`` on each of several validation sets,
+        ``<dataset>/<metric>``."""
         result = self.baseline if which == "baseline" else self.tuned
         found: dict[str, float] = {}
         if result is not None:
-            names = ("loss", "perplexity", "reward_accuracy", "reward_margin")
-            found = {name: value for name in names if (value := getattr(result, name)) is not None}
+            found = {"loss": result.loss}
+            found |= {} if result.perplexity is None else {"perplexity": result.perplexity}
+            found = {**found, **result.method_metrics, **found}
             found |= {f"{name}/loss": loss for name, loss in result.by_set.items()}
         for scores in self.datasets:
             measured = scores.baseline if which == "baseline" else scores.tuned

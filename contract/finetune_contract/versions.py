@@ -8,7 +8,8 @@ side by side, because operator and trainer are upgraded at different times:
   has a default (``tests/unit/contract`` compares the schemas of all versions).
 * A field that comes after 1.0 is annotated with the version that introduced it: ``Annotated[float | None,
   Since("1.1")] = None``; a value that an enumeration gains, likewise: ``Annotated[Literal["A", "B"], Since("1.1",
-  "B")]``.
+  "B")]``; and a record that a union gains, by its ``type``: ``Annotated[A | B, Field(discriminator="type"),
+  Since("1.1", "B")]``.
 * Nothing is accepted and ignored. A request names the least version that understands everything in it
   (``StageRequest.requires``, computed by :func:`required_version`). The operator refuses to start a stage whose request
   needs more than its trainer image speaks, and a trainer that still gets such a request refuses it before anything
@@ -66,7 +67,7 @@ class Since:
         """Whether a field that holds ``value`` needs the version."""
         if not self.values:
             return bool(value != default)
-        held = value if isinstance(value, list | tuple | set | frozenset | Mapping) else (value,)
+        held = value if isinstance(value, list | tuple | set | frozenset | Mapping) else (_chosen(value),)
         return any(each in held for each in self.values)
 
     def __get_pydantic_json_schema__(
@@ -77,6 +78,11 @@ class Since:
             return {**described, "x-since": str(self.version)}
         since = {**described.get("x-values-since", {}), **dict.fromkeys(self.values, str(self.version))}
         return {**described, "x-values-since": since}
+
+
+def _chosen(value: Any) -> Any:
+    """Of a union of records, the ``type`` that tells them apart; of anything else, the value."""
+    return getattr(value, "type", None) if isinstance(value, BaseModel) else value
 
 
 def newer_parts(record: BaseModel, path: str = "") -> Iterator[tuple[str, ContractVersion]]:

@@ -16,7 +16,7 @@ from finetune_operator.api.conditions import (
 )
 from finetune_operator.api.forms import form
 from finetune_operator.api.job import FineTuneJob, FineTuneJobSpec
-from finetune_operator.api.method import Method, MethodType
+from finetune_operator.api.method import Method, MethodType, options_of
 from finetune_operator.api.model import Model
 from finetune_operator.api.parsing import (
     Fault,
@@ -69,6 +69,7 @@ __all__ = [
     "form",
     "number_paths",
     "one_of",
+    "options_of",
     "parse_job",
     "parse_profile",
     "render_path",

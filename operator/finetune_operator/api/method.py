@@ -1,18 +1,20 @@
 """How to train: ``spec.method`` and ``spec.hyperparameters``."""
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, cast, get_args
 
 from pydantic import Field
 
 from finetune_operator.api.common import (
     ApiModel,
+    Decimal,
     Flag,
     Fraction,
     NonNegative,
     NonNegativeDecimal,
     Positive,
     PositiveDecimal,
+    Whole,
     distinct,
 )
 from finetune_operator.api.rules import Rule, at_most_one
@@ -63,26 +65,28 @@ class SftOptions(ApiModel):
     """Let the prompt's tokens count towards the loss too. Default: false."""
 
 
-class DpoOptions(ApiModel):
+class PreferenceOptions(ApiModel):
+    """Options of every method that compares preference pairs."""
+
+    max_prompt_length: Positive | None = None
+    """Longest prompt in tokens; a longer one loses its beginning. The rest of a sequence is for the answer.
+    Default: half of datasets.maxSeqLength."""
+
+
+class DpoOptions(PreferenceOptions):
     """Options of DPO."""
 
     beta: PositiveDecimal | None = None
     """How far the model may move from the reference. Default: "0.1"."""
     label_smoothing: Fraction | None = None
     """Share of preference pairs that are taken to be wrong, below a half. Default: "0.0"."""
-    max_prompt_length: Positive | None = None
-    """Longest prompt in tokens; a longer one loses its beginning. The rest of a sequence is for the answer.
-    Default: half of datasets.maxSeqLength."""
 
 
-class OrpoOptions(ApiModel):
+class OrpoOptions(PreferenceOptions):
     """Options of ORPO."""
 
-    lambda_: Annotated[PositiveDecimal | None, Field(alias="lambda")] = None
+    weight: Annotated[PositiveDecimal | None, Field(alias="lambda")] = None
     """Weight of the odds-ratio term. Default: "0.1"."""
-    max_prompt_length: Positive | None = None
-    """Longest prompt in tokens; a longer one loses its beginning. The rest of a sequence is for the answer.
-    Default: half of datasets.maxSeqLength."""
 
 
 ModuleName = Annotated[str, Field(pattern=r"^[a-z_]+$", min_length=1, max_length=63)]
@@ -105,7 +109,13 @@ class Lora(ApiModel):
     the base as it was. Default: None."""
 
 
-def _member(method: MethodType, name: str) -> Rule:
+def member(method: MethodType) -> str:
+    """The member of :class:`Method` that holds the options of ``method``."""
+    return method.lower()
+
+
+def _belongs(method: MethodType) -> Rule:
+    name = member(method)
     return Rule(
         cel=f"!has(self.{name}) || self.type == '{method}'",
         message=f"{name} belongs to type {method}: remove it, or set type: {method}",
@@ -116,11 +126,7 @@ def _member(method: MethodType, name: str) -> Rule:
 class Method(ApiModel):
     """What the model learns from; the member that bears the type's name holds its options."""
 
-    rules: ClassVar = (
-        _member(MethodType.SFT, "sft"),
-        _member(MethodType.DPO, "dpo"),
-        _member(MethodType.ORPO, "orpo"),
-    )
+    rules: ClassVar = tuple(_belongs(method) for method in MethodType)
 
     type: MethodType
     """SFT: imitate answers. DPO, ORPO: learn from preference pairs."""
@@ -132,6 +138,12 @@ class Method(ApiModel):
     """Options of ORPO."""
     lora: Lora | None = None
     """Train an adapter. Absent: full fine-tuning."""
+
+
+def options_of(method: MethodType) -> type[ApiModel]:
+    """The model of the method's options."""
+    options, _ = get_args(Method.model_fields[member(method)].annotation)
+    return cast("type[ApiModel]", options)
 
 
 class Hyperparameters(ApiModel):
@@ -175,3 +187,38 @@ class Hyperparameters(ApiModel):
     """Precision of activations. Default: BF16."""
     weight_precision: Precision | None = None
     """Precision of the weights in memory. Default: FP32 for full fine-tuning, BF16 for LoRA's frozen base."""
+
+
+class ResolvedHyperparameters(ApiModel):
+    """Numbers instead of Auto."""
+
+    steps: Whole | None = None
+    """Optimizer steps of the whole training."""
+    global_batch_size: NonNegative | None = None
+    """Sequences per optimizer step."""
+    per_device_batch_size: Decimal | None = None
+    """Sequences per device and forward pass; below 1 where devices share a sequence."""
+    max_seq_length: Whole | None = None
+    """Longest sequence in tokens, after the model's own limit."""
+    gradient_accumulation_steps: NonNegative | None = None
+    """Forward passes per optimizer step."""
+    learning_rate: Decimal | None = None
+    """Peak learning rate."""
+    schedule: Schedule | None = None
+    """How the learning rate falls."""
+    warmup_steps: Whole | None = None
+    """Steps of warm-up, where the job counts them."""
+    warmup_ratio: Decimal | None = None
+    """Warm-up as a share of all steps, where the job gives no number of steps."""
+    optimizer: Optimizer | None = None
+    """The optimizer."""
+    weight_decay: Decimal | None = None
+    """Weight decay."""
+    max_grad_norm: Decimal | None = None
+    """Gradients are clipped to this norm."""
+    seed: Whole | None = None
+    """Seed of shuffling and of new weights."""
+    weight_precision: Precision | None = None
+    """Precision in which weights are held."""
+    compute_precision: Precision | None = None
+    """Precision in which a step is computed."""

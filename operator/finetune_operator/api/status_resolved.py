@@ -22,7 +22,7 @@ from finetune_operator.api.common import (
 )
 from finetune_operator.api.data import DatasetFormat
 from finetune_operator.api.evaluation import BenchmarkName
-from finetune_operator.api.method import MethodType, Optimizer, Precision, Quantization, Schedule
+from finetune_operator.api.method import MethodType, Quantization, ResolvedHyperparameters
 from finetune_operator.api.placement import Capacity, Controller
 from finetune_operator.api.policies import MemoryCheck
 
@@ -122,41 +122,6 @@ class ResolvedBenchmark(ApiModel):
     """Commit of the hub's dataset, or digest over the folder's files."""
     rows: Whole | None = None
     """Examples that are asked."""
-
-
-class ResolvedHyperparameters(ApiModel):
-    """Numbers instead of Auto."""
-
-    steps: Whole | None = None
-    """Optimizer steps of the whole training."""
-    global_batch_size: NonNegative | None = None
-    """Sequences per optimizer step."""
-    per_device_batch_size: Decimal | None = None
-    """Sequences per device and forward pass; below 1 where devices share a sequence."""
-    max_seq_length: Whole | None = None
-    """Longest sequence in tokens, after the model's own limit."""
-    gradient_accumulation_steps: NonNegative | None = None
-    """Forward passes per optimizer step."""
-    learning_rate: Decimal | None = None
-    """Peak learning rate."""
-    schedule: Schedule | None = None
-    """How the learning rate falls."""
-    warmup_steps: Whole | None = None
-    """Steps of warm-up, where the job counts them."""
-    warmup_ratio: Decimal | None = None
-    """Warm-up as a share of all steps, where the job gives no number of steps."""
-    optimizer: Optimizer | None = None
-    """The optimizer."""
-    weight_decay: Decimal | None = None
-    """Weight decay."""
-    max_grad_norm: Decimal | None = None
-    """Gradients are clipped to this norm."""
-    seed: Whole | None = None
-    """Seed of shuffling and of new weights."""
-    weight_precision: Precision | None = None
-    """Precision in which weights are held."""
-    compute_precision: Precision | None = None
-    """Precision in which a step is computed."""
 
 
 class ResolvedMethod(ApiModel):

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import yaml
 
-from finetune_contract import DatasetSource, ModelSource, Stage
+from finetune_contract import DatasetSource, MethodSpec, ModelSource, PreferenceMethod, Stage
+from finetune_operator.api import MethodType, options_of
 from finetune_operator.cli.checks import Planned, in_namespace, placed, planned, schema_problems
 from finetune_operator.cli.context import profile_for
 from finetune_operator.cli.errors import CliError
@@ -311,12 +312,19 @@ def _method(plan: Plan) -> str:
     if lora and lora.quantization:
         kind += f" on a base in {lora.quantization}"
     rate = f"learning rate {numbers.learning_rate:g}, {numbers.schedule}"
-    options = ""
-    if dpo := plan.method.dpo:
-        options = f", beta {dpo.beta:g}, prompts up to {dpo.max_prompt_length} tokens"
-    elif orpo := plan.method.orpo:
-        options = f", lambda {orpo.weight:g}, prompts up to {orpo.max_prompt_length} tokens"
+    options = "".join(f", {option}" for option in _options(plan.method))
     return f"{plan.method.type}{options}, {kind}; {numbers.optimizer}, {rate}"
+
+
+def _options(method: MethodSpec) -> Iterator[str]:
+    """Under the names of the API: ``label smoothing 0.1``."""
+    for name, field in options_of(MethodType(method.type)).model_fields.items():
+        value = getattr(method, name)
+        if isinstance(value, float):
+            words = re.sub(r"(?=[A-Z])", " ", str(field.alias)).lower()
+            yield f"{words} {value:g}"
+    if isinstance(method, PreferenceMethod):
+        yield f"prompts up to {method.max_prompt_length} tokens"
 
 
 def _model(plan: Plan) -> str:

@@ -145,16 +145,14 @@ def _metrics(progress: Progress) -> list[Object]:
         ("perplexity", progress.metrics.perplexity, progress.step),
         ("gradient_norm", progress.metrics.gradient_norm, progress.step),
         ("learning_rate", progress.metrics.learning_rate, progress.step),
-        ("reward_accuracy", progress.metrics.reward_accuracy, progress.step),
-        ("reward_margin", progress.metrics.reward_margin, progress.step),
+        *((name, value, progress.step) for name, value in progress.metrics.method_metrics.items()),
     ]
     if evaluation := progress.evaluation:
         measured += [
             ("eval_loss", evaluation.loss, evaluation.step),
             ("eval_perplexity", evaluation.perplexity, evaluation.step),
             *((f"{name}/loss", loss, evaluation.step) for name, loss in evaluation.by_set.items()),
-            ("eval_reward_accuracy", evaluation.reward_accuracy, evaluation.step),
-            ("eval_reward_margin", evaluation.reward_margin, evaluation.step),
+            *((f"eval_{name}", value, evaluation.step) for name, value in evaluation.method_metrics.items()),
         ]
     return [
         {"name": name, "value": decimal(value), "step": step}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import DatasetReport, Hyperparameters, MethodSpec
+from finetune_operator.api.method import ResolvedHyperparameters
 from finetune_operator.lifecycle.memory import host_requests_status, memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
@@ -22,9 +23,8 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
         "plan": {"name": plan_name(plan.job.uid), "digest": plan.digest},
         "model": _model(plan, findings),
         "hyperparameters": {
-            "globalBatchSize": plan.hyperparameters.global_batch_size,
-            "perDeviceBatchSize": decimal(plan.hyperparameters.microbatch_size / mesh.devices),
             **_training(plan.hyperparameters),
+            "perDeviceBatchSize": decimal(plan.hyperparameters.microbatch_size / mesh.devices),
         },
         "method": _method(plan.method),
         "resources": {
@@ -69,20 +69,18 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
 
 
 def _training(numbers: Hyperparameters) -> Object:
-    warmup: dict[str, Any] = {"warmupSteps": numbers.warmup_steps}
-    if numbers.warmup_steps is None:
-        warmup = {"warmupRatio": decimal(numbers.warmup_ratio or 0.0)}
+    """Every number of the training that both the request and the status know, under the same name."""
+    values = {
+        str(field.alias): getattr(numbers, name)
+        for name, field in ResolvedHyperparameters.model_fields.items()
+        if name in Hyperparameters.model_fields
+    }
+    if numbers.warmup_steps is None and numbers.warmup_ratio is None:
+        values["warmupRatio"] = 0.0
     return {
-        "gradientAccumulationSteps": numbers.gradient_accumulation_steps,
-        "learningRate": decimal(numbers.learning_rate),
-        "schedule": numbers.schedule,
-        **warmup,
-        "optimizer": numbers.optimizer,
-        "weightDecay": decimal(numbers.weight_decay),
-        "maxGradNorm": decimal(numbers.max_grad_norm),
-        "seed": numbers.seed,
-        "weightPrecision": numbers.weight_precision,
-        "computePrecision": numbers.compute_precision,
+        name: decimal(value) if isinstance(value, float) else value
+        for name, value in values.items()
+        if value is not None
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from finetune_contract import MemoryOutcome
+from finetune_contract import PREFERENCE_TYPES, MemoryOutcome
 from finetune_contract.engine import override_faults
 from finetune_operator.api import (
     DEFAULT_PROFILE_ANNOTATION,
@@ -14,10 +14,11 @@ from finetune_operator.api import (
     parse_profile,
 )
 from finetune_operator.planning.chat_template import with_chat_template
+from finetune_operator.planning.defaults import BUILT_IN
 from finetune_operator.planning.errors import Refused, naming_contact, with_contact
 from finetune_operator.planning.limits import bounds_of, found_problems, limit_problems, written_problems
 from finetune_operator.planning.making import make_plan
-from finetune_operator.planning.merge import BUILT_IN, merge
+from finetune_operator.planning.merge import merge
 from finetune_operator.planning.places import Storage, judge_run
 from finetune_operator.planning.plan import IDENTITY, Findings, Plan
 from finetune_operator.planning.policy import check_profile, policy_problems, refused_by, with_mode
@@ -187,7 +188,7 @@ def _check_overrides(job: Object) -> None:
 def _refuse_unsuitable_overrides(merged: Object) -> None:
     """At admission alone: a job that runs with one goes on."""
     given = merged.get("engineOverrides", {})
-    if str(given.get("num_vocab_tiling", 1)).lstrip("+") != "1" and merged["method"]["type"] != "SFT":
+    if str(given.get("num_vocab_tiling", 1)).lstrip("+") != "1" and merged["method"]["type"] in PREFERENCE_TYPES:
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.engineOverrides.num_vocab_tiling: {merged['method']['type']} needs whole logits, which a model with "

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from finetune_contract import MeshSpec
 from finetune_operator.api import Reason
 from finetune_operator.catalog import TpuShape
+from finetune_operator.planning.defaults import GLOBAL_BATCH
 from finetune_operator.planning.errors import Refused
 
-DEFAULT_GLOBAL_BATCH = 8
 #: Devices that share a row where there are more devices than rows; beyond that, they mostly wait for each other.
 _SHARING = (1, 2, 4, 8)
 
@@ -93,7 +93,7 @@ def resolve_global_batch(hyperparameters: Mapping[str, Any], mesh: MeshSpec) -> 
         per_device = int(hyperparameters["perDeviceBatchSize"])
         batch, path = per_device * devices * parts, "spec.hyperparameters.perDeviceBatchSize"
     else:
-        least = max(DEFAULT_GLOBAL_BATCH, devices)
+        least = max(GLOBAL_BATCH, devices)
         return least if parts == 1 else math.ceil(least / (ways * parts)) * ways * parts
     if batch % (ways * parts):
         below, above = batch // (ways * parts) * ways * parts, (batch // (ways * parts) + 1) * ways * parts

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
+from finetune_operator.api import MethodType, number_paths, options_of
+from finetune_operator.api.method import Hyperparameters, member
 from finetune_operator.planning.memory import chosen_mesh, place_name
 from finetune_operator.planning.merge import lookup
 
@@ -143,6 +147,24 @@ def _or_unlimited(path: str) -> _Resolve:
     return resolve
 
 
+def _of_method(method: MethodType, name: str) -> _Resolve:
+    """An option of the plan's method; None where the job's method is another one."""
+
+    def resolve(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number | None:
+        number: Number | None = getattr(plan.method, name) if plan.method.type == method else None
+        return number
+
+    return resolve
+
+
+def _numbers_of(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Of a section without members of its own: each number as users write it, and its attribute."""
+    numbers = number_paths(model)
+    for name, field in model.model_fields.items():
+        if field.alias in numbers:
+            yield field.alias, name
+
+
 def _written(path: str) -> _Resolve:
     """What the merged spec says; for what changes no plan."""
     return lambda _plan, spec, _found: lookup(spec, path)
@@ -209,6 +231,15 @@ def _axis(name: str) -> _Resolve:
 #: Counted from the rows of the training data.
 _OF_ROWS = ("hyperparameters.epochs",)
 _NUMBERS: Mapping[str, _Resolve] = {
+    **{
+        f"hyperparameters.{written}": _of(f"hyperparameters.{name}")
+        for written, name in _numbers_of(Hyperparameters)
+    },
+    **{
+        f"method.{member(method)}.{written}": _of_method(method, name)
+        for method in MethodType
+        for written, name in _numbers_of(options_of(method))
+    },
     "activeDeadlineSeconds": _or_unlimited("limits.active"),
     "budget.maxChipHours": _or_unlimited("budget.chip_hours.most"),
     "budget.maxCost": _or_unlimited("budget.cost.most"),
@@ -231,23 +262,12 @@ _NUMBERS: Mapping[str, _Resolve] = {
     "hangPolicy.stageSeconds": _of("limits.cpu_stage"),
     "hangPolicy.startupSeconds": _of("limits.startup"),
     "hyperparameters.epochs": _epochs,
-    "hyperparameters.globalBatchSize": _of("hyperparameters.global_batch_size"),
-    "hyperparameters.gradientAccumulationSteps": _of("hyperparameters.gradient_accumulation_steps"),
-    "hyperparameters.learningRate": _of("hyperparameters.learning_rate"),
-    "hyperparameters.maxGradNorm": _of("hyperparameters.max_grad_norm"),
     "hyperparameters.perDeviceBatchSize": _per_device,
-    "hyperparameters.seed": _of("hyperparameters.seed"),
     "hyperparameters.steps": _steps,
     "hyperparameters.warmupRatio": _warmup_ratio,
     "hyperparameters.warmupSteps": _warmup_steps,
-    "hyperparameters.weightDecay": _of("hyperparameters.weight_decay"),
-    "method.dpo.beta": _of("method.dpo.beta"),
-    "method.dpo.labelSmoothing": _of("method.dpo.label_smoothing"),
-    "method.dpo.maxPromptLength": _of("method.dpo.max_prompt_length"),
     "method.lora.alpha": _of("method.lora.alpha"),
     "method.lora.rank": _of("method.lora.rank"),
-    "method.orpo.lambda": _of("method.orpo.weight"),
-    "method.orpo.maxPromptLength": _of("method.orpo.max_prompt_length"),
     "preRunningDeadlineSeconds": _of("limits.pre_running"),
     "preflight.smoke.examples": _of("smoke.examples"),
     "preflight.smoke.steps": _of("smoke.steps"),

@@ -12,10 +12,11 @@ from finetune_operator.api import Reason
 from finetune_operator.planning import resolve, training
 from finetune_operator.planning.asked import asked_of_stages
 from finetune_operator.planning.choice import CHEAPEST, NO_WISH, choose
+from finetune_operator.planning.defaults import BUILT_IN, CPU_STAGE_SECONDS, EVALUATE_SECONDS, EXPORT, filled
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.limits import bounds_of, limit_problems
 from finetune_operator.planning.memory import resolve_memory, without_choice
-from finetune_operator.planning.merge import BUILT_IN, merge
+from finetune_operator.planning.merge import merge
 from finetune_operator.planning.pathways import refuse_other_controller
 from finetune_operator.planning.plan import IDENTITY, CpuPool, Limits, Plan, PodAdditions, Recovery
 from finetune_operator.planning.queueing import Queues, resolve_queues
@@ -25,10 +26,6 @@ from finetune_operator.planning.topology import Offer, by_price, names_a_slice, 
 
 type Object = Mapping[str, Any]
 
-#: spec.hangPolicy.stageSeconds where nothing is said: several times what the largest models take. Evaluate holds a
-#: slice meanwhile; on CPU, downloads decide.
-EVALUATE_SECONDS = 6 * 3600
-CPU_STAGE_SECONDS = 24 * 3600
 _FAULTS = {
     Reason.BATCH_MISMATCH: "has more devices than can share the batch",
     Reason.PARALLELISM_MISMATCH: "has not the number of devices that spec.resources.parallelism comes to",
@@ -180,7 +177,7 @@ def _plan(draft: _Draft, site: Site, candidates: Sequence[Site]) -> Plan:
         evaluation=evaluation,
         export=resolve.export(spec, accounts.get("cpu", "default")),
         exported_checkpoint=spec["export"].get("checkpoint", "Best" if checkpointing.keep_best else "Last"),
-        on_gate_failure=spec["export"].get("onGateFailure", "Skip"),
+        on_gate_failure=filled(spec["export"], EXPORT)["onGateFailure"],
         export_proof=spec["preflight"]["exportProof"],
         profiling=resolve.profiling(spec),
         smoke=resolve.smoke(spec),

@@ -7,30 +7,6 @@ Profile locks need no layer of their own: a job that sets a locked path to anoth
 from collections.abc import Mapping
 from typing import Any
 
-#: What stands where neither job nor profile says anything. The descriptions in the CRD repeat these.
-BUILT_IN: Mapping[str, Any] = {
-    "cache": "Use",
-    "resources": {"controller": "McJAX", "slices": 1},
-    "checkpointing": {"everySteps": 100, "everySeconds": 600, "keep": {"last": 2}},
-    "recovery": {"maxPreemptions": 100, "maxInfrastructureRetries": 5, "maxUserRetries": 0},
-    "preRunningDeadlineSeconds": 7200,
-    "hangPolicy": {"startupSeconds": 1800, "noStepSeconds": 900},
-    "preflight": {"dataset": "Full", "memory": "Compile", "exportProof": True},
-    "evaluation": {"baseline": True, "maxExamples": 500, "generation": {"maxNewTokens": 128}},
-    "export": {"formats": ["HuggingFace"], "dtype": "BF16"},
-    "datasets": {"shuffle": True, "maxSeqLength": 1024},
-    "method": {"type": "SFT"},
-    "hyperparameters": {
-        "gradientAccumulationSteps": 1,
-        "schedule": "Cosine",
-        "weightDecay": "0.0",
-        "maxGradNorm": "1.0",
-        "optimizer": "AdamW",
-        "seed": 42,
-        "computePrecision": "BF16",
-    },
-}
-
 #: Members that exclude each other, by section. Each inner tuple is one way to say the same thing.
 UNIONS: Mapping[str, tuple[tuple[tuple[str, ...], ...], ...]] = {
     "hyperparameters": (

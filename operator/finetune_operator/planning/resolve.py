@@ -6,6 +6,8 @@ from datetime import date
 from typing import Any
 
 from finetune_contract import (
+    METHODS,
+    PREFERENCE_TYPES,
     BenchmarkSpec,
     CheckpointPolicy,
     DatasetSource,
@@ -24,17 +26,23 @@ from finetune_contract import (
 )
 from finetune_operator.api import Reason
 from finetune_operator.planning.chat_template import template_arguments
+from finetune_operator.planning.defaults import (
+    DATASET,
+    EXPORT,
+    GENERATION,
+    HUB,
+    HUB_DESTINATION,
+    PROFILING,
+    SMOKE,
+    filled,
+)
 from finetune_operator.planning.errors import Refused
 
 type Object = Mapping[str, Any]
 
-#: What is measured on the validation rows, by method.
-VALIDATION_METRICS: Mapping[str, Sequence[str]] = {
-    "SFT": ("loss", "perplexity"),
-    "DPO": ("loss", "reward_accuracy", "reward_margin"),
-    "ORPO": ("loss", "reward_accuracy", "reward_margin"),
-}
-#: What of it tells which checkpoint is the best.
+#: Methods that compare pairs of answers, for people.
+_PREFERENCE = " or ".join(PREFERENCE_TYPES)
+#: What of a method's metrics tells which checkpoint is the best.
 _RANKING = ("loss", "perplexity")
 #: The API's metrics as they are called in ``<dataset>/<metric>``.
 METRIC_NAMES: Mapping[str, str] = {
@@ -47,7 +55,7 @@ METRIC_NAMES: Mapping[str, str] = {
 
 def _hub(source: Object) -> HubRef | None:
     hub = source.get("huggingFace")
-    return HubRef(repo=hub["repo"], revision=hub.get("revision", "main")) if hub else None
+    return HubRef(repo=hub["repo"], revision=filled(hub, HUB)["revision"]) if hub else None
 
 
 def model(section: Object) -> ModelSource:
@@ -82,8 +90,8 @@ def data(spec: Object, *, length_asked: bool, created: date | None) -> DataSpec:
             f"spec.preflight.dataset is {check}, so the rows that make up an epoch are not counted: "
             "set spec.hyperparameters.steps, or use Full.",
         )
-    packing = section.get("packing", kind == "SFT")
-    if packing and kind != "SFT":
+    packing = section.get("packing", kind not in PREFERENCE_TYPES)
+    if packing and kind in PREFERENCE_TYPES:
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.datasets.packing is true, but {kind} compares whole answers, which are never packed: leave it out.",
@@ -120,13 +128,14 @@ def data(spec: Object, *, length_asked: bool, created: date | None) -> DataSpec:
 def _refuse_format_of_another_method(source: DatasetSource, kind: str) -> None:
     """Preflight would find the same in the first row."""
     where = f"{source.path}.format is {source.format}"
-    if kind == "SFT" and source.format == "Preference":
+    if kind not in PREFERENCE_TYPES and source.format == "Preference":
         raise Refused(
             Reason.INVALID_SPEC,
-            f"{where}, but SFT does not learn from pairs of answers: set spec.method.type to DPO or ORPO, or train on "
+            f"{where}, but {kind} does not learn from pairs of answers: set spec.method.type to "
+            f"{_PREFERENCE}, or train on "
             "the better answers with format: PromptCompletion and columns: {completion: chosen}.",
         )
-    if kind != "SFT" and source.format not in {"Auto", "Preference"}:
+    if kind in PREFERENCE_TYPES and source.format not in {"Auto", "Preference"}:
         raise Refused(
             Reason.INVALID_SPEC,
             f"{where}, but {kind} learns from pairs of answers: use rows with chosen and rejected, and set format: "
@@ -136,14 +145,15 @@ def _refuse_format_of_another_method(source: DatasetSource, kind: str) -> None:
 
 def _source(kind: str, index: int, source: Object, root: str = "spec.datasets.") -> DatasetSource:
     hub = source.get("huggingFace", {})
+    defaulted = {**DATASET, **hub, **source}
     return DatasetSource(
         path=f"{root}{kind}[{index}]",
         name=source.get("name", f"{kind}-{index}"),
         hugging_face=_hub(source),
         config=hub.get("config"),
-        split=hub.get("split", "train"),
+        split=defaulted["split"],
         uri=source.get("uri"),
-        format=source.get("format", "Auto"),
+        format=defaulted["format"],
         columns=source.get("columns", {}),
         role_map=source.get("roleMap", {}),
         max_examples=source.get("maxExamples"),
@@ -193,15 +203,16 @@ def evaluation(spec: Object) -> EvaluationSpec:
             Reason.INVALID_SPEC,
             f"{taken[0].path} is called {taken[0].name}, as a dataset is: give the dataset another name.",
         )
+    generation = filled(section["generation"], GENERATION)
     return EvaluationSpec(
         every_steps=section.get("everySteps"),
         datasets=datasets,
         benchmarks=benchmarks,
         prompts=list(section.get("prompts", ())),
         baseline=section["baseline"],
-        max_new_tokens=section["generation"]["maxNewTokens"],
-        temperature=float(section["generation"].get("temperature", 0)),
-        top_k=section["generation"].get("topK", 0),
+        max_new_tokens=generation["maxNewTokens"],
+        temperature=float(generation["temperature"]),
+        top_k=generation["topK"],
         gates=_gates(section, measured, [each.name for each in benchmarks]),
     )
 
@@ -215,11 +226,11 @@ def _refuse_pairs_that_nothing_compares(dataset: EvaluationDataset, kind: str) -
                 f"{where}.columns.{pairs[0]} is for pairs of answers: set format: Preference beside it.",
             )
         return
-    if kind == "SFT":
+    if kind not in PREFERENCE_TYPES:
         raise Refused(
             Reason.INVALID_SPEC,
-            f"{where}.format is Preference, but {kind} compares no answers: measure pairs in a job of method DPO or "
-            "ORPO.",
+            f"{where}.format is Preference, but {kind} compares no answers: measure pairs in a job of method "
+            f"{_PREFERENCE}.",
         )
     if dataset.metrics != ["Loss"]:
         raise Refused(
@@ -231,7 +242,7 @@ def _refuse_pairs_that_nothing_compares(dataset: EvaluationDataset, kind: str) -
 
 def _measured_on(dataset: EvaluationDataset, spec: Object) -> Sequence[str]:
     if dataset.pairs:
-        return VALIDATION_METRICS[spec["method"]["type"]]
+        return METHODS[spec["method"]["type"]].metrics
     return [METRIC_NAMES[metric] for metric in dataset.metrics]
 
 
@@ -242,7 +253,7 @@ def _on_validation(spec: Object) -> list[str]:
         return []
     names = [_source("validation", index, each).name for index, each in enumerate(sets)]
     return [
-        *VALIDATION_METRICS[spec["method"]["type"]],
+        *METHODS[spec["method"]["type"]].metrics,
         *(f"{name}/loss" for name in names if len(names) > 1),
     ]
 
@@ -284,7 +295,7 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
     every, keep, by = section["everySteps"], section["keep"], section.get("bestBy", {})
     wanted = keep.get("best", 0) > 0 or bool(by) or spec["export"].get("checkpoint") == "Best"
     metric = by.get("metric", "loss")
-    ranking = [each for each in VALIDATION_METRICS[spec["method"]["type"]] if each in _RANKING]
+    ranking = [each for each in METHODS[spec["method"]["type"]].metrics if each in _RANKING]
     if metric not in ranking:
         raise Refused(
             Reason.INVALID_SPEC,
@@ -313,13 +324,13 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
 def profiling(spec: Object) -> ProfilingSpec | None:
     """``spec.profiling``."""
     section = spec.get("profiling")
-    return ProfilingSpec(start_step=section["startStep"], steps=section.get("steps", 5)) if section else None
+    return ProfilingSpec(start_step=section["startStep"], steps=filled(section, PROFILING)["steps"]) if section else None
 
 
 def smoke(spec: Object) -> SmokeSpec | None:
     """``spec.preflight.smoke``."""
     section = spec["preflight"].get("smoke")
-    return None if section is None else SmokeSpec.model_validate(section)
+    return None if section is None else SmokeSpec.model_validate(filled(section, SMOKE))
 
 
 def export(spec: Object, service_account: str) -> ExportSpec:
@@ -330,7 +341,7 @@ def export(spec: Object, service_account: str) -> ExportSpec:
             Reason.INVALID_SPEC,
             "spec.export.formats has no HuggingFace: the other formats are made beside it. Add HuggingFace.",
         )
-    content = section.get("content", "Merged")
+    content = filled(section, EXPORT)["content"]
     if content != "Merged" and "lora" not in spec["method"]:
         raise Refused(
             Reason.INVALID_SPEC,
@@ -388,7 +399,7 @@ def _destination(index: int, destination: Object) -> Destination:
         path=f"{path}.huggingFaceHub",
         hub=HubDestination(
             repo=hub["repo"],
-            private=hub.get("private", True),
+            private=filled(hub, HUB_DESTINATION)["private"],
             token_variable=f"HF_UPLOAD_TOKEN_{index}",
         ),
     )

@@ -1,104 +1,112 @@
-"""``spec.method`` and ``spec.hyperparameters`` in the contract's terms."""
+"""``spec.method`` and ``spec.hyperparameters`` in the contract's terms.
 
-from collections.abc import Mapping
+Fields have the same names in the models of the API and of the contract, so a new one needs no line here unless its
+value follows from other fields.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from finetune_contract import DpoSpec, Hyperparameters, LoraSpec, MethodSpec, OrpoSpec
-from finetune_operator.api import Reason
+from pydantic import BaseModel
+
+from finetune_contract import METHODS, Hyperparameters, LoraSpec, MethodSpec, PreferenceMethod
+from finetune_operator.api import MethodType, Reason, options_of
+from finetune_operator.api.method import Hyperparameters as HyperparametersSection
+from finetune_operator.api.method import member
+from finetune_operator.planning import defaults
+from finetune_operator.planning.defaults import filled
 from finetune_operator.planning.errors import Refused
 
 type Object = Mapping[str, Any]
-
-_DEFAULT_RANK = 16
-#: By method, for full fine-tuning and LoRA. DPO moves away from its reference within few steps: MaxText's own default.
-_LEARNING_RATE = {"SFT": ("2e-5", "2e-4"), "DPO": ("5e-7", "5e-6"), "ORPO": ("8e-6", "8e-5")}
-_WARMUP_RATIO = "0.03"
 
 
 def method(spec: Object) -> MethodSpec:
     """``spec.method``."""
     section = spec["method"]
-    options = section.get(section["type"].lower(), {})
-    return MethodSpec(
-        type=section["type"],
-        train_on_prompt=options.get("trainOnPrompt", False),
-        dpo=DpoSpec(
-            beta=float(options.get("beta", "0.1")),
-            label_smoothing=_smoothing(options),
-            max_prompt_length=_prompt_length(spec, options),
-        )
-        if section["type"] == "DPO"
-        else None,
-        orpo=OrpoSpec(
-            weight=float(options.get("lambda", "0.1")), max_prompt_length=_prompt_length(spec, options)
-        )
-        if section["type"] == "ORPO"
-        else None,
-        lora=_lora(section["lora"]) if "lora" in section else None,
-    )
+    kind = MethodType(section["type"])
+    options = filled(section.get(member(kind), {}), defaults.METHODS[kind].options)
+    values = _by_attribute(options_of(kind), options)
+    if issubclass(METHODS[kind], PreferenceMethod):
+        values["max_prompt_length"] = _prompt_length(spec, kind, values)
+    if refuse := _REFUSALS.get(kind):
+        refuse(options)
+    lora = _lora(section["lora"]) if "lora" in section else None
+    return METHODS[kind].model_validate({**values, "lora": lora})
+
+
+def learning_rate(spec: Object) -> str:
+    """The method's default, for full fine-tuning or LoRA."""
+    by_method = defaults.METHODS[spec["method"]["type"]]
+    return by_method.lora_learning_rate if "lora" in spec["method"] else by_method.learning_rate
 
 
 def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
     """``spec.hyperparameters``; several defaults depend on the method."""
     section = spec["hyperparameters"]
-    lora = "lora" in spec["method"]
     if section["optimizer"] == "SGD" and float(section["weightDecay"]):
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.hyperparameters.weightDecay is {section['weightDecay']}, but SGD has none: "
             'use AdamW, or set it to "0.0".',
         )
-    steps = section.get("steps")
-    warmup_steps = section.get("warmupSteps")
-    return Hyperparameters(
-        steps=steps,
-        epochs=None if steps is not None else float(section.get("epochs", 1)),
-        global_batch_size=global_batch,
-        gradient_accumulation_steps=section.get("gradientAccumulationSteps", 1),
-        learning_rate=float(section.get("learningRate", _LEARNING_RATE[spec["method"]["type"]][lora])),
-        schedule=section["schedule"],
-        warmup_steps=warmup_steps,
-        warmup_ratio=None if warmup_steps is not None else float(section.get("warmupRatio", _WARMUP_RATIO)),
-        weight_decay=float(section["weightDecay"]),
-        max_grad_norm=float(section["maxGradNorm"]),
-        optimizer=section["optimizer"],
-        seed=section["seed"],
-        compute_precision=section["computePrecision"],
-        weight_precision=section.get("weightPrecision", "BF16" if lora else "FP32"),
+    lora = "lora" in spec["method"]
+    values = _by_attribute(
+        HyperparametersSection,
+        {
+            **defaults.HYPERPARAMETERS,
+            "learningRate": learning_rate(spec),
+            "weightPrecision": defaults.LORA_WEIGHT_PRECISION if lora else defaults.WEIGHT_PRECISION,
+            **section,
+        },
     )
+    for chosen, other in (("steps", "epochs"), ("warmup_steps", "warmup_ratio")):
+        if chosen in values:
+            del values[other]
+    return Hyperparameters.model_validate({**values, "global_batch_size": global_batch})
+
+
+def _by_attribute(model: type[BaseModel], section: Object) -> dict[str, Any]:
+    """``section`` under the names of the model's attributes."""
+    return {
+        name: section[field.alias]
+        for name, field in model.model_fields.items()
+        if field.alias is not None and field.alias in section
+    }
 
 
 def _lora(section: Object) -> LoraSpec:
-    rank = section.get("rank", _DEFAULT_RANK)
-    quantization = section.get("quantization", "None")
+    lora = filled(section, defaults.LORA)
     return LoraSpec(
-        rank=rank,
-        alpha=float(section.get("alpha", 2 * rank)),
-        target_modules=section.get("targetModules"),
-        quantization=None if quantization == "None" else quantization,
+        rank=lora["rank"],
+        alpha=float(lora.get("alpha", 2 * lora["rank"])),
+        target_modules=lora.get("targetModules"),
+        quantization=None if lora["quantization"] == "None" else lora["quantization"],
     )
 
 
-def _smoothing(options: Object) -> float:
-    smoothing = float(options.get("labelSmoothing", "0.0"))
+def _refuse_smoothing(options: Object) -> None:
+    smoothing = float(options["labelSmoothing"])
     if smoothing >= 0.5:
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.method.dpo.labelSmoothing is {smoothing:g}: with half of the pairs wrong there is nothing to "
             'learn. Use a share below "0.5".',
         )
-    return smoothing
 
 
-def _prompt_length(spec: Object, options: Object) -> int:
+#: What the schema cannot say of a method's options. Raise Refused.
+_REFUSALS: Mapping[MethodType, Callable[[Object], None]] = {MethodType.DPO: _refuse_smoothing}
+
+
+def _prompt_length(spec: Object, kind: MethodType, values: Object) -> int:
     """Tokens of a prompt; the rest of a sequence is for the answer."""
     length = int(spec["datasets"]["maxSeqLength"])
-    wanted = int(options.get("maxPromptLength", length // 2))
+    wanted = int(values.get("max_prompt_length", length // 2))
     if not 0 < wanted < length:
-        kind = spec["method"]["type"].lower()
         raise Refused(
             Reason.INVALID_SPEC,
-            f"spec.method.{kind}.maxPromptLength is {wanted}, which leaves nothing of spec.datasets.maxSeqLength, "
-            f"{length}, for prompt and answer: use {max(1, length // 2)}, or raise maxSeqLength.",
+            f"spec.method.{member(kind)}.maxPromptLength is {wanted}, which leaves nothing of "
+            f"spec.datasets.maxSeqLength, {length}, for prompt and answer: use {max(1, length // 2)}, or raise "
+            "maxSeqLength.",
         )
     return wanted

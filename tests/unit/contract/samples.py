@@ -26,6 +26,13 @@ _DATASET: Object = {"path": "spec.datasets.train[0]", "name": "train-0", "uri": 
 _HUB: Object = {**_DATASET, "hugging_face": {"repo": "acme/chats"}}
 del _HUB["uri"]
 _PAIRS: Object = {**_DATASET, "format": "Preference"}
+_DATA: Object = {"max_seq_length": 1024, "shuffle": True, "packing": False, "check": "Full"}
+_NUMBERS: Object = {
+    "global_batch_size": 8, "gradient_accumulation_steps": 1, "learning_rate": 2e-5, "schedule": "Cosine",
+    "weight_decay": 0.0, "max_grad_norm": 1.0, "optimizer": "AdamW", "seed": 42, "compute_precision": "BF16",
+    "weight_precision": "FP32",
+}  # fmt: skip
+_EVALUATION: Object = {"baseline": True, "max_new_tokens": 128, "temperature": 0.0, "top_k": 0}
 _REQUEST: Object = {
     "job": {"namespace": "team-a", "name": "support-bot", "uid": "0b5e3a52"},
     "stage": "Train",
@@ -33,13 +40,15 @@ _REQUEST: Object = {
     "run_folder": "gs://artifacts/team-a/support-bot-0b5e3a52",
     "cache": "gs://artifacts/cache",
     "model": {"uri": "gs://models/tiny"},
-    "data": {"train": [_DATASET], "max_seq_length": 1024},
-    "method": {},
-    "hyperparameters": {"steps": 100, "global_batch_size": 8, "learning_rate": 2e-5},
+    "use_cache": "Use",
+    "data": {"train": [_DATASET], **_DATA},
+    "method": {"type": "SFT", "train_on_prompt": False},
+    "hyperparameters": {"steps": 100, **_NUMBERS},
     "mesh": {"hosts": 1, "chips_per_host": 4, "fsdp": 4},
     "checkpointing": {"every_steps": 100, "keep_last": 2},
-    "evaluation": {},
+    "evaluation": _EVALUATION,
     "export": {"content": "Merged", "dtype": "BF16"},
+    "export_proof": True,
 }
 _RESULT: Object = {
     "stage": "Train",
@@ -60,11 +69,12 @@ _BY_HAND: dict[str, tuple[type[Record], Object]] = {
             "data": {
                 "train": [_HUB],
                 "split_from_train": {"fraction": 0.1, "seed": 1},
-                "max_seq_length": 1024,
+                **_DATA,
                 "packing": True,
             },
-            "hyperparameters": {"epochs": 1.5, "global_batch_size": 8, "learning_rate": 2e-5},
+            "hyperparameters": {"epochs": 1.5, **_NUMBERS},
             "evaluation": {
+                **_EVALUATION,
                 "datasets": [{"source": _HUB, "metrics": ["ExactMatch"]}],
                 "gates": [{"metric": "loss", "op": "LessOrEqual", "value": 1.5}],
             },
@@ -80,9 +90,13 @@ _BY_HAND: dict[str, tuple[type[Record], Object]] = {
         {
             **_REQUEST,
             "model": {"orbax": "gs://models/items", "tokenizer": {"hugging_face": {"repo": "acme/words"}}},
-            "data": {"train": [_PAIRS], "validation": [_PAIRS], "max_seq_length": 1024},
-            "method": {"type": "DPO", "dpo": {"max_prompt_length": 512}, "lora": {"rank": 8, "alpha": 16.0}},
+            "data": {"train": [_PAIRS], "validation": [_PAIRS], **_DATA},
+            "method": {
+                "type": "DPO", "beta": 0.1, "label_smoothing": 0.0, "max_prompt_length": 512,
+                "lora": {"rank": 8, "alpha": 16.0},
+            },
             "evaluation": {
+                **_EVALUATION,
                 "datasets": [{"source": _PAIRS, "metrics": ["Loss"]}],
                 "gates": [{"metric": "loss", "op": "LessOrEqual", "delta_from_baseline": 0.1}],
             },
@@ -92,7 +106,7 @@ _BY_HAND: dict[str, tuple[type[Record], Object]] = {
                 "destinations": [
                     {
                         "path": "spec.export.destinations[0]",
-                        "hub": {"repo": "acme/out", "token_variable": "HF_TOKEN_0"},
+                        "hub": {"repo": "acme/out", "private": True, "token_variable": "HF_TOKEN_0"},
                     }
                 ],
             },
@@ -100,7 +114,7 @@ _BY_HAND: dict[str, tuple[type[Record], Object]] = {
     ),
     "request-orpo": (
         StageRequest,
-        {**_REQUEST, "method": {"type": "ORPO", "orpo": {"max_prompt_length": 512}}},
+        {**_REQUEST, "method": {"type": "ORPO", "weight": 0.1, "max_prompt_length": 512}},
     ),
     "result-failed": (StageResult, {**_RESULT, "outcome": "Failed", "exit_code": 69}),
 }
@@ -208,7 +222,7 @@ def _records_in(schema: Object, field: Object, value: Any) -> Iterator[tuple[Obj
     if "$ref" in field:
         yield value, definition(schema, field["$ref"])
     if "discriminator" in field:
-        yield value, definition(schema, field["discriminator"]["mapping"][value["kind"]])
+        yield value, definition(schema, field["discriminator"]["mapping"][value[field["discriminator"]["propertyName"]]])
 
 
 def _least(schema: Object, record: Object) -> Object:

@@ -4,9 +4,10 @@ import json
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from finetune_contract import (
+    METHODS,
     ContractNotSpoken,
     ContractVersion,
     Since,
@@ -27,6 +28,15 @@ class Optimizer(Record):
     beta: Annotated[float, Since("1.3")] = 0.9
 
 
+class Imitation(Record):
+    type: Literal["SFT"] = "SFT"
+
+
+class Rollouts(Record):
+    type: Literal["GRPO"] = "GRPO"
+    group: int
+
+
 class Work(Record):
     """A record that has grown over five versions."""
 
@@ -36,6 +46,7 @@ class Work(Record):
     named: dict[str, Optimizer] = {}
     method: Annotated[Literal["SFT", "GRPO", "KTO"], Since("1.2", "GRPO"), Since("1.4", "KTO")] = "SFT"
     metrics: Annotated[list[Literal["Loss", "Chrf"]], Since("1.2", "Chrf")] = ["Loss"]
+    objective: Annotated[Imitation | Rollouts, Field(discriminator="type"), Since("1.5", "GRPO")] = Imitation()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +63,8 @@ class Work(Record):
         ({"method": "GRPO"}, "1.2"),
         ({"method": "KTO", "optimizer": {"name": "adamw"}}, "1.4"),
         ({"metrics": ["Loss", "Chrf"]}, "1.2"),
+        ({"objective": {"type": "SFT"}}, "1.0"),
+        ({"objective": {"type": "GRPO", "group": 8}}, "1.5"),
     ],
 )
 def test_the_version_that_a_record_needs_is_that_of_the_newest_part_it_uses(
@@ -67,6 +80,7 @@ def test_the_schema_says_since_when() -> None:
     assert fields["optimizer"]["x-since"] == "1.1"
     assert fields["method"]["x-values-since"] == {"GRPO": "1.2", "KTO": "1.4"}
     assert "x-since" not in fields["method"]
+    assert fields["objective"]["x-values-since"] == {"GRPO": "1.5"}
 
 
 def test_what_is_at_its_default_is_not_written() -> None:
@@ -203,3 +217,25 @@ def test_the_major_version_of_a_record_is_told_before_it_is_understood(
     content: bytes | str, major: int | None
 ) -> None:
     assert major_of(content) == major
+
+
+#: Values that a request may leave out although they are no absence: neutral ones, which no user is given by default.
+NEUTRAL = {
+    "StageRequest": {"version": 1, "requires": "1.0"},
+    "HubRef": {"revision": "main"},
+    "DatasetSource": {"split": "train", "format": "Auto"},
+    "MeshSpec": {"slices": 1, "data": 1, "tensor": 1, "controller": "McJAX"},
+    "CheckpointPolicy": {"best_metric": "loss", "best_mode": "Min"},
+    **{method.__name__: {"type": name} for name, method in METHODS.items()},
+}
+
+
+def test_a_request_has_no_defaults_of_the_product() -> None:
+    """They stand in planning alone. What may be left out says that there is none of it."""
+    definitions = schema_of(StageRequest)["$defs"]
+    found = {
+        name: values
+        for name, record in definitions.items()
+        if (values := {field: each["default"] for field, each in record["properties"].items() if each.get("default")})
+    }
+    assert found == NEUTRAL

@@ -24,7 +24,7 @@ from finetune_operator.lifecycle.deadlines import (
 from finetune_operator.lifecycle.pending import pending_records
 from finetune_operator.lifecycle.queueing import admitted_before, evictions
 from finetune_operator.lifecycle.times import parse
-from finetune_operator.planning.making import CPU_STAGE_SECONDS, EVALUATE_SECONDS
+from finetune_operator.planning.defaults import CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from finetune_operator.rendering import ATTEMPT_LABEL, STAGE_LABEL
 from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile

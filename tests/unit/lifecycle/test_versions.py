@@ -17,6 +17,7 @@ from finetune_contract import (
 )
 from finetune_operator.lifecycle import AttemptFiles, stored_plan
 from finetune_operator.planning import merge, snapshot
+from finetune_operator.planning.defaults import BUILT_IN
 from finetune_operator.planning.snapshot import read_snapshot, render_snapshot
 from finetune_operator.rendering import pod
 from tests.unit.lifecycle.world import World, job
@@ -251,7 +252,7 @@ def test_a_release_that_renders_other_words_replaces_no_jobset(monkeypatch: pyte
     name = world.until(Stage.TRAIN)
     monkeypatch.setitem(pod.GRACE_SECONDS, Stage.TRAIN, 240)
     changed = merge.merge(
-        merge.BUILT_IN, {"checkpointing": {"everySteps": 50}, "evaluation": {"baseline": False}}
+        BUILT_IN, {"checkpointing": {"everySteps": 50}, "evaluation": {"baseline": False}}
     )
     monkeypatch.setattr("finetune_operator.planning.making.BUILT_IN", changed)
     monkeypatch.setattr("finetune_operator.planning.admission.BUILT_IN", changed)

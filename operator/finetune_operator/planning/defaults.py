@@ -1,0 +1,83 @@
+"""What users get where neither job nor profile says anything: the only place where such values stand.
+
+The descriptions of the API repeat them ("Default: 42."), and a test compares the two. ``BUILT_IN`` lies below the
+profile's defaults when a spec is merged. The other tables hold what cannot be merged, since it depends on the method or
+on whether a section is there at all; :func:`filled` applies them when the merged spec is resolved.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+type Object = Mapping[str, Any]
+
+BUILT_IN: Object = {
+    "cache": "Use",
+    "resources": {"controller": "McJAX", "slices": 1},
+    "checkpointing": {"everySteps": 100, "everySeconds": 600, "keep": {"last": 2}},
+    "recovery": {"maxPreemptions": 100, "maxInfrastructureRetries": 5, "maxUserRetries": 0},
+    "preRunningDeadlineSeconds": 7200,
+    "hangPolicy": {"startupSeconds": 1800, "noStepSeconds": 900},
+    "preflight": {"dataset": "Full", "memory": "Compile", "exportProof": True},
+    "evaluation": {"baseline": True, "maxExamples": 500, "generation": {"maxNewTokens": 128}},
+    "export": {"formats": ["HuggingFace"], "dtype": "BF16"},
+    "datasets": {"shuffle": True, "maxSeqLength": 1024},
+    "method": {"type": "SFT"},
+    "hyperparameters": {
+        "gradientAccumulationSteps": 1,
+        "schedule": "Cosine",
+        "weightDecay": "0.0",
+        "maxGradNorm": "1.0",
+        "optimizer": "AdamW",
+        "seed": 42,
+        "computePrecision": "BF16",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodDefaults:
+    """Of one method."""
+
+    learning_rate: str
+    """For full fine-tuning."""
+    lora_learning_rate: str
+    options: Object
+    """Members of its options in the spec."""
+
+
+METHODS: Mapping[str, MethodDefaults] = {
+    "SFT": MethodDefaults(
+        learning_rate="2e-5", lora_learning_rate="2e-4", options={"trainOnPrompt": False}
+    ),
+    # DPO moves away from its reference within few steps: MaxText's own default.
+    "DPO": MethodDefaults(
+        learning_rate="5e-7",
+        lora_learning_rate="5e-6",
+        options={"beta": "0.1", "labelSmoothing": "0.0"},
+    ),
+    "ORPO": MethodDefaults(learning_rate="8e-6", lora_learning_rate="8e-5", options={"lambda": "0.1"}),
+}
+LORA: Object = {"rank": 16, "quantization": "None"}
+#: Of ``epochs``, only where ``steps`` is not set either, and likewise for the warm-up.
+HYPERPARAMETERS: Object = {"epochs": 1, "warmupRatio": "0.03"}
+#: Of the weights in memory: those that are trained, and the frozen base under LoRA.
+WEIGHT_PRECISION, LORA_WEIGHT_PRECISION = "FP32", "BF16"
+#: Rows per optimizer step, or the number of devices where that is more.
+GLOBAL_BATCH = 8
+HUB: Object = {"revision": "main"}
+DATASET: Object = {"split": "train", "format": "Auto"}
+GENERATION: Object = {"temperature": "0.0", "topK": 0}
+PROFILING: Object = {"steps": 5}
+SMOKE: Object = {"steps": 5, "examples": 64}
+EXPORT: Object = {"content": "Merged", "onGateFailure": "Skip"}
+HUB_DESTINATION: Object = {"private": True}
+#: spec.hangPolicy.stageSeconds, several times what the largest models take. Evaluate holds a slice meanwhile; on CPU,
+#: downloads decide.
+EVALUATE_SECONDS = 6 * 3600
+CPU_STAGE_SECONDS = 24 * 3600
+
+
+def filled(section: Object, defaults: Object) -> dict[str, Any]:
+    """``section`` with ``defaults`` for what it leaves out."""
+    return {**defaults, **section}
