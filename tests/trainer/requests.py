@@ -3,7 +3,28 @@
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import StageRequest
+from finetune_contract import Hyperparameters, MethodSpec, StageRequest
+from finetune_trainer.methods import entry
+
+_NUMBERS = {
+    "gradient_accumulation_steps": 1, "schedule": "Cosine", "weight_decay": 0.0, "max_grad_norm": 1.0,
+    "optimizer": "AdamW", "seed": 42, "compute_precision": "BF16", "weight_precision": "FP32",
+}  # fmt: skip
+
+
+def method(changes: Any = None) -> MethodSpec:
+    """SFT, or what ``changes`` says; options that it leaves out have values that suit short rows."""
+    document = {"type": "SFT", **dict(changes or {})}
+    example = entry(document["type"]).example(64, None).spec
+    made: MethodSpec = type(example).model_validate({**dict(example), **document}, extra="forbid")
+    return made
+
+
+def hyperparameters(**changes: Any) -> Hyperparameters:
+    """One step of 8 rows, or what ``changes`` says."""
+    length = {} if "epochs" in changes else {"steps": 1}
+    rows = {"global_batch_size": 8, "learning_rate": 1.0}
+    return Hyperparameters.model_validate({**_NUMBERS, **rows, **length, **changes}, extra="forbid")
 
 
 def request(root: Path, stage: str, run: str = "run", **changes: Any) -> StageRequest:
@@ -32,9 +53,15 @@ def request(root: Path, stage: str, run: str = "run", **changes: Any) -> StageRe
                 }
             ],
             "max_seq_length": 64,
+            "shuffle": True,
+            "packing": False,
+            "check": "Full",
         },
+        "use_cache": "Use",
+        "export_proof": True,
         "method": {},
         "hyperparameters": {
+            **_NUMBERS,
             "steps": 20,
             "global_batch_size": 8,
             "learning_rate": 1e-2,
@@ -42,11 +69,18 @@ def request(root: Path, stage: str, run: str = "run", **changes: Any) -> StageRe
         },
         "mesh": {"hosts": 1, "chips_per_host": 1, "fsdp": 1},
         "checkpointing": {"every_steps": 10, "keep_last": 2},
-        "evaluation": {"prompts": ["What is the capital of France?"], "max_new_tokens": 16},
+        "evaluation": {
+            "prompts": ["What is the capital of France?"],
+            "baseline": True,
+            "max_new_tokens": 16,
+            "temperature": 0.0,
+            "top_k": 0,
+        },
         "export": {"content": "Merged", "dtype": "BF16"},
     }
     for name, value in changes.items():
         base[name] = (
             {**base[name], **value} if isinstance(value, dict) and isinstance(base.get(name), dict) else value
         )
+    base["method"] = method(base["method"])
     return StageRequest.model_validate(base, extra="forbid")

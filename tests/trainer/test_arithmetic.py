@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import MethodSpec
 from finetune_trainer import families
 from finetune_trainer.arithmetic import forward_flops, step_flops
 from finetune_trainer.training.utilization import ideal_step_seconds
+from tests.trainer.requests import method as method_of
 from tests.trainer.requests import request
 
 QWEN3_8B = {
@@ -65,21 +65,21 @@ def test_latent_attention_has_narrower_values() -> None:
         ({}, 3.0),
         # nothing of the frozen weights' gradients; attention has no weights
         ({"lora": {"rank": 1, "alpha": 1.0, "target_modules": ["q_proj"]}}, 2.0),
-        ({"type": "ORPO", "orpo": {"max_prompt_length": 8}}, 3.0),
-        ({"type": "DPO", "dpo": {"max_prompt_length": 8}}, 4.0),
-        ({"type": "DPO", "dpo": {"max_prompt_length": 8}, "lora": {"rank": 1, "alpha": 1.0}}, 3.0),
+        ({"type": "ORPO", "max_prompt_length": 8}, 3.0),
+        ({"type": "DPO", "max_prompt_length": 8}, 4.0),
+        ({"type": "DPO", "max_prompt_length": 8, "lora": {"rank": 1, "alpha": 1.0}}, 3.0),
     ],
 )
 def test_a_step_is_so_many_passes(method: dict[str, Any], passes: float) -> None:
     plan = families.resolve(QWEN3_8B)
-    step = step_flops(plan, MethodSpec.model_validate(method), rows=2, length=16)
+    step = step_flops(plan, method_of(method), rows=2, length=16)
     assert step == pytest.approx(passes * forward_flops(plan, rows=2, length=16), rel=2e-3)
 
 
 def test_a_wide_adapter_counts() -> None:
     plan = families.resolve(QWEN3_8B)
     narrow, wide = (
-        step_flops(plan, MethodSpec.model_validate({"lora": {"rank": rank, "alpha": 1.0}}), rows=1, length=1)
+        step_flops(plan, method_of({"lora": {"rank": rank, "alpha": 1.0}}), rows=1, length=1)
         for rank in (1, 257)
     )
     attention, mlp = 2 * (4096 + 4096) + 2 * (4096 + 1024), 3 * (4096 + 12288)
@@ -97,9 +97,7 @@ def test_a_wide_adapter_counts() -> None:
         (["TPU v6 lite", "TPU v99"], None),
     ],
 )
-@pytest.mark.parametrize(
-    ("method", "rows"), [({}, 8), ({"type": "ORPO", "orpo": {"max_prompt_length": 8}}, 16)]
-)
+@pytest.mark.parametrize(("method", "rows"), [({}, 8), ({"type": "ORPO", "max_prompt_length": 8}, 16)])
 def test_a_step_at_the_chips_full_rate(
     kinds: list[str], rate: float | None, method: dict[str, Any], rows: int
 ) -> None:

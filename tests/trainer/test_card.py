@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from finetune_contract import MethodSpec
 from finetune_trainer.export.card import CardFacts, licence_of, render
 from finetune_trainer.stages.export import method
+from tests.trainer.requests import method as asked
 
 PAIRS = {"max_prompt_length": 32}
 LORA = {"rank": 8, "alpha": 16.0}
@@ -18,12 +18,12 @@ LORA = {"rank": 8, "alpha": 16.0}
         ({}, "SFT, full fine-tuning"),
         ({"train_on_prompt": True, "lora": LORA}, "SFT (prompts too), LoRA, rank 8, alpha 16"),
         ({"lora": {**LORA, "quantization": "NF4"}}, "SFT, LoRA on a base in NF4, rank 8, alpha 16"),
-        ({"type": "DPO", "dpo": {**PAIRS, "beta": 0.2}}, "DPO (beta 0.2, label smoothing 0), full fine-tuning"),
-        ({"type": "ORPO", "orpo": PAIRS, "lora": LORA}, "ORPO (weight 0.1), LoRA, rank 8, alpha 16"),
+        ({"type": "DPO", **PAIRS, "beta": 0.2}, "DPO (beta 0.2, label smoothing 0), full fine-tuning"),
+        ({"type": "ORPO", **PAIRS, "lora": LORA}, "ORPO (weight 0.1), LoRA, rank 8, alpha 16"),
     ],
 )  # fmt: skip
 def test_the_card_says_what_was_learned_from_and_by_which_weights(spec: dict[str, object], told: str) -> None:
-    assert method(MethodSpec.model_validate(spec)) == told
+    assert method(asked(spec)) == told
 
 
 @pytest.mark.parametrize(

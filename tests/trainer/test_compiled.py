@@ -23,7 +23,6 @@ from finetune_contract import (
     ExitCode,
     MemoryOutcome,
     MeshSpec,
-    MethodSpec,
     PreflightOutcome,
     SliceShape,
     StageRequest,
@@ -52,6 +51,7 @@ from finetune_trainer.programs import Programs
 from finetune_trainer.stages.engine_config import engine_settings
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.trainer import SftTrainer
+from tests.trainer.requests import method as method_of
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
 
@@ -142,7 +142,7 @@ def test_the_arithmetic_is_what_the_models_sizes_say(asking: Asking) -> None:
     """Forward, backward, and forward again: remat keeps nothing but the layers' inputs."""
     answer, plan = asking(candidate(4)), families.resolve(WIDE)
     assert isinstance(answer, Measured), answer
-    needed = step_flops(plan, MethodSpec(), rows=1, length=1024) + forward_flops(plan, rows=1, length=1024)
+    needed = step_flops(plan, method_of(), rows=1, length=1024) + forward_flops(plan, rows=1, length=1024)
     assert answer.flops == pytest.approx(needed, rel=0.15)
 
 
@@ -544,8 +544,8 @@ def test_new_parameters_take_the_place_of_the_old_ones(root: Path, monkeypatch: 
 
 
 LORA = {"rank": 4, "alpha": 8.0}
-DPO = {"type": "DPO", "dpo": {"max_prompt_length": 24}}
-ORPO = {"type": "ORPO", "orpo": {"max_prompt_length": 24}}
+DPO = {"type": "DPO", "max_prompt_length": 24}
+ORPO = {"type": "ORPO", "max_prompt_length": 24}
 BLOCKS_OF_128 = FIXED | {
     f"sa_block_{name}": "128"
     for name in ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")

@@ -56,9 +56,9 @@ LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 METHODS: dict[str, dict[str, Any]] = {
     "sft": {},
     "lora": LORA,
-    "dpo": {"type": "DPO", "dpo": {"max_prompt_length": 100}},
+    "dpo": {"type": "DPO", "max_prompt_length": 100},
     "qlora": {"lora": {"rank": 4, "alpha": 8.0, "quantization": "INT8"}},
-    "orpo": {"type": "ORPO", "orpo": {"max_prompt_length": 100}},
+    "orpo": {"type": "ORPO", "max_prompt_length": 100},
 }
 SLICES = {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
 #: Widths beyond Gemma's window, where the cache does not reach and whole forward passes take its place.

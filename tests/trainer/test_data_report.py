@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import DataReport, Hyperparameters, MethodSpec, StageRequest
+from finetune_contract import DataReport, StageRequest
 from finetune_trainer.data import page, remarks, report
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
@@ -17,7 +17,8 @@ from finetune_trainer.stages import data_check
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stopping import EndsAtOnce
 from finetune_trainer.storage import open_store
-from tests.trainer.requests import request
+from tests.trainer.requests import hyperparameters, request
+from tests.trainer.requests import method as method_of
 from tests.trainer.test_template import CHATML, GEMMA, tokenizer
 
 EVIL = "<script>alert(1)</script>"
@@ -198,7 +199,7 @@ def test_a_template_that_refuses_the_probe_is_taken() -> None:
     assert of.chat_template.startswith("{{ bos_token }}")
 
 
-PAIRS = {"type": "DPO", "dpo": {"max_prompt_length": 8}}
+PAIRS = {"type": "DPO", "max_prompt_length": 8}
 LORA = {"lora": {"rank": 8, "alpha": 16.0}}
 
 
@@ -220,8 +221,8 @@ LORA = {"lora": {"rank": 8, "alpha": 16.0}}
 def test_a_learning_rate_that_no_recipe_uses_is_remarked(
     rate: float, method: dict[str, Any], optimizer: str, parameters: float, told: str | None
 ) -> None:
-    chosen = Hyperparameters(steps=1, global_batch_size=1, learning_rate=rate, optimizer=optimizer)  # type: ignore[arg-type]
-    found = list(remarks.of_learning_rate(MethodSpec.model_validate(method), chosen, int(parameters)))
+    chosen = hyperparameters(learning_rate=rate, optimizer=optimizer)
+    found = list(remarks.of_learning_rate(method_of(method), chosen, int(parameters)))
     assert [remark.level for remark in found] == ["Problem"] * (told is not None)
     assert all(told is not None and told in remark.text for remark in found)
 
@@ -266,9 +267,7 @@ def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
 def test_a_warm_up_that_takes_all_steps_is_remarked_on(
     numbers: dict[str, Any], steps: int, expected: str | None
 ) -> None:
-    chosen = Hyperparameters.model_validate(
-        {"steps": steps, "global_batch_size": 8, "learning_rate": 1e-4, **numbers}
-    )
+    chosen = hyperparameters(steps=steps, **numbers)
     found = list(remarks.of_warmup(chosen, steps))
     assert [each.level for each in found] == ["Problem"] * bool(expected)
     assert not expected or expected in found[0].text
@@ -287,11 +286,6 @@ def test_a_warm_up_that_takes_all_steps_is_remarked_on(
 def test_weights_in_bfloat16_that_a_small_rate_hardly_moves_are_remarked(
     precision: str, rate: float, method: dict[str, Any], told: bool
 ) -> None:
-    chosen = Hyperparameters(
-        steps=1,
-        global_batch_size=1,
-        learning_rate=rate,
-        weight_precision=precision,  # type: ignore[arg-type]
-    )
-    found = list(remarks.of_weight_precision(MethodSpec.model_validate(method), chosen))
+    chosen = hyperparameters(learning_rate=rate, weight_precision=precision)
+    found = list(remarks.of_weight_precision(method_of(method), chosen))
     assert [remark.level for remark in found] == ["Problem"] * told

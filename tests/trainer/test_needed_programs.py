@@ -30,7 +30,7 @@ from finetune_trainer.storage import open_store
 from finetune_trainer.widths import DECIDING
 from tests.trainer.requests import request
 
-DPO = {"type": "DPO", "dpo": {"max_prompt_length": 24}}
+DPO = {"type": "DPO", "max_prompt_length": 24}
 LORA = {"rank": 4, "alpha": 8.0}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import ConvertOutcome, Outcome, StageRequest
+from finetune_contract import ConvertOutcome, DpoMethod, Outcome, StageRequest
 from finetune_trainer import engine, families
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.processes import Processes
@@ -35,7 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "full": {},
     "lora": {"lora": LORA},
     "int8": {"lora": {**LORA, "quantization": "INT8"}},
-    "dpo": {"type": "DPO", "dpo": {"max_prompt_length": 32, "beta": 0.2, "label_smoothing": 0.1}},
+    "dpo": {"type": "DPO", "max_prompt_length": 32, "beta": 0.2, "label_smoothing": 0.1},
 }
 
 
@@ -57,7 +57,7 @@ def items(stages: Stages, model: str) -> str:
 
 def asked(stages: Stages, name: str, model: str, items: str) -> StageRequest:
     method = METHODS[name]
-    form = "preference" if "dpo" in method else "messages"
+    form = "preference" if method.get("type") == "DPO" else "messages"
     source = {
         "path": "spec.datasets.train[0]",
         "name": "rows",
@@ -92,7 +92,7 @@ def arguments(made: StageRequest, model: Path, items: str, out: Path) -> list[st
     lora = chosen.pop("lora", {})
     chosen |= {f"lora.{name}": value for name, value in lora.items()}
     file = engine.SFT
-    if dpo := made.method.dpo:
+    if isinstance(dpo := made.method, DpoMethod):
         file = engine.CONFIGS / "post_train" / "dpo.yml"
         chosen |= {
             "dpo.dpo_beta": dpo.beta, "dpo.dpo_label_smoothing": dpo.label_smoothing,
@@ -116,7 +116,7 @@ def test_losses_are_bare_maxtexts(stages: Stages, model: str, items: str, tmp_pa
         (scratch := tmp_path / name).mkdir()
         runs.append(
             {
-                "program": "dpo" if "dpo" in method else "sft",
+                "program": "dpo" if method.get("type") == "DPO" else "sft",
                 "arguments": arguments(made, Path(engine_path(model)), items, scratch / "out"),
                 "batches": str(batches(made, scratch)),
                 "steps": STEPS,

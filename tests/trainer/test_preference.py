@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
-from finetune_contract import DatasetSource, MethodSpec, Outcome
+from finetune_contract import METHODS as METHODS_OF_THE_CONTRACT
+from finetune_contract import DatasetSource, Outcome
 from finetune_trainer.data.dataset import Piece, assemble
 from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.preference import Pair, PairReader, Pairs, divided
 from finetune_trainer.data.prepare import prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
-from finetune_trainer.objectives import Dpo, Orpo, objective_of
+from finetune_trainer.methods import method_of
+from finetune_trainer.methods.base import Comparison
 from finetune_trainer.storage import open_store
 from tests.trainer.models import qwen3
+from tests.trainer.requests import method as asked_method
 from tests.trainer.stages import Stages
 
 USER = {"role": "user", "content": "Capital of Peru?"}
@@ -159,11 +162,18 @@ def test_dpo_is_tunixs(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> Non
         ref_chosen_logps=reference["reference_chosen"], ref_rejected_logps=reference["reference_rejected"],
     )  # fmt: skip
     expected, told = dpo_trainer.dpo_loss_fn(None, example, beta=0.3, label_smoothing=smoothing)
-    ours = Dpo(beta=0.3, label_smoothing=smoothing)
-    losses, better, worse = ours.pairs(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), {**MASKS, **reference})
+    ours = method_of(asked_method({"type": "DPO", "beta": 0.3, "label_smoothing": smoothing}))
+    assert isinstance(ours, Comparison)
+    losses, better, worse = ours.compare(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), {**MASKS, **reference})
     assert float(losses.mean()) == float(expected)
     assert float((better > worse).mean()) == float(told["rewards/accuracy"])
     assert float((better - worse).mean()) == float(told["rewards/margin"])
+
+
+def orpo(weight: float) -> Comparison:
+    made = method_of(asked_method({"type": "ORPO", "weight": weight}))
+    assert isinstance(made, Comparison)
+    return made
 
 
 def test_orpo_is_the_papers() -> None:
@@ -171,27 +181,28 @@ def test_orpo_is_the_papers() -> None:
     chosen, rejected = CHOSEN / [2, 4], REJECTED / [1, 3]
     odds = [np.exp(nats) / (1 - np.exp(nats)) for nats in (chosen, rejected)]
     expected = -chosen - 0.25 * np.log(1 / (1 + np.exp(-np.log(odds[0] / odds[1]))))
-    losses, better, worse = Orpo(weight=0.25).pairs(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), MASKS)
+    losses, better, worse = orpo(0.25).compare(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), MASKS)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     np.testing.assert_allclose(better - worse, 0.25 * (chosen - rejected), rtol=1e-6)
 
 
 def test_an_answer_that_is_certain_is_not_infinitely_odd() -> None:
-    losses, *_ = Orpo(weight=0.1).pairs(jnp.zeros(2), jnp.asarray(REJECTED), MASKS)
+    losses, *_ = orpo(0.1).compare(jnp.zeros(2), jnp.asarray(REJECTED), MASKS)
     assert np.isfinite(np.asarray(losses)).all()
 
 
-def test_the_method_decides_the_objective() -> None:
-    dpo = MethodSpec.model_validate({"type": "DPO", "dpo": {"beta": 0.2, "max_prompt_length": 9}})
-    assert objective_of(dpo, None) == Dpo(beta=0.2, label_smoothing=0.0)
-    orpo = MethodSpec.model_validate({"type": "ORPO", "orpo": {"weight": 0.3, "max_prompt_length": 9}})
-    assert objective_of(orpo, None) == Orpo(weight=0.3)
+@pytest.mark.parametrize(("kind", "relative"), [("SFT", False), ("DPO", True), ("ORPO", False)])
+def test_the_method_decides_the_objective(kind: str, relative: bool) -> None:
+    objective = method_of(asked_method({"type": kind})).objective(None)
+    assert objective.relative == relative
+    measured = ("loss", "perplexity") if objective.per_token else ("loss", *objective.metrics)
+    assert measured == METHODS_OF_THE_CONTRACT[kind].metrics
 
 
 # --- whole trainings -------------------------------------------------------------------------------------------------
 
-DPO = {"type": "DPO", "dpo": {"max_prompt_length": 32}}
-ORPO = {"type": "ORPO", "orpo": {"max_prompt_length": 32}}
+DPO = {"type": "DPO", "max_prompt_length": 32}
+ORPO = {"type": "ORPO", "max_prompt_length": 32}
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 
 
@@ -286,7 +297,7 @@ def test_the_chosen_answers_come_to_be_preferred(
     assert "perplexity" not in steps[-1]
     assert steps[-1]["reward_margin"] > 0.01
     assert steps[-1]["reward_accuracy"] == 1.0
-    if "dpo" in method:  # the model is its own reference before the first update
+    if method["type"] == "DPO":  # the model is its own reference before the first update
         assert steps[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
     # some of the rows once more, as a dataset of the same name, with a gate
     (same,) = pairs["validation"]
@@ -304,7 +315,7 @@ def test_the_chosen_answers_come_to_be_preferred(
     assert evaluated.baseline is not None
     assert evaluated.tuned.loss == pytest.approx(trained.details.evaluation_loss, rel=1e-6)  # type: ignore[union-attr]
     assert evaluated.tuned.rows == 21
-    assert evaluated.tuned.reward_accuracy == 1.0
+    assert evaluated.tuned.method_metrics["reward_accuracy"] == 1.0
     assert evaluated.tuned.perplexity is None
     assert evaluated.baseline.loss > evaluated.tuned.loss
     (scores,) = evaluated.datasets

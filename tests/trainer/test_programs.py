@@ -254,7 +254,7 @@ def test_what_the_first_attempt_never_reached_is_counted_by_the_attempt_that_com
 
 
 PAIR = {"prompt": "What is the capital of France?", "chosen": "Paris.", "rejected": "I do not know."}
-DPO_LORA = {"type": "DPO", "dpo": {"max_prompt_length": 24}, "lora": {"rank": 4, "alpha": 8.0}}
+DPO_LORA = {"type": "DPO", "max_prompt_length": 24, "lora": {"rank": 4, "alpha": 8.0}}
 
 
 @pytest.mark.parametrize(

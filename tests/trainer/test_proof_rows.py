@@ -12,6 +12,7 @@ from finetune_trainer import proof
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.stages import convert
 from finetune_trainer.storage import open_store
+from tests.trainer.requests import method
 from tests.trainer.test_template import tokenizer
 
 
@@ -25,7 +26,7 @@ def test_rows_that_predict_nothing_are_passed_over(tmp_path: Path, pairs: bool) 
     of = tokenizer(None)
     context: Any = SimpleNamespace(
         request=SimpleNamespace(
-            data=SimpleNamespace(train=[source]), method=SimpleNamespace(max_prompt_length=8 if pairs else None)
+            data=SimpleNamespace(train=[source]), method=method({"type": "DPO" if pairs else "SFT"})
         ),
         store=open_store(), scratch=tmp_path, renderer=Renderer(of, train_on_prompt=False),
     )  # fmt: skip

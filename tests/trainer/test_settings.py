@@ -22,13 +22,7 @@ from finetune_contract import Hyperparameters, MeshSpec
 from finetune_trainer import engine, families
 from finetune_trainer.errors import StageError
 from finetune_trainer.training import settings
-from tests.trainer.requests import request
-
-
-def hyperparameters(**fields: Any) -> Hyperparameters:
-    return Hyperparameters.model_validate(
-        {"steps": 10, "global_batch_size": 8, "learning_rate": 1.0, **fields}
-    )
+from tests.trainer.requests import hyperparameters, request
 
 
 def learning_rates(h: Hyperparameters, steps: int) -> list[float]:
@@ -172,9 +166,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
             yield from equations(inner)
 
 
-@pytest.mark.parametrize(
-    ("method", "exact"), [({}, False), ({"type": "DPO", "dpo": {"max_prompt_length": 8}}, True)]
-)
+@pytest.mark.parametrize(("method", "exact"), [({}, False), ({"type": "DPO", "max_prompt_length": 8}, True)])
 def test_pairs_of_answers_are_compared_by_logits_in_float32(
     method: dict[str, Any], exact: bool, tmp_path: Path
 ) -> None:

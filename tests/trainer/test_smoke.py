@@ -81,7 +81,7 @@ def test_the_whole_chain_runs_in_small(stages: Stages) -> None:
 METHODS: dict[str, dict[str, Any]] = {
     "LoRA": {"method": {"lora": {"rank": 8, "alpha": 16.0}}, "export": {"content": "Both"}},
     "QLoRA": {"method": {"lora": {"rank": 4, "alpha": 8.0, "quantization": "NF4"}}},
-    "DPO": {"method": {"type": "DPO", "dpo": {"max_prompt_length": 600}}, "data": {"max_seq_length": 1024}},
+    "DPO": {"method": {"type": "DPO", "max_prompt_length": 600}, "data": {"max_seq_length": 1024}},
 }
 
 

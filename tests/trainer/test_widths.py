@@ -176,7 +176,7 @@ def test_rows_of_one_sequence_are_padded_and_cut_where_the_user_said(tmp_path: P
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("method", ["SFT", "DPO", "ORPO"])
 def test_all_that_depends_on_the_width_agrees(length: int, method: str, tmp_path: Path) -> None:
-    options = {} if method == "SFT" else {method.lower(): {"max_prompt_length": length // 3}}
+    options = {} if method == "SFT" else {"max_prompt_length": length // 3}
     made = request(tmp_path, "Train", data={"max_seq_length": length}, method={"type": method, **options})
     width = widths.of_rows(made)
     if method != "SFT":

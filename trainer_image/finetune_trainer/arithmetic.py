@@ -7,6 +7,7 @@ import math
 
 from finetune_contract import LoraSpec, MethodSpec
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.methods import method_of
 
 
 def forward_flops(plan: ModelPlan, *, rows: int, length: int) -> float:
@@ -23,8 +24,7 @@ def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -
     trained = _adapters(plan, lora) if lora is not None else _weights(plan)
     frozen = _weights(plan) if lora is not None else 0
     step = tokens * (6.0 * trained + 4.0 * frozen) + 3.0 * rows * _attention(plan, length)
-    relative = method.dpo is not None
-    return step + (forward_flops(plan, rows=rows, length=length) if relative else 0.0)
+    return step + (forward_flops(plan, rows=rows, length=length) if method_of(method).reference else 0.0)
 
 
 def _weights(plan: ModelPlan) -> int:

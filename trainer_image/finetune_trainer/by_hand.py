@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from finetune_contract import ExitCode, StageRequest
 from finetune_trainer.errors import StageError, faults
 from finetune_trainer.processes import Processes
+from finetune_trainer.request_by_hand import request_by_hand
 from finetune_trainer.stopping import Stopper, exit_now
 from finetune_trainer.storage import engine_path, open_store
 
@@ -149,26 +150,16 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 def _request(options: argparse.Namespace, scratch: Path, *, devices: int) -> StageRequest:
     """What a job's Evaluate stage would have been asked."""
     data = {"path": "--data", "name": "data", "uri": options.data}
-    return StageRequest.model_validate(
-        {
-            "job": {"namespace": "", "name": "by-hand", "uid": "by-hand"},
-            "stage": "Evaluate",
-            "attempt": 1,
-            "run_folder": f"file://{scratch}/run",
-            "cache": f"file://{scratch}/cache",
-            "model": {"uri": options.model},
-            "data": {"train": [data], "validation": [data], "max_seq_length": options.max_seq_length},
-            "method": {"train_on_prompt": options.train_on_prompt},
-            "hyperparameters": {
-                "steps": 1,
-                "global_batch_size": options.batch_size * devices,
-                "learning_rate": 0.0,
-                "compute_precision": options.precision,
-            },
-            "mesh": {"hosts": 1, "chips_per_host": devices, "fsdp": devices},
-            "checkpointing": {"every_steps": 1, "keep_last": 1},
-            "evaluation": {"prompts": options.prompt, "max_new_tokens": options.max_new_tokens},
-            "export": {"content": "Merged", "dtype": "BF16"},
+    return request_by_hand(
+        "Evaluate",
+        scratch,
+        model={"uri": options.model},
+        data={"train": [data], "validation": [data], "max_seq_length": options.max_seq_length},
+        method={"type": "SFT", "train_on_prompt": options.train_on_prompt},
+        hyperparameters={
+            "global_batch_size": options.batch_size * devices,
+            "compute_precision": options.precision,
         },
-        extra="forbid",
+        mesh={"hosts": 1, "chips_per_host": devices, "fsdp": devices},
+        evaluation={"prompts": options.prompt, "max_new_tokens": options.max_new_tokens},
     )

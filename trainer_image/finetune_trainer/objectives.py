@@ -1,8 +1,7 @@
-"""What each method minimises: pure functions of a MaxText model and a batch.
+"""What a training step minimises: pure functions of a MaxText model and a batch, and the reference model.
 
-SFT is MaxText's own loss. DPO (https://arxiv.org/abs/2305.18290) computes what Tunix's trainer does, with the sums that
-weighting and evaluation need. ORPO (https://arxiv.org/abs/2403.07691) is here because Tunix's takes the odds of whole
-answers, not the length-normalised ones of the paper's equation 1: their log1p(-exp(log p)) is zero beyond a few tokens.
+The loss on texts is MaxText's own. Losses on preference pairs are those of the methods
+(:mod:`finetune_trainer.methods`).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,15 +17,10 @@ from maxtext.trainers.pre_train.train import loss_fn
 from tunix.rl.common import selective_log_softmax
 from tunix.sft.utils import build_positions_from_mask
 
-from finetune_contract import MethodSpec
 from finetune_trainer.data.layout import Batch
+from finetune_trainer.methods.base import REFERENCE, Arrays
 from finetune_trainer.spread import to_devices
 from finetune_trainer.training.accumulation import microbatches
-
-type Arrays = Mapping[str, jax.Array]
-
-#: Rows of a batch whose reference is known carry it under these names.
-REFERENCE = ("reference_chosen", "reference_rejected")
 
 
 class Objective(Protocol):
@@ -37,8 +31,10 @@ class Objective(Protocol):
     """Names of those others."""
     per_token: ClassVar[bool]
     """Whether the loss is a mean over tokens, and its exponential a perplexity."""
-    relative: ClassVar[bool]
-    """Whether the batch must carry log-probabilities of the model that training began with."""
+
+    @property
+    def relative(self) -> bool:
+        """Whether the batch must carry log-probabilities of the model that training began with."""
 
     def __call__(self, model: Any, batch: Arrays, *, train: bool) -> tuple[jax.Array, Arrays]: ...
 
@@ -49,7 +45,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imitation:
-    """SFT: MaxText's cross-entropy, over all trained tokens of the batch."""
+    """On texts: MaxText's cross-entropy, over all trained tokens of the batch."""
 
     config: Any
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -66,15 +62,17 @@ class Imitation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Preference:
-    """Over pairs of answers; a row without answers has no weight."""
+class Preference:
+    """Over preference pairs; a row without answers has no weight."""
 
+    compare: Callable[[jax.Array, jax.Array, Arrays], tuple[jax.Array, jax.Array, jax.Array]]
+    """:meth:`.methods.base.Comparison.compare`."""
+    relative: bool
     metrics: ClassVar[tuple[str, ...]] = ("reward_accuracy", "reward_margin")
     per_token: ClassVar[bool] = False
-    relative: ClassVar[bool] = False
 
     def __call__(self, model: Any, batch: Arrays, *, train: bool) -> tuple[jax.Array, Arrays]:  # noqa: ARG002
-        losses, better, worse = self.pairs(*log_probabilities(model, batch), batch)
+        losses, better, worse = self.compare(*log_probabilities(model, batch), batch)
         there = (batch["chosen_mask"][:, 0] != 0).astype(jnp.float32)
         weight = there.sum()
         sums = {
@@ -85,66 +83,9 @@ class _Preference:
         }
         return sums["nats"] / jnp.maximum(weight, 1.0), sums
 
-    def pairs(
-        self, chosen: jax.Array, rejected: jax.Array, batch: Arrays
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Of each pair: loss, reward of the chosen answer, reward of the other."""
-        raise NotImplementedError
-
     @staticmethod
     def tokens(batch: Batch) -> int:
         return int(np.count_nonzero(batch["chosen_mask"]) + np.count_nonzero(batch["rejected_mask"]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dpo(_Preference):
-    """Prefer the chosen answer more than the reference does; ``label_smoothing`` is the share of wrong labels."""
-
-    beta: float
-    label_smoothing: float
-    relative: ClassVar[bool] = True
-
-    def pairs(
-        self, chosen: jax.Array, rejected: jax.Array, batch: Arrays
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        better, worse = (chosen - batch[REFERENCE[0]]), (rejected - batch[REFERENCE[1]])
-        delta = better - worse
-        losses = -(
-            jax.nn.log_sigmoid(self.beta * delta) * (1 - self.label_smoothing)
-            + jax.nn.log_sigmoid(-self.beta * delta) * self.label_smoothing
-        )
-        return losses, self.beta * better, self.beta * worse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orpo(_Preference):
-    """Imitate the chosen answer, and raise its odds over the other's with ``weight`` (the paper's lambda)."""
-
-    weight: float
-
-    def pairs(
-        self, chosen: jax.Array, rejected: jax.Array, batch: Arrays
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        better, worse = (
-            nats / jnp.maximum(batch[mask].sum(axis=-1), 1)
-            for nats, mask in ((chosen, "chosen_mask"), (rejected, "rejected_mask"))
-        )
-        odds = (better - worse) - (_log_of_other(better) - _log_of_other(worse))
-        return -better - self.weight * jax.nn.log_sigmoid(odds), self.weight * better, self.weight * worse
-
-
-def _log_of_other(nats: jax.Array) -> jax.Array:
-    """log(1 - exp(nats)). A token that is certain to float32 would be infinitely odd: it counts as all but certain."""
-    return jnp.log(-jnp.expm1(jnp.minimum(nats, -1e-6)))
-
-
-def objective_of(method: MethodSpec, config: Any) -> Objective:
-    """``config`` is MaxText's."""
-    if method.dpo is not None:
-        return Dpo(beta=method.dpo.beta, label_smoothing=method.dpo.label_smoothing)
-    if method.orpo is not None:
-        return Orpo(weight=method.orpo.weight)
-    return Imitation(config=config)
 
 
 def log_probabilities(model: Any, batch: Arrays) -> tuple[jax.Array, jax.Array]:

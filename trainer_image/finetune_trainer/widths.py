@@ -10,7 +10,7 @@ everywhere.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune_contract import StageRequest
+from finetune_contract import PreferenceMethod, StageRequest
 from finetune_trainer.training import overrides
 
 #: Positions that a TPU's vector unit takes at a time.
@@ -92,9 +92,10 @@ def of_rows(request: StageRequest) -> int:
 def of_pairs(request: StageRequest) -> tuple[int, int]:
     """Columns for the prompt and for each answer of a pair, together a row. What a row is wider than its sequences
     goes to the prompts, of whose columns no logits are used. The method is one that compares answers."""
-    prompts = request.method.max_prompt_length
-    assert prompts is not None, "the contract takes pairs with a method that compares them"
-    answers = request.data.max_seq_length - prompts
+    assert isinstance(request.method, PreferenceMethod), (
+        "the contract takes pairs with a method that compares them"
+    )
+    answers = request.data.max_seq_length - request.method.max_prompt_length
     return of_rows(request) - answers, answers
 
 

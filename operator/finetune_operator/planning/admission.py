@@ -188,7 +188,10 @@ def _check_overrides(job: Object) -> None:
 def _refuse_unsuitable_overrides(merged: Object) -> None:
     """At admission alone: a job that runs with one goes on."""
     given = merged.get("engineOverrides", {})
-    if str(given.get("num_vocab_tiling", 1)).lstrip("+") != "1" and merged["method"]["type"] in PREFERENCE_TYPES:
+    if (
+        str(given.get("num_vocab_tiling", 1)).lstrip("+") != "1"
+        and merged["method"]["type"] in PREFERENCE_TYPES
+    ):
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.engineOverrides.num_vocab_tiling: {merged['method']['type']} needs whole logits, which a model with "

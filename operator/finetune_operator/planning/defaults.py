@@ -47,9 +47,7 @@ class MethodDefaults:
 
 
 METHODS: Mapping[str, MethodDefaults] = {
-    "SFT": MethodDefaults(
-        learning_rate="2e-5", lora_learning_rate="2e-4", options={"trainOnPrompt": False}
-    ),
+    "SFT": MethodDefaults(learning_rate="2e-5", lora_learning_rate="2e-4", options={"trainOnPrompt": False}),
     # DPO moves away from its reference within few steps: MaxText's own default.
     "DPO": MethodDefaults(
         learning_rate="5e-7",

@@ -323,8 +323,10 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
 
 def profiling(spec: Object) -> ProfilingSpec | None:
     """``spec.profiling``."""
-    section = spec.get("profiling")
-    return ProfilingSpec(start_step=section["startStep"], steps=filled(section, PROFILING)["steps"]) if section else None
+    if not spec.get("profiling"):
+        return None
+    section = filled(spec["profiling"], PROFILING)
+    return ProfilingSpec(start_step=section["startStep"], steps=section["steps"])
 
 
 def smoke(spec: Object) -> SmokeSpec | None:

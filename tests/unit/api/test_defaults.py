@@ -69,9 +69,7 @@ def test_every_method_has_defaults_and_the_learning_rates_are_described() -> Non
     assert list(defaults.METHODS) == list(MethodType) == list(METHODS)
     text = description("hyperparameters.learningRate")
     rates = [
-        rate
-        for each in defaults.METHODS.values()
-        for rate in (each.learning_rate, each.lora_learning_rate)
+        rate for each in defaults.METHODS.values() for rate in (each.learning_rate, each.lora_learning_rate)
     ]
     assert re.findall(r'"([^"]+)"', text) == rates
 

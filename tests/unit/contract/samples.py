@@ -92,7 +92,10 @@ _BY_HAND: dict[str, tuple[type[Record], Object]] = {
             "model": {"orbax": "gs://models/items", "tokenizer": {"hugging_face": {"repo": "acme/words"}}},
             "data": {"train": [_PAIRS], "validation": [_PAIRS], **_DATA},
             "method": {
-                "type": "DPO", "beta": 0.1, "label_smoothing": 0.0, "max_prompt_length": 512,
+                "type": "DPO",
+                "beta": 0.1,
+                "label_smoothing": 0.0,
+                "max_prompt_length": 512,
                 "lora": {"rank": 8, "alpha": 16.0},
             },
             "evaluation": {
@@ -222,7 +225,8 @@ def _records_in(schema: Object, field: Object, value: Any) -> Iterator[tuple[Obj
     if "$ref" in field:
         yield value, definition(schema, field["$ref"])
     if "discriminator" in field:
-        yield value, definition(schema, field["discriminator"]["mapping"][value[field["discriminator"]["propertyName"]]])
+        told_by = field["discriminator"]
+        yield value, definition(schema, told_by["mapping"][value[told_by["propertyName"]]])
 
 
 def _least(schema: Object, record: Object) -> Object:

@@ -46,7 +46,9 @@ class Work(Record):
     named: dict[str, Optimizer] = {}
     method: Annotated[Literal["SFT", "GRPO", "KTO"], Since("1.2", "GRPO"), Since("1.4", "KTO")] = "SFT"
     metrics: Annotated[list[Literal["Loss", "Chrf"]], Since("1.2", "Chrf")] = ["Loss"]
-    objective: Annotated[Imitation | Rollouts, Field(discriminator="type"), Since("1.5", "GRPO")] = Imitation()
+    objective: Annotated[Imitation | Rollouts, Field(discriminator="type"), Since("1.5", "GRPO")] = (
+        Imitation()
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,6 +238,10 @@ def test_a_request_has_no_defaults_of_the_product() -> None:
     found = {
         name: values
         for name, record in definitions.items()
-        if (values := {field: each["default"] for field, each in record["properties"].items() if each.get("default")})
+        if (
+            values := {
+                field: each["default"] for field, each in record["properties"].items() if each.get("default")
+            }
+        )
     }
     assert found == NEUTRAL

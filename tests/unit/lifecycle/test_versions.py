@@ -251,9 +251,7 @@ def test_a_release_that_renders_other_words_replaces_no_jobset(monkeypatch: pyte
     world = World(job=job(resources={"tpu": "v6e-8"}))
     name = world.until(Stage.TRAIN)
     monkeypatch.setitem(pod.GRACE_SECONDS, Stage.TRAIN, 240)
-    changed = merge.merge(
-        BUILT_IN, {"checkpointing": {"everySteps": 50}, "evaluation": {"baseline": False}}
-    )
+    changed = merge.merge(BUILT_IN, {"checkpointing": {"everySteps": 50}, "evaluation": {"baseline": False}})
     monkeypatch.setattr("finetune_operator.planning.making.BUILT_IN", changed)
     monkeypatch.setattr("finetune_operator.planning.admission.BUILT_IN", changed)
     preempted(world, name)

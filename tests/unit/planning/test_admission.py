@@ -447,9 +447,7 @@ def test_preferences_come_with_their_options_and_are_not_packed() -> None:
     assert dpo.method == DpoMethod(beta=0.3, label_smoothing=0.0, max_prompt_length=512)
     assert (dpo.data.packing, dpo.hyperparameters.learning_rate) == (False, 5e-7)
     orpo = admit(job(method={"type": "ORPO", "orpo": {"lambda": "0.2"}, "lora": {}}), [profile()]).plan
-    assert orpo.method == OrpoMethod(
-        weight=0.2, max_prompt_length=512, lora=LoraSpec(rank=16, alpha=32.0)
-    )
+    assert orpo.method == OrpoMethod(weight=0.2, max_prompt_length=512, lora=LoraSpec(rank=16, alpha=32.0))
     assert orpo.hyperparameters.learning_rate == 8e-5
     assert admit(job(), [profile()]).plan.data.packing
 

@@ -1,11 +1,9 @@
-"""JobSets, whole, against golden files (:mod:`tests.snapshots`)."""
+"""JobSets, whole, against golden files (:mod:`.golden_jobsets`)."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,10 +12,8 @@ from finetune_operator.catalog import TpuShape, all_shapes, shape_by_name
 from finetune_operator.catalog.tpu import chips_of_topology
 from finetune_operator.planning import Findings, Refused, admit
 from finetune_operator.rendering import plan_offline, render_jobset
-from tests.snapshots import check
 from tests.unit.lifecycle.world import job, profile
-
-GOLDEN = Path(__file__).parent / "golden"
+from tests.unit.rendering.golden_jobsets import check_jobset, check_request
 
 ONE_HOST = job()
 TWO_HOSTS_LORA = job(resources={"tpu": "v6e-8"}, method={"type": "SFT", "lora": {"rank": 8}})
@@ -50,8 +46,11 @@ def env(jobset: dict[str, Any]) -> dict[str, Any]:
     ("case", "wanted", "stage"), [(case, wanted, stage) for case, wanted, stages in CASES for stage in stages]
 )
 def test_the_jobset_is_the_golden_one(case: str, wanted: Any, stage: Stage) -> None:
-    text = yaml.safe_dump(rendered(wanted)[stage], sort_keys=False, width=110)
-    check(GOLDEN / f"{case}-{stage.short}.yaml", text)
+    check_jobset(f"{case}-{stage.short}", rendered(wanted)[stage])
+
+
+def test_the_request_is_the_golden_one() -> None:
+    check_request(rendered(ONE_HOST)[Stage.TRAIN])
 
 
 QUEUED = profile(queue={"localQueue": "team-tpu", "priorityClass": "research"})
@@ -60,8 +59,7 @@ QUEUED = profile(queue={"localQueue": "team-tpu", "priorityClass": "research"})
 @pytest.mark.parametrize("stage", [Stage.CONVERT, Stage.TRAIN])
 def test_a_jobset_in_a_queue_is_the_golden_one(stage: Stage) -> None:
     jobset = dict(plan_offline(ONE_HOST, QUEUED))[stage]
-    text = yaml.safe_dump(jobset, sort_keys=False, width=110)
-    check(GOLDEN / f"queued-{stage.short}.yaml", text)
+    check_jobset(f"queued-{stage.short}", jobset)
 
 
 def test_stages_on_cpu_wait_in_a_queue_of_their_own() -> None:
@@ -104,7 +102,7 @@ GRANTED = profile(pod={"hostNetwork": True, "privileged": True}, serviceAccounts
 
 def test_what_a_profile_grants_of_the_node_is_the_golden_one() -> None:
     jobset = dict(plan_offline(TWO_HOSTS_LORA, GRANTED))[Stage.TRAIN]
-    check(GOLDEN / "host-access-train.yaml", yaml.safe_dump(jobset, sort_keys=False, width=110))
+    check_jobset("host-access-train", jobset)
 
 
 def test_only_pods_that_hold_chips_get_anything_of_their_node() -> None:
@@ -341,7 +339,7 @@ def test_slices_of_every_kind_are_the_golden_ones(
     case: str, name: str, chips_per_host: int | None, slices: int, capacity: str
 ) -> None:
     jobset = on(shape_by_name(name, chips_per_host=chips_per_host), capacity, slices)
-    check(GOLDEN / "slices" / f"{case}.yaml", yaml.safe_dump(jobset, sort_keys=False, width=110))
+    check_jobset(f"slices/{case}", jobset)
 
 
 def test_a_request_larger_than_an_environment_is_refused() -> None:

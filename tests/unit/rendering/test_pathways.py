@@ -8,7 +8,6 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +16,8 @@ from finetune_operator.catalog import TpuShape, all_shapes, shape_by_name
 from finetune_operator.planning import Findings
 from finetune_operator.rendering import render_jobset
 from tests.pathways_plans import SHAPES, plan, train
-from tests.snapshots import check
 from tests.unit.lifecycle.world import Object
-from tests.unit.rendering.test_jobsets import GOLDEN
+from tests.unit.rendering.golden_jobsets import check_jobset
 
 KNOWN = [shape for shape in all_shapes() if shape.pathways_instance_type]
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
@@ -53,9 +51,7 @@ def env(found: Object) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "shape", "slices"), SHAPES, ids=[name for name, _, _ in SHAPES])
 def test_the_jobset_is_the_golden_one(name: str, shape: TpuShape, slices: int) -> None:
-    check(
-        GOLDEN / f"{name}-train.yaml", yaml.safe_dump(train(plan(shape, slices)), sort_keys=False, width=110)
-    )
+    check_jobset(f"{name}-train", train(plan(shape, slices)))
 
 
 @pytest.mark.slow

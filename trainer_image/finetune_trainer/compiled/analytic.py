@@ -2,6 +2,7 @@
 
 from finetune_contract import MeshSpec, SliceShape, StageRequest
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.methods import method_of
 
 _BYTES = {"BF16": 2, "FP32": 4}
 #: The compiler keeps this share of a chip's memory for itself (31.24 of 32 GiB, 15.75 of 16, 95.73 of 96).
@@ -9,13 +10,13 @@ _USABLE = 0.976
 
 
 def state_bytes(plan: ModelPlan, request: StageRequest, mesh: MeshSpec) -> int:
-    """Parameters, those that DPO began with, and optimizer's state on each chip, whatever else is needed."""
+    """Parameters, those of a reference model, and optimizer's state on each chip, whatever else is needed."""
     h = request.hyperparameters
     weights = plan.parameters * _BYTES[h.weight_precision]
     if request.method.lora is not None:
         return _share(weights, mesh)
     moments = 2 if h.optimizer == "AdamW" else 0
-    references = 1 if request.method.dpo is not None else 0
+    references = 1 if method_of(request.method).reference else 0
     return _share(weights * (1 + moments + references), mesh)
 
 

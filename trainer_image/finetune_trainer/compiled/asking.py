@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from finetune_contract import CacheLayout, ExitCode, StageRequest
+from finetune_contract import CacheLayout, ExitCode, PreferenceMethod, StageRequest
 from finetune_contract.request import SLICE_PROGRAMS_VARIABLE, SLICE_VARIABLES
 from finetune_trainer import widths
 from finetune_trainer.cache_entry import manifest_at
@@ -31,6 +31,13 @@ from finetune_trainer.storage import Store
 _LOG = logging.getLogger(__name__)
 #: Raised when the same candidate would be compiled to something else, or measured in another way.
 _RELEASE = "3"
+#: Hyperparameters that are constants in programs, or that the candidate and the rows say already.
+_CONSTANTS = frozenset(
+    {
+        "epochs", "steps", "global_batch_size", "gradient_accumulation_steps", "learning_rate", "schedule", "seed",
+        "warmup_ratio", "warmup_steps",
+    }
+)  # fmt: skip
 #: How XLA and libtpu end the process for a flag.
 _REFUSED_FLAG = re.compile(
     r"Unknown command line flag '[^']*'|Illegal value '[^']*' specified for flag '[^']*'"
@@ -154,10 +161,14 @@ class Asking:
             "candidate": json.loads(candidate.model_copy(update={"slice": plain}).to_json()),
             "model": dict(self._plan.settings()),
             "data": [widths.of_rows(request), request.data.packing, h.gradient_accumulation_steps],
-            "columns": widths.of_pairs(request) if request.method.max_prompt_length is not None else None,
+            "columns": widths.of_pairs(request) if isinstance(request.method, PreferenceMethod) else None,
             "method": json.loads(request.method.model_dump_json(exclude={"train_on_prompt"})),
-            "optimizer": [h.optimizer, h.max_grad_norm > 0, h.weight_decay > 0],
-            "precision": [h.compute_precision, h.weight_precision],
+            "hyperparameters": {
+                # of a number in a program it matters whether it is there
+                name: value > 0 if isinstance(value, float) else value
+                for name, value in h
+                if name not in _CONSTANTS
+            },
             "overrides": dict(request.engine_overrides),
             "flags": {name: environment.get(name, "") for name in SLICE_VARIABLES},
             "versions": [

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune_contract import MeshSpec, SliceShape, StageRequest
+from finetune_contract import METHODS, PREFERENCE_TYPES, LoraSpec, MeshSpec, SliceShape, StageRequest
 from finetune_trainer import families
 from finetune_trainer.compiled.asking import Asking, NoCompiler
 from finetune_trainer.compiled.check import check_memory
@@ -21,6 +21,8 @@ from finetune_trainer.compiled.chips import CHIPS, is_slice, topologies
 from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, NotCompiled, Program
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.methods import entry
+from finetune_trainer.request_by_hand import request_by_hand
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.settings import per_device_batch_size
 
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.quantization and not options.lora:
         parser.error("--quantization is of the base under LoRA: name a rank with --lora")
-    if options.method != "SFT" and options.length < 2:
+    if options.method in PREFERENCE_TYPES and options.length < 2:
         parser.error("--length: a pair's row has at least 2 tokens, one of the prompt and one of the answer")
     candidate = _candidate(options)
     if candidate.mesh.devices != candidate.slice.devices * options.slices:
@@ -112,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--length", type=_count, default=2048, help="tokens per row (default %(default)s)")
     add(
         "--method",
-        choices=("SFT", "DPO", "ORPO"),
+        choices=tuple(METHODS),
         default="SFT",
         help="pairs: half of a row is for the prompt",
     )
@@ -223,46 +225,31 @@ def _candidate(options: argparse.Namespace) -> Candidate:
 def _request(options: argparse.Namespace, candidate: Candidate, scratch: str) -> StageRequest:
     """What a job's preflight would have been asked. Raises ``StageError`` 64 for a batch that does not divide."""
     source = {"path": "", "name": "data", "uri": f"file://{scratch}"}
-    method: dict[str, object] = {"type": options.method}
-    if options.lora:
-        rank, held = options.lora, options.quantization
-        method["lora"] = {"rank": rank, "alpha": 2.0 * rank, "quantization": held}
-    if options.method != "SFT":
-        method[options.method.lower()] = {"max_prompt_length": options.length // 2}
-    request = StageRequest.model_validate(
-        {
-            "job": {"namespace": "", "name": "by-hand", "uid": "by-hand"},
-            "stage": "Preflight",
-            "attempt": 1,
-            "run_folder": f"file://{scratch}",
-            "cache": f"file://{scratch}",
-            "use_cache": "Off",
-            "model": {"uri": f"file://{options.model.resolve()}"},
-            "data": {
-                "train": [source],
-                "max_seq_length": options.length,
-                "packing": options.method == "SFT",
-            },
-            "method": method,
-            "hyperparameters": {
-                "steps": 1,
-                "global_batch_size": options.batch,
-                "gradient_accumulation_steps": options.accumulation,
-                "learning_rate": 1e-5,
-                "weight_precision": "BF16" if options.lora else "FP32",
-            },
-            "mesh": candidate.mesh,
-            "checkpointing": {"every_steps": 1, "keep_last": 1},
-            "evaluation": {"max_new_tokens": options.new_tokens},
-            "memory": {
-                "source": "Compile",
-                "slice": candidate.slice,
-                "choose_parallelism": options.tensor is None,
-            },
-            "export": {"content": "Merged", "dtype": "BF16"},
-            "engine_overrides": dict(each.partition("=")[::2] for each in options.set),
+    rank = options.lora
+    lora = LoraSpec(rank=rank, alpha=2.0 * rank, quantization=options.quantization) if rank else None
+    request = request_by_hand(
+        "Preflight",
+        scratch,
+        model={"uri": f"file://{options.model.resolve()}"},
+        data={
+            "train": [source],
+            "max_seq_length": options.length,
+            "packing": options.method not in PREFERENCE_TYPES,
         },
-        extra="forbid",
+        method=entry(options.method).example(options.length, lora).spec,
+        hyperparameters={
+            "global_batch_size": options.batch,
+            "gradient_accumulation_steps": options.accumulation,
+            "weight_precision": "BF16" if options.lora else "FP32",
+        },
+        mesh=candidate.mesh,
+        evaluation={"max_new_tokens": options.new_tokens},
+        memory={
+            "source": "Compile",
+            "slice": candidate.slice,
+            "choose_parallelism": options.tensor is None,
+        },
+        engine_overrides=dict(each.partition("=")[::2] for each in options.set),
     )
     per_device_batch_size(request.hyperparameters, request.mesh)
     return request

@@ -25,6 +25,7 @@ from finetune_trainer.compiled.remedies import remedies
 from finetune_trainer.compiled.search import Choices, Model, gib, search, shareable, told
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.methods import method_of
 from finetune_trainer.storage import Store
 
 _LOG = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ def choices(request: StageRequest, check: MemoryCheck) -> Choices:
     said = request.engine_overrides
     return Choices(
         remat="remat_policy" not in said,
-        tiles="num_vocab_tiling" not in said and request.method.type == "SFT",  # MaxText's DPO knows no tiles
+        tiles="num_vocab_tiling" not in said and not method_of(request.method).whole_logits,
         parallelism=check.choose_parallelism,
     )
 

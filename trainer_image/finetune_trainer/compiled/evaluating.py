@@ -18,7 +18,8 @@ from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.placement import Room
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.lora import require_divided, unplaced_adapters, with_lora
-from finetune_trainer.objectives import Imitation, Reference, objective_of
+from finetune_trainer.methods import method_of
+from finetune_trainer.objectives import Imitation, Reference
 
 #: The compiler has two ways to tell: what is needed, then what there is.
 _EXHAUSTED = re.compile(
@@ -87,7 +88,7 @@ class Evaluation:
 
     def _lower(self, program: Program) -> Any:
         loaded, request = self._loaded, self._room.request
-        objective = objective_of(request.method, loaded.config)
+        objective = method_of(request.method).objective(loaded.config)
         batch = batch_shapes(loaded.config, loaded.mesh, request, parts=1)
         with self._inside():
             if program.kind == "Reference":

@@ -81,7 +81,7 @@ class Measured(Record):
     peak_bytes: int
     limit_bytes: int
     arguments_bytes: int
-    """Parameters, those that DPO began with, optimizer's state and batch."""
+    """Parameters, those of a reference model, optimizer's state and batch."""
     temporaries_bytes: int
     flops: float
     hbm_bytes: float

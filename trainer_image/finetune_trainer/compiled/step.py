@@ -13,12 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from maxtext.utils import maxtext_utils, model_creation_utils
 from tunix.sft import peft_trainer
 
-from finetune_contract import StageRequest
+from finetune_contract import PreferenceMethod, StageRequest
 from finetune_trainer import lora, widths
 from finetune_trainer.data.preference import pair_arrays
 from finetune_trainer.evaluation.loss import LossMeter
 from finetune_trainer.lora import require_divided, shardings, unplaced_adapters, with_lora
-from finetune_trainer.objectives import REFERENCE, Objective, Reference, objective_of
+from finetune_trainer.methods import method_of
+from finetune_trainer.methods.base import REFERENCE
+from finetune_trainer.objectives import Objective, Reference
 from finetune_trainer.spread import ROW_AXES, spelled
 from finetune_trainer.training.session import build_trainer
 from finetune_trainer.training.trainer import SftTrainer
@@ -41,7 +43,7 @@ class Abstract:
         method, accumulation = request.method, request.hyperparameters.gradient_accumulation_steps
         self._config, self._mesh = config, mesh
         self._request = request
-        self._objective = objective_of(method, config)
+        self._objective = method_of(method).objective(config)
         # a model under an adapter is its own reference
         self._copied = self._objective.relative and method.lora is None
         self._trainer = _trainer(config, mesh, self._objective, accumulation)
@@ -184,7 +186,7 @@ def batch_shapes(
     Where devices share rows there are fewer rows than MaxText would load, which is one for each device.
     """
     rows = request.hyperparameters.microbatch_size * parts
-    if pairs and request.method.max_prompt_length is not None:
+    if pairs and isinstance(request.method, PreferenceMethod):
         columns = pair_arrays(*widths.of_pairs(request))
     else:
         columns = {name: each.shape[1] for name, each in maxtext_utils.get_shaped_batch(config).items()}

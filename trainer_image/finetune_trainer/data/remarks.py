@@ -17,16 +17,13 @@ from finetune_contract import (
 from finetune_trainer.data import notes
 from finetune_trainer.data.examples import Examples
 from finetune_trainer.data.template import Renderer
+from finetune_trainer.methods import method_of
 
 #: Shares of rows above which a count is worth a remark.
 _MANY_CUT, _MANY_EQUAL = 0.05, 0.01
 #: How much wider rows than their sequences are worth more than a note.
 _MUCH_WIDER = 1.25
 _LOOKED_AT = 32
-#: Learning rates that published recipes for AdamW use: with all weights trained, and with LoRA. Small models take
-#: higher ones.
-_USUAL_TEXTS, _USUAL_TEXTS_LORA = (1e-6, 1e-4), (1e-5, 1e-3)
-_USUAL_PAIRS, _USUAL_PAIRS_LORA = (1e-8, 1e-5), (1e-7, 1e-4)
 #: Updates below it are smaller than half a bit of most weights in bfloat16.
 _LEAST_ROUNDED = 1e-4
 #: Texts that are meant as a flag, and what is read as one.
@@ -180,11 +177,8 @@ def of_learning_rate(method: MethodSpec, chosen: Hyperparameters, parameters: in
     """Whether the learning rate is one that such trainings are known to work with. ``parameters``: of the model."""
     if chosen.optimizer != "AdamW" or parameters < _SMALL_MODEL:
         return
-    pairs = method.max_prompt_length is not None
-    if method.lora is None:
-        lowest, highest = _USUAL_PAIRS if pairs else _USUAL_TEXTS
-    else:
-        lowest, highest = _USUAL_PAIRS_LORA if pairs else _USUAL_TEXTS_LORA
+    usual = method_of(method)
+    lowest, highest = usual.usual_rates if method.lora is None else usual.usual_lora_rates
     if lowest <= chosen.learning_rate <= highest:
         return
     kind = f"{method.type} {'with LoRA' if method.lora else 'of all weights'}"

@@ -16,6 +16,7 @@ from finetune_contract import (
     DatasetSource,
     EvaluationDataset,
     ExitCode,
+    PreferenceMethod,
     RunFolder,
     Stage,
     StageRequest,
@@ -32,6 +33,7 @@ from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.catalogue import require_family
+from finetune_trainer.methods import method_of
 from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
 from finetune_trainer.stopping import Stop
@@ -111,7 +113,7 @@ class Context:
         data = self.request.data
         return Renderer(
             self.tokenizer,
-            train_on_prompt=self.request.method.train_on_prompt,
+            train_on_prompt=method_of(self.request.method).trains_on_prompt,
             arguments=data.chat_template_arguments,
             today=data.chat_template_date or self.now().date(),
         )
@@ -137,7 +139,7 @@ class Context:
 
     @property
     def _compares(self) -> bool:
-        return self.request.method.max_prompt_length is not None
+        return isinstance(self.request.method, PreferenceMethod)
 
     def _dataset(
         self, name: str, sources: Sequence[DatasetSource], *, pairs: bool, use_cache: bool = True
@@ -159,11 +161,13 @@ class Context:
 
     @property
     def _pairs(self) -> Pairs:
-        prompts = self.request.method.max_prompt_length
-        assert prompts is not None, "the contract takes pairs with a method that compares them"
+        method = self.request.method
+        assert isinstance(method, PreferenceMethod), (
+            "the contract takes pairs with a method that compares them"
+        )
         return Pairs(
             renderer=self.renderer,
-            prompt_length=prompts,
+            prompt_length=method.max_prompt_length,
             max_length=self.request.data.max_seq_length,
             width=widths.of_rows(self.request),
         )

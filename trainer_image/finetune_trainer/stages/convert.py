@@ -3,7 +3,7 @@
 import itertools
 import time
 
-from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome
+from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome, PreferenceMethod
 from finetune_trainer import cache_entry, conversion, converted, engine, fingerprint, heap, proof
 from finetune_trainer.cache_entry import Miss
 from finetune_trainer.checkpoints.layout import layout_for
@@ -59,7 +59,7 @@ def run(context: Context) -> ConvertOutcome:
 
 def _rows(context: Context, plan: ModelPlan) -> list[list[int]]:
     """A few examples of the user's own data, the first that predict a token."""
-    source, pairs = context.request.data.train[0], context.request.method.max_prompt_length is not None
+    source, pairs = context.request.data.train[0], isinstance(context.request.method, PreferenceMethod)
     read = read_chosen if pairs else read_all
     length = min(proof.LENGTH, plan.context_length)
     rows = (

@@ -23,6 +23,7 @@ from finetune_trainer.evaluation.placement import Room
 from finetune_trainer.evaluation.questions import Question, questions
 from finetune_trainer.evaluation.scores import SCORES, mean_scores, opens_reasoning, without_reasoning
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.methods import method_of
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.engine_config import evaluation_config, require_devices
 from finetune_trainer.stages.inputs import converted_model, trained_parameters
@@ -98,7 +99,6 @@ class Measured:
 def run(context: Context) -> EvaluateOutcome:
     """Raises ``StageError`` 66 when training's checkpoint is not there."""
     from finetune_trainer.evaluation.models import load, with_adapter
-    from finetune_trainer.objectives import objective_of
 
     plan = context.plan(context.model(weights=False))
     request = context.request
@@ -112,7 +112,7 @@ def run(context: Context) -> EvaluateOutcome:
 
     baseline: Measured | None = None
     base, model = "", None
-    relative = objective_of(request.method, None).relative
+    relative = method_of(request.method).reference
     if request.evaluation.baseline or lora or relative:
         base = engine_path(converted_model(context))
         with converted.loading(request):
@@ -242,10 +242,10 @@ def measure(
     """Everything that ``work`` asks, of one model. ``batches``: of the rows that the method measures."""
     from finetune_trainer.evaluation.generate import Generator
     from finetune_trainer.evaluation.loss import LossMeter, combined
-    from finetune_trainer.objectives import Imitation, objective_of
+    from finetune_trainer.objectives import Imitation
 
     request = context.request
-    objective = objective_of(request.method, model.config)
+    objective = method_of(request.method).objective(model.config)
     meter = LossMeter(model.model, model.config, model.mesh, objective)
     # of texts, whatever training has compared
     texts = (
@@ -264,7 +264,7 @@ def measure(
             tokens=loss.tokens,
             rows=sum(each.examples for each in work.validation),
             by_set={name: each.mean for name, each in by_set.items()} if len(by_set) > 1 else {},
-            **loss.metrics,
+            method_metrics=dict(loss.metrics),
         )
     generator = Generator(
         model,

@@ -20,6 +20,7 @@ from finetune_trainer.export.publish import places as places_of
 from finetune_trainer.export.serving import Served
 from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.methods import method_of
 from finetune_trainer.models import LocalModel, Values
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.inputs import trained_parameters
@@ -174,13 +175,8 @@ def card_facts(context: Context, model: LocalModel) -> CardFacts:
 
 def method(spec: MethodSpec) -> str:
     """What was learned from, and which weights learned it."""
-    options = ""
-    if spec.dpo is not None:
-        options = f" (beta {spec.dpo.beta:g}, label smoothing {spec.dpo.label_smoothing:g})"
-    elif spec.orpo is not None:
-        options = f" (weight {spec.orpo.weight:g})"
-    elif spec.train_on_prompt:
-        options = " (prompts too)"
+    described = method_of(spec).described()
+    options = f" ({described})" if described else ""
     lora = spec.lora
     if lora is None:
         return f"{spec.type}{options}, full fine-tuning"

@@ -4,11 +4,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune_contract import StageRequest
+from finetune_contract import PreferenceMethod, StageRequest
 from finetune_trainer import widths
 from finetune_trainer.compiled.question import Program
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.methods import method_of
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stages.evaluate import harness_of, prompts_of, questions_of, sampling_of
 from finetune_trainer.training import overrides
@@ -54,10 +55,10 @@ def _evaluation(context: Context, plan: ModelPlan, benchmarks: Sequence["Benchma
         return
     if _validates(request) or any(each.pairs for each in asked.datasets):
         yield Program(kind="Loss")
-        if request.method.dpo is not None:
+        if method_of(request.method).reference:
             yield Program(kind="Reference")
     if any("Loss" in each.metrics and not each.pairs for each in asked.datasets):
-        yield Program(kind="Loss" if request.method.type == "SFT" else "TextLoss")
+        yield Program(kind="TextLoss" if isinstance(request.method, PreferenceMethod) else "Loss")
     recorder = Recorder(kernel_settings(request), plan.context_length)
     # where no row is to be read, questions are not known
     read = asked.datasets if request.data.check != "Off" else ()

@@ -15,6 +15,7 @@ from finetune_contract import DatasetSource, ExitCode, SmokeOutcome, Stage, Stag
 from finetune_trainer import miniature
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.methods import method_of
 from finetune_trainer.models import LocalModel
 from finetune_trainer.stages.context import Context
 from finetune_trainer.stopping import EndsAtOnce
@@ -190,13 +191,8 @@ class _Chain:
 
 
 def _shortened(request: StageRequest, length: int) -> StageRequest:
-    options: dict[str, Any] = {}
-    for name in ("dpo", "orpo"):
-        spec = getattr(request.method, name)
-        if spec is not None:
-            options[name] = _replaced(spec, max_prompt_length=min(spec.max_prompt_length, length // 2))
     return _replaced(
         request,
         data=_replaced(request.data, max_seq_length=length),
-        method=_replaced(request.method, **options),
+        method=method_of(request.method).shortened(length),
     )

@@ -124,7 +124,7 @@ def _policies(context: Context) -> "tuple[Retention, SaveTimes]":
     retention = Retention(
         policy=policy,
         measured=measured_before(context.store.read_or_none(context.folder.metrics)),
-        per_token=context.request.method.type == "SFT",
+        per_token="perplexity" in context.request.method.metrics,
     )
     saving = SaveTimes(
         every_steps=policy.every_steps,

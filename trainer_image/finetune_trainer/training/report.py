@@ -135,7 +135,8 @@ class Report:
         if seconds is not None:
             self._seconds.append(seconds)
             self._tokens.append(metrics.tokens or 0)
-        row = {"step": step, **metrics.model_dump(exclude_none=True)}
+        row = {"step": step, **metrics.model_dump(exclude_none=True, exclude={"method_metrics"})}
+        row |= metrics.method_metrics
         if seconds is not None:
             row["seconds"] = round(seconds, 6)
         self._lines.append(row)

@@ -21,7 +21,8 @@ from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.loading import pretrained
 from finetune_trainer.lora import with_lora
-from finetune_trainer.objectives import Objective, Reference, objective_of
+from finetune_trainer.methods import method_of
+from finetune_trainer.objectives import Objective, Reference
 from finetune_trainer.spread import ROW_AXES, placed_alike
 from finetune_trainer.training.movement import Movement, require_movement
 from finetune_trainer.training.retention import Retention
@@ -94,7 +95,7 @@ def open_session(
 
     ``config`` is MaxText's; it names the run folder, the converted model and the mesh.
     """
-    objective = objective_of(request.method, config)
+    objective = method_of(request.method).objective(config)
     model, mesh = pretrained(config)
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         parts = request.hyperparameters.gradient_accumulation_steps

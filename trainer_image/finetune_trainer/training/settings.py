@@ -9,6 +9,7 @@ from finetune_trainer import widths
 from finetune_trainer.checkpoints.layout import layout_for
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
+from finetune_trainer.methods import method_of
 
 _DTYPES = {"BF16": "bfloat16", "FP32": "float32"}
 #: Weights that share a scale, best first: that of the QLoRA paper, then more scales for narrow models.
@@ -51,12 +52,11 @@ def settings(
 
 
 def _products(request: StageRequest) -> dict[str, Any]:
-    """How matrix products are made. A TPU's default rounds float32 operands to bfloat16. Preferences are differences of
-    sums over whole answers, where logits rounded to bfloat16 show."""
+    """How matrix products are made. A TPU's default rounds float32 operands to bfloat16."""
     exact = request.hyperparameters.compute_precision == "FP32"
     return {
         "matmul_precision": "highest" if exact else "default",
-        "logits_dot_in_fp32": exact or request.method.max_prompt_length is not None,
+        "logits_dot_in_fp32": exact or method_of(request.method).exact_logits,
     }
 
 

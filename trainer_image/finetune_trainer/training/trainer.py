@@ -168,10 +168,12 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         del self.train_metadata[train_step - 1]
+        measured = train_ctx.measured(train_step)
         metrics = Metrics(
             loss=loss,
             perplexity=perplexity(loss) if train_ctx.objective.per_token else None,
-            **train_ctx.measured(train_step),
+            gradient_norm=measured.pop("gradient_norm"),
+            method_metrics=measured,
             learning_rate=float(self._control.learning_rates[train_step - 1]),
             tokens=train_ctx.data_hooks.trained_tokens.pop(train_step),
         )
@@ -200,8 +202,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
             "perplexity": metrics.perplexity,
             "grad_norm": metrics.gradient_norm,
             "total_weights": metrics.tokens,
-            "reward_accuracy": metrics.reward_accuracy,
-            "reward_margin": metrics.reward_margin,
+            **metrics.method_metrics,
         }
         values = {
             "scalar": {f"learning/{name}": value for name, value in measured.items() if value is not None}
@@ -321,7 +322,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
             check_finite(float(aux["gradient_norm"]), done, what="gradient norm")
 
     def measured(self, step: int) -> dict[str, float]:
-        """What the step measured beside its loss, by its name in ``Metrics``."""
+        """What the step measured beside its loss, by name: ``gradient_norm`` and the method's metrics."""
         return {name: float(value) for name, value in self._measured.pop(step, {}).items()}
 
     @override
@@ -364,7 +365,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
                     perplexity=loss.perplexity,
                     tokens=loss.tokens,
                     by_set={name: each.mean for name, each in by_set.items()} if len(by_set) > 1 else {},
-                    **loss.metrics,
+                    method_metrics=dict(loss.metrics),
                 )
             )
         self.training_hooks.skip_timing()

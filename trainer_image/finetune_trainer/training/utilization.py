@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from finetune_contract import StageRequest
+from finetune_contract import PreferenceMethod, StageRequest
 from finetune_trainer import widths
 from finetune_trainer.arithmetic import step_flops
 from finetune_trainer.compiled.chips import peak_flops
@@ -17,5 +17,5 @@ def ideal_step_seconds(plan: ModelPlan, request: StageRequest, device_kinds: Seq
     if len(known) < len(rates):
         return None
     method, batch = request.method, request.hyperparameters.global_batch_size
-    rows = batch if method.max_prompt_length is None else 2 * batch
+    rows = 2 * batch if isinstance(method, PreferenceMethod) else batch
     return step_flops(plan, method, rows=rows, length=widths.of_rows(request)) / sum(known)

@@ -1,0 +1,40 @@
+"""A stage request for a command that runs without a job: every section, of which the command states what it needs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import StageRequest
+
+type Section = Mapping[str, Any]
+
+#: A request names every value. None of these decides what such a command computes.
+_REST: Mapping[str, Section] = {
+    "data": {"shuffle": False, "packing": False, "check": "Full"},
+    "hyperparameters": {
+        "steps": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-5, "schedule": "Constant",
+        "weight_decay": 0.0, "max_grad_norm": 1.0, "optimizer": "AdamW", "seed": 42, "compute_precision": "BF16",
+        "weight_precision": "FP32",
+    },
+    "evaluation": {"baseline": False, "max_new_tokens": 1, "temperature": 0.0, "top_k": 0},
+}  # fmt: skip
+
+
+def request_by_hand(stage: str, scratch: object, **parts: Any) -> StageRequest:
+    """``parts`` of the request; of data, hyperparameters and evaluation, what differs from a training of one step.
+    ``scratch``: a folder on this machine."""
+    return StageRequest.model_validate(
+        {
+            "job": {"namespace": "", "name": "by-hand", "uid": "by-hand"},
+            "stage": stage,
+            "attempt": 1,
+            "run_folder": f"file://{scratch}/run",
+            "cache": f"file://{scratch}/cache",
+            "use_cache": "Off",
+            "checkpointing": {"every_steps": 1, "keep_last": 1},
+            "export": {"content": "Merged", "dtype": "BF16"},
+            "export_proof": False,
+            **parts,
+            **{name: {**rest, **parts.get(name, {})} for name, rest in _REST.items()},
+        },
+        extra="forbid",
+    )
