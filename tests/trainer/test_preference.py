@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
-from finetune_contract import METHODS as METHODS_OF_THE_CONTRACT
 from finetune_contract import DatasetSource, Outcome
 from finetune_trainer.data.dataset import Piece, assemble
 from finetune_trainer.data.place import Place, Row
@@ -190,16 +189,6 @@ def test_an_answer_that_is_certain_is_not_infinitely_odd() -> None:
     losses, *_ = orpo(0.1).compare(jnp.zeros(2), jnp.asarray(REJECTED), MASKS)
     assert np.isfinite(np.asarray(losses)).all()
 
-
-@pytest.mark.parametrize(("kind", "relative"), [("SFT", False), ("DPO", True), ("ORPO", False)])
-def test_the_method_decides_the_objective(kind: str, relative: bool) -> None:
-    objective = method_of(asked_method({"type": kind})).objective(None)
-    assert objective.relative == relative
-    measured = ("loss", "perplexity") if objective.per_token else ("loss", *objective.metrics)
-    assert measured == METHODS_OF_THE_CONTRACT[kind].metrics
-
-
-# --- whole trainings -------------------------------------------------------------------------------------------------
 
 DPO = {"type": "DPO", "max_prompt_length": 32}
 ORPO = {"type": "ORPO", "max_prompt_length": 32}
