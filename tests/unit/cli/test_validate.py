@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from finetune_operator.api import InvalidObject, parse_job
+from finetune_operator.api import InvalidObject, MethodType, parse_job
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.cli.validate import Problem, validate_text
 from tests.unit.api.bad_jobs import BAD_JOBS
@@ -64,10 +64,13 @@ def test_a_value_of_another_type_or_form_is_told_once() -> None:
     assert only(yaml.safe_dump(profile(flavors=flavors))).message == 'must be a list, not "--xla_tpu_a=1"'
 
 
+KNOWN = ", ".join(MethodType)
+
+
 @pytest.mark.parametrize("value", ["GRPO", "PPO", "KTO", "reinforce"])
 def test_a_method_that_there_is_not_gets_the_list_and_no_guess(value: str) -> None:
     problem = only(HEAD.replace("type: SFT", f"type: {value}"))
-    assert problem.message == f'unknown value "{value}": known are SFT, DPO, ORPO'
+    assert problem.message == f'unknown value "{value}": known are {KNOWN}'
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_a_method_that_there_is_not_gets_the_list_and_no_guess(value: str) -> No
 def test_a_mistyped_method_gets_the_one_that_was_meant_and_the_list(value: str, meant: str | None) -> None:
     problem = only(HEAD.replace("type: SFT", f"type: {value}"))
     assert ("did you mean" in problem.message) is (meant is not None)
-    assert meant is None or f"did you mean {meant}? Known are SFT, DPO, ORPO" in problem.message
+    assert meant is None or f"did you mean {meant}? Known are {KNOWN}" in problem.message
 
 
 @pytest.mark.parametrize(

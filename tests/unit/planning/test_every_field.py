@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.errors import NoSuchExample
 
+from finetune_contract import PREFERENCE_TYPES
+from finetune_operator.api import MethodType
+from finetune_operator.api.method import member
 from finetune_operator.planning import Plan, Refused, admit
 from tests.fuzz.specs import JOB, JOB_LEAVES, PROFILE, put, values
 
@@ -16,8 +19,10 @@ type Document = dict[str, Any]
 PAIRS = {"format": "Preference", "uri": "gs://team-a/pairs.jsonl"}
 #: Jobs in which a field can have an effect, where the smallest job is none.
 CONTEXTS: dict[str, Document] = {
-    "method.dpo": {"method": {"type": "DPO"}, "datasets": {"train": [PAIRS]}},
-    "method.orpo": {"method": {"type": "ORPO"}, "datasets": {"train": [PAIRS]}},
+    **{
+        f"method.{member(MethodType(kind))}": {"method": {"type": kind}, "datasets": {"train": [PAIRS]}}
+        for kind in PREFERENCE_TYPES
+    },
     "method.lora": {"method": {"type": "SFT", "lora": {}}},
     "datasets.splitFromTrain": {"datasets": {"train": [{"uri": "gs://team-a/chats.jsonl"}]}},
     "checkpointing.bestBy": {"evaluation": {"everySteps": 100}},
