@@ -1,4 +1,4 @@
-"""What a training learns from: one record for each method, told apart by ``type``."""
+"""What a training learns from: one record for each method, discriminated by ``type``."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

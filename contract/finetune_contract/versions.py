@@ -81,7 +81,7 @@ class Since:
 
 
 def _chosen(value: Any) -> Any:
-    """Of a union of records, the ``type`` that tells them apart; of anything else, the value."""
+    """Of a union of records, the ``type`` that discriminates it; of anything else, the value."""
     return getattr(value, "type", None) if isinstance(value, BaseModel) else value
 
 

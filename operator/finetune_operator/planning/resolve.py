@@ -42,7 +42,7 @@ type Object = Mapping[str, Any]
 
 #: Methods that compare pairs of answers, for people.
 _PREFERENCE = " or ".join(PREFERENCE_TYPES)
-#: What of a method's metrics tells which checkpoint is the best.
+#: Those of a method's metrics that rank checkpoints.
 _RANKING = ("loss", "perplexity")
 #: The API's metrics as they are called in ``<dataset>/<metric>``.
 METRIC_NAMES: Mapping[str, str] = {

@@ -225,8 +225,8 @@ def _records_in(schema: Object, field: Object, value: Any) -> Iterator[tuple[Obj
     if "$ref" in field:
         yield value, definition(schema, field["$ref"])
     if "discriminator" in field:
-        told_by = field["discriminator"]
-        yield value, definition(schema, told_by["mapping"][value[told_by["propertyName"]]])
+        chosen = field["discriminator"]
+        yield value, definition(schema, chosen["mapping"][value[chosen["propertyName"]]])
 
 
 def _least(schema: Object, record: Object) -> Object:
