@@ -51,7 +51,6 @@ from finetune_contract.request import (
     SliceShape,
     SmokeSpec,
     SplitSpec,
-    Stage,
     StageRequest,
 )
 from finetune_contract.result import (
@@ -65,6 +64,7 @@ from finetune_contract.result import (
     DataManifest,
     DatasetReport,
     DatasetScores,
+    Details,
     EvaluateOutcome,
     EvaluationResult,
     ExportOutcome,
@@ -79,6 +79,7 @@ from finetune_contract.result import (
     StageResult,
     TrainOutcome,
 )
+from finetune_contract.stages import Stage
 from finetune_contract.versions import CONTRACT_VERSION, ContractVersion, Since, major_of, required_version
 
 __all__ = [
@@ -104,6 +105,7 @@ __all__ = [
     "DatasetScores",
     "DatasetSource",
     "Destination",
+    "Details",
     "DiscardedCheckpoint",
     "DpoSpec",
     "EvaluateOutcome",

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping
 from datetime import date
-from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from finetune_contract.base import Record, Sha256, Uri, Version
 from finetune_contract.engine import Tuning
+from finetune_contract.stages import Stage
 from finetune_contract.versions import (
     CONTRACT_VERSION,
     FIRST_VERSION,
@@ -32,31 +32,6 @@ SLICE_PROGRAMS_VARIABLE = "FINETUNE_SLICE_PROGRAMS"
 RESTART_VARIABLE = "FINETUNE_RESTART"
 #: Linux caps one environment string at 128 KiB; the operator refuses a longer request.
 MAX_REQUEST_BYTES = 96 * 1024
-
-
-class Stage(StrEnum):
-    """The stages of a job, in order."""
-
-    PREFLIGHT = "Preflight"
-    CONVERT = "Convert"
-    TRAIN = "Train"
-    EVALUATE = "Evaluate"
-    EXPORT = "Export"
-
-    @property
-    def short(self) -> str:
-        """The form in JobSet names and attempt folders."""
-        return {
-            "Preflight": "prep",
-            "Convert": "conv",
-            "Train": "train",
-            "Evaluate": "eval",
-            "Export": "export",
-        }[self]
-
-    @classmethod
-    def from_short(cls, short: str) -> "Stage":
-        return next(stage for stage in cls if stage.short == short)
 
 
 class ContractNotSpoken(Exception):

@@ -8,7 +8,8 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 from finetune_contract.base import Code, Count, Published, Record, Seconds, Sha256, Timestamp, Uri, Version
 from finetune_contract.engine import Tuning
 from finetune_contract.failure import Failure
-from finetune_contract.request import MeshSpec, SliceShape, Stage
+from finetune_contract.request import MeshSpec, SliceShape
+from finetune_contract.stages import Stage
 from finetune_contract.versions import FIRST_VERSION, VersionText
 
 #: pydantic's errors about a value that a newer writer may know: a kind of findings, a member of an enumeration.
@@ -399,6 +400,10 @@ class ExportOutcome(Record):
     """The checkpoint that they were made of."""
 
 
+Details = PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome
+"""What a stage found out. Its ``kind`` is the stage's name."""
+
+
 class StageResult(Record):
     """How one attempt ended.
 
@@ -416,10 +421,7 @@ class StageResult(Record):
     exit_code: Code
     started: Timestamp
     finished: Timestamp
-    details: Annotated[
-        PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome | None,
-        Field(discriminator="kind"),
-    ] = None
+    details: Annotated[Details | None, Field(discriminator="kind")] = None
     """The stage's own findings; there when it succeeded, and for Train also when it was stopped."""
     failure: Failure | None = None
     compilations: Count | None = None

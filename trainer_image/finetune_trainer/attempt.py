@@ -21,25 +21,19 @@ from typing import IO, TextIO
 
 from finetune_contract import (
     CONTRACT_VERSION,
-    ConvertOutcome,
-    EvaluateOutcome,
+    Details,
     ExitCode,
-    ExportOutcome,
     Failure,
     Outcome,
-    PreflightOutcome,
     RunFolder,
     StageRequest,
     StageResult,
-    TrainOutcome,
 )
 from finetune_contract.failure import PEER_LOST
 from finetune_trainer.compilations import Compilations
 from finetune_trainer.errors import StageError, encodable
 from finetune_trainer.redaction import Redactor
 from finetune_trainer.storage import Store
-
-type Details = PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome
 
 #: Kubernetes keeps 4,096 bytes of a termination message.
 _TERMINATION_BYTES = 4096

@@ -17,9 +17,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_contract import CONTRACT_VERSION, ContractNotSpoken, ExitCode, Failure, Stage, StageRequest
+from finetune_contract import (
+    CONTRACT_VERSION,
+    ContractNotSpoken,
+    Details,
+    ExitCode,
+    Failure,
+    Stage,
+    StageRequest,
+)
 from finetune_contract.request import REQUEST_VARIABLE
-from finetune_trainer.attempt import Attempt, Details, LogTail
+from finetune_trainer.attempt import Attempt, LogTail
 from finetune_trainer.errors import faults
 from finetune_trainer.locked_memory import allow_locking
 from finetune_trainer.processes import Processes
@@ -30,8 +38,6 @@ from finetune_trainer.training.report import HostReport
 
 _LOG = logging.getLogger(__name__)
 _MODULES: Mapping[Stage, str] = {stage: f"finetune_trainer.stages.{stage.lower()}" for stage in Stage}
-#: Stages that run on the job's slice, in as many processes as it has hosts.
-_ON_SLICE = frozenset({Stage.TRAIN, Stage.EVALUATE})
 
 
 def run() -> None:
@@ -70,7 +76,7 @@ def main(environment: Mapping[str, str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         tail.follow(stream)
     _log_to_standard_error(request)
-    processes = Processes.of(environment) if request.stage in _ON_SLICE else Processes(count=1, index=0)
+    processes = Processes.of(environment) if request.stage.on_tpu else Processes(count=1, index=0)
     attempt = Attempt(
         request=request,
         store=open_store(),
@@ -119,7 +125,7 @@ def _run(
     function: Callable[[Context], Details] = module.run
     from finetune_trainer.stages.train import TrainingStopped
 
-    if stage in _ON_SLICE and environment.get("JAX_PLATFORMS", "tpu") == "tpu":
+    if stage.on_tpu and environment.get("JAX_PLATFORMS", "tpu") == "tpu":
         allow_locking()
     # Only training has something to save at an agreed step; Evaluate ends at once.
     processes.join(environment.get("JAX_PLATFORMS", ""), agree_on_stops=stage is Stage.TRAIN)

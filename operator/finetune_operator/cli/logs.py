@@ -14,7 +14,6 @@ from finetune_operator.rendering import attempt_of
 
 type Write = Callable[[str], None]
 
-_ORDER = {stage.value: place for place, stage in enumerate(Stage)}
 _OVER = ("Succeeded", "Failed", "Skipped")
 #: Bytes of a kept log. The trainer keeps 200 lines, of any length.
 _KEPT_LIMIT = 16 * 2**20
@@ -75,7 +74,7 @@ async def show_logs(
         write(await kept_log(job, selection, store))
         return
     places = [place for pod in pods if (place := attempt_of(pod))]
-    newest = max(places, key=lambda place: (_ORDER[place[0].value], *place[1:]))
+    newest = max(places, key=lambda place: (place[0].order, *place[1:]))
     chosen = sorted(
         (pod["metadata"]["name"] for pod in pods if attempt_of(pod) == newest),
     )
@@ -233,4 +232,4 @@ def _newest_attempt(job: Object, selection: Selection) -> Place:
             f"{'No stage' if not numbers else 'No such attempt'} of {name} has run yet.",
             fix=f"`finetune status {name}` tells what it waits for.",
         )
-    return max(chosen, key=lambda place: (_ORDER[place[0].value], *place[1:]))
+    return max(chosen, key=lambda place: (place[0].order, *place[1:]))

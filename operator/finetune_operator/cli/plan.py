@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from finetune_contract import DatasetSource, ModelSource, Stage
+from finetune_contract import DatasetSource, ModelSource
 from finetune_operator.cli.checks import Planned, in_namespace, placed, planned, schema_problems
 from finetune_operator.cli.context import profile_for
 from finetune_operator.cli.errors import CliError
@@ -17,18 +17,11 @@ from finetune_operator.cli.manifests import Object, of_kind, parse, read, shown_
 from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
 from finetune_operator.planning.source_job import source_name
-from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, TPU_STAGES
+from finetune_operator.planning.stages import STAGES
+from finetune_operator.rendering import KNOWN_LATER_ANNOTATION
 from finetune_operator.rendering.memory import largest_piece
 from finetune_operator.rendering.offline_source import UNKNOWN_UID
 from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
-
-_DOES = {
-    Stage.PREFLIGHT: "reads model and data, counts rows and steps",
-    Stage.CONVERT: "to MaxText's format, and back as a proof that export will work",
-    Stage.TRAIN: "the fine-tuning",
-    Stage.EVALUATE: "loss and answers, before and after",
-    Stage.EXPORT: "to Hugging Face format, checked",
-}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -163,9 +156,9 @@ def _page(found: Planned) -> Iterator[str]:
     yield ""
     on_tpu = f"{_slices(plan)}{shape.name} {shape.topology}"
     for stage, jobset in zip(plan.stages, jobsets, strict=True):
-        where = on_tpu if stage in TPU_STAGES else "CPU"
+        where = on_tpu if stage.on_tpu else "CPU"
         name = jobset["metadata"]["name"]
-        yield f"  {stage.value:<10} {where:<{max(12, len(on_tpu))}} {name:<36} {_DOES[stage]}"
+        yield f"  {stage.value:<10} {where:<{max(12, len(on_tpu))}} {name:<36} {STAGES[stage].description}"
     yield ""
     yield _row(
         "TPU",

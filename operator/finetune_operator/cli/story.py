@@ -6,11 +6,11 @@ from typing import Any
 
 from rich.text import Text
 
+from finetune_contract import Stage
 from finetune_operator.cli import text
 
 type Object = Mapping[str, Any]
 
-STAGES = ("Preflight", "Convert", "Train", "Evaluate", "Export")
 _MARKS = {
     "Pending": ("·", "dim"),
     "Running": ("▶", "cyan"),
@@ -86,7 +86,7 @@ def _head(job: Object, status: Object) -> Iterator[Text]:
 
 def _stages(status: Object, now: datetime) -> Iterator[Text]:
     known = {stage.get("name"): stage for stage in status.get("stages") or []}
-    for name in STAGES:
+    for name in Stage:
         stage = known.get(name) or {"name": name, "phase": "Pending"}
         phase = str(stage.get("phase") or "Pending")
         mark, style = _MARKS.get(phase, ("?", ""))

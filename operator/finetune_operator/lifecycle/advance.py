@@ -19,7 +19,7 @@ from finetune_operator.lifecycle.stages import Survey, survey
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
 from finetune_operator.planning import Plan, Refused, judge_findings
 from finetune_operator.planning.requests import MAX_ATTEMPT
-from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
+from finetune_operator.rendering import CpuPoolTooSmall, render_jobset
 
 
 def advance(
@@ -98,7 +98,7 @@ def _of_live(
         return live.stop(observed, look, attempt, refused)
     if suspend:
         return live.suspend(observed, look, attempt, refused)
-    if over and attempt.key.stage in TPU_STAGES:
+    if over and attempt.key.stage.on_tpu:
         return live.stop_spending(observed, look, attempt, over)
     unknown = observed.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None
     left = blind_left(observed, look.plan.limits, unknown)

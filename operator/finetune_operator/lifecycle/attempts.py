@@ -13,7 +13,6 @@ from finetune_operator.lifecycle.queueing import newest
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import attempt_of
 
-ORDER = {stage: index for index, stage in enumerate(Stage)}
 #: Of one job, over all stages. Each is judged in every decision.
 MOST_ATTEMPTS = 1000
 
@@ -131,7 +130,7 @@ def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
 
 
 def _place(key: AttemptKey) -> tuple[int, int, int]:
-    return ORDER[key.stage], key.number, key.restart
+    return key.stage.order, key.number, key.restart
 
 
 def next_number(

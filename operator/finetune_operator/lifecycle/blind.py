@@ -28,7 +28,7 @@ from finetune_operator.lifecycle.usage import counted, ran
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.plan import Limits
-from finetune_operator.rendering import TPU_STAGES, jobset_name
+from finetune_operator.rendering import jobset_name
 
 #: Seconds; nothing tells the job when the store comes back.
 _STORE_LOOK = 5.0
@@ -156,7 +156,7 @@ def _situation(  # noqa: PLR0911  one per case
         return suspension(), suspending
     if left is not None and left <= 0:
         return deadlines.active_exceeded(limits.active), active
-    if over and live.key.stage in TPU_STAGES:
+    if over and live.key.stage.on_tpu:
         return unpaid(over.message), replace(suspending, over=over)
     if unseen_left is not None and unseen_left <= 0:
         return unseen(limits, why), replace(suspending, over=halted(why))
@@ -207,7 +207,7 @@ def _next_look(observed: Observed, look: Survey, why: Unreadable) -> float:
     due = (
         (
             deadlines.active_left(look.plan.limits, look.used),
-            seconds_left(look, live) if live.key.stage in TPU_STAGES else None,
+            seconds_left(look, live) if live.key.stage.on_tpu else None,
             blind_left(observed, look.plan.limits, why),
         )
         if live and not (live.jobset and children.deleting(live.jobset))

@@ -11,17 +11,12 @@ from enum import StrEnum
 
 from finetune_contract import (
     CONTRACT_VERSION,
-    ConvertOutcome,
-    EvaluateOutcome,
     ExitCode,
-    ExportOutcome,
     Failure,
     FailureClass,
     Outcome,
-    PreflightOutcome,
     Stage,
     StageResult,
-    TrainOutcome,
 )
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.lifecycle import children, speech
@@ -39,6 +34,7 @@ from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Di
 from finetune_operator.lifecycle.pressure import PRESSURES, pressure
 from finetune_operator.lifecycle.queueing import being_evicted
 from finetune_operator.lifecycle.times import parse
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import jobset_name
 
 _SIGNALLED = 128
@@ -48,7 +44,6 @@ _MEASURED = (
     "It requests what models of its size were measured to take, and no field of the job changes that: report the model "
     "to the platform team, and use a smaller one meanwhile."
 )
-_OUT_OF_MEMORY_FIX = {Stage.CONVERT: _MEASURED, Stage.EXPORT: _MEASURED}
 
 #: Reasons of the records that the operator writes before it stops an attempt: nobody is charged.
 SUSPENDED = "Suspended"
@@ -84,15 +79,6 @@ _JUDGED = (
     WORKERS_FAILED,
     *PRESSURES,
 )
-
-#: What a stage must have found out to have succeeded.
-_DETAILS = {
-    Stage.PREFLIGHT: PreflightOutcome,
-    Stage.CONVERT: ConvertOutcome,
-    Stage.TRAIN: TrainOutcome,
-    Stage.EVALUATE: EvaluateOutcome,
-    Stage.EXPORT: ExportOutcome,
-}
 
 
 class Ending(StrEnum):
@@ -235,7 +221,7 @@ def replacement(why: str) -> Failure:
 
 
 def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
-    if isinstance(result.details, _DETAILS[attempt.key.stage]):
+    if result.details is not None and result.details.kind == attempt.key.stage:
         return None
     return Failure(
         code=ExitCode.CONTRACT_NOT_SPOKEN,
@@ -320,7 +306,9 @@ def _died(stage: Stage, pod: children.Object, state: children.Object) -> Failure
             code=ExitCode.OUT_OF_MEMORY,
             reason="HostOutOfMemory",
             message=f"{stage}: pod {name} was killed because it used more memory than its limit.",
-            fix=_OUT_OF_MEMORY_FIX.get(stage, "Use a smaller batch or sequence length, or larger nodes."),
+            fix=_MEASURED
+            if STAGES[stage].sized_by_model
+            else "Use a smaller batch or sequence length, or larger nodes.",
             evidence=evidence,
         )
     if speech.request_not_understood(code, evidence):

@@ -14,7 +14,6 @@ from finetune_operator.lifecycle.usage import Usage, terms_of
 from finetune_operator.planning import Plan
 from finetune_operator.planning.plan import Limits
 from finetune_operator.planning.queueing import QUEUE_LABEL
-from finetune_operator.rendering import TPU_STAGES
 
 #: Reasons. Of an attempt that the operator ends, its record has them before.
 DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -99,7 +98,7 @@ def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | Non
         or children.first_start(attempt.pods) is not None
         or stepped(attempt, progress)
     )
-    if waiting and attempt.key.stage not in TPU_STAGES and all(children.lacks_input(pod) for pod in waiting):
+    if waiting and not attempt.key.stage.on_tpu and all(children.lacks_input(pod) for pod in waiting):
         # No other node has it either, and it costs nothing to wait for it.
         return None
     if ran:
@@ -164,7 +163,7 @@ def recovering(attempt: Attempt, progress: Progress | None) -> bool:
 def passed_capacities(attempts: Sequence[Attempt]) -> frozenset[str]:
     """Kinds that had no nodes since the last attempt at a stage that ran. ``attempts``: those since the last retry by
     hand."""
-    return frozenset().union(*(_passed(attempts, stage) for stage in TPU_STAGES))
+    return frozenset().union(*(_passed(attempts, stage) for stage in Stage if stage.on_tpu))
 
 
 def _passed(attempts: Sequence[Attempt], stage: Stage) -> frozenset[str]:
@@ -181,13 +180,13 @@ def _passed(attempts: Sequence[Attempt], stage: Stage) -> frozenset[str]:
 
 def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> Failure | None:
     """The job's failure where the stage has waited for every kind of node that it may have. ``attempts``: as above."""
-    kinds = {*plan.placement.capacities} if stage in TPU_STAGES else {_CPU}
+    kinds = {*plan.placement.capacities} if stage.on_tpu else {_CPU}
     passed = _passed(attempts, stage)
     if not passed or kinds - passed:
         return None
     own = [each.files.failure for each in attempts if each.key.stage is stage and each.files]
     last = next(note for note in reversed(own) if note and note.reason == NO_CAPACITY)
-    more = " No other kind is left." if stage in TPU_STAGES else ""
+    more = " No other kind is left." if stage.on_tpu else ""
     return last.model_copy(update={"message": f"{last.message}{more}"[:1024]})
 
 
@@ -213,7 +212,7 @@ def _no_capacity(attempt: Attempt, plan: Plan) -> Failure:
     stage, seconds = attempt.key.stage, plan.limits.pre_running
     found = children.hindrance(attempt.pods)
     last = f" Last: {found.message.rstrip('.')}." if found else ""
-    if stage not in TPU_STAGES:
+    if not stage.on_tpu:
         nodes = ", ".join(f"{key}={value}" for key, value in sorted(plan.cpu_pool.node_selector.items()))
         return Failure(
             code=ExitCode.UNAVAILABLE,

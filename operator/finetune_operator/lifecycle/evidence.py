@@ -28,8 +28,6 @@ type Number = tuple[Stage, int]
 
 #: Entries of ``status.attempts.history``.
 HISTORY = 10
-_ORDER = {stage: index for index, stage in enumerate(Stage)}
-_STAGES = {str(stage): stage for stage in Stage}
 
 
 def own_attempts(
@@ -118,8 +116,8 @@ def _reported(job: Object) -> list[AttemptKey] | None:
     found = [key for key, _ in pending_records(status)]
     for name, each in entries:
         number = each.get("jobSet", "").rpartition("-")[2]
-        if name in _STAGES and number.isdecimal():
-            found.append(AttemptKey(_STAGES[name], int(number), each.get("restart", 0)))
+        if name in Stage and number.isdecimal():
+            found.append(AttemptKey(Stage(name), int(number), each.get("restart", 0)))
     return found
 
 
@@ -168,4 +166,4 @@ def _in_a_row(
 
 
 def _place(number: Number) -> tuple[int, int]:
-    return _ORDER[number[0]], number[1]
+    return number[0].order, number[1]

@@ -23,7 +23,7 @@ from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning.budget import Ceiling
 from finetune_operator.planning.merge import lookup, merge
 from finetune_operator.planning.topology import terms
-from finetune_operator.rendering import TPU_STAGES, flavor_of
+from finetune_operator.rendering import flavor_of
 
 type Object = Mapping[str, Any]
 
@@ -51,14 +51,14 @@ def stops_without_plan(observed: Observed, attempts: Sequence[Attempt]) -> tuple
         ]
         if over:
             stop = unpaid(exhausted_message(*over[0]))
-            ended = [each for each in live if each.key.stage in TPU_STAGES]
+            ended = [each for each in live if each.key.stage.on_tpu]
     return tuple((each.key, _noted(each, stop, observed, profile)) for each in ended if stop)
 
 
 def _noted(attempt: Attempt, stop: Failure, observed: Observed, profile: Object) -> Failure:
     """With what nothing else tells when JobSet and pods are gone."""
     seen: dict[str, Any] = {"seconds": ran(attempt, observed.now) or None}
-    if attempt.key.stage in TPU_STAGES:
+    if attempt.key.stage.on_tpu:
         price = _price(attempt, observed, profile)
         seen |= {"chips": _chips(attempt), "chip_hour_price": price}
     return stop.model_copy(update=seen | to_note(attempt, observed.now))
@@ -112,7 +112,7 @@ def _used(observed: Observed, attempts: Sequence[Attempt], profile: Object) -> U
 
 
 def _chips(attempt: Attempt) -> int:
-    if attempt.jobset is None or attempt.key.stage not in TPU_STAGES:
+    if attempt.jobset is None or not attempt.key.stage.on_tpu:
         return 0
     # None: a limit that is no quantity, which no JobSet of the operator has.
     return children.chips(attempt.jobset) or 0

@@ -27,7 +27,7 @@ from finetune_operator.lifecycle.usage import counted, rate_of, uncovered_run
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
 from finetune_operator.planning import Refused
-from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, plan_of, render_jobset, spec_of
+from finetune_operator.rendering import CpuPoolTooSmall, claim_of, plan_of, render_jobset, spec_of
 
 #: An attempt that is ending is noted again when it has run for so much longer.
 _SAVING_SECONDS = 10.0
@@ -144,7 +144,7 @@ def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
             attempt, look.plan.limits, observed.folder.progress, observed.now, readable_since(observed)
         ),
         deadlines.active_left(look.plan.limits, look.used),
-        seconds_left(look, attempt) if attempt.key.stage in TPU_STAGES else None,
+        seconds_left(look, attempt) if attempt.key.stage.on_tpu else None,
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
@@ -201,7 +201,7 @@ def _kept(look: Survey, decision: Decision, attempt: Attempt) -> Decision:
     if found is None or (attempt.files and attempt.files.failure):
         return decision
     rate = rate_of(attempt, look.plan)
-    held = {"chips": rate.chips, "chip_hour_price": rate.price} if attempt.key.stage in TPU_STAGES else {}
+    held = {"chips": rate.chips, "chip_hour_price": rate.price} if attempt.key.stage.on_tpu else {}
     record = earlier_run(attempt).model_copy(update={**found, **held})
     return replace(decision, records=((attempt.key, record),))
 

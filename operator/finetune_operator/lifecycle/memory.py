@@ -8,8 +8,9 @@ from finetune_contract import ExitCode, Failure, MemoryOutcome, PreflightOutcome
 from finetune_operator.lifecycle.progress import decimal, mebibytes
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.memory import place_name
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import CpuPoolTooSmall
-from finetune_operator.rendering.memory import SIZED_STAGES, memory_wanted, require_cpu_memory
+from finetune_operator.rendering.memory import memory_wanted, require_cpu_memory
 from finetune_operator.rendering.scratch import needed_scratch_gib, require_scratch
 
 type Object = Mapping[str, Any]
@@ -42,7 +43,7 @@ def host_requests_status(plan: Plan, findings: Findings) -> Object:
     if findings.preflight is None:
         return {}
     model = findings.preflight.model
-    stages = [stage for stage in SIZED_STAGES if stage in plan.stages]
+    stages = [stage for stage in plan.stages if STAGES[stage].sized_by_model]
     return {
         "hostMemory": {stage.lower(): f"{memory_wanted(plan, stage, model)}Gi" for stage in stages},
         "ephemeralStorage": {

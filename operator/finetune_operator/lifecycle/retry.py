@@ -2,7 +2,6 @@
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle.attempts import ORDER
 from finetune_operator.lifecycle.budgets import too_many_attempts
 from finetune_operator.lifecycle.observed import Observed, Retry
 from finetune_operator.lifecycle.stages import Survey
@@ -44,7 +43,7 @@ def note(observed: Observed, look: Survey, generation: int) -> Retry | None:
     from_stage = Stage(named) if named else look.current.stage
     first = {stage: _first(look, stage) for stage in Stage}
     for stage, number in first.items():
-        if number > MAX_ATTEMPT and (ORDER[stage] >= ORDER[from_stage] or not look[stage].done):
+        if number > MAX_ATTEMPT and (stage.order >= from_stage.order or not look[stage].done):
             failure = too_many_attempts(stage)
             raise Refused(Reason.TOO_MANY_ATTEMPTS, f"{failure.message} {failure.fix}")
     return Retry(generation=generation, from_stage=from_stage, first=first)

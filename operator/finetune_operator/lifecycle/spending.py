@@ -14,7 +14,6 @@ from finetune_operator.lifecycle.stages import Survey
 from finetune_operator.lifecycle.usage import Usage, rate_of
 from finetune_operator.planning import Plan
 from finetune_operator.planning.budget import Ceiling
-from finetune_operator.rendering import TPU_STAGES
 
 type Object = Mapping[str, Any]
 
@@ -55,7 +54,7 @@ def overspent(look: Survey) -> Overspent | None:
     """Whether what is at work, or due, may go on. What runs on CPU costs nothing; a slice that is held does, whatever
     stage is due (records of the stages before it may have been deleted)."""
     stages = {look.current.stage} | ({look.live.key.stage} if look.live else set())
-    exhausted = used_up(look) if stages & set(TPU_STAGES) and not look.succeeded else None
+    exhausted = used_up(look) if any(stage.on_tpu for stage in stages) and not look.succeeded else None
     return exhausted or _unaffordable(look)
 
 

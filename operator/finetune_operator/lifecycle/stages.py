@@ -19,7 +19,7 @@ from finetune_contract import (
 )
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import budgets, gates
-from finetune_operator.lifecycle.attempts import ORDER, Attempt, since_retry
+from finetune_operator.lifecycle.attempts import Attempt, since_retry
 from finetune_operator.lifecycle.classify import Ending, Verdict, classify, settled
 from finetune_operator.lifecycle.conversion import Damages, in_cache, placed, succeeded
 from finetune_operator.lifecycle.memory import not_held, too_small
@@ -28,7 +28,7 @@ from finetune_operator.lifecycle.usage import Usage, counted, usage
 from finetune_operator.lifecycle.waited import to_note
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
-from finetune_operator.rendering import MAX_RESTART, TPU_STAGES
+from finetune_operator.rendering import MAX_RESTART
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
         ended = tuple(pair for pair in since if pair[0].key.stage is stage)
         view = _view(stage, plan, own, ended, observed.folder, counters=counters, damages=damages)
-        if retry is not None and ORDER[stage] < ORDER[retry.from_stage]:
+        if retry is not None and stage.order < retry.from_stage.order:
             view = _done_before(view, judged, damages)
         if stage is Stage.CONVERT:
             view = _with_cache(view, observed.folder, plan, findings.preflight, damages)
@@ -237,7 +237,7 @@ def _uncounted(verdict: Verdict, attempt: Attempt) -> Failure | None:
     if noted is None or noted.written or settled(noted) or attempt.jobset is None:
         return None
     ended = noted == verdict.failure or (attempt.restarted and verdict.ending is Ending.EVICTED)
-    return noted if ended and attempt.key.stage in TPU_STAGES else None
+    return noted if ended and attempt.key.stage.on_tpu else None
 
 
 def _view(

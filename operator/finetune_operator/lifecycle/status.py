@@ -27,7 +27,6 @@ from finetune_operator.lifecycle.summary import summarize
 from finetune_operator.lifecycle.times import parse, stamp
 from finetune_operator.lifecycle.usage import active_time
 from finetune_operator.lifecycle.waited import waited_in_training
-from finetune_operator.rendering import TPU_STAGES
 
 type Object = Mapping[str, Any]
 
@@ -153,7 +152,7 @@ def _usage(observed: Observed, status: Object, look: Survey, previous: Object) -
     if not look.attempts:
         return told
     found = {"activeTime": active_time(look.used, observed.now)}
-    if "cost" in told or any(attempt.key.stage in TPU_STAGES for attempt in look.attempts):
+    if "cost" in told or any(attempt.key.stage.on_tpu for attempt in look.attempts):
         found["cost"] = cost_status(look.plan, look.used)
     return found
 

@@ -7,16 +7,9 @@ from finetune_contract import Stage
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.lifecycle.situation import Course, Situation
 from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.planning.stages import STAGES
 
 type Object = Mapping[str, Any]
-
-_DOING = {
-    Stage.PREFLIGHT: "Checking the model and the data on CPU",
-    Stage.CONVERT: "Converting the model and proving that it can be exported",
-    Stage.TRAIN: "Training",
-    Stage.EVALUATE: "Evaluating",
-    Stage.EXPORT: "Exporting the tuned model",
-}
 
 
 def summarize(  # noqa: PLR0911  one per case
@@ -56,7 +49,7 @@ def _active(situation: Situation, look: Survey, progress: Object | None, workers
         return f"{look.current.stage} waits: {situation.refused.message}"
     if situation.wait:
         return f"{look.current.stage} waits: {situation.wait.message}"
-    doing = _DOING[look.current.stage]
+    doing = STAGES[look.current.stage].doing
     if look.current.stage is Stage.TRAIN and situation.running and progress:
         doing = f"{doing}: {_training(progress)}"
     elif not situation.running:
@@ -124,5 +117,5 @@ def _failed(situation: Situation, look: Survey) -> str:
 
 
 def _tpu_time(look: Survey) -> str:
-    used = look[Stage.TRAIN].attempts or look[Stage.EVALUATE].attempts
+    used = any(look[stage].attempts for stage in Stage if stage.on_tpu)
     return "" if used else "No TPU time was used."

@@ -18,7 +18,7 @@ from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.times import parse, stamp
 from finetune_operator.planning import Plan
 from finetune_operator.planning.topology import Terms
-from finetune_operator.rendering import TPU_STAGES, flavor_of
+from finetune_operator.rendering import flavor_of
 
 type Object = Mapping[str, Any]
 type Interval = tuple[datetime, datetime]
@@ -139,7 +139,7 @@ def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
     found: dict[str, Any] = {"seconds": min(ran(attempt, now), MOST_SECONDS) or None}
     if before := ran_before(attempt):
         found["seconds_before"] = min(before, MOST_SECONDS)
-    if attempt.key.stage in TPU_STAGES:
+    if attempt.key.stage.on_tpu:
         rate = rate_of(attempt, plan)
         price = None if rate.price is None else min(rate.price, MOST_PRICE)
         found |= {"chips": rate.chips, "chip_hour_price": price}
@@ -151,7 +151,7 @@ def rate_of(attempt: Attempt, plan: Plan, noted: Mapping[JobSetKey, Rate] | None
 
     By the JobSet; where it is gone, by the records; by the slice that the job has now where nothing else tells.
     """
-    if attempt.key.stage not in TPU_STAGES:
+    if not attempt.key.stage.on_tpu:
         return Rate(chips=0, price=None)
     if attempt.jobset is not None:
         held = children.chips(attempt.jobset)

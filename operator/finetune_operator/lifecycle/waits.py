@@ -18,7 +18,7 @@ from finetune_operator.lifecycle.situation import Wait
 from finetune_operator.lifecycle.stages import Survey, waiting_input
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.planning import Plan, Refused
-from finetune_operator.rendering import TPU_STAGES, first_group, jobset_name
+from finetune_operator.rendering import first_group, jobset_name
 
 type Object = Mapping[str, Any]
 
@@ -132,7 +132,7 @@ def no_pods(plan: Plan, attempt: Attempt, events: Iterable[Object] | None) -> st
     """Why, in the words of the Job controller where it has said."""
     stage, namespace = attempt.key.stage, plan.job.namespace
     name = _name(plan, attempt)
-    account = plan.service_account_tpu if stage in TPU_STAGES else plan.service_account_cpu
+    account = plan.service_account_tpu if stage.on_tpu else plan.service_account_cpu
     question = (
         f'Is there a ServiceAccount "{account}" in namespace "{namespace}", and do quota and admission policies let '
         "its pods in?"
@@ -190,7 +190,7 @@ def _image_fix(message: str) -> str:
 
 def _nodes(plan: Plan, stage: Stage) -> str:
     """The nodes that a stage's pods need."""
-    on_tpu = stage in TPU_STAGES
+    on_tpu = stage.on_tpu
     labels = plan.placement.node_selector if on_tpu else plan.cpu_pool.node_selector
     chips = f"{plan.placement.shape.chips_per_host} chips each" if on_tpu else "room for what it requests"
     named = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))

@@ -10,21 +10,8 @@ from typing import Any
 from finetune_contract import Stage
 from finetune_operator.planning.merge import merge
 from finetune_operator.planning.snapshot import digest
+from finetune_operator.planning.stages import STAGES
 
-_EVERY = frozenset(Stage)
-
-#: Sections of the spec that change what a stage is given, by stage. Preflight checks what the later ones will do.
-READ_BY: Mapping[str, frozenset[Stage]] = {
-    "cache": _EVERY - {Stage.EXPORT},
-    "huggingFaceTokenSecretRef": _EVERY,
-    "resources": frozenset({Stage.PREFLIGHT, Stage.TRAIN, Stage.EVALUATE}),
-    "checkpointing": frozenset({Stage.PREFLIGHT, Stage.TRAIN}),
-    "preflight": frozenset({Stage.PREFLIGHT, Stage.CONVERT}),
-    "evaluation": frozenset({Stage.PREFLIGHT, Stage.TRAIN, Stage.EVALUATE}),
-    "export": frozenset({Stage.PREFLIGHT, Stage.EXPORT}),
-    "profiling": frozenset({Stage.PREFLIGHT, Stage.TRAIN}),
-    "engineOverrides": _EVERY,
-}
 #: Sections that are the operator's alone: an attempt is the same whatever they say.
 READ_BY_THE_OPERATOR = frozenset(
     {
@@ -46,8 +33,5 @@ def asked_of_stages(spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     admission is left out."""
     asked = merge(defaults, spec)
     return {
-        stage: digest(
-            {name: asked[name] for name, stages in READ_BY.items() if stage in stages and name in asked}
-        )
-        for stage in Stage
+        stage: digest({name: asked[name] for name in STAGES[stage].reads if name in asked}) for stage in Stage
     }

@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Self
 
-from finetune_contract import JobIdentity, MemoryOutcome, Stage
+from finetune_contract import JobIdentity, MemoryOutcome
 from finetune_contract.versions import FIRST_VERSION
 from finetune_operator.api import Reason
 from finetune_operator.planning import resolve, training
@@ -21,6 +21,7 @@ from finetune_operator.planning.plan import IDENTITY, CpuPool, Limits, Plan, Pod
 from finetune_operator.planning.queueing import Queues, resolve_queues
 from finetune_operator.planning.site import Site, site_on
 from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, owner_reference
+from finetune_operator.planning.stages import stages_of
 from finetune_operator.planning.topology import Offer, by_price, names_a_slice, place, placement, terms
 
 type Object = Mapping[str, Any]
@@ -155,18 +156,7 @@ def _plan(draft: _Draft, site: Site, candidates: Sequence[Site]) -> Plan:
         spec_hash=digest({name: value for name, value in spec.items() if name not in LIFECYCLE}),
         asked=asked_of_stages(job["spec"], profile.get("defaults", {})),
         contract=snapshot.contract or FIRST_VERSION,
-        stages=tuple(
-            stage
-            for stage in Stage
-            if (stage is not Stage.CONVERT or model.orbax is None)
-            and (
-                stage is not Stage.EVALUATE
-                or evaluation.prompts
-                or evaluation.datasets
-                or evaluation.benchmarks
-                or evaluation.gates
-            )
-        ),
+        stages=stages_of(model, evaluation),
         placement=site.placement,
         flavors=terms(profile["flavors"]),
         mesh=site.mesh,

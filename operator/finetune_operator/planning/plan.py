@@ -30,6 +30,7 @@ from finetune_operator.planning.budget import Budget
 from finetune_operator.planning.limits import Bound
 from finetune_operator.planning.pathways import Pathways
 from finetune_operator.planning.queueing import Queues
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.planning.topology import (
     Placement,
     Terms,
@@ -182,8 +183,7 @@ class Plan:
     plan_only: bool
 
     def image_of(self, stage: Stage) -> str:
-        """Preflight compiles for TPU, and so needs the image of the stages on a slice."""
-        if self.cpu_image and stage in (Stage.CONVERT, Stage.EXPORT):
+        if self.cpu_image and not STAGES[stage].needs_libtpu:
             return self.cpu_image
         return self.image
 

@@ -10,9 +10,10 @@ from finetune_operator.lifecycle.observed import AttemptKey, Takeover, since
 _RECORDS = frozenset({"request.json", "result.json", "failure.json"})
 _RETRY = re.compile(r"retry-([1-9][0-9]{0,9})\.json")
 _TAKEOVER = re.compile(r"taken-over-([^/]{1,8})\.json")
-_STAGES = {stage.short: stage for stage in Stage}
 #: 999 JobSets at most, which is what fits the names of pods, of 9,999 restarts each.
-_ATTEMPT = re.compile(f"({'|'.join(_STAGES)})-([1-9][0-9]{{0,2}})(?:\\.([1-9][0-9]{{0,3}}))?")
+_ATTEMPT = re.compile(
+    f"({'|'.join(stage.short for stage in Stage)})-([1-9][0-9]{{0,2}})(?:\\.([1-9][0-9]{{0,3}}))?"
+)
 
 
 def retry_generations(names: Sequence[str]) -> list[int]:
@@ -39,4 +40,4 @@ def files_by_attempt(names: Sequence[str], takeovers: Sequence[Takeover]) -> dic
 def attempt_of(folder: str) -> AttemptKey | None:
     """``train-2`` -> (Train, 2, 0), ``train-2.1`` -> (Train, 2, 1); None for a name that is no attempt's."""
     match = _ATTEMPT.fullmatch(folder)
-    return AttemptKey(_STAGES[match[1]], int(match[2]), int(match[3] or 0)) if match else None
+    return AttemptKey(Stage.from_short(match[1]), int(match[2]), int(match[3] or 0)) if match else None

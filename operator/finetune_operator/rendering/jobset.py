@@ -29,14 +29,13 @@ from finetune_operator.rendering.labels import (
 from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
 from finetune_operator.rendering.pathways import HEAD, pathways_groups, pathways_policies
 
-TPU_STAGES = frozenset({Stage.TRAIN, Stage.EVALUATE})
 #: Replicated jobs: the one pod on CPU; the hosts of slices under McJAX.
 CPU, SLICE = "cpu", "slice"
 
 
 def first_group(plan: Plan, stage: Stage) -> str:
     """Name of the replicated job whose pods come first, and of which every JobSet has one."""
-    if stage not in TPU_STAGES:
+    if not stage.on_tpu:
         return CPU
     return SLICE if plan.pathways is None else HEAD
 
@@ -52,7 +51,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     name = jobset_name(plan.job.name, stage, attempt)
     labels = child_labels(plan, stage, attempt)
     request = stage_request(plan, stage, attempt, findings)
-    queued = queue_labels(plan, on_tpu=stage in TPU_STAGES)
+    queued = queue_labels(plan, on_tpu=stage.on_tpu)
     spec: dict[str, Any] = {
         # Kueue lets it go when there is quota. Were it not there, nothing would run past the quota.
         "suspend": bool(queued),
@@ -63,9 +62,9 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     }
     annotations: Mapping[str, str] = {}
     claim = {}
-    if stage in TPU_STAGES:
+    if stage.on_tpu:
         claim = {CLAIM_ANNOTATION: _claim(plan), FLAVOR_ANNOTATION: plan.placement.flavor}
-    if stage not in TPU_STAGES:
+    if not stage.on_tpu:
         groups = [Group(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
     elif plan.pathways is None:
         hosts, annotations = plan.placement.shape.hosts, slice_annotations(plan)

@@ -17,10 +17,10 @@ from typing import Any
 from finetune_contract import StageRequest
 from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.group import Group, Object
 from finetune_operator.rendering.mcjax import host_chips, slice_affinity, slice_annotations
 from finetune_operator.rendering.pod import (
-    GRACE_SECONDS,
     pod_spec,
     restricted,
     unprivileged,
@@ -163,7 +163,7 @@ def _worker(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, 
         # One that dies comes back on its host and registers anew; the others go on.
         "restartPolicy": "OnFailure",
         # As long as the head may take: it saves through the workers.
-        **restricted(plan.service_account_tpu, grace_seconds=GRACE_SECONDS[request.stage]),
+        **restricted(plan.service_account_tpu, grace_seconds=STAGES[request.stage].grace_seconds),
         "nodeSelector": dict(plan.placement.node_selector),
         "tolerations": [dict(toleration) for toleration in plan.placement.tolerations],
         **slice_affinity(plan),
