@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-#: ``tpuv6e:4x4``; ``1t``: a machine of eight chips; axlearn's manifests have ``_untwisted`` behind some.
-_INSTANCE_TYPE = re.compile(r"tpu(?:v4|v5|v5e|v6e|7|7x)(?:1t)?:(\d+(?:x\d+){1,2})(?:_untwisted)?")
+#: ``tpuv6e:4x4``, ``tpuv6e1t:2x4``; axlearn's manifests have ``_untwisted`` behind some.
+_INSTANCE_TYPE = re.compile(r"tpu[a-z0-9]+:(\d+(?:x\d+){1,2})(?:_untwisted)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

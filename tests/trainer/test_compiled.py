@@ -1,6 +1,5 @@
 """The real TPU compiler, on small models."""
 
-import csv
 import json
 import math
 import os
@@ -28,6 +27,7 @@ from finetune_contract import (
     SliceShape,
     StageRequest,
 )
+from finetune_contract.tpu import all_shapes
 from finetune_trainer import engine, families
 from finetune_trainer.arithmetic import forward_flops, step_flops
 from finetune_trainer.compiled import by_hand
@@ -322,9 +322,8 @@ def test_by_hand_arguments_of_another_form_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_by_hand_a_slice_is_what_the_catalogue_of_the_operator_has() -> None:
-    with (ROOT / "operator/finetune_operator/catalog/tpu_types.csv").open() as catalogue:
-        slices = {(row["family"], row["topology"]) for row in csv.DictReader(catalogue)}
+def test_by_hand_a_slice_is_what_the_catalogue_has() -> None:
+    slices = {(shape.family, shape.topology) for shape in all_shapes()}
     known = [each for each in slices if each[0] in CHIPS]
     assert {family for family, _ in known} == set(CHIPS)
     assert [each for each in known if not is_slice(*each)] == []

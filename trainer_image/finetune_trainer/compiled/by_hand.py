@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune_contract import MeshSpec, SliceShape, StageRequest
+from finetune_contract.tpu import chips_of_topology
 from finetune_trainer import families
 from finetune_trainer.compiled.asking import Asking, NoCompiler
 from finetune_trainer.compiled.check import check_memory
@@ -205,10 +206,8 @@ def _told(error: StageError) -> str:
 
 def _candidate(options: argparse.Namespace) -> Candidate:
     family, _, topology = options.slice.partition(":")
-    chips = 1
-    for side in topology.split("x"):
-        chips *= int(side)
-    devices = chips * (2 if family == "tpu7x" else 1)
+    chips = chips_of_topology(topology)
+    devices = chips * CHIPS[family].devices
     hosts = max(1, chips // options.chips_per_host)
     shape = SliceShape(
         name=options.slice, family=family, topology=topology, hosts=hosts, chips=chips, devices=devices

@@ -11,6 +11,7 @@ from jax.experimental.topologies import get_topology_desc
 from jax.sharding import SingleDeviceSharding
 
 from finetune_contract import StageRequest
+from finetune_contract.tpu import families
 from finetune_trainer import engine
 from finetune_trainer.compiled.chips import CHIPS, roofline, usable_bytes
 from finetune_trainer.compiled.cost import cost_of
@@ -25,8 +26,6 @@ from finetune_trainer.stages.engine_config import engine_settings, evaluation_se
 
 #: How the chips of a host lie, by their number.
 _HOSTS = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
-#: v4's two cores count as one device, as JAX has them on the machine itself; the others' do so by default.
-_CHIP_CONFIGS = {"v4": "megacore"}
 #: What the compiler says of a program that it never takes: a shape, an operation, a kernel's blocks.
 _CERTAIN = re.compile(
     r"^(?!.*(?i:unknown|unrecognized|no such).{0,40}(?i:flag|option))"
@@ -207,8 +206,9 @@ def devices_of(candidate: Candidate) -> Any:
     options: dict[str, Any] = {"num_slices": candidate.mesh.slices}
     if bounds := _HOSTS.get(candidate.mesh.chips_per_host):
         options["chips_per_host_bounds"] = bounds
-    if config := _CHIP_CONFIGS.get(candidate.slice.family):
-        options["chip_config_name"] = config
+    family = families().get(candidate.slice.family)
+    if family is not None and family.compiler_chip_config is not None:
+        options["chip_config_name"] = family.compiler_chip_config
     return get_topology_desc(_topology(candidate), platform="tpu", **options).devices
 
 

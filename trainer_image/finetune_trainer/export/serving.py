@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from finetune_contract.tpu import all_shapes, families
 from finetune_trainer.export.folder import DTYPES
 from finetune_trainer.families import ModelPlan
 
@@ -47,12 +48,25 @@ class Kind:
     """The smallest first."""
 
 
-def _v6e(chips: int, topology: str) -> Machine:
-    labels = {
-        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
-        "cloud.google.com/gke-tpu-topology": topology,
-    }
-    return Machine(chips=chips, memory_gib=31, selector=labels)
+def _hosts(family: str) -> Sequence[Machine]:
+    """The machines of a family whose slices are one host, the smallest first."""
+    chip = families()[family].chip
+    assert chip is not None, "a family whose memory is known"
+    whole = sorted(
+        (shape for shape in all_shapes() if shape.family == family and not shape.multi_host),
+        key=lambda shape: shape.chips,
+    )
+    return [
+        Machine(
+            chips=shape.chips,
+            memory_gib=int(chip.usable_gib),
+            selector={
+                "cloud.google.com/gke-tpu-accelerator": shape.accelerator,
+                "cloud.google.com/gke-tpu-topology": shape.topology,
+            },
+        )
+        for shape in whole
+    ]
 
 
 def _gpu(name: str, chips: int, memory_gib: int) -> Machine:
@@ -64,7 +78,7 @@ KINDS: Mapping[str, Kind] = {
     "tpu": Kind(
         resource="google.com/tpu",
         image="vllm/vllm-tpu:v0.26.0",  # of vLLM's releases for TPU the one that others pin, too; it has not run here
-        machines=(_v6e(1, "1x1"), _v6e(4, "2x2"), _v6e(8, "2x4")),
+        machines=_hosts("v6e"),
     ),
     "gpu": Kind(
         resource="nvidia.com/gpu",
