@@ -10,6 +10,7 @@ from finetune_contract import (
     ConvertOutcome,
     DatasetReport,
     DatasetSource,
+    Details,
     EvaluateOutcome,
     EvaluationResult,
     ExportOutcome,
@@ -25,7 +26,6 @@ from finetune_contract import (
 )
 from finetune_contract.result import UnfitSlice
 
-type Details = PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome
 #: Why a slice is too small, in the words of :func:`memory`.
 DOES_NOT_FIT = "does not fit, 40.10 GiB of 31.24 GiB"
 _GIB = 2**30
