@@ -37,7 +37,7 @@ def train(bench: Workbench, name: str) -> Object:
     hyperparameters = {
         "steps": STEPS,
         "globalBatchSize": 8,
-        "learningRate": "1e-3",
+        "learningRate": 1e-3,
         "computePrecision": "FP32",
     }
     bench.apply(

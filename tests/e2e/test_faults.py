@@ -16,7 +16,7 @@ def test_an_operator_killed_at_ten_random_moments_runs_no_stage_twice(
     chance = random.Random(20261121)
     # Nothing comes from the cache, and training is long enough for the run to outlive the last of the kills.
     steps = 1200
-    settings = {"steps": steps, "globalBatchSize": 8, "learningRate": "1e-3"}
+    settings = {"steps": steps, "globalBatchSize": 8, "learningRate": 1e-3}
     bench.apply(finetune_job("survivor", cache="Off", hyperparameters=settings))
     for _ in range(10):
         time.sleep(chance.uniform(0, 2))  # the moment is what is random here
@@ -36,7 +36,7 @@ def test_a_jobset_deleted_by_hand_while_training_is_resumed_once(bench: Workbenc
     bench.apply(
         finetune_job(
             "handmade",
-            hyperparameters={"steps": 300, "globalBatchSize": 8, "learningRate": "1e-3"},
+            hyperparameters={"steps": 300, "globalBatchSize": 8, "learningRate": 1e-3},
             checkpointing={"everySteps": 20},
         )
     )
@@ -70,7 +70,7 @@ def test_the_third_of_three_jobs_waits_for_a_node_says_why_and_runs(bench: Workb
     names = ["first", "second", "third"]
     for name in names:
         bench.apply(
-            finetune_job(name, hyperparameters={"steps": 200, "globalBatchSize": 8, "learningRate": "1e-3"})
+            finetune_job(name, hyperparameters={"steps": 200, "globalBatchSize": 8, "learningRate": 1e-3})
         )
     waited: dict[str, str] = {}
     unfinished = set(names)

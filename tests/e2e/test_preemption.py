@@ -17,7 +17,7 @@ LONG = {
     "hyperparameters": {
         "steps": STEPS,
         "globalBatchSize": 8,
-        "learningRate": "1e-3",
+        "learningRate": 1e-3,
         "computePrecision": "FP32",
     },
     "checkpointing": {"everySteps": 50},

@@ -239,11 +239,11 @@ def finetune_job(name: str, *, lora: bool = False, **spec: Any) -> Object:
             "validation": [{"uri": "gs://ft-data.invalid/capitals/eval.jsonl"}],
             "maxSeqLength": 64,
         },
-        "method": {"type": "SFT", **({"lora": {"rank": 4, "alpha": "8"}} if lora else {})},
+        "method": {"type": "SFT", **({"lora": {"rank": 4, "alpha": 8}} if lora else {})},
         "hyperparameters": {
             "steps": 20,
             "globalBatchSize": 8,
-            "learningRate": "1e-2",
+            "learningRate": 1e-2,
             "computePrecision": "FP32",
         },
         "resources": {"accelerator": "tpu-v6e-slice", "topology": "2x2"},

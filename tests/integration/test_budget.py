@@ -16,12 +16,12 @@ def test_training_stops_with_its_budget_and_goes_on_when_that_is_raised(
     path = job_path(namespace, "thrifty")
     # Four chips for two seconds.
     job = trainer_double.job(namespace, "thrifty", PROFILE, resources={"tpu": "v6e-4"})
-    job["spec"]["budget"] = {"maxChipHours": "0.0022"}  # type: ignore[index]
+    job["spec"]["budget"] = {"maxChipHours": 0.0022}  # type: ignore[index]
     double.apply(job)
     stopped = double.wait(path, phase("Suspended", "Failed"), seconds=90)
     assert condition_of(stopped, "Suspended")["reason"] == "BudgetExhausted", stopped["status"]["summary"]
     assert float(stopped["status"]["cost"]["chipHours"]) >= 0.0022
-    double.patch(path, {"spec": {"budget": {"maxChipHours": "1"}}})
+    double.patch(path, {"spec": {"budget": {"maxChipHours": 1}}})
     done = double.wait(path, phase("Succeeded", "Failed"), seconds=120)
     assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
     train = next(each for each in done["status"]["stages"] if each["name"] == "Train")

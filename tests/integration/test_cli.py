@@ -80,6 +80,11 @@ def test_kubectl_reads_scalars_and_keys_as_the_commands_do(cluster: Cluster) -> 
     [
         "hyperparameters: {learningRate: 2e-5}",
         'hyperparameters: {learningRate: "2e-5"}',
+        "hyperparameters: {learningRate: .5}",
+        "hyperparameters: {learningRate: 0}",
+        "hyperparameters: {learningRate: 1e400}",
+        "hyperparameters: {learningRate: 1_000.5}",
+        "hyperparameters: {warmupRatio: 1.0}",
         "hyperparameters: {seed: 1_000}",
         "hyperparameters: {seed: 0x10}",
         "hyperparameters: {seed: 017}",

@@ -125,7 +125,7 @@ def test_what_only_goes_forward_cannot_be_set_back(
         {"resources": {"tpu": "v6e-4"}},
         {"checkpointing": {"everySteps": 10}},
         {"evaluation": {"prompts": ["Reset my password"]}},
-        {"budget": {"maxChipHours": "200"}},
+        {"budget": {"maxChipHours": 200}},
         {"cache": "Refresh"},
     ],
     ids=lambda edit: next(iter(edit)),
@@ -181,7 +181,7 @@ def test_a_profile_is_stored_and_a_bad_one_refused(cluster: Cluster) -> None:
     for flavors, said in (
         ([], "spec.flavors"),
         ([flavor, flavor], "spec.flavors[1]"),
-        ([flavor | {"chipHourPrice": "1.20"}], "currency"),
+        ([flavor | {"chipHourPrice": 1.20}], "currency"),
         ([flavor | {"topology": "2x2"}], "spec.flavors[0].topology"),
     ):
         assert said in refusal(cluster, {**good, "spec": {**good["spec"], "flavors": flavors}})

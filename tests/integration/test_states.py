@@ -140,7 +140,7 @@ def test_a_mistyped_profile_says_so_and_is_valid_when_it_is_mended(
 ) -> None:
     name, path = f"typo-{namespace}", f"{PROFILES}/typo-{namespace}"
     profile = trainer_double.profile(name, runs)
-    profile["spec"]["constraints"] = {"limits": [{"path": "hyperparameters.epoch", "max": "5"}]}  # type: ignore[index]
+    profile["spec"]["constraints"] = {"limits": [{"path": "hyperparameters.epoch", "max": 5}]}  # type: ignore[index]
     operator.apply(profile)
     wrong = operator.wait(path, lambda found: condition(found, "Valid") == "False", seconds=30)
     assert "spec.constraints.limits[0].path" in condition_of(wrong, "Valid")["message"]

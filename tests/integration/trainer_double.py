@@ -174,7 +174,7 @@ def profile(name: str, folder: Path) -> dict[str, object]:
                     "accelerator": "tpu-v6e-slice",
                     "topologies": ["2x2", "2x4"],
                     "chipsPerHost": 4,
-                    "chipHourPrice": "0",
+                    "chipHourPrice": 0,
                 }
             ],
         },

@@ -18,6 +18,7 @@ from finetune_operator.api.forms import form
 from finetune_operator.api.job import FineTuneJob, FineTuneJobSpec
 from finetune_operator.api.method import Method, MethodType
 from finetune_operator.api.model import Model
+from finetune_operator.api.numbers import canonical, exact, unquoted
 from finetune_operator.api.parsing import (
     Fault,
     InvalidObject,
@@ -64,7 +65,9 @@ __all__ = [
     "Reason",
     "StagePhase",
     "WaitingReason",
+    "canonical",
     "did_you_mean",
+    "exact",
     "field_paths",
     "form",
     "number_paths",
@@ -73,4 +76,5 @@ __all__ = [
     "parse_profile",
     "render_path",
     "unknown_field",
+    "unquoted",
 ]

@@ -14,7 +14,7 @@ from finetune_operator.api.common import (
     HubRepo,
     NonNegative,
     Positive,
-    PositiveDecimal,
+    PositiveNumber,
     ProperFraction,
     Revision,
     ShortText,
@@ -107,7 +107,7 @@ class TrainDataset(DatasetSource):
 
     name: DnsLabel | None = None
     """Name in reports and metrics. Default: train-0, train-1, …"""
-    weight: PositiveDecimal | None = None
+    weight: PositiveNumber | None = None
     """Share of this source in the sequences of the mixture, relative to the others: all training sources have a weight,
     or none. An epoch still has as many sequences as there are; a source gives its share of them, going through its own
     again and again, or on in the next epoch. Default: every row once."""
@@ -124,7 +124,7 @@ class SplitFromTrain(ApiModel):
     """Rows held back from training for validation."""
 
     fraction: ProperFraction
-    """Share of the training rows, above 0 and below 1, for example "0.02"."""
+    """Share of the training rows, above 0 and below 1, for example 0.02."""
     seed: NonNegative | None = None
     """Seed of the choice. Default: hyperparameters.seed."""
 

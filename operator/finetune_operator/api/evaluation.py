@@ -7,11 +7,11 @@ from pydantic import Field
 
 from finetune_operator.api.common import (
     ApiModel,
-    Decimal,
     DnsLabel,
     Flag,
     NonNegative,
-    NonNegativeDecimal,
+    NonNegativeNumber,
+    Number,
     Positive,
     ShortText,
     distinct,
@@ -69,8 +69,8 @@ class Generation(ApiModel):
 
     max_new_tokens: Annotated[Positive, Field(le=8192)] | None = None
     """Longest answer in tokens. Default: 128."""
-    temperature: NonNegativeDecimal | None = None
-    """"0.0" takes the likeliest token every time. Default: "0.0"."""
+    temperature: NonNegativeNumber | None = None
+    """0 takes the likeliest token every time. Default: 0."""
     top_k: NonNegative | None = None
     """Choose among the likeliest tokens; 0: among all. Default: 0."""
 
@@ -84,10 +84,10 @@ class Gate(ApiModel):
     """loss or perplexity (on the validation rows), or <dataset or benchmark>/<metric>, for example faq/exact_match."""
     op: GateOperator
     """How the metric is compared."""
-    value: Decimal | None = None
+    value: Number | None = None
     """The threshold itself."""
-    delta_from_baseline: Decimal | None = None
-    """The threshold relative to the base model, for example "-0.1"; needs the baseline."""
+    delta_from_baseline: Number | None = None
+    """The threshold relative to the base model, for example -0.1; needs the baseline."""
 
 
 class Evaluation(ApiModel):

@@ -6,7 +6,7 @@ _WORD = "letters, digits, '-', '_' and '.'"
 _LABEL = "lower-case letters, digits and '-', first and last none of '-'"
 #: By pattern; completes "must be …".
 FORMS: Mapping[str, str] = {
-    r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$": 'a number in quotes, such as "0.1" or "2e-5"',
+    r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$": 'a number in a string, such as "0.1"',
     r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": _LABEL,
     r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$": "the name of a Kubernetes object: lower-case letters, digits, '-' and '.'",
     r"^[a-z]([-a-z0-9]*[a-z0-9])?$": f"{_LABEL}, first a letter",

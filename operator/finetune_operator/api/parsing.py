@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from finetune_operator.api.forms import form
 from finetune_operator.api.job import FineTuneJob
+from finetune_operator.api.numbers import canonical, unquoted
 from finetune_operator.api.profile import FineTuneProfile
 
 type Object = Mapping[str, Any]
@@ -63,22 +64,9 @@ def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
     if nulls:
         raise InvalidObject(nulls)
     try:
-        return model.model_validate(_whole_numbers(document), by_alias=True, by_name=False)
+        return model.model_validate(canonical(document), by_alias=True, by_name=False)
     except ValidationError as error:
         raise InvalidObject(_faults(model, error)) from None
-
-
-def _whole_numbers(value: Any) -> Any:
-    """JSON knows one kind of number: 2.0 is an integer there, and no field of ours takes a fraction."""
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case Mapping():
-            return {key: _whole_numbers(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_whole_numbers(item) for item in value]
-        case _:
-            return value
 
 
 def _nulls(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -128,6 +116,10 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
             return unknown_field(location, detail["input"], known_fields(model, location[:-1]))
         case "missing":
             return "required, but not set"
+        case "float_type" | "int_type" if isinstance(text := detail["input"], str) and (
+            said := unquoted(text)
+        ):
+            return said
         case _:
             return detail["msg"].removeprefix("Value error, ")
 

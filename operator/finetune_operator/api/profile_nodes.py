@@ -13,7 +13,7 @@ from finetune_operator.api.common import (
     LabelKey,
     LabelValue,
     NonNegative,
-    NonNegativeDecimal,
+    NonNegativeNumber,
     Positive,
     Quantity,
     ShortText,
@@ -105,7 +105,7 @@ class Flavor(ApiModel):
     """Where a shape comes with different hosts: which one."""
     max_slices: Annotated[Positive, Field(le=256)] | None = None
     """Most slices per job. Default: 1."""
-    chip_hour_price: NonNegativeDecimal | None = None
+    chip_hour_price: NonNegativeNumber | None = None
     """Price of a chip hour, in the profile's currency. Default: unknown, so no cost is shown."""
     reservation: Reservation | None = None
     """For capacity: Reservation: its name, or projects/PROJECT/reservations/NAME for one of another project; of a part

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from finetune_operator.api.common import ApiModel, Decimal, EngineKey, PositiveDecimal, distinct, list_map
+from finetune_operator.api.common import ApiModel, EngineKey, Number, PositiveNumber, distinct, list_map
 from finetune_operator.api.evaluation import Evaluation
 from finetune_operator.api.export import Export
 from finetune_operator.api.method import Hyperparameters
@@ -78,9 +78,9 @@ class Limit(ApiModel):
 
     path: FieldPath
     """The field, for example hyperparameters.epochs."""
-    min: Decimal | None = None
+    min: Number | None = None
     """Least value."""
-    max: Decimal | None = None
+    max: Number | None = None
     """Highest value."""
 
 
@@ -115,7 +115,7 @@ class Constraints(ApiModel):
     """Strict: what the profile does not list is refused: namespaces, models and repositories, places to read and write.
     Open: what it does not list is allowed, but for the folders of other namespaces and the cache, and file:// where the
     storage is none. Default: Strict."""
-    max_chip_hours: PositiveDecimal | None = None
+    max_chip_hours: PositiveNumber | None = None
     """Most chip hours per job, as estimated and as used."""
     limits: Annotated[tuple[Limit, ...], Field(max_length=64), *list_map("path")] | None = None
     """Ranges for numbers."""

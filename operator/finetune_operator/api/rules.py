@@ -4,7 +4,6 @@ The two forms are held together by tests. Only core CEL is used (no Kubernetes e
 ``finetune validate`` evaluates the very text that stands in the CRD.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -67,31 +66,6 @@ def immutable(name: str) -> Rule:
         ),
         message=f"{name} cannot be changed, because it decides the result: create a job of another name",
         holds=None,
-    )
-
-
-def number(*, above: float | None = None, least: float | None = None, below: float | None = None) -> Rule:
-    """A decimal in a string lies in a range."""
-    bounds = [
-        (operator, bound)
-        for operator, bound in ((">", above), (">=", least), ("<", below))
-        if bound is not None
-    ]
-    compare: dict[str, Callable[[float, float], bool]] = {
-        ">": lambda a, b: a > b,
-        ">=": lambda a, b: a >= b,
-        "<": lambda a, b: a < b,
-    }
-    words = {">": "above", ">=": "at least", "<": "below"}
-
-    def holds(text: str) -> bool:
-        value = float(text)
-        return math.isfinite(value) and all(compare[op](value, bound) for op, bound in bounds)
-
-    return Rule(
-        cel=" && ".join(f"double(self) {op} {bound!r}" for op, bound in bounds),
-        message="must be a number " + " and ".join(f"{words[op]} {bound:g}" for op, bound in bounds),
-        holds=holds,
     )
 
 

@@ -3,17 +3,18 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from finetune_contract import DatasetSource, ModelSource, Stage
+from finetune_operator.api import exact
 from finetune_operator.cli.checks import Planned, in_namespace, placed, planned, schema_problems
 from finetune_operator.cli.context import profile_for
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, of_kind, parse, read, shown_name
+from finetune_operator.cli.text import money
 from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
 from finetune_operator.planning.source_job import source_name
@@ -225,9 +226,10 @@ def _queues(plan: Plan) -> dict[str, str | None]:
 
 
 def _money(plan: Plan) -> Iterator[str]:
-    if price := plan.placement.chip_hour_price:
-        cost = f"{Decimal(price) * plan.chips:f} {plan.currency} an hour"
-        yield _row("Price", f"{cost} ({plan.chips} chips x {price})")
+    if plan.placement.chip_hour_price is not None:
+        price = exact(plan.placement.chip_hour_price)
+        cost = f"{money(price * plan.chips)} {plan.currency} an hour"
+        yield _row("Price", f"{cost} ({plan.chips} chips x {money(price)})")
     ceilings = ((plan.budget.chip_hours, "chip hours"), (plan.budget.cost, plan.currency))
     limits = [f"at most {each.most:.10g} {unit} ({each.path})" for each, unit in ceilings if each is not None]
     if limits:

@@ -77,8 +77,9 @@ def estimate_status(plan: Plan, findings: Findings) -> Object | None:
         "durationSeconds": {"low": floor(low), "high": ceil(high)},
         "chipHours": decimal(hours),
     }
-    if price := plan.placement.chip_hour_price:
-        status["cost"] = decimal(hours * float(price))
+    price = plan.placement.chip_hour_price
+    if price is not None:
+        status["cost"] = decimal(hours * price)
     return status
 
 

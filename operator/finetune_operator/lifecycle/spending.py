@@ -123,7 +123,7 @@ def _against(plan: Plan, used: Usage) -> list[tuple[Ceiling, float]]:
 
 def _priced(plan: Plan, hours: float) -> float | None:
     price = plan.placement.chip_hour_price
-    return None if price is None else hours * float(price)
+    return None if price is None else hours * price
 
 
 def _figure(value: float) -> str:

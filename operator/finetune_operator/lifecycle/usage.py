@@ -171,8 +171,7 @@ def terms_of(jobset: Object, plan: Plan) -> Terms:
 
 
 def _present(plan: Plan) -> Terms:
-    price = plan.placement.chip_hour_price
-    return Terms(capacity=plan.placement.capacity, chip_hour_price=None if price is None else float(price))
+    return Terms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
 
 
 def _noted_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, Rate]:

@@ -7,9 +7,10 @@ claimed.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from finetune_operator.api import exact
 from finetune_operator.planning.memory import chosen_mesh, place_name
 from finetune_operator.planning.merge import lookup
 
@@ -44,19 +45,11 @@ def bounds_of(profile: Object) -> tuple[Bound, ...]:
     return tuple(
         Bound(
             path=limit["path"],
-            least=_decimal(limit["min"]) if "min" in limit else None,
-            most=_decimal(limit["max"]) if "max" in limit else None,
+            least=exact(limit["min"]) if "min" in limit else None,
+            most=exact(limit["max"]) if "max" in limit else None,
         )
         for limit in (constraints.get("limits", ()) if "mode" in constraints else ())
     )
-
-
-def _decimal(text: str) -> Decimal:
-    """Beyond what a decimal's exponent can be, a number is as good as infinite, or zero."""
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        return Decimal(float(text))
 
 
 def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
@@ -86,7 +79,7 @@ def written_problems(bounds: Iterable[Bound], spec: Object) -> Iterator[str]:
     for bound in bounds:
         value = lookup(spec, bound.path)
         if value is not None:
-            yield from _beyond(bound, _decimal(str(value)), "is {}")
+            yield from _beyond(bound, value, "is {}")
 
 
 def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:
@@ -103,7 +96,7 @@ def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:
 def _beyond(bound: Bound, value: Number | None, saying: str) -> Iterator[str]:
     if value is None:
         return
-    number = Decimal(str(value))
+    number = value if isinstance(value, Decimal) else exact(value)
     said = saying.format(f"{float(number):.10g}" if number.is_finite() else "no limit")
     if bound.most is not None and number > bound.most:
         yield f"constraints.limits: spec.{bound.path} {said}, at most {bound.most} is allowed"

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, JobIdentity, RunFolder
-from finetune_operator.api import API_VERSION, Reason
+from finetune_operator.api import API_VERSION, Reason, canonical
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.pathways import with_pathways_images
 
@@ -88,8 +88,8 @@ class Snapshot:
             "job-uid": self.job.uid,
             "profile-name": self.profile_name,
             "profile-hash": self.profile_hash,
-            "profile.json": json.dumps(self.profile, indent=1, sort_keys=True),
-            "spec.json": json.dumps(self.spec, indent=1, sort_keys=True),
+            "profile.json": json.dumps(canonical(self.profile), indent=1, sort_keys=True),
+            "spec.json": json.dumps(canonical(self.spec), indent=1, sort_keys=True),
             "run-folder": self.run_folder.uri,
             "cache": self.cache.uri,
             **recorded,
@@ -133,7 +133,7 @@ def digest(document: Any) -> str:
 
 
 def _sha256(document: Any) -> str:
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(canonical(document), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

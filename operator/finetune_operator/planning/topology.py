@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from finetune_operator.api import Reason
+from finetune_operator.api import Reason, exact
 from finetune_operator.catalog import (
     CatalogError,
     TpuShape,
@@ -33,7 +33,7 @@ def terms(flavors: Sequence[Mapping[str, Any]]) -> dict[str, Terms]:
     return {
         flavor["name"]: Terms(
             capacity=flavor["capacity"],
-            chip_hour_price=float(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else None,
+            chip_hour_price=_price(flavor),
         )
         for flavor in flavors
     }
@@ -55,7 +55,7 @@ class Placement:
     """XLA_FLAGS and LIBTPU_INIT_ARGS of the processes that hold chips, where there are any."""
     avoided: Mapping[str, tuple[str, ...]]
     """Values of node labels, by label, of nodes that are none of its kind of capacity."""
-    chip_hour_price: str | None
+    chip_hour_price: float | None
     why: str
     capacities: tuple[str, ...]
     """Kinds of capacity that serve the job, this one first."""
@@ -238,7 +238,7 @@ def by_price(
     ranked = bool(preferred or passed)
     choices: list[tuple[int, Decimal, int, int, Offer]] = []
     for order, flavor in enumerate(offered):
-        price = Decimal(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else _UNPRICED
+        price = exact(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else _UNPRICED
         rank = kinds.index(flavor["capacity"]) if ranked else 0
         for topology in flavor["topologies"]:
             try:
@@ -292,7 +292,7 @@ def placement(offer: Offer, why: str, capacities: Iterable[str], *, queued: bool
         tolerations=nodes.tolerations(flavor, queued_provisioning=queued_provisioning),
         flags=flags_of(offer),
         avoided=nodes.avoided(flavor, queued_provisioning=queued_provisioning),
-        chip_hour_price=flavor.get("chipHourPrice"),
+        chip_hour_price=_price(flavor),
         why=f"{why}; flavor {flavor['name']}",
         capacities=tuple(dict.fromkeys([flavor["capacity"], *capacities])),
     )
@@ -305,6 +305,10 @@ def flags_of(offer: Offer) -> Mapping[str, str]:
         "LIBTPU_INIT_ARGS": offer.flavor.get("libtpuInitArgs", default_libtpu_args(offer.shape.family)),
     }
     return {variable: " ".join(given) for variable, given in flags.items() if given}
+
+
+def _price(flavor: Mapping[str, Any]) -> float | None:
+    return float(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else None
 
 
 def _describe(flavor: Mapping[str, Any]) -> str:

@@ -99,7 +99,7 @@ def test_the_page_names_units_and_the_price(tmp_path: Path) -> None:
         tmp_path,
         **model("Qwen/Qwen3-0.6B"),
         resources={"tpu": "v6e-4"},
-        budget={"maxChipHours": "1000000", "maxCost": "100"},
+        budget={"maxChipHours": 1000000, "maxCost": 100},
         hyperparameters={"epochs": 1},
     )
     assert done.exit_code == 0, done.output

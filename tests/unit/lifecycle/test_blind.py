@@ -113,7 +113,7 @@ def test_a_fault_over_the_folder_keeps_no_job_from_being_suspended() -> None:
 
 @pytest.mark.parametrize("limit", ["deadline", "budget"])
 def test_a_fault_over_the_folder_keeps_no_limit_from_acting(limit: str) -> None:
-    spec = {"activeDeadlineSeconds": HOUR} if limit == "deadline" else {"budget": {"maxChipHours": "4"}}
+    spec = {"activeDeadlineSeconds": HOUR} if limit == "deadline" else {"budget": {"maxChipHours": 4}}
     world, name = training(World(job=job(**spec)))
     broken(world)
     assert decide(world.observe()).deletions == ()
@@ -189,8 +189,8 @@ def test_a_job_that_has_run_for_its_deadline_is_stopped_and_fails_of_it(why: str
 @WAYS
 @pytest.mark.parametrize("platforms", [False, True])
 def test_what_a_budget_allows_is_all_that_is_used(why: str | Unreadable, platforms: bool) -> None:
-    profiles = [profile(constraints={"maxChipHours": "8"} if platforms else {})]
-    spec = {} if platforms else {"budget": {"maxChipHours": "8"}}
+    profiles = [profile(constraints={"maxChipHours": 8} if platforms else {})]
+    spec = {} if platforms else {"budget": {"maxChipHours": 8}}
     world, name = training(World(job=job(**spec), profiles=profiles))
     world.unreadable = why
     world.wait(HOUR)
@@ -212,7 +212,7 @@ def test_what_a_budget_allows_is_all_that_is_used(why: str | Unreadable, platfor
 
 
 def test_a_job_that_its_budget_has_suspended_stays_so_while_blind() -> None:
-    world, name = training(World(job=job(budget={"maxChipHours": "4"})))
+    world, name = training(World(job=job(budget={"maxChipHours": 4})))
     world.unreadable = AWAY
     world.wait(HOUR)
     world.reconcile()
@@ -226,7 +226,7 @@ def test_a_job_that_its_budget_has_suspended_stays_so_while_blind() -> None:
 
 def test_hours_go_on_from_what_the_status_said_last() -> None:
     """Those of an earlier attempt, whose record cannot be read, count too."""
-    world, name = training(World(job=job(budget={"maxChipHours": "12"})))
+    world, name = training(World(job=job(budget={"maxChipHours": 12})))
     world.wait(HOUR)
     world.reconcile()
     world.stop(name)
@@ -643,7 +643,7 @@ def test_a_job_whose_plan_is_lost_is_suspended_all_the_same() -> None:
 
 
 def test_a_budget_holds_while_a_retry_waits_to_be_noted() -> None:
-    world, name = training(World(job=job(budget={"maxChipHours": "4"})))
+    world, name = training(World(job=job(budget={"maxChipHours": 4})))
     world.edit(retry={"generation": 1})
     world.wait(HOUR)
     decision = world.reconcile()

@@ -174,7 +174,7 @@ def test_what_a_forged_record_chooses_is_judged_by_the_budget_before_a_slice_is_
         source="Compile", slice="v6e-16", chosen=shape("v6e-16", "4x4", 4), peak_bytes=1, limit_bytes=2,
         step_seconds=(3600.0, 7200.0),
     )  # fmt: skip
-    world = choosing(forged=forged, budget={"maxCost": "1500", "onExhausted": "Fail"})
+    world = choosing(forged=forged, budget={"maxCost": 1500, "onExhausted": "Fail"})
     world.to_the_end()
     assert world.status["failure"]["reason"] == "BudgetTooSmall"
     assert "1600" in world.status["failure"]["message"]

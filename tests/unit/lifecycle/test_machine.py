@@ -36,7 +36,7 @@ ADMITTED = ("Admitted", "True", "Admitted", "The workload is admitted")
 PAST = "accumulatedPastExecutionTimeSeconds"
 TPU = {Stage.TRAIN, Stage.EVALUATE}
 MAX_INFRASTRUCTURE = 5
-PRICES = {"Spot": "0.8", "OnDemand": "2.7"}
+PRICES = {"Spot": 0.8, "OnDemand": 2.7}
 DAY = 86400
 #: What of a child is forged badly: nothing else of it differs from a real one.
 FLAWS = {
@@ -121,7 +121,7 @@ class WatchedWorld(World):
             chips, price = self.chips.get(name, (0, 0.0))
             if name not in self.jobsets:
                 # Its price is not known any more.
-                price = max(map(float, PRICES.values()))
+                price = max(PRICES.values())
             self.chip_hours += chips * seconds / 3600
             self.cost += chips * price * seconds / 3600
         super().wait(seconds)
@@ -205,7 +205,7 @@ class WatchedWorld(World):
                 if jobset["metadata"]["annotations"]["tpu-finetune.dev/flavor"] == "spot"
                 else "OnDemand"
             )
-            self.chips[name] = (children.chips(jobset), float(PRICES[capacity]))
+            self.chips[name] = (children.chips(jobset), PRICES[capacity])
         others = [other for other in self.live() if other != name]
         assert not others, f"{name} was created while {others} could still run"
         running = [pod for pod in self.pods.values() if pod["status"]["phase"] not in ("Succeeded", "Failed")]

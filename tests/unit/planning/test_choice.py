@@ -100,7 +100,7 @@ ORDERS: dict[str, tuple[list[Object], Object, list[str]]] = {
     ),
     "those that money can be counted on": (
         [flavor("OnDemand", "2.70", "4x4"), flavor("Spot", None, "2x2", "2x4")],
-        {"budget": {"maxCost": "100"}},
+        {"budget": {"maxCost": 100}},
         ["v6e-16"],
     ),
     "no more than preflight has time for": (
@@ -147,9 +147,9 @@ def test_a_slice_that_is_named_or_not_checked_has_no_candidates(spec: Object) ->
 @pytest.mark.parametrize(
     ("path", "limit", "names"),
     [
-        ("resources.parallelism.fsdp", {"max": "8"}, ["v6e-4", "v6e-8"]),
-        ("resources.parallelism.fsdp", {"min": "8"}, ["v6e-8", "v6e-16"]),
-        ("hyperparameters.perDeviceBatchSize", {"max": "2"}, ["v6e-8", "v6e-16"]),
+        ("resources.parallelism.fsdp", {"max": 8}, ["v6e-4", "v6e-8"]),
+        ("resources.parallelism.fsdp", {"min": 8}, ["v6e-8", "v6e-16"]),
+        ("hyperparameters.perDeviceBatchSize", {"max": 2}, ["v6e-8", "v6e-16"]),
     ],
 )
 def test_a_slice_beyond_the_profiles_limits_is_no_candidate(
@@ -166,7 +166,7 @@ def test_a_slice_beyond_the_profiles_limits_is_no_candidate(
 
 
 def test_a_limit_that_every_slice_breaks_refuses_the_job() -> None:
-    limits = {"limits": [{"path": "hyperparameters.perDeviceBatchSize", "max": "0.1"}]}
+    limits = {"limits": [{"path": "hyperparameters.perDeviceBatchSize", "max": 0.1}]}
     with pytest.raises(Refused) as caught:
         admitted(ON_DEMAND, constraints=limits)
     assert caught.value.reason == Reason.POLICY_VIOLATION
@@ -273,8 +273,8 @@ def test_a_record_that_names_what_there_was_not_to_choose_from_decides_nothing(c
 
 
 def test_a_record_cannot_take_a_slice_beyond_the_limits_or_the_budgets_currency() -> None:
-    limits = {"limits": [{"path": "resources.parallelism.fsdp", "max": "4"}]}
-    for spec, constraints in (({}, limits), ({"budget": {"maxCost": "10"}}, {})):
+    limits = {"limits": [{"path": "resources.parallelism.fsdp", "max": 4}]}
+    for spec, constraints in (({}, limits), ({"budget": {"maxCost": 10}}, {})):
         wanted, admission = admitted(
             flavor("OnDemand", "1", "2x2"), flavor("Spot", None, "2x4"), constraints=constraints, **spec
         )

@@ -40,8 +40,8 @@ def refusal(template: Any = None, **spec: Any) -> Refused:
 
 def test_sources_keep_their_order_their_weights_and_their_names() -> None:
     train = [
-        {**SOURCE, "weight": "0.5"},
-        {**SOURCE, "name": "faq", "weight": "2", "format": "QuestionAnswer"},
+        {**SOURCE, "weight": 0.5},
+        {**SOURCE, "name": "faq", "weight": 2, "format": "QuestionAnswer"},
     ]
     data = plan(datasets={"train": train, "validation": [SOURCE, SOURCE]}).data
     assert [(source.name, source.weight, source.format) for source in data.train] == [
@@ -70,12 +70,12 @@ def test_a_format_that_the_method_does_not_learn_from_is_refused(
 
 
 def test_weights_are_for_all_sources_or_for_none() -> None:
-    refused = refusal(datasets={"train": [SOURCE, {**SOURCE, "weight": "1"}]})
+    refused = refusal(datasets={"train": [SOURCE, {**SOURCE, "weight": 1}]})
     assert refused.reason == Reason.INVALID_SPEC
     assert "give every training source a weight, or none" in refused.message
 
 
-@pytest.mark.parametrize(("split", "seed"), [({"fraction": "0.25"}, 7), ({"fraction": "0.25", "seed": 3}, 3)])
+@pytest.mark.parametrize(("split", "seed"), [({"fraction": 0.25}, 7), ({"fraction": 0.25, "seed": 3}, 3)])
 def test_rows_are_held_back_by_a_seed_of_their_own_or_the_jobs(split: dict[str, Any], seed: int) -> None:
     made = plan(
         datasets={"train": [SOURCE], "splitFromTrain": split}, hyperparameters={"steps": 5, "seed": 7},

@@ -579,7 +579,7 @@ def test_an_edit_is_judged_as_an_admission_is() -> None:
 def test_a_plan_of_before_there_were_modes_keeps_what_it_was_admitted_with() -> None:
     found = profile()
     admission = admit(job(), [found])
-    constraints = {"limits": [{"path": "hyperparameters.globalBatchSize", "max": "1"}]}
+    constraints = {"limits": [{"path": "hyperparameters.globalBatchSize", "max": 1}]}
     old = {**admission.snapshot.profile, "constraints": constraints}
     assert replan(job(), replace(admission.snapshot, profile=old))
 

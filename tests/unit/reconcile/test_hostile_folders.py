@@ -50,7 +50,7 @@ STEPS: dict[str, Callable[[FolderWorld], None]] = {
     "days pass": lambda world: world.wait(3 * 86_400),
     "suspend": lambda world: world.edit(suspend=True),
     "go on": lambda world: world.edit(suspend=False),
-    "a budget": lambda world: world.edit(budget={"maxChipHours": "0.01"}),
+    "a budget": lambda world: world.edit(budget={"maxChipHours": 0.01}),
     "a deadline": lambda world: world.edit(activeDeadlineSeconds=60),
     "retry": _retry,
     "retry Convert": lambda world: _retry(world, fromStage="Convert"),
