@@ -2,9 +2,9 @@
 
 A decimal of a spec is a JSON number, so every reader holds it as a 64-bit floating-point number. What the user means
 is the shortest decimal that reads back as that number: ``2e-5``, ``2.0e-5`` and ``0.00002`` are all 0.00002, and a
-price of ``1.10`` is exactly 1.1. Up to 15 significant digits survive unchanged. The API server keeps ``1.0`` as ``1``, so both
-are written as the integer (:func:`canonical`) before a document is stored or hashed; sums of money and comparisons
-with limits are computed in decimal arithmetic (:func:`exact`).
+price of ``1.10`` is exactly 1.1. Up to 15 significant digits survive unchanged. The API server keeps ``1.0`` as
+``1``, so both are written as the integer (:func:`canonical`) before a document is stored or hashed; prices and limits
+are compared and shown as decimals (:func:`exact`).
 """
 
 import math

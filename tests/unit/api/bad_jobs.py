@@ -25,7 +25,7 @@ _CASES: list[tuple[str, Document, str]] = [
     ("text for a number", job(hyperparameters={"epochs": "two"}), "spec.hyperparameters.epochs"),
     (
         "a number in quotes",
-        job(hyperparameters={"learningRate": "2e-5"}),
+        job(hyperparameters={"learningRate": "0.1"}),
         "spec.hyperparameters.learningRate",
     ),
     ("text for a boolean", job(suspend="yes"), "spec.suspend"),

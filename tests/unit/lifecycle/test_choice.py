@@ -22,7 +22,7 @@ FLAVORS = [
         "chipsPerHost": 4,
         "chipHourPrice": price,
     }
-    for name, capacity, price in (("cheap", "Spot", "1"), ("dear", "OnDemand", "3"))
+    for name, capacity, price in (("cheap", "Spot", 1), ("dear", "OnDemand", 3))
 ]
 
 

@@ -399,7 +399,7 @@ def test_a_job_without_its_plan_stays_within_its_limits(limit: dict[str, Any]) -
 )
 def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(change: str, limit: dict[str, Any]) -> None:
     priced = copy.deepcopy(profile())
-    priced["spec"]["flavors"][0]["chipHourPrice"] = "1.5"
+    priced["spec"]["flavors"][0]["chipHourPrice"] = 1.5
     priced["spec"]["currency"] = "USD"
     world = World(job=job(**limit), profiles=[priced])
     world.until(Stage.TRAIN)

@@ -192,7 +192,7 @@ def test_hours_and_money_add_up_over_many_writes_though_an_earlier_run_left_no_r
     ran = (world.now - started).total_seconds()
     assert world.status["activeTime"]["seconds"] - before[0] == pytest.approx(ran, abs=1)
     assert hours(world) - before[1] == pytest.approx(ran * CHIPS / HOUR, rel=2e-3)
-    assert amount(world) - before[2] == pytest.approx(ran * CHIPS / HOUR * float(chip_hour_price), rel=3e-3)
+    assert amount(world) - before[2] == pytest.approx(ran * CHIPS / HOUR * chip_hour_price, rel=3e-3)
 
 
 def test_an_evaluation_that_tells_of_no_steps_is_counted_while_it_runs() -> None:

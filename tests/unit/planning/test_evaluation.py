@@ -122,9 +122,7 @@ def test_pairs_that_nothing_compares_are_refused(method: str, change: dict[str, 
 
 
 def test_rows_are_held_back_from_a_mixture_of_pairs() -> None:
-    train = [
-        {"uri": f"gs://data/{name}.jsonl", "weight": weight} for name, weight in (("a", "1"), ("b", "3"))
-    ]
+    train = [{"uri": f"gs://data/{name}.jsonl", "weight": weight} for name, weight in (("a", 1), ("b", 3))]
     made = plan(method={"type": "DPO"}, datasets={"train": train, "splitFromTrain": {"fraction": 0.1}})
     assert made.data.split_from_train is not None
     assert [source.weight for source in made.data.train] == [1.0, 3.0]

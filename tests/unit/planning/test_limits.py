@@ -15,11 +15,11 @@ ROWS = {"uri": "gs://data/chat.jsonl"}
 TRAIN = {"train": [ROWS]}
 
 
-def limited(path: str, **limit: str) -> Any:
+def limited(path: str, **limit: float) -> Any:
     return profile(constraints={"limits": [{"path": path, **limit}]}, currency="USD")
 
 
-def said(spec: dict[str, Any], path: str, **limit: str) -> str:
+def said(spec: dict[str, Any], path: str, **limit: float) -> str:
     with pytest.raises(Refused) as caught:
         admit(job(**spec), [limited(path, **limit)])
     assert caught.value.reason == Reason.POLICY_VIOLATION
@@ -116,10 +116,10 @@ def test_a_limit_is_judged_on_what_the_number_comes_to(spec: dict[str, Any], pat
     words = rf"spec.{re.escape(path)} (is|comes to) {re.escape(value)}( by default or by other fields)?, at "
     if value == "no limit":
         words = rf"spec.{re.escape(path)} has no value, so it is unlimited: set it to at "
-    assert re.search(words + "most", said(spec, path, max=f"{number * 0.99:.9g}"))
+    assert re.search(words + "most", said(spec, path, max=number * 0.99))
     if value != "no limit":
-        assert re.search(words + "least", said(spec, path, min=f"{number * 1.01:.9g}"))
-        assert admit(job(**spec), [limited(path, min=value, max=value)]).plan
+        assert re.search(words + "least", said(spec, path, min=number * 1.01))
+        assert admit(job(**spec), [limited(path, min=number, max=number)]).plan
 
 
 def test_every_number_of_a_job_can_be_limited_or_is_refused_in_the_profile() -> None:
@@ -197,21 +197,21 @@ LATER: list[tuple[dict[str, Any], str, str, Findings, str]] = [
     (
         {"epochs": 3},
         "hyperparameters.steps",
-        "29",
+        29,
         found(30),
         "comes to 30 by what preflight found, at most 29",
     ),
     (
         {"epochs": 3},
         "hyperparameters.warmupSteps",
-        "2",
+        2,
         found(100),
         "comes to 3 by what preflight found, at most 2",
     ),
     (
         {"epochs": 3, "warmupSteps": 50},
         "hyperparameters.warmupRatio",
-        "0.4",
+        0.4,
         found(100),
         "comes to 0.5 by what preflight found, at most 0.4",
     ),
@@ -219,28 +219,28 @@ LATER: list[tuple[dict[str, Any], str, str, Findings, str]] = [
     (
         {"steps": 100},
         "hyperparameters.epochs",
-        "9",
+        9,
         found(100),
         "comes to 10 by what preflight found, at most 9",
     ),
     (
         {"steps": 100},
         "hyperparameters.epochs",
-        "9",
+        9,
         found(100, {"sequences": 40, "epoch_sequences": 60}, {"sequences": 20}),
         "comes to 10 by what preflight found, at most 9",
     ),
     (
         {"steps": 100},
         "hyperparameters.epochs",
-        "9",
+        9,
         found(100, {"sequences": 40}, {"sequences": None}),
         "comes to no limit by what preflight found, at most 9",
     ),
     (
         {"steps": 100},
         "hyperparameters.epochs",
-        "9",
+        9,
         found(100, {"sequences": 0}),
         "comes to no limit by what preflight found, at most 9",
     ),
@@ -249,7 +249,7 @@ LATER: list[tuple[dict[str, Any], str, str, Findings, str]] = [
 
 @pytest.mark.parametrize(("numbers", "path", "most", "findings", "message"), LATER)
 def test_what_only_preflight_can_count_is_judged_when_it_has(
-    numbers: dict[str, Any], path: str, most: str, findings: Findings, message: str
+    numbers: dict[str, Any], path: str, most: float, findings: Findings, message: str
 ) -> None:
     plan = admit(job(hyperparameters=numbers), [limited(path, max=most)]).plan
     assert judge_findings(plan, Findings()) is None
@@ -263,7 +263,7 @@ def test_what_only_preflight_can_count_is_judged_when_it_has(
 
 
 @pytest.mark.parametrize(("axis", "limit"), [("fsdp", {"max": 4}), ("data", {"min": 2})])
-def test_a_recorded_mesh_is_judged_as_training_gets_it(axis: str, limit: dict[str, str]) -> None:
+def test_a_recorded_mesh_is_judged_as_training_gets_it(axis: str, limit: dict[str, float]) -> None:
     """Preflight's record lies where the job's account may write; a mesh that does not cover the slice is not used."""
     plan = admit(job(resources={"tpu": "v6e-8"}), [limited(f"resources.parallelism.{axis}", **limit)]).plan
     mesh = plan.mesh.model_copy(update={axis: 4})

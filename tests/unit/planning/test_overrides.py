@@ -57,7 +57,7 @@ DECIDED = {
 WRONG: list[tuple[dict[str, str], str]] = [
     ({"remat_polcy": "full"}, "spec.engineOverrides.remat_polcy: MaxText has no such setting."),
     ({"remat_polcy": "full"}, "MaxText has no such setting. Did you mean remat_policy?"),
-    ({"learningRate": 1}, "Did you mean learning_rate?"),
+    ({"learningRate": "1"}, "Did you mean learning_rate?"),
     ({"no_such_thing_at_all": "1"}, "no_such_thing_at_all: MaxText has no such setting. Remove it."),
     ({"num_vocab_tiling": "many"}, "MaxText does not take this value: saw many, expected an integer >= 1."),
     ({"use_iota_embed": "3"}, "saw 3, expected true or false."),

@@ -190,9 +190,7 @@ def _bytes(record: Record) -> bytes:
 def _world(tpu: str = "v6e-4", *, queued: bool = False, **spec: Any) -> FolderWorld:
     flavors = profile()["spec"]["flavors"]
     queue = {"queue": {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}} if queued else {}
-    priced = profile(
-        flavors=[{**each, "chipHourPrice": str(PRICE)} for each in flavors], currency="USD", **queue
-    )
+    priced = profile(flavors=[{**each, "chipHourPrice": PRICE} for each in flavors], currency="USD", **queue)
     return FolderWorld(job=job(resources={"tpu": tpu}, **spec), profiles=[priced])
 
 
