@@ -11,6 +11,7 @@ import yaml
 
 from devcluster.kube import KubeError
 from devcluster.testing import Cluster
+from finetune_operator.cli.documents import read_documents
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, job
 
@@ -135,6 +136,100 @@ def test_lifecycle_and_placement_stay_open_to_edits(
 ) -> None:
     changed = cluster.patch(path_of(stored), {"spec": edit})
     assert changed["metadata"]["generation"] == 2
+
+
+#: As written in a manifest, and as the API server stores it.
+NUMBERS = {
+    "2e-5": 2e-5,
+    "2.0e-5": 2e-5,
+    "1e-7": 1e-7,
+    "1.0": 1,
+    "1": 1,
+    "1e0": 1,
+    "0.1": 0.1,
+    "1_000.5": 1000.5,
+    "1e20": 1e20,
+    "1e21": 1e21,
+    "1.7e308": 1.7e308,
+    "5e-324": 5e-324,
+}
+
+
+def written(namespace: str, numbers: str) -> str:
+    """A manifest as a user writes it, with these hyperparameters."""
+    document = placed(job(suspend=True), namespace)
+    return yaml.safe_dump(document) + f"  hyperparameters: {numbers}\n"
+
+
+@pytest.mark.parametrize(("text", "value"), NUMBERS.items())
+def test_a_decimal_is_stored_as_the_number_that_was_written(
+    cluster: Cluster, shared_namespace: str, text: str, value: float
+) -> None:
+    manifest = written(shared_namespace, f"{{learningRate: {text}}}")
+    said = cluster.kubectl("apply", "--dry-run=server", "-o", "json", "-f", "-", stdin=manifest)
+    assert json.loads(said)["spec"]["hyperparameters"]["learningRate"] == value
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        "{learningRate: '2e-5'}",
+        "{learningRate: 0}",
+        "{learningRate: -1e-9}",
+        "{learningRate: 1e-400}",
+        "{learningRate: 1e400}",
+        "{warmupRatio: 1.0}",
+        "{warmupRatio: -0.1}",
+        "{weightDecay: -1e-9}",
+    ],
+)
+def test_text_and_numbers_out_of_bounds_are_refused_with_the_place(
+    cluster: Cluster, shared_namespace: str, numbers: str
+) -> None:
+    field = numbers.strip("{").partition(":")[0]
+    with pytest.raises(AssertionError, match=rf"spec\.hyperparameters\.{field}"):
+        cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=written(shared_namespace, numbers))
+
+
+ALL_NUMBERS = "{learningRate: 1e-7, warmupRatio: 0.1, weightDecay: 1.0, maxGradNorm: 1e20}"
+SERVER_SIDE = ("apply", "--server-side", "--field-manager=argocd-controller", "-f", "-")
+
+
+def test_a_manifest_that_is_applied_twice_changes_nothing_and_differs_from_nothing(
+    cluster: Cluster, namespace: str
+) -> None:
+    """Argo CD is not installed here. For it stand: its apply, kubectl's server-side apply by its field manager; its
+    server-side diff, which compares the answer to a dry run of that apply with the live object; and its structured
+    diff, which compares desired and live state as JSON, that is each number by its value. ``kubectl diff`` is the
+    same of the API server's own clients."""
+    manifest = written(namespace, ALL_NUMBERS)
+    cluster.kubectl(*SERVER_SIDE, stdin=manifest)
+    path = path_of(placed(JOB, namespace))
+    live = cluster.get(path)
+    (desired,) = read_documents(manifest)
+    numbers = json.loads(json.dumps(desired.content))["spec"]["hyperparameters"]
+    assert numbers == live["spec"]["hyperparameters"]
+    predicted = json.loads(cluster.kubectl(*SERVER_SIDE, "--dry-run=server", "-o", "json", stdin=manifest))
+    assert predicted["spec"] == live["spec"]
+    assert predicted["metadata"]["generation"] == live["metadata"]["generation"]
+    cluster.kubectl("diff", "--server-side", "--field-manager=argocd-controller", "-f", "-", stdin=manifest)
+    for notation in (manifest, manifest.replace("1.0", "1"), manifest.replace("1e-7", "0.0000001")):
+        cluster.kubectl(*SERVER_SIDE, stdin=notation)
+        again = cluster.get(path)["metadata"]
+        for each in ("managedFields", "resourceVersion", "generation"):
+            assert again[each] == live["metadata"][each]
+    cluster.delete(path)
+
+
+def test_immutable_numbers_are_compared_by_value(cluster: Cluster, namespace: str) -> None:
+    """A client that sends 1.0 where 1 is stored does not change what decides the result."""
+    stored = cluster.apply(placed(job(hyperparameters={"maxGradNorm": 1, "learningRate": 2e-5}), namespace))
+    same = {"maxGradNorm": 1.0, "learningRate": 2.0e-5}
+    changed = cluster.patch(path_of(stored), {"spec": {"hyperparameters": same}})
+    assert changed["spec"]["hyperparameters"] == same
+    with pytest.raises(KubeError, match="hyperparameters cannot be changed"):
+        cluster.patch(path_of(stored), {"spec": {"hyperparameters": {"maxGradNorm": 1.0000001}}})
+    cluster.delete(path_of(stored))
 
 
 def test_an_unseen_job_says_so_and_status_is_the_operators_alone(cluster: Cluster, stored: Document) -> None:
