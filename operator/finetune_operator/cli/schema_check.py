@@ -114,7 +114,7 @@ _BOUNDS: Mapping[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], boo
     "minimum": (operator.ge, operator.gt, ("must be at least", "must be above")),
     "maximum": (operator.le, operator.lt, ("may be at most", "must be below")),
 }
-_Validator = jsonschema.validators.extend(
+_Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
     jsonschema.Draft202012Validator,
     {
         **{keyword: _bound(keyword) for keyword in _BOUNDS},
