@@ -368,7 +368,7 @@ def test_a_flag_that_the_compiler_refuses_is_the_platforms_fault(
     made = wanted(root, use_cache="Off")
     with pytest.raises(StageError, match="flag of the profile") as caught:
         check_memory(made, families.read(model), model, open_store(), {**environment, variable: flag})
-    assert (caught.value.code, caught.value.reason) == (ExitCode.CONTRACT_NOT_SPOKEN, "CompilerFlagRefused")
+    assert (caught.value.code, caught.value.reason) == (ExitCode.CONTRACT_UNSUPPORTED, "CompilerFlagRefused")
     assert flag in caught.value.saw
 
 

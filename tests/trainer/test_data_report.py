@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import DataReport, Hyperparameters, MethodSpec, StageRequest
+from finetune_contract import DataReport, HyperparametersSpec, MethodSpec, StageRequest
 from finetune_trainer.data import page, remarks, report
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
@@ -220,7 +220,7 @@ LORA = {"lora": {"rank": 8, "alpha": 16.0}}
 def test_a_learning_rate_that_no_recipe_uses_is_remarked(
     rate: float, method: dict[str, Any], optimizer: str, parameters: float, told: str | None
 ) -> None:
-    chosen = Hyperparameters(steps=1, global_batch_size=1, learning_rate=rate, optimizer=optimizer)  # type: ignore[arg-type]
+    chosen = HyperparametersSpec(steps=1, global_batch_size=1, learning_rate=rate, optimizer=optimizer)  # type: ignore[arg-type]
     found = list(remarks.of_learning_rate(MethodSpec.model_validate(method), chosen, int(parameters)))
     assert [remark.level for remark in found] == ["Problem"] * (told is not None)
     assert all(told is not None and told in remark.text for remark in found)
@@ -266,7 +266,7 @@ def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
 def test_a_warm_up_that_takes_all_steps_is_remarked_on(
     numbers: dict[str, Any], steps: int, expected: str | None
 ) -> None:
-    chosen = Hyperparameters.model_validate(
+    chosen = HyperparametersSpec.model_validate(
         {"steps": steps, "global_batch_size": 8, "learning_rate": 1e-4, **numbers}
     )
     found = list(remarks.of_warmup(chosen, steps))
@@ -287,7 +287,7 @@ def test_a_warm_up_that_takes_all_steps_is_remarked_on(
 def test_weights_in_bfloat16_that_a_small_rate_hardly_moves_are_remarked(
     precision: str, rate: float, method: dict[str, Any], told: bool
 ) -> None:
-    chosen = Hyperparameters(
+    chosen = HyperparametersSpec(
         steps=1,
         global_batch_size=1,
         learning_rate=rate,

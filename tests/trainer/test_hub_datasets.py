@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from pyarrow import parquet
 
 from devcluster.fixtures.hub import Hub
-from finetune_contract import DatasetSource, ExitCode, HubRef
+from finetune_contract import DatasetSpec, ExitCode, HubRef
 from finetune_trainer.data.schema import Conversation, checked
 from finetune_trainer.data.sources import OpenSource, open_source
 from finetune_trainer.errors import StageError
@@ -38,7 +38,7 @@ def columns(*rows: Mapping[str, Any]) -> bytes:
 
 def opened(tmp_path: Path, *, revision: str = "main", repo: str = REPO, **fields: Any) -> OpenSource:
     reference = HubRef(repo=repo, revision=revision)
-    spec = DatasetSource(path=PATH, name="train-0", hugging_face=reference, **fields)
+    spec = DatasetSpec(path=PATH, name="train-0", hugging_face=reference, **fields)
     return open_source(spec, open_store(), tmp_path / "scratch")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.fixtures.hub import Hub
-from finetune_contract import Destination, ExitCode, HubDestination
+from finetune_contract import DestinationSpec, ExitCode, HubDestinationSpec
 from finetune_trainer import hub as downloads
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.hub_upload import Part, push
@@ -23,10 +23,10 @@ def _environment(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
     hub.writers[TOKEN] = frozenset({"acme"})
 
 
-def destination(*, private: bool = True, repo: str = REPO) -> Destination:
-    return Destination(
+def destination(*, private: bool = True, repo: str = REPO) -> DestinationSpec:
+    return DestinationSpec(
         path="spec.export.destinations[0].huggingFaceHub",
-        hub=HubDestination(repo=repo, private=private, token_variable="HF_UPLOAD_TOKEN_0"),
+        hub=HubDestinationSpec(repo=repo, private=private, token_variable="HF_UPLOAD_TOKEN_0"),
     )
 
 

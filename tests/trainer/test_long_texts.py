@@ -9,7 +9,7 @@ import pytest
 from tokenizers import processors
 
 from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import DataReport, DatasetSource, SplitSpec
+from finetune_contract import DataReport, DatasetSpec, SplitSpec
 from finetune_trainer.data import notes
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.dataset import Piece, assemble, hold_back
@@ -28,7 +28,7 @@ def prepared(folder: Path, texts: list[str], *, bos: bool = True, **fields: Any)
     file = folder / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     renderer = Renderer(beginning() if bos else tokenizer(CHATML), train_on_prompt=False)
-    source = DatasetSource(path="spec.datasets.train[0]", name="books", uri=f"file://{file}", **fields)
+    source = DatasetSpec(path="spec.datasets.train[0]", name="books", uri=f"file://{file}", **fields)
     return prepare(source, Texts(renderer=renderer, max_length=LENGTH), open_store(), folder)
 
 

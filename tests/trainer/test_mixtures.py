@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune_contract import DatasetSource, SplitSpec
+from finetune_contract import DatasetSpec, SplitSpec
 from finetune_trainer.data.batches import Part, TrainBatches, permutation, shares
 from finetune_trainer.data.dataset import Piece, assemble, hold_back
 from finetune_trainer.data.layout import Groups, Sequences
@@ -131,7 +131,7 @@ def prepared(path: Path, answers: list[str], **fields: object) -> Prepared:
         **fields,
     }
     renderer = Renderer(tokenizer(CHATML), train_on_prompt=False)
-    spec = DatasetSource.model_validate(source)
+    spec = DatasetSpec.model_validate(source)
     return prepare(spec, Texts(renderer=renderer, max_length=256), open_store(), path.parent)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
-from finetune_contract import DatasetSource, MethodSpec, Outcome
+from finetune_contract import DatasetSpec, MethodSpec, Outcome
 from finetune_trainer.data.dataset import Piece, assemble
 from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.preference import Pair, PairReader, Pairs, divided
@@ -33,8 +33,8 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     return Renderer(AutoTokenizer.from_pretrained(folder), train_on_prompt=False)
 
 
-def spec(**fields: Any) -> DatasetSource:
-    return DatasetSource.model_validate(
+def spec(**fields: Any) -> DatasetSpec:
+    return DatasetSpec.model_validate(
         {"path": "spec.datasets.train[0]", "name": "pairs", "uri": "file:///x", **fields}
     )
 

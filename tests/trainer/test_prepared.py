@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finetune_contract import CacheLayout, DatasetSource
+from finetune_contract import CacheLayout, DatasetSpec
 from finetune_trainer.data.cache import DataCache
 from finetune_trainer.data.prepare import Prepared, Texts, prepare
 from finetune_trainer.data.template import Renderer
@@ -48,7 +48,7 @@ def made(tmp_path: Path) -> Prepare:
         )  # fmt: skip
         renderer = renderer or Renderer(tokenizer(template), train_on_prompt=False)
         return prepare(
-            DatasetSource.model_validate(source), Texts(renderer=renderer, max_length=max_length), open_store(), tmp_path,
+            DatasetSpec.model_validate(source), Texts(renderer=renderer, max_length=max_length), open_store(), tmp_path,
             cache=cache,
         )  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_memory_grows_by_a_few_dozen_bytes_a_row(tmp_path: Path) -> None:
     renderer = Renderer(tokenizer(CHATML), train_on_prompt=False)
     peaks = {}
     for rows in (1000, 1000, 5000):  # the first time warms up
-        spec = DatasetSource(path="p", name=f"n{rows}", uri=write(tmp_path / f"{rows}.jsonl", rows))
+        spec = DatasetSpec(path="p", name=f"n{rows}", uri=write(tmp_path / f"{rows}.jsonl", rows))
         tracemalloc.start()
         prepare(spec, Texts(renderer=renderer, max_length=128), open_store(), tmp_path)
         peaks[rows] = tracemalloc.get_traced_memory()[1]

@@ -11,7 +11,7 @@ import pytest
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.hub import Hub
 from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import Destination, ExitCode, ExportSpec, HubDestination
+from finetune_contract import DestinationSpec, ExitCode, ExportSpec, HubDestinationSpec
 from finetune_trainer import hub as downloads
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import probe
@@ -35,12 +35,12 @@ TOKEN, REPO = "hf_canary_writer", "acme/support-bot"
 
 def to(uri: str, **changes: Any) -> ExportSpec:
     spec: dict[str, Any] = {"content": "Merged", "dtype": "BF16", **changes}
-    return ExportSpec(**spec, destinations=[Destination(path=PATH, uri=uri)])
+    return ExportSpec(**spec, destinations=[DestinationSpec(path=PATH, uri=uri)])
 
 
 def to_hub(repo: str = REPO, *, private: bool = True) -> ExportSpec:
-    hub = HubDestination(repo=repo, private=private, token_variable="HF_UPLOAD_TOKEN_0")
-    place = Destination(path=f"{PATH}.huggingFaceHub", hub=hub)
+    hub = HubDestinationSpec(repo=repo, private=private, token_variable="HF_UPLOAD_TOKEN_0")
+    place = DestinationSpec(path=f"{PATH}.huggingFaceHub", hub=hub)
     return ExportSpec(content="Merged", dtype="BF16", destinations=[place])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import DatasetSource
+from finetune_contract import DatasetSpec
 from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.schema import Conversation, Schema
 from finetune_trainer.data.template import Renderer, Tokens
@@ -78,7 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def example(case: str) -> Conversation:
     row = Row(place=Place(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1), value=CASES[case])
-    read = Schema(DatasetSource(path="p", name="n", uri="file:///a.jsonl"), row).example(row)
+    read = Schema(DatasetSpec(path="p", name="n", uri="file:///a.jsonl"), row).example(row)
     assert isinstance(read, Conversation)
     return read
 

@@ -20,11 +20,11 @@ from finetune_contract import (
     EvaluationPoint,
     ExitCode,
     Failure,
-    Metrics,
     Outcome,
     Progress,
     RunFolder,
     StageResult,
+    StepMetrics,
 )
 from finetune_contract.failure import PEER_LOST
 from finetune_contract.result import MOST_CHECKPOINTS
@@ -235,7 +235,7 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
             pause=0,
         )
         for step in range(start + 1, end + 1):
-            report.step(step, Metrics(loss=1 / step, tokens=10), 0.5)
+            report.step(step, StepMetrics(loss=1 / step, tokens=10), 0.5)
         report.evaluation(EvaluationPoint(step=end, loss=0.5, perplexity=1.6, tokens=3))
         report.checkpoints([end])
         report.close()
@@ -334,12 +334,12 @@ def test_what_is_wrong_with_a_request_is_said_a_line_each(
         "FINETUNE_REQUEST": '{"stage": "Trane", "attempt": "hf_secret", "unheard_of": 1}',
         "TERMINATION_MESSAGE_PATH": str(tmp_path / "t"),
     }
-    assert main(told) == ExitCode.CONTRACT_NOT_SPOKEN
+    assert main(told) == ExitCode.CONTRACT_UNSUPPORTED
     said = capsys.readouterr().err
     assert said == f"{(tmp_path / 't').read_text()}\n"
     head, *lines, last = said.splitlines()
     assert head == (
-        "ContractNotSpoken: FINETUNE_REQUEST is not a request that this trainer understands, which speaks version "
+        "ContractUnsupported: FINETUNE_REQUEST is not a request that this trainer understands, which speaks version "
         f"{CONTRACT_VERSION} of the contract:"
     )
     assert "  job: Field required" in lines
@@ -357,11 +357,11 @@ def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
 ) -> None:
     asked = json.loads(request(tmp_path, "Preflight").to_json()) | {"method": {"type": "Newest"}} | version
     told = {"FINETUNE_REQUEST": json.dumps(asked), "TERMINATION_MESSAGE_PATH": str(tmp_path / "t")}
-    assert main(told) == ExitCode.CONTRACT_NOT_SPOKEN
+    assert main(told) == ExitCode.CONTRACT_UNSUPPORTED
     said = capsys.readouterr().err
     needed = version.get("requires", "2.0")
     assert said.startswith(
-        f"ContractNotSpoken: The request needs version {needed} of the contract, and this trainer speaks "
+        f"ContractUnsupported: The request needs version {needed} of the contract, and this trainer speaks "
         f"{CONTRACT_VERSION}."
     )
     assert said == f"{(tmp_path / 't').read_text()}\n"

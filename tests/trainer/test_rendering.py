@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from devcluster.fixtures.chat_data import write_data
 from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import notes, remarks
 from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.preference import PairReader
@@ -45,7 +45,7 @@ def renderer(name: str, **options: Any) -> Renderer:
 
 def read(*messages: dict[str, Any], **columns: Any) -> Conversation:
     row = Row(place=PLACE, value={"messages": list(messages), **columns})
-    made = Schema(DatasetSource(path=PLACE.path, name="n", uri="file:///a.jsonl"), row).example(row)
+    made = Schema(DatasetSpec(path=PLACE.path, name="n", uri="file:///a.jsonl"), row).example(row)
     assert isinstance(made, Conversation)
     return made
 
@@ -313,7 +313,7 @@ def test_another_weight_is_refused(message: dict[str, Any], told: str) -> None:
 
 
 def test_an_answer_of_a_pair_has_no_weight_0() -> None:
-    source = DatasetSource(path=PLACE.path, name="n", uri="file:///a.jsonl")
+    source = DatasetSpec(path=PLACE.path, name="n", uri="file:///a.jsonl")
     row = Row(
         place=PLACE, value={"prompt": [USER], "chosen": [{**ANSWER, "weight": 0}], "rejected": [ANSWER]}
     )
@@ -377,7 +377,7 @@ def test_calls_of_different_tools_are_the_same_tokens_from_every_kind_of_file(
     of = renderer(name)
     lines, columns = (
         [of.tokens(example) for example in read_all(
-            DatasetSource(path=PLACE.path, name="n", uri=f"file://{tmp_path}/a.{kind}"), open_store(), tmp_path
+            DatasetSpec(path=PLACE.path, name="n", uri=f"file://{tmp_path}/a.{kind}"), open_store(), tmp_path
         )]
         for kind in ("jsonl", "parquet")
     )  # fmt: skip

@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 from maxtext.utils import maxtext_utils, model_creation_utils
 
 from devcluster.fixtures.tiny_models import Spec, config_of
-from finetune_contract import Hyperparameters, MeshSpec
+from finetune_contract import HyperparametersSpec, MeshSpec
 from finetune_trainer import engine, families
 from finetune_trainer.errors import StageError
 from finetune_trainer.training import settings
 from tests.trainer.requests import request
 
 
-def hyperparameters(**fields: Any) -> Hyperparameters:
-    return Hyperparameters.model_validate(
+def hyperparameters(**fields: Any) -> HyperparametersSpec:
+    return HyperparametersSpec.model_validate(
         {"steps": 10, "global_batch_size": 8, "learning_rate": 1.0, **fields}
     )
 
 
-def learning_rates(h: Hyperparameters, steps: int) -> list[float]:
+def learning_rates(h: HyperparametersSpec, steps: int) -> list[float]:
     """What MaxText's schedule gives at every step."""
     from maxtext.configs.types import LearningRateScheduleType, WsdDecayStyle
     from maxtext.utils.maxtext_utils import create_learning_rate_schedule

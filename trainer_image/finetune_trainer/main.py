@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_contract import CONTRACT_VERSION, ContractNotSpoken, ExitCode, Failure, Stage, StageRequest
+from finetune_contract import CONTRACT_VERSION, ContractUnsupported, ExitCode, Failure, Stage, StageRequest
 from finetune_contract.request import REQUEST_VARIABLE
 from finetune_trainer.attempt import Attempt, Details, LogTail
 from finetune_trainer.errors import faults
@@ -64,8 +64,8 @@ def main(environment: Mapping[str, str]) -> int:
             "--help.",
             termination,
         )
-    except (ContractNotSpoken, ValidationError) as error:
-        return _no_request(ExitCode.CONTRACT_NOT_SPOKEN, redact(_not_understood(error)), termination)
+    except (ContractUnsupported, ValidationError) as error:
+        return _no_request(ExitCode.CONTRACT_UNSUPPORTED, redact(_not_understood(error)), termination)
     tail = LogTail(redact)
     for stream in (sys.stdout, sys.stderr):
         tail.follow(stream)
@@ -178,15 +178,15 @@ def _log_to_standard_error(request: StageRequest) -> None:
     )
 
 
-def _not_understood(error: ContractNotSpoken | ValidationError) -> str:
-    if isinstance(error, ContractNotSpoken):
+def _not_understood(error: ContractUnsupported | ValidationError) -> str:
+    if isinstance(error, ContractUnsupported):
         what = str(error)
     else:
         what = (
             f"{REQUEST_VARIABLE} is not a request that this trainer understands, which speaks version "
             f"{CONTRACT_VERSION} of the contract:\n{faults(error)}"
         )
-    return f"ContractNotSpoken: {what}\nUse the trainer image of the operator's release."
+    return f"ContractUnsupported: {what}\nUse the trainer image of the operator's release."
 
 
 def _no_request(code: ExitCode, text: str, termination: Path) -> int:

@@ -70,7 +70,7 @@ class Processes:
             return
         if not self.coordinator:
             raise StageError(
-                ExitCode.CONTRACT_NOT_SPOKEN,
+                ExitCode.CONTRACT_UNSUPPORTED,
                 "CoordinatorMissing",
                 "several processes on CPU need a coordinator",
                 where="JAX_COORDINATOR_ADDRESS",

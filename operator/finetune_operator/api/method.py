@@ -15,7 +15,7 @@ from finetune_operator.api.common import (
     PositiveDecimal,
     distinct,
 )
-from finetune_operator.api.rules import Rule, at_most_one
+from finetune_operator.api.rules import ValidationRule, at_most_one
 
 
 class MethodType(StrEnum):
@@ -41,7 +41,7 @@ class Precision(StrEnum):
     FP32 = "FP32"
 
 
-class Schedule(StrEnum):
+class LearningRateSchedule(StrEnum):
     """How the learning rate falls after the warm-up."""
 
     COSINE = "Cosine"
@@ -105,8 +105,8 @@ class Lora(ApiModel):
     the base as it was. Default: None."""
 
 
-def _member(method: MethodType, name: str) -> Rule:
-    return Rule(
+def _member(method: MethodType, name: str) -> ValidationRule:
+    return ValidationRule(
         cel=f"!has(self.{name}) || self.type == '{method}'",
         message=f"{name} belongs to type {method}: remove it, or set type: {method}",
         holds=lambda self: getattr(self, name) is None or self.type is method,
@@ -157,7 +157,7 @@ class Hyperparameters(ApiModel):
     learning_rate: PositiveDecimal | None = None
     """Highest learning rate. Default: "2e-5" for full fine-tuning, "2e-4" for LoRA; with DPO "5e-7" and
     "5e-6", with ORPO "8e-6" and "8e-5"."""
-    schedule: Schedule | None = None
+    schedule: LearningRateSchedule | None = None
     """How the learning rate falls after the warm-up. Default: Cosine."""
     warmup_ratio: Fraction | None = None
     """Share of the steps in which the learning rate rises; or warmupSteps. Default: "0.03"."""

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import yaml
 
-from finetune_contract import DatasetSource, ModelSource, Stage
-from finetune_operator.cli.checks import Planned, in_namespace, placed, planned, schema_problems
+from finetune_contract import DatasetSpec, ModelSource, Stage
+from finetune_operator.cli.checks import PlannedJob, in_namespace, placed, planned, schema_problems
 from finetune_operator.cli.context import profile_for
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, of_kind, parse, read, shown_name
@@ -156,7 +156,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     return facts
 
 
-def _page(found: Planned) -> Iterator[str]:
+def _page(found: PlannedJob) -> Iterator[str]:
     plan, jobsets = found.plan, found.jobsets
     shape, mesh, numbers = plan.placement.shape, plan.mesh, plan.hyperparameters
     yield f"{plan.job.name}, with profile {plan.profile_name}"
@@ -336,7 +336,7 @@ def _source(source: ModelSource) -> str:
     return source.address
 
 
-def _dataset(source: DatasetSource) -> str:
+def _dataset(source: DatasetSpec) -> str:
     where = f"{source.hugging_face.repo}, split {source.split}" if source.hugging_face else str(source.uri)
     weight = f", weight {source.weight:g}" if source.weight is not None else ""
     return f"{where} ({source.format}{weight})"

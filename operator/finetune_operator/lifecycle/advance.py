@@ -2,34 +2,34 @@
 
 from dataclasses import replace
 
-from finetune_contract import ContractNotSpoken, ExitCode, Failure, Stage
-from finetune_operator.lifecycle import children, deadlines, live, speech
+from finetune_contract import ContractUnsupported, ExitCode, Failure, Stage
+from finetune_operator.lifecycle import children, contract_mismatch, deadlines, live
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
-from finetune_operator.lifecycle.blind import blind, blind_left, halted
-from finetune_operator.lifecycle.budgets import too_many_attempts
 from finetune_operator.lifecycle.classify import RUN_FOLDER_UNREADABLE
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deletion
 from finetune_operator.lifecycle.decision import Decision, Deletion
-from finetune_operator.lifecycle.memory import too_small
-from finetune_operator.lifecycle.observed import Observed, Unreadable
-from finetune_operator.lifecycle.queueing import queueing
-from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.spending import Overspent, overspent
-from finetune_operator.lifecycle.stages import Survey, survey
-from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.kueue import queue_status
+from finetune_operator.lifecycle.observation import Observation, ReadFailure
+from finetune_operator.lifecycle.preflight_memory import too_small
+from finetune_operator.lifecycle.retry_budget import too_many_attempts
+from finetune_operator.lifecycle.spending import BudgetExceeded, budget_exceeded
+from finetune_operator.lifecycle.stages import JobStages, derive_stages
+from finetune_operator.lifecycle.unreadable_folder import blind_left, decide_without_run_folder, halted
+from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, input_wait, recovering, retry_wait
 from finetune_operator.planning import Plan, Refused, judge_findings
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
 
 
 def advance(
-    observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], refused: Refused | None
+    observed: Observation, plan: Plan, attempts: tuple[Attempt, ...], refused: Refused | None
 ) -> Decision:
     """``refused``: why the spec as it reads now cannot be; what runs goes on by the plan that was admitted."""
     suspend = bool(observed.job["spec"].get("suspend", False))
     if observed.folder.unreadable:
-        return blind(observed, plan, attempts, observed.folder.unreadable, refused)
-    look = survey(observed, plan, attempts, suspend=suspend)
+        return decide_without_run_folder(observed, plan, attempts, observed.folder.unreadable, refused)
+    look = derive_stages(observed, plan, attempts, suspend=suspend)
     records = tuple((attempt.key, verdict.record) for attempt, verdict in look.judged if verdict.record)
     decision = _next(observed, look, refused, suspend=suspend)
     return replace(
@@ -40,40 +40,42 @@ def advance(
 
 
 def _next(  # noqa: PLR0911  one per case
-    observed: Observed, look: Survey, refused: Refused | None, *, suspend: bool
+    observed: Observation, look: JobStages, refused: Refused | None, *, suspend: bool
 ) -> Decision:
     left = deadlines.active_left(look.plan.limits, look.used)
     expired = left is not None and left <= 0
-    over = overspent(look)
+    over = budget_exceeded(look)
     if look.live:
         return _of_live(observed, look, look.live, refused, over, suspend=suspend, expired=expired)
     if look.succeeded:
-        return conclude(observed, Situation(course=Course.SUCCEEDED), look)
+        return conclude(observed, JobState(course=JobPhase.SUCCEEDED), look)
     if look.failed:
-        return conclude(observed, Situation(course=Course.FAILED, failure=_final(look)), look)
+        return conclude(observed, JobState(course=JobPhase.FAILED, failure=_final(look)), look)
     if broken := judge_findings(look.plan, look.findings):
-        return conclude(observed, Situation(course=Course.FAILED, failure=_not_allowed(broken)), look)
+        return conclude(observed, JobState(course=JobPhase.FAILED, failure=_not_allowed(broken)), look)
     if look.plan.plan_only and look[Stage.PREFLIGHT].done:
-        return conclude(observed, Situation(course=Course.PLANNED), look)
+        return conclude(observed, JobState(course=JobPhase.PLANNED), look)
     if suspend:
-        return conclude(observed, Situation(course=Course.SUSPENDED, refused=refused), look)
+        return conclude(observed, JobState(course=JobPhase.SUSPENDED, refused=refused), look)
     if refused:
-        return conclude(observed, Situation(course=Course.INVALID, refused=refused), look)
+        return conclude(observed, JobState(course=JobPhase.INVALID, refused=refused), look)
     none_left = deadlines.no_capacity_left(look.plan, look.current.stage, look.fresh)
     failure = deadlines.active_exceeded(look.plan.limits.active) if expired else none_left
     if failure or (over and over.fails):
         failure = failure or (over.failure if over else None)
-        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
+        return conclude(observed, JobState(course=JobPhase.FAILED, failure=failure), look)
     if over:
-        return conclude(observed, Situation(course=Course.SUSPENDED, over=over), look)
+        return conclude(observed, JobState(course=JobPhase.SUSPENDED, over=over), look)
     if unknown := _progress_still_unknown(observed, look):
-        return conclude(observed, Situation(course=Course.SUSPENDED, over=halted(unknown)), look, SAFETY_LOOK)
+        return conclude(
+            observed, JobState(course=JobPhase.SUSPENDED, over=halted(unknown)), look, SAFETY_LOOK
+        )
     due = look.current.retry_at
     if due is not None and due > observed.now:
         left = (due - observed.now).total_seconds()
         return conclude(
             observed,
-            Situation(course=Course.ACTIVE, recovering=recovering(look), wait=retry_wait(look)),
+            JobState(course=JobPhase.ACTIVE, recovering=recovering(look), wait=retry_wait(look)),
             look,
             left,
         )
@@ -81,11 +83,11 @@ def _next(  # noqa: PLR0911  one per case
 
 
 def _of_live(
-    observed: Observed,
-    look: Survey,
+    observed: Observation,
+    look: JobStages,
     attempt: Attempt,
     refused: Refused | None,
-    over: Overspent | None,
+    over: BudgetExceeded | None,
     *,
     suspend: bool,
     expired: bool,
@@ -107,7 +109,7 @@ def _of_live(
     return live.watch(observed, look, refused)
 
 
-def _progress_still_unknown(observed: Observed, look: Survey) -> Unreadable | None:
+def _progress_still_unknown(observed: Observation, look: JobStages) -> ReadFailure | None:
     """Why a training is not started again that was stopped because its progress could not be seen: the next one could
     not be seen either."""
     verdict = look.current.last_verdict
@@ -126,40 +128,40 @@ def _not_allowed(broken: Refused) -> Failure:
     )
 
 
-def _create(observed: Observed, look: Survey) -> Decision:
+def _create(observed: Observation, look: JobStages) -> Decision:
     """The next attempt of the current stage. Every stage before it is green."""
     stage = look.current.stage
     number = next_number(look.current.attempts, stage, observed.folder.takeovers, observed.folder.strangers)
     if number > MAX_ATTEMPT:
-        return conclude(observed, Situation(course=Course.FAILED, failure=too_many_attempts(stage)), look)
+        return conclude(observed, JobState(course=JobPhase.FAILED, failure=too_many_attempts(stage)), look)
     try:
         jobset = render_jobset(look.plan, stage, number, look.findings)
     except Refused as error:
-        return conclude(observed, Situation(course=Course.INVALID, refused=error), look)
-    except ContractNotSpoken as error:
-        failure = speech.refused_by_operator(error)
-        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
+        return conclude(observed, JobState(course=JobPhase.INVALID, refused=error), look)
+    except ContractUnsupported as error:
+        failure = contract_mismatch.refused_by_operator(error)
+        return conclude(observed, JobState(course=JobPhase.FAILED, failure=failure), look)
     except CpuPoolTooSmall as error:
-        return conclude(observed, Situation(course=Course.FAILED, failure=too_small(error)), look)
+        return conclude(observed, JobState(course=JobPhase.FAILED, failure=too_small(error)), look)
     # What the status tells of this look is what the next look will see: the attempt exists.
-    created = survey(
+    created = derive_stages(
         replace(observed, jobsets=(*observed.jobsets, jobset)),
         look.plan,
         attempts_of(replace(observed, jobsets=(*observed.jobsets, jobset))),
         suspend=False,
     )
-    situation = Situation(
-        course=Course.ACTIVE,
+    situation = JobState(
+        course=JobPhase.ACTIVE,
         starting=True,
         recovering=recovering(look),
         wait=input_wait(look),
-        queue=queueing(jobset, None, served=True, now=observed.now),
+        queue=queue_status(jobset, None, served=True, now=observed.now),
     )
     decision = conclude(observed, situation, created, NO_PODS_SECONDS)
     return replace(decision, jobset=jobset)
 
 
-def _final(look: Survey) -> Failure:
+def _final(look: JobStages) -> Failure:
     """Why the job failed, with the budget that it used up where there was one."""
     view = look.failed
     assert view is not None, "called for a job that failed"
@@ -176,7 +178,7 @@ def _final(look: Survey) -> Failure:
     )
 
 
-def _outdated_checks(look: Survey) -> tuple[Deletion, ...]:
+def _outdated_checks(look: JobStages) -> tuple[Deletion, ...]:
     """JobSets of preflights that looked in vain; the newest one stays for people to look at."""
     view = look[Stage.PREFLIGHT]
     return tuple(

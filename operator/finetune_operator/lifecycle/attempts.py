@@ -8,8 +8,14 @@ from itertools import chain
 
 from finetune_contract import Outcome, Stage
 from finetune_operator.lifecycle import children
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, Retry, Takeover
-from finetune_operator.lifecycle.queueing import newest
+from finetune_operator.lifecycle.kueue import newest
+from finetune_operator.lifecycle.observation import (
+    AttemptFiles,
+    AttemptKey,
+    Observation,
+    RetryRecord,
+    TakeoverRecord,
+)
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import attempt_of
 
@@ -54,7 +60,7 @@ class Attempt:
         return len(self.pods) >= expected and all(children.pod_started(pod) for pod in self.pods)
 
 
-def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
+def attempts_of(observed: Observation) -> tuple[Attempt, ...]:
     """Every attempt, by stage, number and restart."""
     jobsets = {(key.stage, key.number): jobset for jobset in observed.jobsets if (key := _key(jobset))}
     pods = _pods(observed)
@@ -83,13 +89,13 @@ def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
     return tuple(found)
 
 
-def too_many(observed: Observed) -> bool:
+def too_many(observed: Observation) -> bool:
     """Whether the oldest are left out because there are more than MOST_ATTEMPTS."""
     _, cut = _keys(observed, _pods(observed))
     return cut
 
 
-def _pods(observed: Observed) -> dict[AttemptKey, list[children.Object]]:
+def _pods(observed: Observation) -> dict[AttemptKey, list[children.Object]]:
     pods: dict[AttemptKey, list[children.Object]] = {}
     for pod in observed.pods:
         if key := _key(pod):
@@ -98,7 +104,7 @@ def _pods(observed: Observed) -> dict[AttemptKey, list[children.Object]]:
 
 
 def _keys(
-    observed: Observed, pods: Mapping[AttemptKey, Sequence[children.Object]]
+    observed: Observation, pods: Mapping[AttemptKey, Sequence[children.Object]]
 ) -> tuple[list[AttemptKey], bool]:
     """Which attempts there are, in order, and whether there are more. A JobSet has had all restarts up to the newest
     that it or a pod of it tells of; a pod alone, without JobSet or record, is an attempt only as long as it runs.
@@ -137,7 +143,7 @@ def _place(key: AttemptKey) -> tuple[int, int, int]:
 def next_number(
     attempts: Sequence[Attempt],
     stage: Stage,
-    takeovers: Sequence[Takeover] = (),
+    takeovers: Sequence[TakeoverRecord] = (),
     strangers: Collection[AttemptKey] = (),
 ) -> int:
     """The number of the stage's next attempt.
@@ -155,12 +161,12 @@ def next_number(
     return next((number for number in range(next_, MAX_ATTEMPT) if number not in taken), next_)
 
 
-def since_retry(retry: Retry | None, attempt: Attempt) -> bool:
+def since_retry(retry: RetryRecord | None, attempt: Attempt) -> bool:
     """Whether it was made after the last retry by hand, and counts."""
     return retry is None or attempt.key.number >= retry.first.get(attempt.key.stage, 1)
 
 
-def _end_before(key: AttemptKey, observed: Observed) -> datetime | None:
+def _end_before(key: AttemptKey, observed: Observation) -> datetime | None:
     """When the attempt that this one is a restart of had ended."""
     if not key.restart:
         return None
@@ -172,7 +178,7 @@ def _end_before(key: AttemptKey, observed: Observed) -> datetime | None:
     return max((time for time in (result and result.finished, noted and noted.written) if time), default=None)
 
 
-def _workloads(observed: Observed) -> dict[str | None, children.Object]:
+def _workloads(observed: Observation) -> dict[str | None, children.Object]:
     """By the uid of their JobSet."""
     found: dict[str | None, list[children.Object]] = {}
     for workload in observed.workloads or ():

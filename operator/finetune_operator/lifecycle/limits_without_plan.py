@@ -12,15 +12,15 @@ from typing import Any
 from finetune_contract import Failure
 from finetune_operator.lifecycle import children, deadlines
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.classify import unpaid
+from finetune_operator.lifecycle.classify import budget_stop
 from finetune_operator.lifecycle.conclude import stoppable
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.pending import Record
 from finetune_operator.lifecycle.spending import exhausted_message
 from finetune_operator.lifecycle.times import parse
-from finetune_operator.lifecycle.usage import Usage, ran, ran_since
-from finetune_operator.lifecycle.waited import to_note
-from finetune_operator.planning.budget import Ceiling
+from finetune_operator.lifecycle.usage import Usage, run_seconds, run_seconds_since
+from finetune_operator.lifecycle.wait_times import to_note
+from finetune_operator.planning.budget import SpendingLimit
 from finetune_operator.planning.merge import lookup, merge
 from finetune_operator.planning.topology import terms
 from finetune_operator.rendering import TPU_STAGES, flavor_of
@@ -30,7 +30,7 @@ type Object = Mapping[str, Any]
 _HOUR = 3600
 
 
-def stops_without_plan(observed: Observed, attempts: Sequence[Attempt]) -> tuple[Record, ...]:
+def stops_without_plan(observed: Observation, attempts: Sequence[Attempt]) -> tuple[Record, ...]:
     """The attempts that a limit ends now, each with the record of why."""
     live = [each for each in attempts if each.live and each.jobset and stoppable(each.jobset)]
     if not live:
@@ -50,21 +50,21 @@ def stops_without_plan(observed: Observed, attempts: Sequence[Attempt]) -> tuple
             if amount >= limit.most
         ]
         if over:
-            stop = unpaid(exhausted_message(*over[0]))
+            stop = budget_stop(exhausted_message(*over[0]))
             ended = [each for each in live if each.key.stage in TPU_STAGES]
     return tuple((each.key, _noted(each, stop, observed, profile)) for each in ended if stop)
 
 
-def _noted(attempt: Attempt, stop: Failure, observed: Observed, profile: Object) -> Failure:
+def _noted(attempt: Attempt, stop: Failure, observed: Observation, profile: Object) -> Failure:
     """With what nothing else tells when JobSet and pods are gone."""
-    seen: dict[str, Any] = {"seconds": ran(attempt, observed.now) or None}
+    seen: dict[str, Any] = {"seconds": run_seconds(attempt, observed.now) or None}
     if attempt.key.stage in TPU_STAGES:
         price = _price(attempt, observed, profile)
         seen |= {"chips": _chips(attempt), "chip_hour_price": price}
     return stop.model_copy(update=seen | to_note(attempt, observed.now))
 
 
-def _profile(observed: Observed) -> tuple[str, Object]:
+def _profile(observed: Observation) -> tuple[str, Object]:
     """Name and spec of the profile that the job was admitted under, as it reads now; empty where it is gone."""
     name = lookup(observed.job.get("status") or {}, "resolved.profile.name")
     named = (each["spec"] for each in observed.profiles if each["metadata"]["name"] == name)
@@ -73,14 +73,17 @@ def _profile(observed: Observed) -> tuple[str, Object]:
 
 def _ceilings(
     job: Object, spec: Object, name: str, profile: Object, used: Usage
-) -> Iterator[tuple[Ceiling, float]]:
+) -> Iterator[tuple[SpendingLimit, float]]:
     """Each limit with what counts towards it."""
     if not profile and lookup(spec, "budget.maxCost") is None:
         # The profile is gone too: its limit is what the status has counted and what it says is left, in chip hours.
         cost = (job.get("status") or {}).get("cost", {})
         counted, left = _number(cost.get("chipHours")), _number(cost.get("budgetRemaining"))
         if counted is not None and left is not None:
-            yield Ceiling(most=counted + left, path="the budget in status.cost", fails=False), used.chip_hours
+            yield (
+                SpendingLimit(most=counted + left, path="the budget in status.cost", fails=False),
+                used.chip_hours,
+            )
     for limit, path, amount in (
         (lookup(spec, "budget.maxChipHours"), "spec.budget.maxChipHours", used.chip_hours),
         (
@@ -92,10 +95,10 @@ def _ceilings(
     ):
         most = _number(limit)
         if most is not None:
-            yield Ceiling(most=most, path=path, fails=False), amount
+            yield SpendingLimit(most=most, path=path, fails=False), amount
 
 
-def _used(observed: Observed, attempts: Sequence[Attempt], profile: Object) -> Usage:
+def _used(observed: Observation, attempts: Sequence[Attempt], profile: Object) -> Usage:
     status = observed.job.get("status") or {}
     as_of = lookup(status, "activeTime.asOf")
     seconds, hours, cost = (
@@ -103,7 +106,11 @@ def _used(observed: Observed, attempts: Sequence[Attempt], profile: Object) -> U
         for path in ("activeTime.seconds", "cost.chipHours", "cost.amount")
     )
     for attempt in attempts:
-        length = ran_since(attempt, parse(as_of), observed.now) if as_of else ran(attempt, observed.now)
+        length = (
+            run_seconds_since(attempt, parse(as_of), observed.now)
+            if as_of
+            else run_seconds(attempt, observed.now)
+        )
         each = length * _chips(attempt) / _HOUR
         seconds += length
         hours += each
@@ -118,7 +125,7 @@ def _chips(attempt: Attempt) -> int:
     return children.chips(attempt.jobset) or 0
 
 
-def _price(attempt: Attempt, observed: Observed, profile: Object) -> float | None:
+def _price(attempt: Attempt, observed: Observation, profile: Object) -> float | None:
     """Of a chip hour: as the profile says of the JobSet's flavor, else what the status' hours have cost."""
     flavors = terms(profile.get("flavors", ()))
     found = flavors.get(flavor_of(attempt.jobset) or "") if attempt.jobset else None

@@ -2,30 +2,30 @@
 
 from dataclasses import replace
 
-from finetune_contract import ContractNotSpoken, Failure, Stage
+from finetune_contract import ContractUnsupported, Failure, Stage
 from finetune_operator.api import WaitingReason
-from finetune_operator.lifecycle import children, deadlines, hosts
+from finetune_operator.lifecycle import children, deadlines, stragglers
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.blind import halted, readable_since, unseen
 from finetune_operator.lifecycle.classify import (
     EVICTED,
+    budget_stop,
     earlier_run,
     eviction,
     replacement,
     suspension,
-    unpaid,
 )
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deleting
-from finetune_operator.lifecycle.decision import CloserLook, Decision
-from finetune_operator.lifecycle.observed import Observed, Unreadable
-from finetune_operator.lifecycle.queueing import Standing, being_evicted, gave_up, queueing
-from finetune_operator.lifecycle.situation import Course, Situation, Wait, queued
-from finetune_operator.lifecycle.spending import Overspent, seconds_left
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.decision import Decision, DetailRequest
+from finetune_operator.lifecycle.job_state import JobPhase, JobState, WaitCause, queued
+from finetune_operator.lifecycle.kueue import QuotaState, being_evicted, gave_up, queue_status
+from finetune_operator.lifecycle.observation import Observation, ReadFailure
+from finetune_operator.lifecycle.spending import BudgetExceeded, seconds_left
+from finetune_operator.lifecycle.stages import JobStages
 from finetune_operator.lifecycle.status import pace, urgent_pace
+from finetune_operator.lifecycle.unreadable_folder import halted, readable_since, unseen
 from finetune_operator.lifecycle.usage import counted, rate_of, uncovered_run
-from finetune_operator.lifecycle.waited import to_note
-from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, obstruction, recovering
+from finetune_operator.lifecycle.wait_times import to_note
+from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, attempt_blocker, input_wait, recovering
 from finetune_operator.planning import Refused
 from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, claim_of, plan_of, render_jobset, spec_of
 
@@ -34,7 +34,7 @@ _SAVING_SECONDS = 10.0
 
 
 def watch(  # noqa: PLR0911  one per case
-    observed: Observed, look: Survey, refused: Refused | None
+    observed: Observation, look: JobStages, refused: Refused | None
 ) -> Decision:
     """An attempt is alive: say how it goes."""
     attempt = look.live
@@ -45,7 +45,7 @@ def watch(  # noqa: PLR0911  one per case
         )
     if not refused and _edited(look, attempt):
         return end(observed, look, attempt, replacement("the job has been edited since its JobSet was made"))
-    queue = queueing(
+    queue = queue_status(
         attempt.jobset, attempt.workload, served=observed.workloads is not None, now=observed.now
     )
     if queue and queue.without_quota:
@@ -65,13 +65,13 @@ def watch(  # noqa: PLR0911  one per case
         return _end_late(observed, look, attempt, late)
     running = attempt.running
     wait = input_wait(look)
-    if queue and queue.standing is Standing.CHECKED:
-        wait = Wait(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
-    obstacle = obstruction(observed, look, attempt, queue)
+    if queue and queue.standing is QuotaState.CHECKED:
+        wait = WaitCause(reason=WaitingReason.CAPACITY, message=queue.message, since=queue.since)
+    obstacle = attempt_blocker(observed, look, attempt, queue)
     if obstacle:
         wait, refused = obstacle.wait, obstacle.refused or refused
-    situation = Situation(
-        course=Course.STALLED if obstacle and obstacle.stalled else Course.ACTIVE,
+    situation = JobState(
+        course=JobPhase.STALLED if obstacle and obstacle.stalled else JobPhase.ACTIVE,
         refused=refused,
         running=running,
         starting=not running,
@@ -82,35 +82,35 @@ def watch(  # noqa: PLR0911  one per case
     )
     decision = _kept(look, conclude(observed, situation, look, _next_look(observed, look, attempt)), attempt)
     if obstacle and obstacle.about and observed.events is None:
-        return replace(decision, closer=CloserLook(events=obstacle.about))
+        return replace(decision, closer=DetailRequest(events=obstacle.about))
     return decision
 
 
-def suspend(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
+def suspend(observed: Observation, look: JobStages, attempt: Attempt, refused: Refused | None) -> Decision:
     """It saves and ends, and nobody is charged."""
-    situation = Situation(course=Course.SUSPENDING, refused=refused, running=attempt.running)
+    situation = JobState(course=JobPhase.SUSPENDING, refused=refused, running=attempt.running)
     return _noted(observed, look, deleting(observed, look, situation), attempt, suspension())
 
 
-def stop_spending(observed: Observed, look: Survey, attempt: Attempt, over: Overspent) -> Decision:
+def stop_spending(observed: Observation, look: JobStages, attempt: Attempt, over: BudgetExceeded) -> Decision:
     """It saves and ends, and nobody is charged."""
-    situation = Situation(course=Course.SUSPENDING, running=attempt.running, over=over)
-    return _noted(observed, look, deleting(observed, look, situation), attempt, unpaid(over.message))
+    situation = JobState(course=JobPhase.SUSPENDING, running=attempt.running, over=over)
+    return _noted(observed, look, deleting(observed, look, situation), attempt, budget_stop(over.message))
 
 
-def stop_unseen(observed: Observed, look: Survey, attempt: Attempt, why: Unreadable) -> Decision:
+def stop_unseen(observed: Observation, look: JobStages, attempt: Attempt, why: ReadFailure) -> Decision:
     """It saves and ends, and nobody is charged."""
-    situation = Situation(course=Course.SUSPENDING, running=attempt.running, over=halted(why))
+    situation = JobState(course=JobPhase.SUSPENDING, running=attempt.running, over=halted(why))
     return _noted(observed, look, deleting(observed, look, situation), attempt, unseen(look.plan.limits, why))
 
 
-def end(observed: Observed, look: Survey, attempt: Attempt, why: Failure) -> Decision:
+def end(observed: Observation, look: JobStages, attempt: Attempt, why: Failure) -> Decision:
     """It is stopped, and the next one follows."""
-    situation = Situation(course=Course.ACTIVE, starting=True, recovering=recovering(look))
+    situation = JobState(course=JobPhase.ACTIVE, starting=True, recovering=recovering(look))
     return _noted(observed, look, deleting(observed, look, situation), attempt, why)
 
 
-def _end_late(observed: Observed, look: Survey, attempt: Attempt, late: Failure) -> Decision:
+def _end_late(observed: Observation, look: JobStages, attempt: Attempt, late: Failure) -> Decision:
     """Where it stands still, it is asked first which of its hosts does."""
     noted = attempt.files.failure if attempt.files else None
     if noted and noted.reason == late.reason:
@@ -121,17 +121,19 @@ def _end_late(observed: Observed, look: Survey, attempt: Attempt, late: Failure)
     if not stands or look.plan.pathways is not None or mesh.hosts * mesh.slices == 1:
         return end(observed, look, attempt, late)
     if observed.hosts is None:
-        return replace(end(observed, look, attempt, late), closer=CloserLook(hosts=mesh.hosts * mesh.slices))
-    return end(observed, look, attempt, hosts.blame(late, attempt, observed.hosts, mesh))
+        return replace(
+            end(observed, look, attempt, late), closer=DetailRequest(hosts=mesh.hosts * mesh.slices)
+        )
+    return end(observed, look, attempt, stragglers.identify_stragglers(late, attempt, observed.hosts, mesh))
 
 
-def stop(observed: Observed, look: Survey, attempt: Attempt, refused: Refused | None) -> Decision:
+def stop(observed: Observation, look: JobStages, attempt: Attempt, refused: Refused | None) -> Decision:
     """A leftover of a stage that is done or given up."""
-    situation = Situation(course=Course.SUSPENDING, refused=refused, running=attempt.running)
+    situation = JobState(course=JobPhase.SUSPENDING, refused=refused, running=attempt.running)
     return deleting(observed, look, situation)
 
 
-def _next_look(observed: Observed, look: Survey, attempt: Attempt) -> float:
+def _next_look(observed: Observation, look: JobStages, attempt: Attempt) -> float:
     """Seconds. Only training writes to its run folder before it ends, and no watch tells of that."""
     if deadlines.interrupted(attempt, observed.folder.progress):
         regular = urgent_pace(observed.live_jobs, deadlines.INTERRUPTED_LOOK)
@@ -169,12 +171,12 @@ def _begins_anew(attempt: Attempt) -> Failure | None:
     return eviction(attempt, condition) if ran and gave_up(attempt.workload) else None
 
 
-def _of_another_plan(look: Survey, attempt: Attempt) -> bool:
+def _of_another_plan(look: JobStages, attempt: Attempt) -> bool:
     """Whether the JobSet was made under a plan that is not the job's: image, slice or folder may be others."""
     return attempt.jobset is not None and plan_of(attempt.jobset) not in (None, look.plan.digest)
 
 
-def _edited(look: Survey, attempt: Attempt) -> bool:
+def _edited(look: JobStages, attempt: Attempt) -> bool:
     """JobSet is about to start again what the spec no longer asks for, or waits in a queue for another slice than that,
     and nothing of it has run. Placement is read when an attempt begins.
 
@@ -189,13 +191,13 @@ def _edited(look: Survey, attempt: Attempt) -> bool:
         return False
     try:
         now = render_jobset(look.plan, attempt.key.stage, attempt.key.number, look.findings)
-    except (Refused, CpuPoolTooSmall, ContractNotSpoken):
+    except (Refused, CpuPoolTooSmall, ContractUnsupported):
         return False
     # In a queue it would lose its place: only for another slice.
     return not queues or claim_of(jobset) not in (None, claim_of(now))
 
 
-def _kept(look: Survey, decision: Decision, attempt: Attempt) -> Decision:
+def _kept(look: JobStages, decision: Decision, attempt: Attempt) -> Decision:
     """With a note of how long an earlier run of it has lasted, whose record the present one will replace."""
     found = uncovered_run(attempt)
     if found is None or (attempt.files and attempt.files.failure):
@@ -206,7 +208,9 @@ def _kept(look: Survey, decision: Decision, attempt: Attempt) -> Decision:
     return replace(decision, records=((attempt.key, record),))
 
 
-def _noted(observed: Observed, look: Survey, decision: Decision, attempt: Attempt, why: Failure) -> Decision:
+def _noted(
+    observed: Observation, look: JobStages, decision: Decision, attempt: Attempt, why: Failure
+) -> Decision:
     """The note comes before the signal: whatever the trainer says last, the attempt ended of that. It holds what cannot
     be seen any more when the JobSet is gone."""
     noted = attempt.files.failure if attempt.files else None

@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import CheckpointRecord, GateResult
-from finetune_operator.lifecycle.observed import Observed
+from finetune_contract import CheckpointRecord, GateOutcome
+from finetune_operator.lifecycle.job_state import JobState
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.progress import decimal
-from finetune_operator.lifecycle.situation import Situation
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.stages import JobStages
 
 type Object = Mapping[str, Any]
 
 _CHECKPOINTS = 10
 
 
-def checkpoints_status(look: Survey, observed: Observed, *, kept: bool) -> list[Object]:
+def checkpoints_status(look: JobStages, observed: Observation, *, kept: bool) -> list[Object]:
     """``status.checkpoints``. ``kept``: the progress beside them is the one that the status shows already."""
     if train := look.findings.train:
         best = [each for each in train.checkpoints if each.step == train.best_step]
@@ -35,7 +35,7 @@ def checkpoints_status(look: Survey, observed: Observed, *, kept: bool) -> list[
     ]
 
 
-def evaluation_status(look: Survey) -> Object | None:
+def evaluation_status(look: JobStages) -> Object | None:
     """``status.evaluation``; what training measured last where no stage of its own does."""
     measured = look.evaluation
     if measured is None:
@@ -57,7 +57,7 @@ def evaluation_status(look: Survey) -> Object | None:
     return told
 
 
-def artifacts_status(look: Survey, *, trains: bool) -> list[Object]:
+def artifacts_status(look: JobStages, *, trains: bool) -> list[Object]:
     """``status.artifacts``. ``trains``: training has told of its progress."""
     step = {"step": look.export.step} if look.export and look.export.step is not None else {}
     told: list[Object] = [
@@ -80,7 +80,7 @@ def artifacts_status(look: Survey, *, trains: bool) -> list[Object]:
     return told
 
 
-def failure_status(situation: Situation, look: Survey) -> Object:
+def failure_status(situation: JobState, look: JobStages) -> Object:
     """``status.failure`` of a job that failed."""
     failure, view = situation.failure, look.current
     assert failure is not None, "a job that failed has a failure"
@@ -115,7 +115,7 @@ def _metrics(values: Mapping[str, float]) -> Object:
     return {name: decimal(value) for name, value in values.items()}
 
 
-def _gate(gate: GateResult) -> Object:
+def _gate(gate: GateOutcome) -> Object:
     told: dict[str, Any] = {"metric": gate.metric, "op": gate.op, "passed": gate.passed}
     if gate.value is not None:
         told["value"] = decimal(gate.value)

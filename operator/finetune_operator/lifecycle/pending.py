@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from finetune_contract import Failure, Stage
 from finetune_operator.lifecycle import children
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, since
+from finetune_operator.lifecycle.observation import AttemptFiles, AttemptKey, Observation, since
 from finetune_operator.rendering import attempt_of
 
 type Object = Mapping[str, Any]
@@ -65,7 +65,7 @@ def with_pending(status: Object, records: Iterable[Record]) -> Object:
     return {**without, "pending": told[-MOST:]} if told else without
 
 
-def standing(observed: Observed) -> tuple[Record, ...]:
+def standing(observed: Observation) -> tuple[Record, ...]:
     """Those of ``status.pending`` whose attempt is being deleted or gone, as far as the cluster tells."""
     going_on = {
         found[:2]
@@ -81,7 +81,7 @@ def standing(observed: Observed) -> tuple[Record, ...]:
     )
 
 
-def as_if_written(observed: Observed) -> tuple[Observed, tuple[Record, ...]]:
+def as_if_written(observed: Observation) -> tuple[Observation, tuple[Record, ...]]:
     """The look as it is when all that waits lies in the run folder, and what has to be written for that."""
     held = standing(observed)
     if observed.folder.unreadable or not held:

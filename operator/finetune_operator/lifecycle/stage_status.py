@@ -8,13 +8,13 @@ from finetune_contract import ConvertOutcome, PreflightOutcome, Stage, TrainOutc
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.classify import Ending, Verdict
+from finetune_operator.lifecycle.classify import AttemptOutcome, AttemptResult
+from finetune_operator.lifecycle.data_cache import MOST_REASONS, data_cache
 from finetune_operator.lifecycle.evictions import evicted_entries
-from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.lifecycle.prepared import MOST_REASONS, data_cache
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.progress import decimal
-from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.stages import StageView, Survey
+from finetune_operator.lifecycle.stages import JobStages, StageState
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.rendering import jobset_name
 
@@ -24,13 +24,15 @@ _HISTORY = 10
 _SHOWN_TENSORS = 4
 
 
-def stages_status(observed: Observed, situation: Situation, look: Survey, previous: Object) -> list[Object]:
+def stages_status(
+    observed: Observation, situation: JobState, look: JobStages, previous: Object
+) -> list[Object]:
     """One of each, in order. ``previous``: the status as it is."""
     before = {each["name"]: each for each in previous.get("stages", ())}
     return [_stage(observed, situation, look, stage, before.get(stage, {})) for stage in Stage]
 
 
-def attempts_status(look: Survey, previous: Object) -> Object:
+def attempts_status(look: JobStages, previous: Object) -> Object:
     """``previous``: the status as it is. What its history tells of nodes is kept: their pods may be gone since."""
     told_before = previous.get("attempts", {}).get("history", ())
     nodes = {(each["stage"], each["attempt"]): each["node"] for each in told_before if "node" in each}
@@ -41,7 +43,7 @@ def attempts_status(look: Survey, previous: Object) -> Object:
         evicted = evicted_entries(attempt, told_before if len(told_before) < _HISTORY else ())
         history += evicted
         verdict = verdicts.get(attempt.key)
-        if verdict and not (evicted and verdict.ending is Ending.EVICTED):
+        if verdict and not (evicted and verdict.ending is AttemptOutcome.EVICTED):
             history.append(_ended(attempt, verdict, look, nodes.get((attempt.key.stage, attempt.ordinal))))
     told: dict[str, Any] = {
         "total": len(look.attempts),
@@ -55,14 +57,14 @@ def attempts_status(look: Survey, previous: Object) -> Object:
 
 
 def _stage(
-    observed: Observed, situation: Situation, look: Survey, stage: Stage, before: Object
+    observed: Observation, situation: JobState, look: JobStages, stage: Stage, before: Object
 ) -> dict[str, Any]:
     view = look[stage]
     if view.phase is StagePhase.SKIPPED:
         given = stage is Stage.CONVERT and look.plan.model.orbax is not None
         reason = Reason.PROVIDED_CHECKPOINT if given else Reason.NOT_REQUESTED
         return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": reason.value}
-    failed_now = situation.course is Course.FAILED and stage is look.current.stage
+    failed_now = situation.course is JobPhase.FAILED and stage is look.current.stage
     if situation.course.finished and view.phase is StagePhase.PENDING and not failed_now:
         return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": "NotReached"}
     phase = StagePhase.FAILED if failed_now else view.phase
@@ -116,7 +118,7 @@ def _started(attempts: Sequence[Attempt]) -> datetime | None:
     return min(created + times, default=None)
 
 
-def _cache(view: StageView, look: Survey) -> Object | None:
+def _cache(view: StageState, look: JobStages) -> Object | None:
     """``status.stages[].cache`` of Convert, as soon as it is known whether it has to run."""
     converted, preflight = look.findings.converted, look.findings.preflight
     if preflight is None or not (converted or view.attempts):
@@ -134,7 +136,7 @@ def _cache(view: StageView, look: Survey) -> Object | None:
     return told
 
 
-def _discarded(observed: Observed) -> list[str]:
+def _discarded(observed: Observation) -> list[str]:
     """What became of checkpoints that were damaged, for people."""
     found = observed.folder.progress.discarded if observed.folder.progress else ()
     return [
@@ -144,7 +146,7 @@ def _discarded(observed: Observed) -> list[str]:
     ]
 
 
-def _unchanged(view: StageView) -> list[str]:
+def _unchanged(view: StageState) -> list[str]:
     """Which tensors training left as they were, for people."""
     details = view.result.details if view.result else None
     if not isinstance(details, TrainOutcome) or not details.unchanged_tensors:
@@ -154,7 +156,7 @@ def _unchanged(view: StageView) -> list[str]:
     return [f"training left {details.unchanged_tensors} of its tensors unchanged, bit for bit: {shown}{more}"]
 
 
-def _resumed_from(view: StageView, observed: Observed) -> int | None:
+def _resumed_from(view: StageState, observed: Observation) -> int | None:
     details = view.result.details if view.result else None
     if isinstance(details, TrainOutcome):
         return details.start_step
@@ -165,7 +167,7 @@ def _resumed_from(view: StageView, observed: Observed) -> int | None:
     return None
 
 
-def _which(attempt: Attempt, look: Survey) -> dict[str, Any]:
+def _which(attempt: Attempt, look: JobStages) -> dict[str, Any]:
     name = jobset_name(look.plan.job.name, attempt.key.stage, attempt.key.number)
     told: dict[str, Any] = {"attempt": attempt.ordinal, "jobSet": name}
     if attempt.key.restart:
@@ -173,7 +175,7 @@ def _which(attempt: Attempt, look: Survey) -> dict[str, Any]:
     return told
 
 
-def _ended(attempt: Attempt, verdict: Verdict, look: Survey, node: str | None) -> Object:
+def _ended(attempt: Attempt, verdict: AttemptResult, look: JobStages, node: str | None) -> Object:
     """``node``: as it was told before; its pods may be gone since."""
     told: dict[str, Any] = {
         "stage": str(attempt.key.stage),

@@ -7,26 +7,26 @@ from typing import Any
 from finetune_contract import Stage
 from finetune_operator.api import Phase
 from finetune_operator.lifecycle.conditions import conditions
-from finetune_operator.lifecycle.fitting import fit
-from finetune_operator.lifecycle.memory import estimate_status
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.fitting import fit_schema
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.outcome import (
     artifacts_status,
     checkpoints_status,
     evaluation_status,
     failure_status,
 )
+from finetune_operator.lifecycle.preflight_memory import estimate_status
 from finetune_operator.lifecycle.progress import goodput_status, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
-from finetune_operator.lifecycle.retry import seen
-from finetune_operator.lifecycle.situation import Course, Situation
+from finetune_operator.lifecycle.retry import acted_generation
 from finetune_operator.lifecycle.spending import cost_status
 from finetune_operator.lifecycle.stage_status import attempts_status, stages_status
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.stages import JobStages
 from finetune_operator.lifecycle.summary import summarize
 from finetune_operator.lifecycle.times import parse, stamp
 from finetune_operator.lifecycle.usage import active_time
-from finetune_operator.lifecycle.waited import waited_in_training
+from finetune_operator.lifecycle.wait_times import training_wait_times
 from finetune_operator.rendering import TPU_STAGES
 
 type Object = Mapping[str, Any]
@@ -51,7 +51,7 @@ def urgent_pace(live_jobs: int, least: float) -> float:
     return min(pace(live_jobs, least), _LONGEST_URGENT_PACE)
 
 
-def build_status(observed: Observed, situation: Situation, look: Survey | None) -> dict[str, Any]:
+def build_status(observed: Observation, situation: JobState, look: JobStages | None) -> dict[str, Any]:
     """``status`` of the job."""
     job, previous = observed.job, observed.job.get("status") or {}
     generation = job["metadata"].get("generation", 1)
@@ -67,7 +67,7 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
             now=observed.now,
         ),
     }
-    if generation := seen(observed):
+    if generation := acted_generation(observed):
         status["retryGeneration"] = generation
     if look is not None:
         status |= _of_survey(observed, situation, look, previous)
@@ -89,16 +89,16 @@ def build_status(observed: Observed, situation: Situation, look: Survey | None) 
         status["waiting"] = _waiting(situation, previous, observed.now)
     if situation.course.finished:
         status["completionTime"] = previous.get("completionTime") or stamp(observed.now)
-    return fit(status)
+    return fit_schema(status)
 
 
-def _phase(situation: Situation, look: Survey | None) -> Phase:
+def _phase(situation: JobState, look: JobStages | None) -> Phase:
     fixed = {
-        Course.INVALID: Phase.VALIDATING,
-        Course.SUSPENDED: Phase.SUSPENDED,
-        Course.PLANNED: Phase.PLANNED,
-        Course.SUCCEEDED: Phase.SUCCEEDED,
-        Course.FAILED: Phase.FAILED,
+        JobPhase.INVALID: Phase.VALIDATING,
+        JobPhase.SUSPENDED: Phase.SUSPENDED,
+        JobPhase.PLANNED: Phase.PLANNED,
+        JobPhase.SUCCEEDED: Phase.SUCCEEDED,
+        JobPhase.FAILED: Phase.FAILED,
     }.get(situation.course)
     if fixed is not None:
         return fixed
@@ -111,7 +111,9 @@ def _phase(situation: Situation, look: Survey | None) -> Phase:
     return Phase.RECOVERING if situation.recovering else Phase.PROVISIONING
 
 
-def _of_survey(observed: Observed, situation: Situation, look: Survey, previous: Object) -> dict[str, Any]:
+def _of_survey(
+    observed: Observation, situation: JobState, look: JobStages, previous: Object
+) -> dict[str, Any]:
     status: dict[str, Any] = {
         "stage": str(look.live.key.stage if look.live else look.current.stage),
         "resolved": resolved_status(look.plan, look.findings),
@@ -127,12 +129,14 @@ def _of_survey(observed: Observed, situation: Situation, look: Survey, previous:
         status["evaluation"] = evaluation
     if artifacts := artifacts_status(look, trains=observed.folder.progress is not None):
         status["artifacts"] = artifacts
-    if situation.course is Course.FAILED:
+    if situation.course is JobPhase.FAILED:
         status["failure"] = failure_status(situation, look)
     return status
 
 
-def _progress(observed: Observed, status: Object, look: Survey | None, previous: Object) -> Object | None:
+def _progress(
+    observed: Observation, status: Object, look: JobStages | None, previous: Object
+) -> Object | None:
     return progress_status(
         observed.folder.progress,
         look.findings.train if look else None,
@@ -142,7 +146,7 @@ def _progress(observed: Observed, status: Object, look: Survey | None, previous:
     )
 
 
-def _usage(observed: Observed, status: Object, look: Survey, previous: Object) -> Object:
+def _usage(observed: Observation, status: Object, look: JobStages, previous: Object) -> Object:
     """``activeTime`` and ``cost``. They move with the clock, so that they are told anew only where something else is,
     or now and then: what the next look counts on from must not be old."""
     told = {name: previous[name] for name in ("activeTime", "cost") if name in previous}
@@ -158,12 +162,12 @@ def _usage(observed: Observed, status: Object, look: Survey, previous: Object) -
     return found
 
 
-def _goodput(observed: Observed, look: Survey | None) -> Object | None:
-    waits = waited_in_training(look.attempts if look else (), observed.now)
+def _goodput(observed: Observation, look: JobStages | None) -> Object | None:
+    waits = training_wait_times(look.attempts if look else (), observed.now)
     return goodput_status(observed.folder.progress, waits)
 
 
-def usage_is_old(observed: Observed, look: Survey) -> bool:
+def usage_is_old(observed: Observation, look: JobStages) -> bool:
     """Whether what the status says of the time and money used is to be told anew though nothing else has moved."""
     told = (observed.job.get("status") or {}).get("activeTime")
     if told is None:
@@ -183,7 +187,7 @@ def moving_parts(status: Object) -> Any:
     )
 
 
-def _waiting(situation: Situation, previous: Object, now: datetime) -> Object:
+def _waiting(situation: JobState, previous: Object, now: datetime) -> Object:
     wait = situation.wait
     assert wait is not None, "told only while something is waited for"
     before = previous.get("waiting") or {}

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 from finetune_contract import CONTRACT_VERSION, ContractVersion
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.planning import Refused, Snapshot, admit, read_snapshot
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.planning import Refused, StoredPlan, admit, read_stored_plan
 from finetune_operator.planning.first_format import first_format_name, take_over
 from finetune_operator.planning.merge import lookup
-from finetune_operator.planning.snapshot import identity, plan_name
+from finetune_operator.planning.stored_plan import identity, plan_name
 from finetune_operator.rendering import plan_of
 
 
-def stored_plan(observed: Observed) -> Snapshot | None:
+def stored_plan(observed: Observation) -> StoredPlan | None:
     """The job's stored plan; None where there is none. Raises Refused (PlanMissing) where it is not the job's."""
     if observed.snapshot is None:
         return None
-    snapshot = read_snapshot(observed.snapshot)
+    snapshot = read_stored_plan(observed.snapshot)
     if snapshot.job != identity(observed.job):
         raise Refused(
             Reason.PLAN_MISSING,
@@ -28,7 +28,7 @@ def stored_plan(observed: Observed) -> Snapshot | None:
     return snapshot
 
 
-def plan_to_store(observed: Observed) -> Snapshot:
+def plan_to_store(observed: Observation) -> StoredPlan:
     """What is to be stored for a job that has no plan. Raises Refused.
 
     A plan that was lost is made again only where it comes to what the job's JobSets and status name: under any other
@@ -53,20 +53,20 @@ def plan_to_store(observed: Observed) -> Snapshot:
     return made
 
 
-def _by_any_release(snapshot: Snapshot) -> Iterator[Snapshot]:
+def _by_any_release(snapshot: StoredPlan) -> Iterator[StoredPlan]:
     """The plan as this operator makes it, and as those have that spoke an earlier minor version of the contract."""
     for minor in range(CONTRACT_VERSION.minor, -1, -1):
         yield replace(snapshot, contract=ContractVersion(CONTRACT_VERSION.major, minor))
 
 
-def _named(observed: Observed) -> set[str]:
+def _named(observed: Observation) -> set[str]:
     """Digests of the plan that the job has been seen to run under."""
     status = lookup(observed.job.get("status") or {}, "resolved.plan.digest")
     found = {digest for jobset in observed.jobsets if (digest := plan_of(jobset))}
     return found | ({status} if isinstance(status, str) else set())
 
 
-def _unchanged_profile(observed: Observed) -> bool:
+def _unchanged_profile(observed: Observation) -> bool:
     """Whether the job of an earlier release, whose plan is gone, can be admitted again under the same profile."""
     status = lookup(observed.job.get("status") or {}, "resolved.profile") or {}
     admitted = admit(

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import Stage
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.progress import decimal
-from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.stages import JobStages
 
 type Object = Mapping[str, Any]
 
@@ -20,28 +20,28 @@ _DOING = {
 
 
 def summarize(  # noqa: PLR0911  one per case
-    situation: Situation, look: Survey | None, progress: Object | None, workers: int
+    situation: JobState, look: JobStages | None, progress: Object | None, workers: int
 ) -> str:
     """``status.summary``. It quotes the progress that the status shows, so both move together.
 
     ``workers``: how often Pathways' workers were started again.
     """
-    if situation.course is Course.INVALID and situation.refused:
+    if situation.course is JobPhase.INVALID and situation.refused:
         return f"Not started: {situation.refused.message}"
     if look is None:
         return f"Waiting: {situation.wait.message}" if situation.wait else "Looking at the job."
     match situation.course:
-        case Course.SUCCEEDED:
+        case JobPhase.SUCCEEDED:
             return _succeeded(look, workers)
-        case Course.PLANNED:
+        case JobPhase.PLANNED:
             return f"Planned: {_planned(look)} {_tpu_time(look)}".strip()
-        case Course.FAILED:
+        case JobPhase.FAILED:
             return _failed(situation, look)
-        case Course.SUSPENDED:
+        case JobPhase.SUSPENDED:
             if situation.over:
                 return f"Suspended{_at_step(progress)}: {situation.over.text}"
             return f"Suspended{_at_step(progress)}. Set spec.suspend to false to go on."
-        case Course.SUSPENDING:
+        case JobPhase.SUSPENDING:
             if look.live and (look.succeeded or look.failed):
                 return f"Ending: {look.live.key.stage} has been decided, and what is left of it stops."
             why = f" {situation.over.message}" if situation.over else ""
@@ -49,7 +49,7 @@ def summarize(  # noqa: PLR0911  one per case
     return _active(situation, look, progress, workers)
 
 
-def _active(situation: Situation, look: Survey, progress: Object | None, workers: int) -> str:
+def _active(situation: JobState, look: JobStages, progress: Object | None, workers: int) -> str:
     if situation.unreadable and situation.wait:
         return f"Waiting: {situation.wait.message}"
     if situation.refused:
@@ -78,7 +78,7 @@ def _at_step(progress: Object | None) -> str:
     return f" at step {progress['step']} of {progress['totalSteps']}" if progress else ""
 
 
-def _recovered(look: Survey, workers: int) -> str:
+def _recovered(look: JobStages, workers: int) -> str:
     counters = look.counters
     parts = [
         f"{number} {one if number == 1 else many}"
@@ -92,7 +92,7 @@ def _recovered(look: Survey, workers: int) -> str:
     return f" Recovered from {' and '.join(parts)}." if parts else ""
 
 
-def _planned(look: Survey) -> str:
+def _planned(look: JobStages) -> str:
     found, shape = look.findings.preflight, look.plan.placement.shape
     if found is None:
         return ""
@@ -102,7 +102,7 @@ def _planned(look: Survey) -> str:
     )
 
 
-def _succeeded(look: Survey, workers: int) -> str:
+def _succeeded(look: JobStages, workers: int) -> str:
     artifacts = look.export.artifacts if look.export else []
     where = f" The tuned model lies in {artifacts[0].uri}." if artifacts else ""
     measured = look.evaluation
@@ -115,7 +115,7 @@ def _succeeded(look: Survey, workers: int) -> str:
     return f"Succeeded.{where}{loss}{_recovered(look, workers)}"
 
 
-def _failed(situation: Situation, look: Survey) -> str:
+def _failed(situation: JobState, look: JobStages) -> str:
     failure = situation.failure
     assert failure is not None, "a job that failed has a failure"
     return f"Failed in {look.current.stage}: {failure.message} {failure.fix} {_tpu_time(look)}".replace(
@@ -123,6 +123,6 @@ def _failed(situation: Situation, look: Survey) -> str:
     ).strip()
 
 
-def _tpu_time(look: Survey) -> str:
+def _tpu_time(look: JobStages) -> str:
     used = look[Stage.TRAIN].attempts or look[Stage.EVALUATE].attempts
     return "" if used else "No TPU time was used."

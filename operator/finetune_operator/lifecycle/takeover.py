@@ -3,14 +3,16 @@
 from finetune_contract import Stage
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts import Attempt, next_number
-from finetune_operator.lifecycle.budgets import too_many_attempts
-from finetune_operator.lifecycle.observed import Observed, Takeover
+from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
+from finetune_operator.lifecycle.retry_budget import too_many_attempts
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.planning.resumption import refuse_folder_in_use
 
 
-def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> Takeover | None:
+def takeover_record(
+    observed: Observation, plan: Plan, attempts: tuple[Attempt, ...]
+) -> TakeoverRecord | None:
     """What to leave in the run folder before anything is started there; None where nothing is due.
 
     Raises Refused where the folder is another job's by now, or may still be used by one, where no job has ever run, or
@@ -58,12 +60,12 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
             Reason.TOO_MANY_ATTEMPTS,
             f"spec.resumeFrom.runFolder: {too_many_attempts(used_up).message} Create the job without spec.resumeFrom.",
         )
-    return Takeover(
+    return TakeoverRecord(
         uid=metadata["uid"], job=metadata["name"], namespace=metadata.get("namespace", "default"), first=first
     )
 
 
-def _again(observed: Observed, attempts: tuple[Attempt, ...]) -> dict[Stage, int]:
+def _again(observed: Observation, attempts: tuple[Attempt, ...]) -> dict[Stage, int]:
     """The first numbers of a job that has run in the folder and whose note was deleted: it keeps its attempts."""
     strangers = observed.folder.strangers
     own = {

@@ -15,20 +15,20 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from finetune_contract import RunFolder
-from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.artifacts.port import ObjectStore, StorageError
 from finetune_operator.cluster.port import (
     EVENTS,
     JOBS,
     JOBSETS,
     AlreadyExists,
-    Cluster,
     ClusterError,
     Conflict,
+    KubernetesClient,
     Object,
     Rejected,
 )
-from finetune_operator.lifecycle.decision import Decision, Deletion, Notice
-from finetune_operator.lifecycle.observed import Observed, Takeover
+from finetune_operator.lifecycle.decision import Decision, Deletion, JobEvent
+from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
 from finetune_operator.lifecycle.ownership import own_jobsets
 from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.errors import NameTaken
@@ -68,9 +68,9 @@ class Applier:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesClient,
         plans: Plans,
-        store: Store,
+        store: ObjectStore,
         *,
         created: Callable[[JobSetCreated], None] = _ignore,
     ) -> None:
@@ -80,7 +80,7 @@ class Applier:
         self._created = created
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def apply(self, observed: Observed, decision: Decision) -> None:
+    async def apply(self, observed: Observation, decision: Decision) -> None:
         """Raises ClusterError or StorageError at the first write that fails; nothing after it was tried, but for the
         deletions where a record of an attempt could not be written."""
         job = observed.job
@@ -114,7 +114,7 @@ class Applier:
         else:
             await self.write_status(job, decision.status)
 
-    async def _take_over(self, observed: Observed, run: RunFolder, note: Takeover) -> None:
+    async def _take_over(self, observed: Observation, run: RunFolder, note: TakeoverRecord) -> None:
         """Of jobs that are to go on in one folder the first leaves its note. Conflict: another one has, since the look.
         One process has the Lease, so a lock of this one is enough."""
         async with self._taking_over.setdefault(run.uri, asyncio.Lock()):
@@ -178,18 +178,18 @@ class Applier:
         for deletion in deletions:
             await self._cluster.delete(JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True)
 
-    async def _write_records(self, observed: Observed, decision: Decision) -> None:
+    async def _write_records(self, observed: Observation, decision: Decision) -> None:
         run = self._run_folder(observed, decision)
         for key, failure in decision.records:
             uri = run.failure(*key.place)
             await self._store.write(uri, failure.to_json().encode())
 
-    def _run_folder(self, observed: Observed, decision: Decision) -> RunFolder:
+    def _run_folder(self, observed: Observation, decision: Decision) -> RunFolder:
         snapshot = observed.snapshot or decision.snapshot
         assert snapshot is not None, "an attempt has failed, so the job was admitted"
         return Folders.of(snapshot).run
 
-    async def _create_jobset(self, observed: Observed, jobset: Object) -> None:
+    async def _create_jobset(self, observed: Observation, jobset: Object) -> None:
         """Conflict: it is there already, so the look was stale. NameTaken: what is there is not the job's."""
         job = observed.job
         try:
@@ -202,7 +202,7 @@ class Applier:
                 raise
             raise NameTaken("JobSet", namespace, name) from error
 
-    async def _tell(self, job: Object, notice: Notice, now: datetime) -> None:
+    async def _tell(self, job: Object, notice: JobEvent, now: datetime) -> None:
         """One Event. A fault that passes loses none; one that stays stops nothing: the status says it, too."""
         event = event_of(job, notice, now)
         for final in (False, True):
@@ -218,7 +218,7 @@ class Applier:
                 return
 
 
-def event_of(job: Object, notice: Notice, now: datetime) -> Object:
+def event_of(job: Object, notice: JobEvent, now: datetime) -> Object:
     """A core/v1 Event, which is what ``kubectl describe`` shows. The name holds a digest of what it says."""
     metadata = job["metadata"]
     told = "\n".join((metadata["uid"], notice.type, notice.reason, notice.message, notice.since))

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from finetune_operator.api import InvalidObject, Method, Model, parse_job, parse_profile
 from finetune_operator.api.common import ApiModel, distinct
 from finetune_operator.api.profile import FineTuneProfileSpec
-from finetune_operator.api.rules import Rule, all_or_none, at_most_one, exactly_one, immutable, number
+from finetune_operator.api.rules import (
+    ValidationRule,
+    all_or_none,
+    at_most_one,
+    exactly_one,
+    immutable,
+    number,
+)
 from finetune_operator.api.schema import structural_schema
 from finetune_operator.cli.schema_check import check_rules
 from tests.unit.api.documents import job
@@ -31,7 +38,7 @@ class Abc(ApiModel):
     """Third."""
 
 
-def cel(rule: Rule, value: Any, old: Any = None) -> bool:
+def cel(rule: ValidationRule, value: Any, old: Any = None) -> bool:
     program = ENVIRONMENT.program(ENVIRONMENT.compile(rule.cel))
     return bool(program.evaluate({"self": json_to_cel(value), "oldSelf": json_to_cel(old)}))
 
@@ -49,7 +56,7 @@ COUNTS = [
 
 @pytest.mark.parametrize("members", SUBSETS, ids=lambda members: "+".join(members) or "none")
 @pytest.mark.parametrize(("rule", "expected"), COUNTS, ids=["exactly one", "at most one", "all or none"])
-def test_unions_count_their_members(rule: Rule, expected: Any, members: dict[str, int]) -> None:
+def test_unions_count_their_members(rule: ValidationRule, expected: Any, members: dict[str, int]) -> None:
     assert rule.holds is not None
     assert cel(rule, members) is expected(len(members))
     assert rule.holds(Abc.model_validate(members)) is expected(len(members))
@@ -100,7 +107,7 @@ def test_ranges_of_decimals(text: str, above: bool, least: bool, below: bool) ->
 def test_distinct_refuses_repetition(items: list[str]) -> None:
     _, field = distinct()
     (entry,) = field.json_schema_extra["x-kubernetes-validations"]
-    rule = Rule(cel=entry["rule"], message="", holds=None)
+    rule = ValidationRule(cel=entry["rule"], message="", holds=None)
     assert cel(rule, items) is (len(set(items)) == len(items))
 
 

@@ -24,7 +24,14 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from finetune_contract import ConvertManifest, HostProgress, Progress
-from finetune_operator.lifecycle import AttemptFiles, AttemptKey, Retry, Takeover, Unreadable, decide
+from finetune_operator.lifecycle import (
+    AttemptFiles,
+    AttemptKey,
+    ReadFailure,
+    RetryRecord,
+    TakeoverRecord,
+    decide,
+)
 from tests.unit.lifecycle.test_machine import Machine
 from tests.unit.lifecycle.world import World
 
@@ -40,7 +47,7 @@ class Recorded:
     profiles: list[Object]
     config_map: Object | None
     first_format: Object | None
-    takeovers: list[Takeover]
+    takeovers: list[TakeoverRecord]
     neighbours: list[Object]
     unserved: str | None
     source: Object | None
@@ -50,9 +57,9 @@ class Recorded:
     progress: Progress | None
     cache: dict[str, ConvertManifest]
     nodes: dict[str, Object] | None
-    unreadable: str | Unreadable | None
-    progress_unknown: Unreadable | None
-    retry: Retry | None
+    unreadable: str | ReadFailure | None
+    progress_unknown: ReadFailure | None
+    retry: RetryRecord | None
     fingerprint: str
     manifest_fault: str
     live_jobs: int

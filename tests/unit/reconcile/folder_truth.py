@@ -22,8 +22,8 @@ from finetune_operator.api import Reason
 from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.cli.schema_check import check_rules, check_schema
 from finetune_operator.lifecycle import AttemptKey, Decision
-from finetune_operator.lifecycle.fitting import fit
-from finetune_operator.lifecycle.observed import Retry, Takeover
+from finetune_operator.lifecycle.fitting import fit_schema
+from finetune_operator.lifecycle.observation import RetryRecord, TakeoverRecord
 from tests.unit.reconcile.folder_world import PRICE, FolderWorld
 
 type Object = dict[str, Any]
@@ -43,7 +43,7 @@ DERIVED = {
     "ResultIncomplete",
     "ExportNotProven",
     "GateNotMet",
-    "ContractNotSpoken",
+    "ContractUnsupported",
     "CpuPoolTooSmall",
 }
 _MODELS: dict[str, type[Any]] = {
@@ -100,7 +100,7 @@ class Watch:
         self._untouched_stages()
         if decision.retry is None and decision.takeover is None:
             self._names_files(files, decision)
-        assert decision.look_again_after is None or 0 <= decision.look_again_after < 10**7
+        assert decision.requeue_after is None or 0 <= decision.requeue_after < 10**7
         return decision
 
     def settle(self) -> None:
@@ -110,7 +110,7 @@ class Watch:
             before = copy.deepcopy(self.world.status)
             found = self.look()
             # A result with a date to come makes each note one of an earlier run; it is written again, and not at once.
-            again = found.records == noted and (found.look_again_after or 0) >= 5
+            again = found.records == noted and (found.requeue_after or 0) >= 5
             noted = found.records
             wrote = (
                 found.jobset,
@@ -121,9 +121,7 @@ class Watch:
                 found.takeover,
             )
             if not any(wrote) and self.world.status == before:
-                assert found.look_again_after is None or found.look_again_after > 0, (
-                    "it looks again and again"
-                )
+                assert found.requeue_after is None or found.requeue_after > 0, "it looks again and again"
                 return
         raise AssertionError(f"every look writes something: {self.world.status}")
 
@@ -140,7 +138,7 @@ class Watch:
         status = self.world.status
         found = check_schema(status, STATUS) or check_rules(status, STATUS, sound=True)
         assert not found, [f"{each.place}: {each.message}" for each in found]
-        assert fit(status) == status
+        assert fit_schema(status) == status
         size = len(json.dumps(status, allow_nan=False))
         assert size < MOST_STATUS, f"a status of {size} bytes"
         if decision.jobset:
@@ -298,8 +296,8 @@ def _place(name: str) -> tuple[str, int, int]:
 def _model_of(uri: str) -> type[Any] | None:
     name = uri.rpartition("/")[2]
     if name.startswith("retry-"):
-        return Retry
-    return Takeover if name.startswith("taken-over-") else _MODELS.get(name)
+        return RetryRecord
+    return TakeoverRecord if name.startswith("taken-over-") else _MODELS.get(name)
 
 
 def _parsed(content: bytes | None, model: type[Any]) -> Any:

@@ -16,15 +16,15 @@ from finetune_operator.cluster.port import (
     Rejected,
     Unavailable,
 )
-from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
-from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView, Takeover
+from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, JobEvent
+from finetune_operator.lifecycle.observation import AttemptKey, Observation, RunFolderView, TakeoverRecord
 from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 
-NOTICE = Notice(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
+NOTICE = JobEvent(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
 STATUS = {"observedGeneration": 1, "phase": "Running"}
 
 
@@ -40,8 +40,8 @@ class Bench:
             self.cluster, Plans(self.cluster, OWN), self.store, created=self.created.append
         )
 
-    def observed(self) -> Observed:
-        return Observed(
+    def observed(self) -> Observation:
+        return Observation(
             now=NOW,
             job=self.cluster.objects[JOBS, "team", "demo"],
             profiles=(),
@@ -274,8 +274,8 @@ async def test_where_nothing_is_stopped_a_store_that_takes_no_record_stops_the_d
     assert bench.cluster.writes() == []
 
 
-def taken(uid: str) -> Takeover:
-    return Takeover(uid=uid, job=uid[:8], namespace="team", first=dict.fromkeys(Stage, 2))
+def taken(uid: str) -> TakeoverRecord:
+    return TakeoverRecord(uid=uid, job=uid[:8], namespace="team", first=dict.fromkeys(Stage, 2))
 
 
 async def test_of_two_jobs_that_take_one_folder_over_at_once_the_second_looks_again(bench: Bench) -> None:

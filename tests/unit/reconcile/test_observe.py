@@ -17,8 +17,8 @@ from finetune_operator.cluster.port import (
     NotFound,
     Rejected,
 )
-from finetune_operator.lifecycle.observed import AttemptKey, Observed, Takeover
-from finetune_operator.planning import Snapshot, render_snapshot
+from finetune_operator.lifecycle.observation import AttemptKey, Observation, TakeoverRecord
+from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
@@ -42,7 +42,7 @@ def observer(cluster: FakeCluster, store: FakeStore, namespaces: tuple[str, ...]
 
 async def look(
     cluster: FakeCluster, store: FakeStore | None = None, namespaces: tuple[str, ...] = ()
-) -> Observed | None:
+) -> Observation | None:
     looks = observer(cluster, store or FakeStore(), namespaces)
     async with looks.rooms.of(KEY.namespace) as room:
         return await looks.observe(KEY, room)
@@ -386,13 +386,13 @@ def resuming(cluster: FakeCluster) -> None:
     """An admitted job that is about to take a run folder of team-b over."""
     mine = cluster.put(JOBS, of_world("demo", "team", "uid-of-demo", resumeFrom={"runFolder": LENT}))
     spec = {"resources": {"controller": "McJAX"}, "resumeFrom": {"runFolder": LENT}}
-    stored = render_snapshot(Snapshot.make(mine, world.profile(), spec))
+    stored = render_stored_plan(StoredPlan.make(mine, world.profile(), spec))
     stored["metadata"]["namespace"] = OWN
     cluster.put(CONFIG_MAPS, stored)
 
 
 def note(store: FakeStore, **fields: Any) -> None:
-    taken = Takeover(**{"uid": "0c1c1c1c-0", "job": "cee", "first": {Stage.TRAIN: 2}} | fields)
+    taken = TakeoverRecord(**{"uid": "0c1c1c1c-0", "job": "cee", "first": {Stage.TRAIN: 2}} | fields)
     store.files[RunFolder(LENT).taken_over(taken.uid)] = taken.model_dump_json().encode()
 
 

@@ -220,7 +220,8 @@ class Asking:
             return
         flags = {name: self._environment[name] for name in SLICE_VARIABLES if self._environment.get(name)}
         raise StageError(
-            ExitCode.CONTRACT_NOT_SPOKEN, "CompilerFlagRefused", "the TPU compiler does not take a flag of the profile",
+            ExitCode.CONTRACT_UNSUPPORTED, "CompilerFlagRefused",
+            "the TPU compiler does not take a flag of the profile",
             where=f"libtpuInitArgs or xlaFlags of the profile's flavor, {self._compiler()}",
             saw=f"{refused[0]} in {flags}",
             fix="Ask the profile's owner to correct the flag, then create the job again. No TPU time was used.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from finetune_contract import ExitCode, MemoryCheck, MemoryOutcome, SliceShape, StageRequest
+from finetune_contract import ExitCode, MemoryCheckSpec, MemoryOutcome, SliceShape, StageRequest
 from finetune_contract.result import MOST_TRIED
 from finetune_trainer import widths
 from finetune_trainer.compiled import analytic
@@ -167,7 +167,7 @@ def _place(shape: SliceShape) -> tuple[str, str, int]:
     return shape.family, shape.topology, shape.hosts
 
 
-def choices(request: StageRequest, check: MemoryCheck) -> Choices:
+def choices(request: StageRequest, check: MemoryCheckSpec) -> Choices:
     """What neither job nor profile says."""
     said = request.engine_overrides
     return Choices(
@@ -298,7 +298,7 @@ def _heads_do_not_divide(start: Candidate, model: Model) -> StageError:
     )  # fmt: skip
 
 
-def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheck) -> MemoryOutcome:
+def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheckSpec) -> MemoryOutcome:
     """By what the training holds at least. Raises ``StageError`` 78 where that is more than any of the slices has, and
     64 where the model's heads do not divide among the devices that share a row of the only one."""
     model = bounds(request, plan)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from finetune_contract import ExitCode, MemoryCheck, MemoryOutcome, SliceShape, StageRequest
+from finetune_contract import ExitCode, MemoryCheckSpec, MemoryOutcome, SliceShape, StageRequest
 from finetune_contract.result import UnfitSlice
 from finetune_trainer.compiled.question import Candidate, Exceeded
 from finetune_trainer.compiled.search import Model, shareable, told
@@ -48,7 +48,7 @@ class Considered:
         return "; ".join(f"{each.slice.name} {each.why}" for each in self.unfit)
 
 
-def starts(request: StageRequest, check: MemoryCheck) -> list[Candidate]:
+def starts(request: StageRequest, check: MemoryCheckSpec) -> list[Candidate]:
     """The slices that the job may have, in the order in which they are to be tried."""
     batch = request.hyperparameters.global_batch_size
     first = Candidate(slice=check.slice, mesh=request.mesh, global_batch=batch)

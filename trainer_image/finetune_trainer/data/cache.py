@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from finetune_contract import CacheLayout, DataCacheUse, DataManifest, DatasetSource, ExitCode
+from finetune_contract import CacheLayout, DataCacheUse, DataManifest, DatasetSpec, ExitCode
 from finetune_trainer import cache_entry
 from finetune_trainer.cache_entry import Damaged, Miss
 from finetune_trainer.errors import StageError
@@ -34,7 +34,7 @@ class Key:
         return hashlib.sha256(json.dumps(self.inputs, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def key_of(spec: DatasetSource, revision: str, preparer: Mapping[str, str]) -> Key:
+def key_of(spec: DatasetSpec, revision: str, preparer: Mapping[str, str]) -> Key:
     """``preparer``: what decides how a row becomes an example, by name."""
     hub = spec.hugging_face
     address = [hub.repo, spec.config, spec.split] if hub else [spec.uri]
@@ -171,7 +171,7 @@ class DataCache:
             raise
 
 
-def miss_of(spec: DatasetSource, key: Key, missed: Miss, kept: DataManifest | None) -> DataCacheUse:
+def miss_of(spec: DatasetSpec, key: Key, missed: Miss, kept: DataManifest | None) -> DataCacheUse:
     """A miss, as it is told."""
     return DataCacheUse(
         path=spec.path,
@@ -183,7 +183,7 @@ def miss_of(spec: DatasetSource, key: Key, missed: Miss, kept: DataManifest | No
     )
 
 
-def hit_of(spec: DatasetSource, stored: Stored) -> DataCacheUse:
+def hit_of(spec: DatasetSpec, stored: Stored) -> DataCacheUse:
     """A hit, as it is told."""
     manifest = stored.manifest
     return DataCacheUse(

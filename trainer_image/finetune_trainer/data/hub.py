@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer import hub
 from finetune_trainer.errors import StageError
 from finetune_trainer.hub import Repository
@@ -48,7 +48,7 @@ class HubSplit:
         return [HubFile(uri=f"{root}/{name}", path=folder / name) for name in self.names]
 
 
-def find_split(spec: DatasetSource, scratch: Path, readable: Sequence[str]) -> HubSplit:
+def find_split(spec: DatasetSpec, scratch: Path, readable: Sequence[str]) -> HubSplit:
     """Finds the split's files, whose names must end in one of ``readable``.
 
     Raises ``StageError`` 65 for a dataset of another kind, 66 for a repository, revision, configuration or split that
@@ -99,7 +99,7 @@ def _outline(repository: Repository, scratch: Path) -> Path:
     return folder
 
 
-def _names(repository: Repository, outline: Path, spec: DatasetSource) -> list[str]:
+def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> list[str]:
     """The split's files, in their order."""
     import datasets
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.examples import Examples, Ledger, Whole
 from finetune_trainer.data.groups import groups
 from finetune_trainer.data.layout import Batch, Groups
@@ -146,7 +146,7 @@ class Pairs:
         return PairRows(tokens=tokens, prompt_columns=self.width - answers, answer_columns=answers)
 
 
-def read_chosen(source: DatasetSource, store: Store, scratch: Path) -> Iterator[Example]:
+def read_chosen(source: DatasetSpec, store: Store, scratch: Path) -> Iterator[Example]:
     """The chosen examples, read one at a time."""
     reader = PairReader(source)
     rows = itertools.islice(open_source(source, store, scratch).rows(), source.max_examples)
@@ -156,7 +156,7 @@ def read_chosen(source: DatasetSource, store: Store, scratch: Path) -> Iterator[
 class PairReader:
     """Rows of one dataset as two examples of prompt and completion each. Raises ``StageError`` 64 or 65."""
 
-    def __init__(self, spec: DatasetSource) -> None:
+    def __init__(self, spec: DatasetSpec) -> None:
         wrong = [name for name in spec.columns if name not in _COLUMNS]
         if wrong:
             raise StageError(

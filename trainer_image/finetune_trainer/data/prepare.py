@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from finetune_contract import DataCacheUse, DatasetSource, ExitCode
+from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
 from finetune_trainer.cache_entry import Miss
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
 from finetune_trainer.data.examples import Index, Ledger, TokenFile, Whole
@@ -45,7 +45,7 @@ class Preparer(Protocol):
 class Prepared:
     """All examples of one source that take part."""
 
-    spec: DatasetSource
+    spec: DatasetSpec
     uri: str
     revision: str
     format: str
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def prepare(
-    spec: DatasetSource,
+    spec: DatasetSpec,
     preparer: Preparer,
     store: Store,
     scratch: Path,
@@ -166,7 +166,7 @@ def windows(tokens: Tokens, length: int) -> list[Tokens]:
     ]
 
 
-def read_all(source: DatasetSource, store: Store, scratch: Path) -> Iterator[Example]:
+def read_all(source: DatasetSpec, store: Store, scratch: Path) -> Iterator[Example]:
     """Every example of one source, checked."""
     yield from checked(open_source(source, store, scratch))[1]
 
@@ -177,7 +177,7 @@ def _why_dropped(tokens: Tokens) -> str:
     return "nothing to train within maxSeqLength"
 
 
-def _nothing_to_train(spec: DatasetSource, preparer: Preparer, index: Index) -> StageError:
+def _nothing_to_train(spec: DatasetSpec, preparer: Preparer, index: Index) -> StageError:
     seen = [f"{count(index, number)} rows: {why}" for number, why in enumerate(index.reasons)]
     return StageError(
         ExitCode.BAD_DATA,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import COLUMNS, LIKELY_ROLE, column_advice, format_advice, kind
 from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.sources import OpenSource
@@ -65,7 +65,7 @@ type Example = Conversation | TextPair | PlainText
 class Schema:
     """The checks for one dataset: its format (decided by the first row when Auto), columns and roles."""
 
-    def __init__(self, source: DatasetSource, first: Row) -> None:
+    def __init__(self, source: DatasetSpec, first: Row) -> None:
         self._roles = source.role_map
         known = list(COLUMNS)
         wrong = [name for name in source.columns if name not in known]
@@ -92,7 +92,7 @@ class Schema:
         self._shape = self._detect(source, first)
         self.format = self._shape.format
 
-    def _detect(self, source: DatasetSource, first: Row) -> "Shape":
+    def _detect(self, source: DatasetSpec, first: Row) -> "Shape":
         if source.format != "Auto":
             shape = next(shape for shape in SHAPES if shape.format == source.format)
             idle = [name for name in source.columns if name not in shape.columns]
@@ -307,7 +307,7 @@ SHAPES = (
 )
 
 
-def require_columns(source: DatasetSource, first: Row) -> None:
+def require_columns(source: DatasetSpec, first: Row) -> None:
     """Raises ``StageError`` 64 where the dataset's mapping names a column that its first row does not have."""
     for ours, theirs in source.columns.items():
         if theirs not in first.value:
@@ -327,7 +327,7 @@ def _turned(ours: str, theirs: str, known: Sequence[str]) -> str:
     return "Write it the other way round: our name first, then the dataset's column."
 
 
-def _bad_columns(source: DatasetSource, what: str, saw: str, known: Sequence[str], fix: str) -> StageError:
+def _bad_columns(source: DatasetSpec, what: str, saw: str, known: Sequence[str], fix: str) -> StageError:
     return StageError(
         ExitCode.BAD_REQUEST,
         "UnknownColumn",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import hub
 from finetune_trainer.data.place import DataFile, Row
 from finetune_trainer.data.readers import SUFFIXES, read_rows, suffix_of
@@ -24,13 +24,13 @@ class OpenSource:
     compared by size and time after the last row.
     """
 
-    spec: DatasetSource
+    spec: DatasetSpec
     uri: str
     revision: str
     rows: Callable[[], Iterator[Row]]
 
 
-def open_source(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
+def open_source(spec: DatasetSpec, store: Store, scratch: Path) -> OpenSource:
     """Finds the dataset; nothing of its rows is fetched yet.
 
     Raises ``StageError`` 65 for files that cannot be read or have changed since preflight, 66 where there are none.
@@ -79,7 +79,7 @@ def open_source(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
 
 
 def _open(
-    spec: DatasetSource,
+    spec: DatasetSpec,
     uri: str,
     revision: str,
     bring: Callable[[], Sequence[tuple[str, Path]]],

@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Rows(Protocol):
-    """What devices hold, as ``placement.Room`` computes it."""
+    """What devices hold, as ``placement.MemoryShare`` computes it."""
 
     @property
     def groups(self) -> int:

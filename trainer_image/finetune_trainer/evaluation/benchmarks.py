@@ -25,7 +25,7 @@ from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 from tqdm import tqdm
 
-from finetune_contract import BenchmarkSpec, DatasetSource, ExitCode, HubRef
+from finetune_contract import BenchmarkSpec, DatasetSpec, ExitCode, HubRef
 from finetune_trainer.data.hub import find_split
 from finetune_trainer.errors import StageError, require_unchanged
 from finetune_trainer.evaluation.plain_tasks import (
@@ -165,7 +165,7 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
     commit = spec.revision or (config.get("dataset_kwargs") or {}).get("revision", "main")
     files: dict[str, list[str]] = {}
     for split in splits:
-        source = DatasetSource(
+        source = DatasetSpec(
             path=spec.path, name=spec.name, config=name, split=split,
             hugging_face=HubRef(repo=repo, revision=commit),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from finetune_contract import Destination, ExitCode, ExportSpec
+from finetune_contract import DestinationSpec, ExitCode, ExportSpec
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import hub_upload
 from finetune_trainer.export.marker import Owner
@@ -28,7 +28,7 @@ def destinations(export: ExportSpec, store: Store, owner: Owner) -> None:
             _folder(destination, export, store, owner)
 
 
-def _folder(destination: Destination, export: ExportSpec, store: Store, owner: Owner) -> None:
+def _folder(destination: DestinationSpec, export: ExportSpec, store: Store, owner: Owner) -> None:
     root = destination.uri
     assert root is not None, "a destination is one of two"
     local = local_path(root)
@@ -50,7 +50,7 @@ def _folder(destination: Destination, export: ExportSpec, store: Store, owner: O
                 folder.rmdir()
 
 
-def _try(what: str, destination: Destination, call: Callable[[], object]) -> None:
+def _try(what: str, destination: DestinationSpec, call: Callable[[], object]) -> None:
     """``call``, with its refusal in terms of the destination."""
     uri = str(destination.uri)
     try:

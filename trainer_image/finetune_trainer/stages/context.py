@@ -13,8 +13,8 @@ from typing import Any
 
 from finetune_contract import (
     CacheLayout,
-    DatasetSource,
-    EvaluationDataset,
+    DatasetSpec,
+    EvaluationDatasetSpec,
     ExitCode,
     RunFolder,
     Stage,
@@ -127,11 +127,11 @@ class Context:
             return [self._assembled(HELD_BACK, held_back, pairs=self._compares)]
         return [self.dataset(source.name, [source]) for source in self.request.data.validation]
 
-    def dataset(self, name: str, sources: Sequence[DatasetSource], *, use_cache: bool = True) -> Dataset:
+    def dataset(self, name: str, sources: Sequence[DatasetSpec], *, use_cache: bool = True) -> Dataset:
         """What the sources come to: pairs of answers where the method compares them, else texts."""
         return self._dataset(name, sources, pairs=self._compares, use_cache=use_cache)
 
-    def evaluation_data(self, dataset: EvaluationDataset) -> Dataset:
+    def evaluation_data(self, dataset: EvaluationDatasetSpec) -> Dataset:
         """One of evaluation.datasets: texts, whatever the method compares, unless it says that it holds pairs."""
         return self._dataset(dataset.source.name, [dataset.source], pairs=dataset.pairs)
 
@@ -140,7 +140,7 @@ class Context:
         return self.request.method.max_prompt_length is not None
 
     def _dataset(
-        self, name: str, sources: Sequence[DatasetSource], *, pairs: bool, use_cache: bool = True
+        self, name: str, sources: Sequence[DatasetSpec], *, pairs: bool, use_cache: bool = True
     ) -> Dataset:
         pieces = [
             Piece.all_of(self._prepared(source, pairs=pairs, use_cache=use_cache)) for source in sources
@@ -168,7 +168,7 @@ class Context:
             width=widths.of_rows(self.request),
         )
 
-    def _prepared(self, source: DatasetSource, *, pairs: bool, use_cache: bool = True) -> Prepared:
+    def _prepared(self, source: DatasetSpec, *, pairs: bool, use_cache: bool = True) -> Prepared:
         """The source's examples; from the cache where they lie there."""
         texts = Texts(renderer=self.renderer, max_length=self.request.data.max_seq_length)
         prepared = prepare(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from finetune_contract import DataReport, DatasetDetails, DatasetReport, DatasetSource, EvaluationDataset
+from finetune_contract import DataReport, DatasetDetails, DatasetReport, DatasetSpec, EvaluationDatasetSpec
 from finetune_trainer.data import remarks, report
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.dataset import Dataset
@@ -43,7 +43,7 @@ def _full(context: Context) -> DataReport:
 def _sample(context: Context) -> DataReport:
     data = context.request.data
 
-    def looked_at(sources: Sequence[DatasetSource], name: str) -> Dataset:
+    def looked_at(sources: Sequence[DatasetSpec], name: str) -> Dataset:
         first = [
             source.model_copy(update={"max_examples": min(source.max_examples or SAMPLE_ROWS, SAMPLE_ROWS)})
             for source in sources
@@ -67,7 +67,7 @@ def _located(context: Context) -> DataReport:
     )
 
 
-def checked(context: Context, dataset: EvaluationDataset) -> DatasetDetails:
+def checked(context: Context, dataset: EvaluationDatasetSpec) -> DatasetDetails:
     """One of evaluation.datasets, once it is sure that the Evaluate stage can use it: after hours of training is late
     to learn. With ``preflight.dataset`` Off it is only found."""
     if context.request.data.check == "Off":
@@ -78,7 +78,7 @@ def checked(context: Context, dataset: EvaluationDataset) -> DatasetDetails:
     return found
 
 
-def located(context: Context, source: DatasetSource) -> DatasetReport:
+def located(context: Context, source: DatasetSpec) -> DatasetReport:
     """Where the source lies and which content it has now; no row is read."""
     found = open_source(source, context.store, context.scratch)
     return DatasetReport(

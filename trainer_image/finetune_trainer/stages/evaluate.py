@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from finetune_contract import (
     DatasetScores,
     EvaluateOutcome,
-    EvaluationDataset,
+    EvaluationDatasetSpec,
     EvaluationResult,
     Sample,
     StageRequest,
@@ -42,7 +42,7 @@ _SHOWN_SAMPLES = 16
 class Task:
     """One of evaluation.datasets."""
 
-    spec: EvaluationDataset
+    spec: EvaluationDatasetSpec
     data: Dataset
     questions: Sequence[Question]
     """Empty where only the loss is measured."""
@@ -204,7 +204,7 @@ def collect(context: Context, plan: ModelPlan) -> Work:
     )
 
 
-def questions_of(context: Context, dataset: EvaluationDataset) -> Sequence[Question]:
+def questions_of(context: Context, dataset: EvaluationDatasetSpec) -> Sequence[Question]:
     """Empty where only the loss is measured."""
     if not SCORES.keys() & dataset.metrics:
         return ()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from finetune_contract import (
     Artifact,
-    Destination,
+    DestinationSpec,
     EvaluateOutcome,
     ExportOutcome,
     MethodSpec,
@@ -107,7 +107,7 @@ def _served(context: Context, plan: ModelPlan) -> Served | None:
     )
 
 
-def _copies(context: Context, folders: Mapping[str, Path], destination: Destination) -> list[Artifact]:
+def _copies(context: Context, folders: Mapping[str, Path], destination: DestinationSpec) -> list[Artifact]:
     """Several folders at one destination: the first lies there itself, the others below it."""
     places = places_of(tuple(folders))
     if destination.hub is not None:

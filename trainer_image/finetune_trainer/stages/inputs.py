@@ -37,7 +37,7 @@ def trained_parameters(context: Context) -> str:
 
 def _not_given(field: str, what: str, stage: str) -> StageError:
     return StageError(
-        ExitCode.CONTRACT_NOT_SPOKEN,
+        ExitCode.CONTRACT_UNSUPPORTED,
         "RequestIncomplete",
         f"the request lacks {what}",
         where=f"request.{field}",

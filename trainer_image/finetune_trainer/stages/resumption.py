@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from finetune_contract import (
-    ContractNotSpoken,
+    ContractUnsupported,
     DatasetReport,
     ExitCode,
     ModelSource,
@@ -50,7 +50,7 @@ def _preflights(context: Context) -> Iterator[str]:
 def _read(context: Context, uri: str) -> StageRequest:
     try:
         return StageRequest.read(context.store.read(uri))
-    except (ContractNotSpoken, ValidationError) as error:
+    except (ContractUnsupported, ValidationError) as error:
         saw = str(error)
         if isinstance(error, ValidationError):
             saw = error.errors(include_url=False, include_input=False)[0]["msg"]

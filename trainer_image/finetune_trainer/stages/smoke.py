@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import DatasetSource, ExitCode, SmokeOutcome, Stage, StageRequest, TrainOutcome
+from finetune_contract import DatasetSpec, ExitCode, SmokeOutcome, Stage, StageRequest, TrainOutcome
 from finetune_trainer import miniature
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
@@ -110,7 +110,7 @@ def smaller(request: StageRequest, model: Path, tokenizer: Path, root: Path, *, 
     )
 
 
-def _first(sources: Sequence[DatasetSource], most: int) -> list[DatasetSource]:
+def _first(sources: Sequence[DatasetSpec], most: int) -> list[DatasetSpec]:
     return [_replaced(each, max_examples=min(each.max_examples or most, most)) for each in sources]
 
 

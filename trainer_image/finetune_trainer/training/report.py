@@ -21,10 +21,10 @@ from finetune_contract import (
     DiscardedCheckpoint,
     EvaluationPoint,
     HostProgress,
-    Metrics,
     Progress,
     RunFolder,
     StageRequest,
+    StepMetrics,
 )
 from finetune_trainer.compilations import Compilations
 from finetune_trainer.storage import Store
@@ -118,7 +118,7 @@ class Report:
         self._lines = _kept_lines(store.read_or_none(folder.metrics) if start_step else None, start_step)
         self._curve = [(row["step"], row["loss"]) for row in self._lines if "loss" in row]
         self._step = start_step
-        self._metrics = Metrics()
+        self._metrics = StepMetrics()
         self._evaluation: EvaluationPoint | None = None
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._tokens: deque[int] = deque(maxlen=_RECENT_STEPS)
@@ -129,7 +129,7 @@ class Report:
         self._before, self._seconds_by_kind = goodput.carried(before, start_step), seconds
         self._compilations, self._peak_memory, self._ideal_seconds = compilations, peak_memory, ideal_seconds
 
-    def step(self, step: int, metrics: Metrics, seconds: float | None) -> None:
+    def step(self, step: int, metrics: StepMetrics, seconds: float | None) -> None:
         """A step is done. ``seconds`` is None where the time holds more than the step (compilation, evaluation)."""
         self._step, self._metrics = step, metrics
         if seconds is not None:

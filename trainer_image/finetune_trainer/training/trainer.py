@@ -22,7 +22,7 @@ from maxtext.trainers.post_train.sft import hooks
 from maxtext.trainers.post_train.sft.train_sft import MaxTextPeftTrainer
 from tunix.sft.hooks import DataHooks
 
-from finetune_contract import EvaluationPoint, ExitCode, Metrics
+from finetune_contract import EvaluationPoint, ExitCode, StepMetrics
 from finetune_trainer.compilations import Compilations
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches
 from finetune_trainer.data.layout import Batch
@@ -168,7 +168,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         del self.train_metadata[train_step - 1]
-        metrics = Metrics(
+        metrics = StepMetrics(
             loss=loss,
             perplexity=perplexity(loss) if train_ctx.objective.per_token else None,
             **train_ctx.measured(train_step),
@@ -193,7 +193,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
                 self._control.report.checkpoints(train_ctx.saved_steps())
         self._clean = True
 
-    def _log(self, metrics: Metrics, step: int, seconds: float) -> None:
+    def _log(self, metrics: StepMetrics, step: int, seconds: float) -> None:
         """TensorBoard through MaxText (its hook would stack Tunix's whole history at every step), a console line."""
         measured = {
             "loss": metrics.loss,
@@ -321,7 +321,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
             check_finite(float(aux["gradient_norm"]), done, what="gradient norm")
 
     def measured(self, step: int) -> dict[str, float]:
-        """What the step measured beside its loss, by its name in ``Metrics``."""
+        """What the step measured beside its loss, by its name in ``OperatorMetrics``."""
         return {name: float(value) for name, value in self._measured.pop(step, {}).items()}
 
     @override

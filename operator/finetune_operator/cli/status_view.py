@@ -49,7 +49,7 @@ def is_current(job: Object) -> bool:
     return int(status_of(job).get("observedGeneration", -1)) >= generation
 
 
-def tell(job: Object, now: datetime) -> list[Text]:
+def status_lines(job: Object, now: datetime) -> list[Text]:
     """The page, line by line."""
     status = status_of(job)
     lines = [*_head(job, status), Text(), *_stages(status, now)]

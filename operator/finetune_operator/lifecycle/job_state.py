@@ -6,13 +6,13 @@ from enum import StrEnum, auto
 
 from finetune_contract import Failure, Stage
 from finetune_operator.api import Reason, WaitingReason
-from finetune_operator.lifecycle.observed import Unreadable
-from finetune_operator.lifecycle.queueing import Queueing, Standing
-from finetune_operator.lifecycle.spending import Overspent
+from finetune_operator.lifecycle.kueue import QueueStatus, QuotaState
+from finetune_operator.lifecycle.observation import ReadFailure
+from finetune_operator.lifecycle.spending import BudgetExceeded
 from finetune_operator.planning import Refused
 
 
-class Course(StrEnum):
+class JobPhase(StrEnum):
     """The job's course, of which the phase is one reading."""
 
     INVALID = auto()
@@ -28,11 +28,11 @@ class Course(StrEnum):
 
     @property
     def finished(self) -> bool:
-        return self in (Course.PLANNED, Course.SUCCEEDED, Course.FAILED)
+        return self in (JobPhase.PLANNED, JobPhase.SUCCEEDED, JobPhase.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class WaitCause:
     """What stands in the way of a job that could go on."""
 
     reason: WaitingReason
@@ -42,7 +42,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Halted:
+class ForcedSuspension:
     """Why a job is suspended that its user has not suspended, the budget aside."""
 
     reason: Reason
@@ -55,10 +55,10 @@ class Halted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class JobState:
     """Derived by ``decide`` from stages and children."""
 
-    course: Course
+    course: JobPhase
     refused: Refused | None = None
     """Why ``Valid`` is False: nothing new is started meanwhile."""
     running: bool = False
@@ -67,29 +67,29 @@ class Situation:
     """An attempt is being created or its pods do not run yet."""
     recovering: bool = False
     """The stage had a bad end, and its next attempt does not run yet."""
-    wait: Wait | None = None
-    queue: Queueing | None = None
+    wait: WaitCause | None = None
+    queue: QueueStatus | None = None
     """Of the live attempt, where a queue holds or held it."""
     failure: Failure | None = None
-    over: Overspent | Halted | None = None
+    over: BudgetExceeded | ForcedSuspension | None = None
     """Why the job is suspended, or being suspended, where its user has not asked for that."""
-    unreadable: Unreadable | None = None
+    unreadable: ReadFailure | None = None
     """Why the run folder cannot be read."""
 
 
-def queued(stage: Stage, queue: Queueing, refused: Refused | None) -> Situation:
+def queued(stage: Stage, queue: QueueStatus, refused: Refused | None) -> JobState:
     """Its quota is not there yet, or was taken away: pods that still save count as not running."""
-    never = queue.standing is Standing.NEVER
+    never = queue.standing is QuotaState.NEVER
     message = f'LocalQueue "{queue.queue}": {queue.message.rstrip(".")}.'
     if never:
         message = (
             f"{stage} can not be admitted as things are. {message} Ask the platform team for what is missing: the job "
             "then goes on by itself. Or change spec.resources: a stage that has not run yet gets another JobSet."
         )
-    return Situation(
-        course=Course.STALLED if never else Course.ACTIVE,
+    return JobState(
+        course=JobPhase.STALLED if never else JobPhase.ACTIVE,
         refused=refused,
         starting=True,
-        wait=Wait(reason=WaitingReason.QUOTA, message=message, since=queue.since),
+        wait=WaitCause(reason=WaitingReason.QUOTA, message=message, since=queue.since),
         queue=queue,
     )

@@ -17,17 +17,17 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
 from finetune_operator.cluster.clock import ServerClock
-from finetune_operator.cluster.depth import shallow
+from finetune_operator.cluster.json_depth import shallow
 from finetune_operator.cluster.port import (
     AlreadyExists,
     ClusterError,
     Conflict,
     Keep,
-    Kind,
     NotFound,
     Object,
     Rejected,
-    TooLarge,
+    ResourceKind,
+    ResponseTooLarge,
     Unavailable,
 )
 
@@ -75,8 +75,8 @@ def _ignore(_verb: str, _resource: str, _status: int, _seconds: float) -> None:
     """The observer of those who do not count."""
 
 
-class KubernetesCluster:
-    """Implements :class:`finetune_operator.cluster.port.Cluster`; to be closed, or used as a context manager."""
+class ApiServerClient:
+    """Implements :class:`.port.KubernetesClient`; to be closed, or used as a context manager."""
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class KubernetesCluster:
     async def close(self) -> None:
         await self._api.close()  # type: ignore[no-untyped-call]
 
-    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+    async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object:
         return await self._call("get", kind, namespace, name)
 
     async def list(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Mapping[str, str | frozenset[str]] | None = None,
@@ -128,7 +128,7 @@ class KubernetesCluster:
 
     def pages(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Mapping[str, str | frozenset[str]] | None = None,
@@ -139,7 +139,7 @@ class KubernetesCluster:
 
     async def kept(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Mapping[str, str | frozenset[str]] | None = None,
@@ -150,7 +150,7 @@ class KubernetesCluster:
             yield page
 
     async def _all(
-        self, kind: Kind, namespace: str | None, selectors: Sequence[tuple[str, str]]
+        self, kind: ResourceKind, namespace: str | None, selectors: Sequence[tuple[str, str]]
     ) -> Sequence[Object]:
         """Every page at once."""
         found: list[Object] = []
@@ -160,7 +160,7 @@ class KubernetesCluster:
 
     async def _limited(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         selectors: Sequence[tuple[str, str]],
         keep: Keep | None = None,
@@ -173,7 +173,7 @@ class KubernetesCluster:
             count += page.count
             if size > limits.list_bytes or count > limits.list_objects:
                 chosen = ", ".join(value for _, value in selectors)
-                raise TooLarge(
+                raise ResponseTooLarge(
                     f"{_path(kind, namespace, None, None)}{f' with {chosen}' if chosen else ''}: more than "
                     f"{limits.list_bytes >> 20} MiB or {limits.list_objects} objects. Delete those that no controller "
                     "made, or remove these labels from them"
@@ -181,7 +181,7 @@ class KubernetesCluster:
             yield page.items
 
     async def _page_items(
-        self, kind: Kind, namespace: str | None, selectors: Sequence[tuple[str, str]], accept: str
+        self, kind: ResourceKind, namespace: str | None, selectors: Sequence[tuple[str, str]], accept: str
     ) -> AsyncIterator[Sequence[Object]]:
         async for page in self._pages(kind, namespace, selectors, accept):
             items = page.items
@@ -192,7 +192,7 @@ class KubernetesCluster:
 
     async def _pages(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         selectors: Sequence[tuple[str, str]],
         accept: str = _JSON,
@@ -210,7 +210,7 @@ class KubernetesCluster:
                 answer, answer_bytes = await self._sized_call(
                     "list", kind, namespace, query=query, accept=accept, limit=limits.page_bytes
                 )
-            except TooLarge:
+            except ResponseTooLarge:
                 if size == 1:
                     raise
                 size = max(1, size // 4)
@@ -230,7 +230,7 @@ class KubernetesCluster:
             if answer_bytes < limits.page_bytes // 4:
                 size = min(2 * size, limits.page_size)
 
-    async def apply(self, kind: Kind, manifest: Object) -> Object:
+    async def apply(self, kind: ResourceKind, manifest: Object) -> Object:
         metadata = manifest["metadata"]
         return await self._call(
             "apply",
@@ -242,7 +242,7 @@ class KubernetesCluster:
             content_type=_APPLY,
         )
 
-    async def create(self, kind: Kind, manifest: Object) -> Object:
+    async def create(self, kind: ResourceKind, manifest: Object) -> Object:
         return await self._call(
             "create",
             kind,
@@ -252,7 +252,13 @@ class KubernetesCluster:
         )
 
     async def patch_status(
-        self, kind: Kind, namespace: str | None, name: str, status: Object, *, resource_version: str | None
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        name: str,
+        status: Object,
+        *,
+        resource_version: str | None,
     ) -> Object:
         # JSON patch replaces the value whole, where a merge patch would keep what the new status lacks.
         patch: list[Object] = [{"op": "add", "path": "/status", "value": status}]
@@ -271,7 +277,7 @@ class KubernetesCluster:
         )
 
     async def delete(
-        self, kind: Kind, namespace: str | None, name: str, *, uid: str, foreground: bool
+        self, kind: ResourceKind, namespace: str | None, name: str, *, uid: str, foreground: bool
     ) -> None:
         options = {
             "kind": "DeleteOptions",
@@ -288,7 +294,7 @@ class KubernetesCluster:
             return
 
     async def _call(
-        self, verb: str, kind: Kind, namespace: str | None, name: str | None = None, **more: Any
+        self, verb: str, kind: ResourceKind, namespace: str | None, name: str | None = None, **more: Any
     ) -> dict[str, Any]:
         answer, _ = await self._sized_call(verb, kind, namespace, name, **more)
         return answer
@@ -296,7 +302,7 @@ class KubernetesCluster:
     async def _sized_call(
         self,
         verb: str,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         name: str | None = None,
         *,
@@ -395,7 +401,7 @@ class KubernetesCluster:
                 if len(content) > limit:
                     # Closed, not drained: what is left of the answer is not read.
                     response.close()
-                    raise TooLarge(f"{request}: the answer has more than {limit >> 20} MiB")
+                    raise ResponseTooLarge(f"{request}: the answer has more than {limit >> 20} MiB")
                 if not large and len(content) > self._limits.large_bytes:
                     large = True
                     await room.enter_async_context(self._large)
@@ -453,7 +459,7 @@ def _selectors(
     ]
 
 
-def _path(kind: Kind, namespace: str | None, name: str | None, subresource: str | None) -> str:
+def _path(kind: ResourceKind, namespace: str | None, name: str | None, subresource: str | None) -> str:
     parts = [kind.prefix]
     if namespace:
         parts += ["namespaces", quote(namespace, safe="")]

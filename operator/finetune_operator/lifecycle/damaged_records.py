@@ -15,13 +15,19 @@ from finetune_operator.api import Reason
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import MOST_ATTEMPTS, too_many
 from finetune_operator.lifecycle.classify import RECORD_IGNORED, RESULT_MALFORMED
-from finetune_operator.lifecycle.evidence import with_own_attempts
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, RunFolderView, Unreadable
+from finetune_operator.lifecycle.known_attempts import with_own_attempts
+from finetune_operator.lifecycle.observation import (
+    AttemptFiles,
+    AttemptKey,
+    Observation,
+    ReadFailure,
+    RunFolderView,
+)
 from finetune_operator.lifecycle.pending import Record, as_if_written
 from finetune_operator.rendering import attempt_of
 
 
-def believed(observed: Observed) -> tuple[Observed, tuple[Record, ...]]:
+def without_damaged_records(observed: Observation) -> tuple[Observation, tuple[Record, ...]]:
     """The look as it is to be judged, and the records that have to be written for that."""
     seen = _without_foreign_retry(with_own_attempts(observed))
     judged = _judged(seen)
@@ -35,7 +41,7 @@ def believed(observed: Observed) -> tuple[Observed, tuple[Record, ...]]:
     return _warned(found), tuple({**damaged, **dict(pending)}.items())
 
 
-def _warned(observed: Observed) -> Observed:
+def _warned(observed: Observation) -> Observation:
     folder = observed.folder
     if folder.unreadable or not too_many(observed):
         return observed
@@ -43,7 +49,7 @@ def _warned(observed: Observed) -> Observed:
     return replace(observed, folder=replace(folder, warnings=(*folder.warnings, warning)))
 
 
-def _without_foreign_retry(observed: Observed) -> Observed:
+def _without_foreign_retry(observed: Observation) -> Observation:
     """The operator notes a retry when it is asked for; its generation never falls again."""
     noted, asked = observed.folder.retry, observed.job["spec"].get("retry", {}).get("generation", 0)
     if noted is None or noted.generation <= asked:
@@ -53,7 +59,7 @@ def _without_foreign_retry(observed: Observed) -> Observed:
     return replace(observed, folder=folder)
 
 
-def _judged(observed: Observed) -> Observed:
+def _judged(observed: Observation) -> Observation:
     folder = observed.folder
     newest = {key.stage: key for key in sorted(folder.attempts)}
     unknown = next(
@@ -61,7 +67,7 @@ def _judged(observed: Observed) -> Observed:
         None,
     )
     if unknown is not None:
-        why = Unreadable(reason=Reason.CONTRACT_NEWER, message=f"{unknown.rstrip('.')}.")
+        why = ReadFailure(reason=Reason.CONTRACT_NEWER, message=f"{unknown.rstrip('.')}.")
         return replace(observed, folder=RunFolderView(unreadable=why))
     bad = {key: files for key, files in folder.attempts.items() if files.malformed or files.newer}
     if not bad:
@@ -103,7 +109,7 @@ def _without_result(files: AttemptFiles, *, ended: bool, last: bool) -> AttemptF
     return replace(files, failure=failure)
 
 
-def _live(observed: Observed) -> frozenset[tuple[Stage, int]]:
+def _live(observed: Observation) -> frozenset[tuple[Stage, int]]:
     """Numbers of which something may still run."""
     alive: Iterable[children.Object] = (
         *(jobset for jobset in observed.jobsets if not children.jobset_ended(jobset)),

@@ -6,16 +6,16 @@ from typing import Any
 
 from finetune_contract import MeshSpec
 from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh, sharing_rows
-from finetune_operator.planning.budget import Budget, resolve_budget
+from finetune_operator.planning.budget import SpendingLimits, resolve_budget
 from finetune_operator.planning.pathways import Pathways, resolve_pathways
-from finetune_operator.planning.snapshot import Snapshot
+from finetune_operator.planning.stored_plan import StoredPlan
 from finetune_operator.planning.topology import Placement
 
 type Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class SlicePlan:
     """What of a plan depends on the slice."""
 
     placement: Placement
@@ -23,10 +23,12 @@ class Site:
     pathways: Pathways | None
     """None: the controller is McJAX."""
     global_batch: int
-    budget: Budget
+    budget: SpendingLimits
 
 
-def site_on(spec: Object, snapshot: Snapshot, placement: Placement, *, share_rows: bool = False) -> Site:
+def slice_plan(
+    spec: Object, snapshot: StoredPlan, placement: Placement, *, share_rows: bool = False
+) -> SlicePlan:
     """The job on that slice. Raises Refused where its numbers do not fit the slice.
 
     Args:
@@ -41,7 +43,7 @@ def site_on(spec: Object, snapshot: Snapshot, placement: Placement, *, share_row
     mesh = resolve_mesh(placement.shape, resources["slices"], parallelism, resources["controller"])
     if share_rows and not parallelism:
         mesh = sharing_rows(mesh, spec["hyperparameters"])
-    return Site(
+    return SlicePlan(
         placement=placement,
         mesh=mesh,
         pathways=resolve_pathways(profile, snapshot.job.namespace, placement)

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 
-class RememberedFiles:
+class FileCache:
     """Contents by job and address, compressed.
 
     They are kept while the job is live; beyond ``limit_bytes`` the jobs that were looked at least recently lose theirs.

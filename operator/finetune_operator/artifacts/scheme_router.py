@@ -6,19 +6,19 @@ from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from finetune_operator.artifacts.breaker import Breaker
+from finetune_operator.artifacts.circuit_breaker import CircuitBreaker
 from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     RECORD_LIMIT,
+    ObjectStore,
     StorageError,
     StorageUnavailable,
-    Store,
 )
-from finetune_operator.artifacts.shares import asking_until
+from finetune_operator.artifacts.tenant_shares import calls_deadline
 
 
-class Adapter(Store, Protocol):
+class StoreBackend(ObjectStore, Protocol):
     """The store of one scheme."""
 
     async def ended(self) -> None:
@@ -26,7 +26,7 @@ class Adapter(Store, Protocol):
         ...
 
 
-def _google() -> Adapter:
+def _google() -> StoreBackend:
     # Imported on first use: 20 MiB and 0.4 s that a file:// only cluster and the command line do not need.
     from finetune_operator.artifacts.google_store import GoogleStore
 
@@ -34,15 +34,15 @@ def _google() -> Adapter:
 
 
 #: What makes the store of each scheme.
-FACTORIES: Mapping[str, Callable[[], Adapter]] = {"gs": _google, "file": FileStore}
+FACTORIES: Mapping[str, Callable[[], StoreBackend]] = {"gs": _google, "file": FileStore}
 
 
 def _ignore(_operation: str) -> None:
     """The observer of those who do not measure."""
 
 
-class UniversalStore:
-    """Implements :class:`finetune_operator.artifacts.port.Store` for every known scheme.
+class SchemeRouter:
+    """Implements :class:`finetune_operator.artifacts.port.ObjectStore` for every known scheme.
 
     A tenant whose bucket does not answer is refused at once for a while (StorageUnavailable), and waits for nothing.
 
@@ -55,17 +55,17 @@ class UniversalStore:
 
     def __init__(
         self,
-        factories: Mapping[str, Callable[[], Adapter]] = FACTORIES,
+        factories: Mapping[str, Callable[[], StoreBackend]] = FACTORIES,
         *,
         requested: Callable[[str], None] = _ignore,
         refused: Callable[[str], None] = _ignore,
-        breaker: Breaker | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         self._factories = factories
         self._requested = requested
         self._refused = refused
-        self._breaker = breaker or Breaker()
-        self._stores: dict[str, Adapter] = {}
+        self._breaker = breaker or CircuitBreaker()
+        self._stores: dict[str, StoreBackend] = {}
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         store = self._store(uri)
@@ -90,12 +90,12 @@ class UniversalStore:
             return await call()
 
         try:
-            async with asyncio.timeout_at(asking_until()):
+            async with asyncio.timeout_at(calls_deadline()):
                 return await self._breaker.ask(uri, request, partial(self._refused, operation))
         except TimeoutError as error:
             raise StorageUnavailable(uri, "the store answers too slowly") from error
 
-    def _store(self, uri: str) -> Adapter:
+    def _store(self, uri: str) -> StoreBackend:
         scheme = urlsplit(uri).scheme
         if scheme not in self._stores:
             if scheme not in self._factories:

@@ -182,7 +182,7 @@ class AttemptRecord(ApiModel):
     """Training step it reached."""
 
 
-class Attempts(ApiModel):
+class AttemptsStatus(ApiModel):
     """How often stages were started, and why they had to be started again."""
 
     total: NonNegative
@@ -232,7 +232,7 @@ class StartupSeconds(ApiModel):
     """The first step itself."""
 
 
-class Goodput(ApiModel):
+class GoodputStatus(ApiModel):
     """Share of the time that moved the training forward."""
 
     percent: Decimal
@@ -254,7 +254,7 @@ class ActiveTime(ApiModel):
     """When this and cost were counted."""
 
 
-class Cost(ApiModel):
+class CostStatus(ApiModel):
     """What the job has used so far."""
 
     chip_hours: Decimal

@@ -22,7 +22,7 @@ from pydantic_core.core_schema import (
 )
 
 from finetune_operator.api.profile import DEFAULT_PROFILE_ANNOTATION
-from finetune_operator.cluster.depth import shallow
+from finetune_operator.cluster.json_depth import shallow
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
 
@@ -85,7 +85,7 @@ _LIST = SchemaValidator(
 )
 
 
-def kept_event(line: bytes | bytearray) -> bytes:
+def project_event(line: bytes | bytearray) -> bytes:
     """What is kept of one line of a watch, as JSON. Raises ValueError where it is none."""
     event = _validated(_EVENT, line)
     if event.get("object"):
@@ -93,7 +93,7 @@ def kept_event(line: bytes | bytearray) -> bytes:
     return to_json(event)
 
 
-def kept_list(text: bytes | bytearray) -> bytes:
+def project_list(text: bytes | bytearray) -> bytes:
     """What is kept of one page of a listing, as JSON. Raises ValueError where it is none."""
     page = _validated(_LIST, text)
     page["items"] = page.get("items") or []

@@ -16,7 +16,9 @@ from finetune_operator.lifecycle.times import stamp
 _NAMED = 3
 
 
-def blame(failure: Failure, attempt: Attempt, told: Mapping[int, HostProgress], mesh: MeshSpec) -> Failure:
+def identify_stragglers(
+    failure: Failure, attempt: Attempt, told: Mapping[int, HostProgress], mesh: MeshSpec
+) -> Failure:
     """``failure``, of an attempt that stands still, with the hosts that lag.
 
     Args:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Hashable
 from pydantic import BaseModel
 
 from finetune_operator.api import Reason
-from finetune_operator.artifacts.port import RECORD_LIMIT, Store, TooLarge
-from finetune_operator.reconcile.records import MalformedError, parsed
-from finetune_operator.reconcile.remembered import RememberedFiles
+from finetune_operator.artifacts.port import RECORD_LIMIT, ObjectStore, ObjectTooLarge
+from finetune_operator.reconcile.file_cache import FileCache
+from finetune_operator.reconcile.records import MalformedRecordError, parsed
 
 #: Bytes that one look reads.
 _READ_LIMIT = 16 * 2**20
@@ -41,7 +41,7 @@ def _too_large(uri: str, what: str, limit: int) -> UnreadableError:
     return UnreadableError(Reason.RUN_FOLDER_TOO_LARGE, text)
 
 
-class FilesOfLook:
+class RunFolderFiles:
     """Others may have written them: what is read and what is held is bounded over all files together.
 
     Args:
@@ -50,7 +50,7 @@ class FilesOfLook:
         job: of what is remembered.
     """
 
-    def __init__(self, store: Store, remembered: RememberedFiles, job: Hashable) -> None:
+    def __init__(self, store: ObjectStore, remembered: FileCache, job: Hashable) -> None:
         self._store = store
         self._remembered = remembered
         self._job = job
@@ -85,7 +85,7 @@ class FilesOfLook:
             if content is None:
                 return None
             found = parsed(uri, content, model)
-        except (MalformedError, TooLarge):
+        except (MalformedRecordError, ObjectTooLarge):
             if settled_if_bad and known is None:
                 # Without what it holds, which is of no use to anyone.
                 self._remembered.keep(self._job, uri, b"")
@@ -107,7 +107,7 @@ class FilesOfLook:
     async def _fetch(self, uri: str, limit: int) -> bytes | None:
         try:
             content = await self._store.read(uri, limit=limit)
-        except TooLarge:
+        except ObjectTooLarge:
             self._unread -= limit
             raise
         self._unread -= len(content or b"")

@@ -27,7 +27,7 @@ _UNKNOWN = "\0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     """Something that a job names."""
 
     path: str
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class ProfileFolders:
     """The profile's own folders, as one namespace sees them. Folders end without a slash."""
 
     artifacts: str
@@ -50,7 +50,7 @@ class Storage:
     names them. Each namespace has its part of them, which no job names."""
 
     @classmethod
-    def of(cls, profile: Object, namespace: str) -> "Storage":
+    def of(cls, profile: Object, namespace: str) -> "ProfileFolders":
         """From a profile's spec."""
         storage = profile["storage"]
         return cls(
@@ -74,7 +74,7 @@ class Storage:
 
 def storage_faults(profile: Object) -> Iterator[str]:
     """Folders of a profile that cannot be kept apart: who may write into one of them would write into another, too."""
-    storage = Storage.of(profile, "")
+    storage = ProfileFolders.of(profile, "")
     folders = {"artifacts": storage.artifacts, **storage.shared}
     for (outer, around), (inner, within) in permutations(folders.items(), 2):
         if is_below(within, around) or (within == around and outer < inner):
@@ -91,8 +91,8 @@ def storage_faults(profile: Object) -> Iterator[str]:
             )
 
 
-def judge(
-    place: Place, storage: Storage, rule: Rule, listed: Sequence[str] | None, *, strict: bool
+def location_problem(
+    place: Location, storage: ProfileFolders, rule: Rule, listed: Sequence[str] | None, *, strict: bool
 ) -> str | None:
     """Why ``place`` may not be read or written; None: it may.
 
@@ -124,7 +124,7 @@ def judge(
     )
 
 
-def _of_a_pod(path: str, uri: str, storage: Storage) -> str | None:
+def _of_a_pod(path: str, uri: str, storage: ProfileFolders) -> str | None:
     """Why a place in a file system is refused where the profile keeps things elsewhere."""
     if not _is_file(uri) or _is_file(storage.artifacts):
         return None
@@ -144,7 +144,7 @@ def _to_allow(entry: str | None, rule: Rule) -> str:
     return f': to allow it, add "{entry}" to spec.constraints.uris.{rule} of the profile' if entry else ""
 
 
-def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -> str | None:
+def run_folder_problem(path: str, folder: str, storage: ProfileFolders, listed: Sequence[str]) -> str | None:
     """Why a job may not go on in the run folder ``folder``; None: it may. It is its namespace's own, or one that
     ``constraints.uris.write`` names."""
     uri = folder.rstrip("/")
@@ -169,7 +169,7 @@ def judge_run(path: str, folder: str, storage: Storage, listed: Sequence[str]) -
     )
 
 
-def _opens_run(pattern: str, uri: str, storage: Storage) -> bool:
+def _opens_run(pattern: str, uri: str, storage: ProfileFolders) -> bool:
     """Among the profile's own run folders an entry names at least the namespace."""
     if not _touches(uri, storage.artifacts, folder=True):
         return True
@@ -177,7 +177,7 @@ def _opens_run(pattern: str, uri: str, storage: Storage) -> bool:
     return len(uri.split("/")) == depth + 1 and _names(pattern, "/".join(uri.split("/")[:depth]))
 
 
-def _guarded(place: Place, uri: str, storage: Storage, rule: Rule) -> Iterator[str | None]:
+def _guarded(place: Location, uri: str, storage: ProfileFolders, rule: Rule) -> Iterator[str | None]:
     """Folders of the profile that ``place`` may be in and that are not its namespace's to use so. An entry that opens
     one names it; None: no entry can."""
     for folder in storage.shared.values():
@@ -234,7 +234,7 @@ def _blurred_name(name: str) -> str:
     return f"{name[: at[0]]}{_UNKNOWN}{'' if '[' in name else name[at[-1] + 1 :]}"
 
 
-def _entry(place: Place, uri: str) -> str | None:
+def _entry(place: Location, uri: str) -> str | None:
     """What an entry that covers ``uri`` may look like: of a file, its folder. None: that is a whole bucket."""
     if uri.startswith("hf://"):
         return uri

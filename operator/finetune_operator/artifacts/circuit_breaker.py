@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from finetune_operator.artifacts.port import StorageUnavailable
-from finetune_operator.artifacts.shares import Share, share_of
+from finetune_operator.artifacts.tenant_shares import TenantShare, share_of
 
 #: Consecutive failures of a share's calls that open its circuit: a single slow folder must not blind its tenant.
 _FAILURES = 3
@@ -25,7 +25,7 @@ class _Circuit:
     """Half-open: one call is under way that finds out whether the store answers again."""
 
 
-class Breaker:
+class CircuitBreaker:
     """One circuit per share: one tenant's calls to one bucket.
 
     Args:
@@ -34,7 +34,7 @@ class Breaker:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._circuits: dict[Share, _Circuit] = {}
+        self._circuits: dict[TenantShare, _Circuit] = {}
 
     async def ask[T](self, uri: str, request: Callable[[], Awaitable[T]], refused: Callable[[], None]) -> T:
         """Return or raise as ``request`` does. While the circuit is open, ``refused`` is called instead, and

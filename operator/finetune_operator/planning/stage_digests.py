@@ -9,7 +9,7 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.planning.merge import merge
-from finetune_operator.planning.snapshot import digest
+from finetune_operator.planning.stored_plan import digest
 
 _EVERY = frozenset(Stage)
 
@@ -41,7 +41,7 @@ READ_BY_THE_OPERATOR = frozenset(
 )
 
 
-def asked_of_stages(spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[Stage, str]:
+def stage_digests(spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[Stage, str]:
     """By stage, a digest of what job (``spec``) and profile (``defaults``) ask of it. What never changes after
     admission is left out."""
     asked = merge(defaults, spec)

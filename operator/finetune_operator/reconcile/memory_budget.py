@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from finetune_operator.artifacts.shares import Slots
-from finetune_operator.cluster.port import Object, TooLarge
+from finetune_operator.artifacts.tenant_shares import CallSlots
+from finetune_operator.cluster.port import Object, ResponseTooLarge
 from finetune_operator.lifecycle.reduced import weight
 
 #: Bytes in memory that any look may hold: JobSets and pods of some hundred hosts.
@@ -20,10 +20,10 @@ _MOST = 24 * 2**20
 _PLACES = 3
 
 
-class Room:
+class MemoryShare:
     """Of one look."""
 
-    def __init__(self, namespace: str, places: Slots) -> None:
+    def __init__(self, namespace: str, places: CallSlots) -> None:
         self._namespace = namespace
         self._places = places
         self._placed = False
@@ -38,7 +38,7 @@ class Room:
             raise asyncio.CancelledError
         self._held += weight(found)
         if self._held > _MOST:
-            raise TooLarge(
+            raise ResponseTooLarge(
                 f"{what}: those that the job may have made take more than {_MOST >> 20} MiB. Delete those that no "
                 "controller made, or remove these labels from them"
             )
@@ -64,16 +64,16 @@ class Room:
             self._places.give_back(self._namespace)
 
 
-class Rooms:
+class MemoryBudget:
     """Of all looks."""
 
     def __init__(self) -> None:
-        self._places = Slots(total=_PLACES, each=1)
+        self._places = CallSlots(total=_PLACES, each=1)
 
     @asynccontextmanager
-    async def of(self, namespace: str) -> AsyncIterator[Room]:
+    async def of(self, namespace: str) -> AsyncIterator[MemoryShare]:
         """The room of one look at a job in that namespace, and of all that follows from it."""
-        room = Room(namespace, self._places)
+        room = MemoryShare(namespace, self._places)
         try:
             yield room
         finally:

@@ -20,7 +20,7 @@ FINISHED_LATER_SECONDS = 5.0
 USAGE_SECONDS = 2.0
 
 
-class Listener(Protocol):
+class LatencyObserver(Protocol):
     """Hears what latencies are measured from."""
 
     def jobset_finished(self, key: JobKey) -> None:
@@ -31,7 +31,7 @@ class Listener(Protocol):
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CachedJob:
     """What the last event said of one job."""
 
     uid: str
@@ -46,19 +46,19 @@ class _Seen:
     finished_jobsets: set[str] = field(default_factory=set)
 
 
-class Intake:
+class EventHandlers:
     """Turns watch events into keys. Event types are those of a watch; None: from a listing. Of an object it reads what
-    :mod:`finetune_operator.runtime.kept` keeps.
+    :mod:`finetune_operator.runtime.projection` keeps.
 
     Args:
         add: puts a key on the queue, due after so many seconds.
         listener: hears of finished JobSets and jobs.
     """
 
-    def __init__(self, add: Callable[[Key, float], None], listener: Listener) -> None:
+    def __init__(self, add: Callable[[Key, float], None], listener: LatencyObserver) -> None:
         self._add = add
         self._listener = listener
-        self._seen: dict[JobKey, _Seen] = {}
+        self._seen: dict[JobKey, _CachedJob] = {}
         self._profiles: dict[str, bytes] = {}
         """What the last event said of each, its status left out."""
         self._jobsets: dict[str, JobKey] = {}
@@ -174,7 +174,7 @@ class Intake:
         if event_type is not None:
             self._add(key, 0.0)
 
-    def _remember(self, key: JobKey, job: Object) -> _Seen:
+    def _remember(self, key: JobKey, job: Object) -> _CachedJob:
         """What is known of the job of that name now: the given one, unless that is an earlier one."""
         uid, created = job["metadata"]["uid"], job["metadata"].get("creationTimestamp", "")
         finished, admitted = _condition(job, "Finished"), _condition(job, "Valid")
@@ -185,7 +185,7 @@ class Intake:
             self._forget(key)
             seen = None
         if seen is None:
-            seen = _Seen(uid=uid, created=created, input=None, finished=finished, admitted=admitted)
+            seen = _CachedJob(uid=uid, created=created, input=None, finished=finished, admitted=admitted)
             self._seen[key] = seen
         seen.finished, seen.admitted = finished, admitted
         self._use(seen, None if finished else _profile_of(job))
@@ -193,7 +193,7 @@ class Intake:
             self._listener.forget(key)
         return seen
 
-    def _use(self, seen: _Seen, profile: str | None) -> None:
+    def _use(self, seen: _CachedJob, profile: str | None) -> None:
         """The job runs under that profile from now on, or under none."""
         if profile == seen.profile:
             return
@@ -226,7 +226,7 @@ def _profile_of(job: Object) -> str | None:
 
 def _input(found: Object) -> bytes:
     """A digest of what is read of it, but for its status: other labels and annotations may change as often as they
-    like. The same for a whole object and for what :mod:`finetune_operator.runtime.kept` keeps."""
+    like. The same for a whole object and for what :mod:`finetune_operator.runtime.projection` keeps."""
     metadata = found["metadata"]
     values = [metadata.get(name) for name in ("uid", "generation", "deletionTimestamp")]
     values += [metadata.get("labels", {}).get(label) for label in (QUEUE_LABEL, PRIORITY_LABEL)]

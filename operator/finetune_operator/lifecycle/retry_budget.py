@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from finetune_contract import ExitCode, Failure, FailureClass, Progress, Stage, TrainOutcome
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.classify import Ending, Verdict
-from finetune_operator.planning.plan import Recovery
+from finetune_operator.lifecycle.classify import AttemptOutcome, AttemptResult
+from finetune_operator.planning.plan import RetryLimits
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
 #: Seconds before the first and at most before any further try.
@@ -18,11 +18,11 @@ _INPUT = (15.0, 1800.0)
 #: Bad ends in a row without a new checkpoint after which a training is given up: it would go on for ever.
 MOST_STUCK = 10
 
-type Judged = tuple[Attempt, Verdict]
+type Judged = tuple[Attempt, AttemptResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
+class AttemptCounts:
     """Bad ends over all stages, by who is charged."""
 
     preemption: int = 0
@@ -31,7 +31,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exhausted:
+class ExhaustedBudget:
     """One budget is used up."""
 
     reason: Reason = Reason.RETRIES_EXHAUSTED
@@ -51,7 +51,7 @@ def too_many_attempts(stage: Stage) -> Failure:
     )
 
 
-def waits_for_input(stage: Stage, verdict: Verdict) -> bool:
+def waits_for_input(stage: Stage, verdict: AttemptResult) -> bool:
     """Preflight found an input missing: nobody is charged, and it is looked for again."""
     return (
         stage is Stage.PREFLIGHT
@@ -60,25 +60,27 @@ def waits_for_input(stage: Stage, verdict: Verdict) -> bool:
     )
 
 
-def count(judged: Iterable[Judged]) -> Counters:
+def count(judged: Iterable[Judged]) -> AttemptCounts:
     """Charge every bad end to its class."""
     charged = [
         verdict.failure_class
         for attempt, verdict in judged
-        if verdict.ending is Ending.FAILED and not waits_for_input(attempt.key.stage, verdict)
+        if verdict.ending is AttemptOutcome.FAILED and not waits_for_input(attempt.key.stage, verdict)
     ]
-    return Counters(
+    return AttemptCounts(
         preemption=charged.count(FailureClass.PREEMPTION),
         infrastructure=charged.count(FailureClass.INFRASTRUCTURE),
         user=charged.count(FailureClass.USER),
     )
 
 
-def exhausted(verdict: Verdict, counters: Counters, recovery: Recovery) -> Exhausted | None:
+def exhausted(
+    verdict: AttemptResult, counters: AttemptCounts, recovery: RetryLimits
+) -> ExhaustedBudget | None:
     """The budget that this bad end has used up, if any."""
     if verdict.failure_class is FailureClass.PLATFORM:
         # The next attempt would be of the same image, and the budgets say nothing of that.
-        return Exhausted(field="the number of such failures", used=1, allowed=0)
+        return ExhaustedBudget(field="the number of such failures", used=1, allowed=0)
     field, used, allowed = {
         FailureClass.PREEMPTION: ("maxPreemptions", counters.preemption, recovery.preemptions),
         FailureClass.USER: ("maxUserRetries", counters.user, recovery.user),
@@ -88,7 +90,7 @@ def exhausted(verdict: Verdict, counters: Counters, recovery: Recovery) -> Exhau
     )
     if used <= allowed:
         return None
-    return Exhausted(field=f"spec.recovery.{field}", used=used, allowed=allowed)
+    return ExhaustedBudget(field=f"spec.recovery.{field}", used=used, allowed=allowed)
 
 
 def stuck(stage_attempts: Sequence[Judged], progress: Progress | None) -> int:
@@ -99,7 +101,9 @@ def stuck(stage_attempts: Sequence[Judged], progress: Progress | None) -> int:
     """
     last_moved = max((number for number, moved in enumerate(_moved(stage_attempts), 1) if moved), default=0)
     since = [
-        attempt.key for attempt, verdict in stage_attempts[last_moved:] if verdict.ending is Ending.FAILED
+        attempt.key
+        for attempt, verdict in stage_attempts[last_moved:]
+        if verdict.ending is AttemptOutcome.FAILED
     ]
     best = max((_reached(attempt, verdict) for attempt, verdict in stage_attempts), default=0)
     if progress is not None and max([progress.start_step, *progress.checkpoints]) > best:
@@ -113,11 +117,11 @@ def retry_at(stage_attempts: Sequence[Judged]) -> datetime | None:
     The wait doubles with every bad end in a row. A preemption after progress is no reason to wait.
     """
     _, last = stage_attempts[-1]
-    if last.ending is not Ending.FAILED or last.finished is None:
+    if last.ending is not AttemptOutcome.FAILED or last.finished is None:
         return None
     in_a_row = 0
     for (_, verdict), moved in zip(reversed(stage_attempts), reversed(_moved(stage_attempts)), strict=True):
-        if verdict.ending is not Ending.FAILED or verdict.failure_class is not last.failure_class:
+        if verdict.ending is not AttemptOutcome.FAILED or verdict.failure_class is not last.failure_class:
             break
         if verdict.failure_class is FailureClass.PREEMPTION and moved:
             break
@@ -141,7 +145,7 @@ def _moved(stage_attempts: Sequence[Judged]) -> list[bool]:
     return found
 
 
-def _reached(attempt: Attempt, verdict: Verdict) -> int:
+def _reached(attempt: Attempt, verdict: AttemptResult) -> int:
     """The step of the checkpoint that is recorded of the attempt; 0: none is."""
     result = attempt.files.result if attempt.files else None
     if result and isinstance(result.details, TrainOutcome):

@@ -12,7 +12,7 @@ _until: ContextVar[float | None] = ContextVar("until", default=None)
 
 
 @contextmanager
-def asking_for(tenant: str, *, seconds: float | None = None) -> Iterator[None]:
+def calls_for_tenant(tenant: str, *, seconds: float | None = None) -> Iterator[None]:
     """Calls to a store inside, and in tasks that begin inside, count against that tenant: a namespace.
 
     Args:
@@ -28,13 +28,13 @@ def asking_for(tenant: str, *, seconds: float | None = None) -> Iterator[None]:
         _until.reset(tokens[1])
 
 
-def asking_until() -> float | None:
-    """By the loop's clock, the end of the time that :func:`asking_for` has set; None where it has set none."""
+def calls_deadline() -> float | None:
+    """By the loop's clock, the end of the time that :func:`calls_for_tenant` has set; None where it has set none."""
     return _until.get()
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TenantShare:
     """Calls that may make each other wait, and no others."""
 
     tenant: str
@@ -44,11 +44,11 @@ class Share:
     """``gs://name``; with ``file://`` there is one."""
 
 
-def share_of(uri: str) -> Share:
+def share_of(uri: str) -> TenantShare:
     """The share that a call for this URI belongs to, by the tenant that it is made for."""
     parts = urlsplit(uri)
     folder = parts.path.strip("/").partition("/")[0]
-    return Share(_tenant.get() or folder, f"{parts.scheme}://{parts.netloc}")
+    return TenantShare(_tenant.get() or folder, f"{parts.scheme}://{parts.netloc}")
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _Used:
     """That hold a slot or wait for one."""
 
 
-class Slots:
+class CallSlots:
     """Who may begin a call now.
 
     Args:

@@ -14,7 +14,7 @@ _STOPPED = (int(ExitCode.STOPPED), 143)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ReplicatedJob:
     """So many Jobs of so many equal pods."""
 
     name: str
@@ -30,8 +30,11 @@ class Group:
     pod_annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-def render_group(
-    group: Group, labels: Mapping[str, str], pod_labels: Mapping[str, str], pod_annotations: Mapping[str, str]
+def render_replicated_job(
+    group: ReplicatedJob,
+    labels: Mapping[str, str],
+    pod_labels: Mapping[str, str],
+    pod_annotations: Mapping[str, str],
 ) -> dict[str, Any]:
     """The replicated job. ``labels`` are those of all children; the others are additions for all pods."""
     metadata: dict[str, Any] = {"labels": dict(labels)}

@@ -10,12 +10,12 @@ from finetune_operator.api import Reason, WaitingReason
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.deadlines import interrupted, stepped
-from finetune_operator.lifecycle.decision import Concerned
-from finetune_operator.lifecycle.events import autoscaler, refusal, trouble
-from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.lifecycle.queueing import Queueing
-from finetune_operator.lifecycle.situation import Wait
-from finetune_operator.lifecycle.stages import Survey, waiting_input
+from finetune_operator.lifecycle.decision import ObjectReference
+from finetune_operator.lifecycle.job_state import WaitCause
+from finetune_operator.lifecycle.kueue import QueueStatus
+from finetune_operator.lifecycle.object_events import autoscaler, refusal, trouble
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages import JobStages, waiting_input
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.rendering import TPU_STAGES, first_group, jobset_name
@@ -32,25 +32,25 @@ _CHIPS = "Insufficient google.com/tpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Obstruction:
+class AttemptBlocker:
     """What keeps an attempt from running."""
 
-    wait: Wait
+    wait: WaitCause
     refused: Refused | None = None
     """Where the job names what is not there."""
     stalled: bool = False
     """It has lasted for longer than any other wait may, and has no end."""
-    about: Concerned | None = None
+    about: ObjectReference | None = None
     """Whose Events may tell more."""
 
 
-def recovering(look: Survey) -> bool:
+def recovering(look: JobStages) -> bool:
     """Whether the current stage has had a bad end, and is tried again."""
     verdict = look.current.last_verdict
     return verdict is not None and verdict.failure is not None and waiting_input(look.current) is None
 
 
-def retry_wait(look: Survey) -> Wait:
+def retry_wait(look: JobStages) -> WaitCause:
     """For the time of the next try."""
     view = look.current
     verdict, due = view.last_verdict, view.retry_at
@@ -59,61 +59,61 @@ def retry_wait(look: Survey) -> Wait:
     assert due is not None, "called while the next try is not due"
     missing = waiting_input(view) is not None
     word = "Looked for again" if missing else "Tried again"
-    return Wait(
+    return WaitCause(
         reason=WaitingReason.INPUT if missing else WaitingReason.RETRY,
         message=f"{verdict.failure.message} {word} at {stamp(due)}.",
         since=verdict.finished,
     )
 
 
-def input_wait(look: Survey) -> Wait | None:
+def input_wait(look: JobStages) -> WaitCause | None:
     """For what preflight has looked for in vain."""
     missing = waiting_input(look[Stage.PREFLIGHT])
     if missing is None:
         return None
-    return Wait(reason=WaitingReason.INPUT, message=f"{missing.message} It is being looked for again.")
+    return WaitCause(reason=WaitingReason.INPUT, message=f"{missing.message} It is being looked for again.")
 
 
-def obstruction(  # noqa: PLR0911  one per case
-    observed: Observed, look: Survey, attempt: Attempt, queue: Queueing | None
-) -> Obstruction | None:
+def attempt_blocker(  # noqa: PLR0911  one per case
+    observed: Observation, look: JobStages, attempt: Attempt, queue: QueueStatus | None
+) -> AttemptBlocker | None:
     """What keeps the attempt's pods from being made or started; None where nothing is known to."""
     plan, stage = look.plan, attempt.key.stage
     if queue is None and attempt.jobset is not None and children.suspended(attempt.jobset):
-        return Obstruction(wait=_suspended_by_hand(plan, attempt))
+        return AttemptBlocker(wait=_suspended_by_hand(plan, attempt))
     if let_go := _without_pods_since(observed, attempt, queue, pre_running=plan.limits.pre_running):
         job = f"{_name(plan, attempt)}-{first_group(plan, stage)}-0"
-        return Obstruction(
-            wait=Wait(
+        return AttemptBlocker(
+            wait=WaitCause(
                 reason=WaitingReason.INPUT, message=no_pods(plan, attempt, observed.events), since=let_go
             ),
-            about=Concerned(kind="Job", name=job),
+            about=ObjectReference(kind="Job", name=job),
         )
-    found = None if attempt.running else children.hindrance(attempt.pods)
+    found = None if attempt.running else children.pod_blocker(attempt.pods)
     if found is None:
         return None
     waited = (observed.now - found.since).total_seconds() if found.since else 0.0
     stalled = waited > plan.limits.pre_running
     if found.missing_reference:
         refused = missing_secret(plan, found.message)
-        return Obstruction(wait=_wait(found, refused.message), refused=refused, stalled=stalled)
+        return AttemptBlocker(wait=_wait(found, refused.message), refused=refused, stalled=stalled)
     if found.reason is WaitingReason.IMAGE:
         message = f"{found.message.rstrip('.')}. {_image_fix(found.message)}"
-        return Obstruction(wait=_wait(found, message), stalled=stalled)
+        return AttemptBlocker(wait=_wait(found, message), stalled=stalled)
     message = f"{found.message.rstrip('.')}."
     if found.reason is WaitingReason.POD:
         if waited < _CREATING_SECONDS:
             return None
         told = trouble(observed.events or ())
         message = f"{message} {told.rstrip('.')}." if told else message
-        return Obstruction(wait=_wait(found, message), about=Concerned(kind="Pod", name=found.pod))
+        return AttemptBlocker(wait=_wait(found, message), about=ObjectReference(kind="Pod", name=found.pod))
     if waited < AUTOSCALER_SECONDS:
         # It is no shortage yet, let alone one of quota: a node's device plugin registers after the node.
         moment = " A TPU node that has just come shows its chips a moment later." if _CHIPS in message else ""
-        return Obstruction(wait=_wait(found, f"{message}{moment}"))
+        return AttemptBlocker(wait=_wait(found, f"{message}{moment}"))
     if observed.events is not None:
         message = f"{message} {autoscaler(observed.events, _nodes(plan, stage))}"
-    return Obstruction(wait=_wait(found, message), about=Concerned(kind="Pod", name=found.pod))
+    return AttemptBlocker(wait=_wait(found, message), about=ObjectReference(kind="Pod", name=found.pod))
 
 
 def missing_secret(plan: Plan, message: str) -> Refused:
@@ -146,12 +146,12 @@ def no_pods(plan: Plan, attempt: Attempt, events: Iterable[Object] | None) -> st
 
 
 def _without_pods_since(
-    observed: Observed, attempt: Attempt, queue: Queueing | None, *, pre_running: int
+    observed: Observation, attempt: Attempt, queue: QueueStatus | None, *, pre_running: int
 ) -> datetime | None:
     """When a JobSet that should have pods by now was let go."""
     if attempt.jobset is None or attempt.pods or attempt.key.restart or children.deleting(attempt.jobset):
         return None
-    let_go = children.let_go_at(attempt.jobset, queued=queue is not None)
+    let_go = children.unsuspended_at(attempt.jobset, queued=queue is not None)
     if let_go is None or children.suspended(attempt.jobset) or stepped(attempt, observed.folder.progress):
         return None
     waited = (observed.now - let_go).total_seconds()
@@ -160,17 +160,17 @@ def _without_pods_since(
     return let_go if waited > NO_PODS_SECONDS and not over else None
 
 
-def _suspended_by_hand(plan: Plan, attempt: Attempt) -> Wait:
+def _suspended_by_hand(plan: Plan, attempt: Attempt) -> WaitCause:
     name, namespace = _name(plan, attempt), plan.job.namespace
-    return Wait(
+    return WaitCause(
         reason=WaitingReason.INPUT,
         message=f"JobSet {name} is suspended, and no queue holds it. Let it go with: kubectl -n {namespace} patch "
         f'jobset {name} --type merge -p \'{{"spec":{{"suspend":false}}}}\'',
     )
 
 
-def _wait(found: children.Hindrance, message: str) -> Wait:
-    return Wait(reason=found.reason, message=message, since=found.since)
+def _wait(found: children.PodBlocker, message: str) -> WaitCause:
+    return WaitCause(reason=found.reason, message=message, since=found.since)
 
 
 def _image_fix(message: str) -> str:

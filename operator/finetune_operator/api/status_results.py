@@ -33,7 +33,7 @@ class CheckpointTag(StrEnum):
     LAST = "Last"
 
 
-class Checkpoint(ApiModel):
+class CheckpointStatus(ApiModel):
     """A saved state of the training."""
 
     step: NonNegative
@@ -46,7 +46,7 @@ class Checkpoint(ApiModel):
     """Best, Last."""
 
 
-class GateResult(ApiModel):
+class GateStatus(ApiModel):
     """Whether a gate was met."""
 
     metric: ShortText
@@ -70,7 +70,7 @@ class EvaluationStatus(ApiModel):
     """The base model's metrics."""
     result: MetricValues | None = None
     """The tuned model's metrics."""
-    gates: Annotated[tuple[GateResult, ...], Field(max_length=16)] | None = None
+    gates: Annotated[tuple[GateStatus, ...], Field(max_length=16)] | None = None
     """Whether the gates were met."""
     samples_uri: Annotated[Uri | None, Field(alias="samplesURI")] = None
     """Every answer to evaluation.prompts and to the questions of evaluation.datasets, as JSON lines, beside its

@@ -38,7 +38,7 @@ _KEYS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: every reconcile reads the cached properties
-class Snapshot:
+class StoredPlan:
     """What a stored plan says."""
 
     job: JobIdentity
@@ -154,7 +154,7 @@ def plan_name(uid: str) -> str:
     return f"finetune-plan-{uid}"
 
 
-def render_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+def render_stored_plan(snapshot: StoredPlan) -> dict[str, Any]:
     """The ConfigMap, without the namespace of the operator that stores it. Same snapshot, same ConfigMap."""
     return {
         "apiVersion": "v1",
@@ -176,13 +176,13 @@ def render_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def read_snapshot(config_map: Object) -> Snapshot:
-    """What :func:`render_snapshot` wrote. Raises Refused (PlanMissing) when it is not exactly that."""
+def read_stored_plan(config_map: Object) -> StoredPlan:
+    """What :func:`render_stored_plan` wrote. Raises Refused (PlanMissing) when it is not exactly that."""
     data, metadata = config_map.get("data") or {}, config_map["metadata"]
     try:
         if data["format"] != _FORMAT:
             raise ValueError(f"format {data['format']}, expected {_FORMAT}")
-        snapshot = Snapshot(
+        snapshot = StoredPlan(
             job=JobIdentity(namespace=data["job-namespace"], name=data["job-name"], uid=data["job-uid"]),
             profile_name=data["profile-name"],
             profile_hash=data["profile-hash"],

@@ -10,18 +10,25 @@ from finetune_contract import JobIdentity, MemoryOutcome, Stage
 from finetune_contract.versions import FIRST_VERSION
 from finetune_operator.api import Reason
 from finetune_operator.planning import resolve, training
-from finetune_operator.planning.asked import asked_of_stages
 from finetune_operator.planning.choice import CHEAPEST, NO_WISH, choose
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.limits import bounds_of, limit_problems
 from finetune_operator.planning.memory import resolve_memory, without_choice
 from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import refuse_other_controller
-from finetune_operator.planning.plan import IDENTITY, CpuPool, Limits, Plan, PodAdditions, Recovery
+from finetune_operator.planning.plan import IDENTITY, CpuNodes, Plan, PodAdditions, RetryLimits, TimeLimits
 from finetune_operator.planning.queueing import Queues, resolve_queues
-from finetune_operator.planning.site import Site, site_on
-from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, owner_reference
-from finetune_operator.planning.topology import Offer, by_price, names_a_slice, place, placement, terms
+from finetune_operator.planning.slice_plan import SlicePlan, slice_plan
+from finetune_operator.planning.stage_digests import stage_digests
+from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, owner_reference
+from finetune_operator.planning.topology import (
+    SliceOffer,
+    by_price,
+    named_slice,
+    names_a_slice,
+    placement,
+    terms,
+)
 
 type Object = Mapping[str, Any]
 
@@ -36,7 +43,7 @@ _FAULTS = {
 
 
 def make_plan(
-    job: Object, snapshot: Snapshot, passed: Collection[str] = (), found: MemoryOutcome | None = None
+    job: Object, snapshot: StoredPlan, passed: Collection[str] = (), found: MemoryOutcome | None = None
 ) -> Plan:
     """Resolve an admitted job. Raises Refused where numbers or shapes do not fit.
 
@@ -50,13 +57,13 @@ def make_plan(
     resources = draft.spec["resources"]
     name, flavors = snapshot.profile_name, snapshot.profile["flavors"]
     if names_a_slice(resources):
-        taken = place(resources, name, flavors, queued=draft.queued, passed=passed)
-        return draft.at(site_on(draft.spec, snapshot, taken))
+        taken = named_slice(resources, name, flavors, queued=draft.queued, passed=passed)
+        return draft.at(slice_plan(draft.spec, snapshot, taken))
     offers = by_price(resources, name, flavors, passed)
     if draft.spec["preflight"]["memory"] == "Off":
         kinds = [offer.capacity for offer in offers]
         taken = placement(offers[0], f"{CHEAPEST}, {NO_WISH}", kinds, queued=draft.queued)
-        return draft.at(site_on(draft.spec, snapshot, taken))
+        return draft.at(slice_plan(draft.spec, snapshot, taken))
     before = by_price(resources, name, flavors) if passed else offers
     choice = choose(offers, before, _faults(draft), found, slices=resources["slices"], passed=passed)
     site = draft.site(choice.offer, choice.why, choice.capacities)
@@ -68,13 +75,13 @@ class _Draft:
     """A job before its slice is known."""
 
     job: Object
-    snapshot: Snapshot
+    snapshot: StoredPlan
     spec: Object
     """The merged one, as admitted in what never changes after that."""
     queues: Queues
 
     @classmethod
-    def of(cls, job: Object, snapshot: Snapshot, found: MemoryOutcome | None) -> Self:
+    def of(cls, job: Object, snapshot: StoredPlan, found: MemoryOutcome | None) -> Self:
         """Raises Refused where an edit changes the controller."""
         live = merge(BUILT_IN, snapshot.profile.get("defaults", {}), job["spec"])
         spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
@@ -90,23 +97,23 @@ class _Draft:
         """Whether a queue admits the job's slices."""
         return self.queues.tpu is not None
 
-    def site(self, offer: Offer, why: str = "", capacities: Collection[str] = ()) -> Site:
+    def site(self, offer: SliceOffer, why: str = "", capacities: Collection[str] = ()) -> SlicePlan:
         """The job on a slice that it has not named. Raises Refused where its numbers do not fit that one."""
         taken = placement(offer, why, capacities, queued=self.queued)
-        return site_on(self.spec, self.snapshot, taken, share_rows=True)
+        return slice_plan(self.spec, self.snapshot, taken, share_rows=True)
 
-    def at(self, site: Site, candidates: Sequence[Site] = ()) -> Plan:
+    def at(self, site: SlicePlan, candidates: Sequence[SlicePlan] = ()) -> Plan:
         """The plan there. ``candidates``: where preflight may take the job instead."""
         return _plan(self, site, candidates)
 
 
-def _faults(draft: _Draft) -> Callable[[Offer], str | None]:
+def _faults(draft: _Draft) -> Callable[[SliceOffer], str | None]:
     """Why the job cannot run on an offer, in a few words; None: it can, as far as is known without compiling."""
     bounds = bounds_of(draft.snapshot.profile)
     elsewhere: Plan | None = None
 
     @cache
-    def fault(offer: Offer) -> str | None:
+    def fault(offer: SliceOffer) -> str | None:
         nonlocal elsewhere
         try:
             site = draft.site(offer)
@@ -131,7 +138,7 @@ def _faults(draft: _Draft) -> Callable[[Offer], str | None]:
     return fault
 
 
-def _plan(draft: _Draft, site: Site, candidates: Sequence[Site]) -> Plan:
+def _plan(draft: _Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Plan:
     job, snapshot, spec = draft.job, draft.snapshot, draft.spec
     profile, metadata, resources = snapshot.profile, job["metadata"], spec["resources"]
     accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
@@ -153,7 +160,7 @@ def _plan(draft: _Draft, site: Site, candidates: Sequence[Site]) -> Plan:
         profile_name=snapshot.profile_name,
         profile_hash=snapshot.profile_hash,
         spec_hash=digest({name: value for name, value in spec.items() if name not in LIFECYCLE}),
-        asked=asked_of_stages(job["spec"], profile.get("defaults", {})),
+        asked=stage_digests(job["spec"], profile.get("defaults", {})),
         contract=snapshot.contract or FIRST_VERSION,
         stages=tuple(
             stage
@@ -187,13 +194,13 @@ def _plan(draft: _Draft, site: Site, candidates: Sequence[Site]) -> Plan:
         memory=memory if knows_asked or memory is None else without_choice(memory),
         use_cache=spec["cache"],
         engine_overrides=spec.get("engineOverrides", {}),
-        recovery=Recovery(
+        recovery=RetryLimits(
             preemptions=spec["recovery"]["maxPreemptions"],
             infrastructure=spec["recovery"]["maxInfrastructureRetries"],
             user=spec["recovery"]["maxUserRetries"],
         ),
         budget=site.budget,
-        limits=Limits(
+        limits=TimeLimits(
             active=spec.get("activeDeadlineSeconds"),
             pre_running=spec["preRunningDeadlineSeconds"],
             startup=spec["hangPolicy"]["startupSeconds"],
@@ -213,7 +220,7 @@ def _plan(draft: _Draft, site: Site, candidates: Sequence[Site]) -> Plan:
         service_account_cpu=accounts.get("cpu", "default"),
         hub_token=(secret["name"], secret.get("key", "token")) if secret else None,
         upload_tokens=resolve.upload_tokens(spec),
-        cpu_pool=CpuPool(
+        cpu_pool=CpuNodes(
             node_selector=cpu_pool.get("nodeSelector", {}),
             tolerations=tuple(cpu_pool.get("tolerations", ())),
             max_memory=cpu_pool.get("maxMemory"),

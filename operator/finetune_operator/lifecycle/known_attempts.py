@@ -19,7 +19,7 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.lifecycle import children
-from finetune_operator.lifecycle.observed import AttemptKey, Observed, Takeover
+from finetune_operator.lifecycle.observation import AttemptKey, Observation, TakeoverRecord
 from finetune_operator.lifecycle.pending import pending_records
 from finetune_operator.rendering import MAX_RESTART, attempt_of
 
@@ -34,7 +34,7 @@ _STAGES = {str(stage): stage for stage in Stage}
 
 def own_attempts(
     listed: Collection[AttemptKey],
-    takeovers: tuple[Takeover, ...],
+    takeovers: tuple[TakeoverRecord, ...],
     *,
     job: Object,
     jobsets: Iterable[Object],
@@ -72,7 +72,7 @@ def own_attempts(
     )
 
 
-def with_own_attempts(observed: Observed) -> Observed:
+def with_own_attempts(observed: Observation) -> Observation:
     """The same look, whose run folder holds the job's own attempts alone."""
     folder = observed.folder
     own = own_attempts(
@@ -152,7 +152,7 @@ def _in_a_row(
     listed: Iterable[AttemptKey],
     made: Collection[Number],
     live: Collection[Number],
-    takeovers: tuple[Takeover, ...],
+    takeovers: tuple[TakeoverRecord, ...],
 ) -> frozenset[Number]:
     """Numbers without a gap from the first, or below one that a child has, and before all that is live."""
     present = {(key.stage, key.number) for key in listed}

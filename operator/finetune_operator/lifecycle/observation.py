@@ -43,7 +43,7 @@ class AttemptFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
+class ReadFailure:
     """Why something in the run folder is unknown."""
 
     reason: Reason
@@ -63,7 +63,7 @@ class Unreadable:
 type FirstNumbers = dict[Stage, Annotated[int, Field(ge=1, le=MAX_ATTEMPT + 1)]]
 
 
-class Retry(BaseModel):
+class RetryRecord(BaseModel):
     """That ``spec.retry.generation`` was acted on, and how: the note that the operator leaves in the run folder. As in
     all records, keys of a newer operator are ignored."""
 
@@ -76,7 +76,7 @@ class Retry(BaseModel):
     from ``from_stage`` on it does not count as done either."""
 
 
-class Takeover(BaseModel):
+class TakeoverRecord(BaseModel):
     """That a job goes on in the run folder of another one (``spec.resumeFrom``): the operator's note there."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -100,10 +100,10 @@ class RunFolderView:
 
     attempts: Mapping[AttemptKey, AttemptFiles] = field(default_factory=dict)
     """Those since the last job has taken the folder over."""
-    takeovers: tuple[Takeover, ...] = ()
+    takeovers: tuple[TakeoverRecord, ...] = ()
     """The newest last."""
     progress: Progress | None = None
-    retry: Retry | None = None
+    retry: RetryRecord | None = None
     """The newest."""
     convert_manifest: ConvertManifest | None = None
     """Of the fingerprint that preflight found; None also when there was nothing to look up, and once an attempt has
@@ -112,26 +112,26 @@ class RunFolderView:
     """Why what lies in its place cannot be read: other jobs may write there, and it says nothing of this one."""
     strangers: frozenset[AttemptKey] = frozenset()
     """Attempts that the listing shows and that this job has not made: their records are not read."""
-    progress_unknown: Unreadable | None = None
+    progress_unknown: ReadFailure | None = None
     """Why ``progress`` is None although there is a progress record."""
     warnings: tuple[str, ...] = ()
     """Files that were ignored, one sentence each."""
-    unreadable: Unreadable | None = None
+    unreadable: ReadFailure | None = None
     """Why nothing is known of the run folder."""
 
 
-def in_order(notes: Iterable[Takeover]) -> tuple[Takeover, ...]:
+def in_order(notes: Iterable[TakeoverRecord]) -> tuple[TakeoverRecord, ...]:
     """Oldest first: each counts on from the one before."""
     return tuple(sorted(notes, key=lambda note: sum(note.first.values())))
 
 
-def since(takeovers: Sequence[Takeover], key: AttemptKey) -> bool:
+def since(takeovers: Sequence[TakeoverRecord], key: AttemptKey) -> bool:
     """Whether the attempt is of the job that has the folder now."""
     return not takeovers or key.number >= takeovers[-1].first.get(key.stage, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observation:
     """One live look at a job and all that belongs to it.
 
     The run folder was read after the JobSets and pods: a stage that is seen to have ended has written its record

@@ -37,7 +37,7 @@ _NEVER_SAYS = {
 _USED_UP = "more needed"
 
 
-class Standing(StrEnum):
+class QuotaState(StrEnum):
     UNSEEN = auto()
     """Kueue has not answered yet."""
     WAITING = auto()
@@ -49,10 +49,10 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queueing:
+class QueueStatus:
     """Of one attempt whose JobSet waits or waited in a queue."""
 
-    standing: Standing
+    standing: QuotaState
     queue: str
     reason: str
     message: str
@@ -61,12 +61,12 @@ class Queueing:
 
     @property
     def without_quota(self) -> bool:
-        return self.standing in (Standing.UNSEEN, Standing.WAITING, Standing.NEVER)
+        return self.standing in (QuotaState.UNSEEN, QuotaState.WAITING, QuotaState.NEVER)
 
 
-def queueing(
+def queue_status(
     jobset: Object | None, workload: Object | None, *, served: bool, now: datetime
-) -> Queueing | None:
+) -> QueueStatus | None:
     """The attempt's standing; None where no queue holds it.
 
     Args:
@@ -117,12 +117,12 @@ def newest(workloads: Iterable[Object]) -> Object:
     return max(workloads, key=lambda each: each["metadata"].get("creationTimestamp", ""))
 
 
-def _untold(jobset: Object, queue: str, *, served: bool, now: datetime) -> Queueing:
+def _untold(jobset: Object, queue: str, *, served: bool, now: datetime) -> QueueStatus:
     name, created = jobset["metadata"]["name"], jobset["metadata"].get("creationTimestamp")
     since = parse(created) if created else None
     if not served:
-        return Queueing(
-            standing=Standing.NEVER,
+        return QueueStatus(
+            standing=QuotaState.NEVER,
             queue=queue,
             reason=Reason.KUEUE_NOT_INSTALLED,
             message="the API server does not know Kueue's Workloads (kueue.x-k8s.io/v1beta2): install Kueue 0.15 or "
@@ -130,8 +130,8 @@ def _untold(jobset: Object, queue: str, *, served: bool, now: datetime) -> Queue
             since=since,
         )
     if since is None or (now - since).total_seconds() <= UNSEEN_SECONDS:
-        return Queueing(
-            standing=Standing.UNSEEN,
+        return QueueStatus(
+            standing=QuotaState.UNSEEN,
             queue=queue,
             reason=Reason.NOT_STARTED,
             message=f"Kueue has not looked at JobSet {name} yet.",
@@ -139,8 +139,8 @@ def _untold(jobset: Object, queue: str, *, served: bool, now: datetime) -> Queue
         )
     priority = jobset["metadata"]["labels"].get(PRIORITY_LABEL)
     exists = f' and the WorkloadPriorityClass "{priority}" exist' if priority else " exist"
-    return Queueing(
-        standing=Standing.WAITING,
+    return QueueStatus(
+        standing=QuotaState.WAITING,
         queue=queue,
         reason=Reason.NO_WORKLOAD,
         message=f"Kueue has made no Workload for JobSet {name}. Does it run, with the integration "
@@ -149,7 +149,7 @@ def _untold(jobset: Object, queue: str, *, served: bool, now: datetime) -> Queue
     )
 
 
-def _told(workload: Object, queue: str, *, held: bool) -> Queueing:
+def _told(workload: Object, queue: str, *, held: bool) -> QueueStatus:
     """``held``: the JobSet is suspended. One that runs may have ended, and its Workload with it, after it was seen."""
     status = workload.get("status", {})
     conditions = {each["type"]: each for each in status.get("conditions", ())}
@@ -157,15 +157,19 @@ def _told(workload: Object, queue: str, *, held: bool) -> Queueing:
     since = _since(quota) or parse(workload["metadata"]["creationTimestamp"])
     over = children.condition(workload, "Finished")
     if over and held:
-        return _held(queue, over, Standing.NEVER)
+        return _held(queue, over, QuotaState.NEVER)
     if workload["spec"].get("active") is False:
         message = evicted["message"] if evicted else "The workload is deactivated"
-        return Queueing(
-            standing=Standing.NEVER, queue=queue, reason="Deactivated", message=message, since=_since(evicted)
+        return QueueStatus(
+            standing=QuotaState.NEVER,
+            queue=queue,
+            reason="Deactivated",
+            message=message,
+            since=_since(evicted),
         )
     if quota is None:
-        return Queueing(
-            standing=Standing.WAITING,
+        return QueueStatus(
+            standing=QuotaState.WAITING,
             queue=queue,
             reason="PendingEvaluation",
             message="Kueue has not come to it yet",
@@ -174,13 +178,13 @@ def _told(workload: Object, queue: str, *, held: bool) -> Queueing:
     if quota["status"] != "True":
         why = _in_vain(quota)
         return _held(
-            queue, quota | {"reason": why or quota["reason"]}, Standing.NEVER if why else Standing.WAITING
+            queue, quota | {"reason": why or quota["reason"]}, QuotaState.NEVER if why else QuotaState.WAITING
         )
     if evicted:
-        return _held(queue, evicted, Standing.WAITING)
+        return _held(queue, evicted, QuotaState.WAITING)
     admitted = conditions.get("Admitted", {})
-    return Queueing(
-        standing=Standing.ADMITTED if admitted.get("status") == "True" else Standing.CHECKED,
+    return QueueStatus(
+        standing=QuotaState.ADMITTED if admitted.get("status") == "True" else QuotaState.CHECKED,
         queue=queue,
         reason=Reason.QUOTA_RESERVED,
         message=quota["message"] if admitted.get("status") == "True" else _checks(status, admitted),
@@ -188,9 +192,9 @@ def _told(workload: Object, queue: str, *, held: bool) -> Queueing:
     )
 
 
-def _held(queue: str, condition: Object, standing: Standing) -> Queueing:
+def _held(queue: str, condition: Object, standing: QuotaState) -> QueueStatus:
     reason = condition.get("reason", "")
-    return Queueing(
+    return QueueStatus(
         standing=standing,
         queue=queue,
         reason=_COARSE.get(reason, reason),

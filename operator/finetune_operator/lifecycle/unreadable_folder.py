@@ -12,22 +12,22 @@ from finetune_contract import ExitCode, Failure, Stage
 from finetune_operator.api import ConditionType, Reason, StagePhase, WaitingReason
 from finetune_operator.lifecycle import children, deadlines
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.classify import RUN_FOLDER_UNREADABLE, suspension, unpaid
+from finetune_operator.lifecycle.classify import RUN_FOLDER_UNREADABLE, budget_stop, suspension
 from finetune_operator.lifecycle.conclude import conclude, deletion, stoppable
 from finetune_operator.lifecycle.conditions import OUTCOME
 from finetune_operator.lifecycle.decision import Decision
-from finetune_operator.lifecycle.observed import Observed, Unreadable
+from finetune_operator.lifecycle.job_state import ForcedSuspension, JobPhase, JobState, WaitCause
+from finetune_operator.lifecycle.kueue import queue_status
+from finetune_operator.lifecycle.observation import Observation, ReadFailure
 from finetune_operator.lifecycle.pending import newest_reason, standing, with_pending
-from finetune_operator.lifecycle.queueing import queueing
-from finetune_operator.lifecycle.situation import Course, Halted, Situation, Wait
 from finetune_operator.lifecycle.spending import seconds_left, used_up
-from finetune_operator.lifecycle.stages import StageView, Survey, survey
+from finetune_operator.lifecycle.stages import JobStages, StageState, derive_stages
 from finetune_operator.lifecycle.status import moving_parts, pace, usage_is_old
 from finetune_operator.lifecycle.times import parse
-from finetune_operator.lifecycle.usage import counted, ran
-from finetune_operator.lifecycle.waited import to_note
+from finetune_operator.lifecycle.usage import counted, run_seconds
+from finetune_operator.lifecycle.wait_times import to_note
 from finetune_operator.planning import Plan, Refused
-from finetune_operator.planning.plan import Limits
+from finetune_operator.planning.plan import TimeLimits
 from finetune_operator.rendering import TPU_STAGES, jobset_name
 
 #: Seconds; nothing tells the job when the store comes back.
@@ -44,7 +44,7 @@ _SEEN = (
 )
 
 
-def blind_left(observed: Observed, limits: Limits, why: Unreadable | None) -> float | None:
+def blind_left(observed: Observation, limits: TimeLimits, why: ReadFailure | None) -> float | None:
     """Seconds until a job has run for as long as it may while its run folder alone cannot be read; None: no limit, or
     the folder is not to blame. The condition RunFolderReadable tells since when."""
     if limits.blind is None or why is None or not why.alone:
@@ -54,7 +54,7 @@ def blind_left(observed: Observed, limits: Limits, why: Unreadable | None) -> fl
     return (since + timedelta(seconds=limits.blind) - observed.now).total_seconds()
 
 
-def readable_since(observed: Observed) -> datetime | None:
+def readable_since(observed: Observation) -> datetime | None:
     """Of a job whose run folder can be read now: since when. None where the status does not say it."""
     if observed.folder.progress_unknown:
         return observed.now
@@ -64,13 +64,13 @@ def readable_since(observed: Observed) -> datetime | None:
     return parse(known["lastTransitionTime"]) if known["status"] == "True" else observed.now
 
 
-def _known_readable(observed: Observed) -> children.Object | None:
+def _known_readable(observed: Observation) -> children.Object | None:
     """The job's condition RunFolderReadable, as it was written last."""
     conditions = (observed.job.get("status") or {}).get("conditions", ())
     return next((each for each in conditions if each["type"] == ConditionType.RUN_FOLDER_READABLE), None)
 
 
-def unseen(limits: Limits, why: Unreadable) -> Failure:
+def unseen(limits: TimeLimits, why: ReadFailure) -> Failure:
     """The record that an attempt is stopped because its progress cannot be seen; nothing is charged for it."""
     return Failure(
         code=ExitCode.STOPPED,
@@ -80,17 +80,21 @@ def unseen(limits: Limits, why: Unreadable) -> Failure:
     )
 
 
-def halted(why: Unreadable) -> Halted:
+def halted(why: ReadFailure) -> ForcedSuspension:
     """Why a job is suspended that nobody has suspended."""
-    return Halted(
+    return ForcedSuspension(
         reason=Reason.RUN_FOLDER_UNREADABLE,
         message=f"The progress of the training cannot be seen: {why.message}",
         fix="Put the run folder right: the job then goes on by itself from its last checkpoint.",
     )
 
 
-def blind(
-    observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], why: Unreadable, refused: Refused | None
+def decide_without_run_folder(
+    observed: Observation,
+    plan: Plan,
+    attempts: tuple[Attempt, ...],
+    why: ReadFailure,
+    refused: Refused | None,
 ) -> Decision:
     """``attempts``: what JobSets and pods tell of them."""
     live = next((_known(each, observed, plan) for each in reversed(attempts) if each.live), None)
@@ -111,14 +115,14 @@ def blind(
     )
 
 
-def stopped_by_user(observed: Observed, attempts: tuple[Attempt, ...], decision: Decision) -> Decision:
+def stopped_by_user(observed: Observation, attempts: tuple[Attempt, ...], decision: Decision) -> Decision:
     """``decision`` about a job that cannot be planned, with what runs stopped where the job is suspended."""
     live = [attempt for attempt in attempts if attempt.live]
     if not observed.job["spec"].get("suspend", False) or not live:
         return decision
     records = {
         attempt.key: suspension().model_copy(
-            update={"seconds": ran(attempt, observed.now) or None, **to_note(attempt, observed.now)}
+            update={"seconds": run_seconds(attempt, observed.now) or None, **to_note(attempt, observed.now)}
         )
         for attempt in live
     } | dict(standing(observed))
@@ -131,44 +135,44 @@ def stopped_by_user(observed: Observed, attempts: tuple[Attempt, ...], decision:
 
 
 def _situation(  # noqa: PLR0911  one per case
-    observed: Observed, look: Survey, why: Unreadable, stopped_for: str | None
-) -> tuple[Failure | None, Situation]:
+    observed: Observation, look: JobStages, why: ReadFailure, stopped_for: str | None
+) -> tuple[Failure | None, JobState]:
     """Why the live attempt is stopped, if it is, and how things stand."""
     suspend = bool(observed.job["spec"].get("suspend", False))
     limits, live = look.plan.limits, look.live
     over = used_up(look)
-    wait = Wait(
+    wait = WaitCause(
         reason=WaitingReason.RETRY, message=f"the artifact store could not be read: {why.message.rstrip('.')}"
     )
-    active = Situation(course=Course.ACTIVE, wait=wait, running=live is not None and live.running)
+    active = JobState(course=JobPhase.ACTIVE, wait=wait, running=live is not None and live.running)
     if live is None:
         if suspend:
-            return None, Situation(course=Course.SUSPENDED)
+            return None, JobState(course=JobPhase.SUSPENDED)
         if stopped_for == RUN_FOLDER_UNREADABLE and why.alone:
-            return None, Situation(course=Course.SUSPENDED, over=halted(why))
+            return None, JobState(course=JobPhase.SUSPENDED, over=halted(why))
         if over and not over.fails and _was_suspended(observed, stopped_for):
-            return None, Situation(course=Course.SUSPENDED, over=over)
+            return None, JobState(course=JobPhase.SUSPENDED, over=over)
         return None, active
     left = deadlines.active_left(limits, look.used)
     unseen_left = blind_left(observed, limits, why)
-    suspending = Situation(course=Course.SUSPENDING, running=live.running)
+    suspending = JobState(course=JobPhase.SUSPENDING, running=live.running)
     if suspend:
         return suspension(), suspending
     if left is not None and left <= 0:
         return deadlines.active_exceeded(limits.active), active
     if over and live.key.stage in TPU_STAGES:
-        return unpaid(over.message), replace(suspending, over=over)
+        return budget_stop(over.message), replace(suspending, over=over)
     if unseen_left is not None and unseen_left <= 0:
         return unseen(limits, why), replace(suspending, over=halted(why))
     late = deadlines.overdue(live, look.plan, None, observed.now)
     if late and late.reason == deadlines.STAGE_TIMEOUT:
         # The only silence that the pods alone tell of.
         return late, active
-    queue = queueing(live.jobset, live.workload, served=observed.workloads is not None, now=observed.now)
+    queue = queue_status(live.jobset, live.workload, served=observed.workloads is not None, now=observed.now)
     return None, replace(active, queue=queue)
 
 
-def _was_suspended(observed: Observed, stopped_for: str | None) -> bool:
+def _was_suspended(observed: Observation, stopped_for: str | None) -> bool:
     """Whether it is the budget that holds the job up: what else would, is not known."""
     conditions = (observed.job.get("status") or {}).get("conditions", ())
     return stopped_for == Reason.BUDGET_EXHAUSTED or any(
@@ -177,19 +181,21 @@ def _was_suspended(observed: Observed, stopped_for: str | None) -> bool:
     )
 
 
-def _look(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], live: Attempt | None) -> Survey:
+def _look(
+    observed: Observation, plan: Plan, attempts: tuple[Attempt, ...], live: Attempt | None
+) -> JobStages:
     """Of the stage that runs, or that the status spoke of last."""
     last = (observed.job.get("status") or {}).get("stage", Stage.PREFLIGHT)
     view = (
-        StageView(stage=live.key.stage, phase=StagePhase.RUNNING, attempts=(live,))
+        StageState(stage=live.key.stage, phase=StagePhase.RUNNING, attempts=(live,))
         if live
-        else StageView(stage=Stage(last), phase=StagePhase.PENDING)
+        else StageState(stage=Stage(last), phase=StagePhase.PENDING)
     )
     # Attempts that have ended are judged when their records can be read.
-    return replace(survey(observed, plan, attempts, suspend=False), stages=(view,), judged=())
+    return replace(derive_stages(observed, plan, attempts, suspend=False), stages=(view,), judged=())
 
 
-def _known(attempt: Attempt, observed: Observed, plan: Plan) -> Attempt:
+def _known(attempt: Attempt, observed: Observation, plan: Plan) -> Attempt:
     """With the number that the status gave it: without the run folder, those before it cannot be counted."""
     name = jobset_name(plan.job.name, attempt.key.stage, attempt.key.number)
     told = next(
@@ -201,7 +207,7 @@ def _known(attempt: Attempt, observed: Observed, plan: Plan) -> Attempt:
     return replace(attempt, ordinal=told["attempt"] + attempt.key.restart - told.get("restart", 0))
 
 
-def _next_look(observed: Observed, look: Survey, why: Unreadable) -> float:
+def _next_look(observed: Observation, look: JobStages, why: ReadFailure) -> float:
     """Seconds."""
     live = look.live
     due = (
@@ -217,7 +223,7 @@ def _next_look(observed: Observed, look: Survey, why: Unreadable) -> float:
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
 
-def _kept(observed: Observed, look: Survey, decision: Decision) -> dict[str, object]:
+def _kept(observed: Observation, look: JobStages, decision: Decision) -> dict[str, object]:
     """The status: what was known from the run folder still holds."""
     previous, told = observed.job.get("status") or {}, dict(decision.status)
     if "resolved" not in previous:

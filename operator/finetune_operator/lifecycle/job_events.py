@@ -6,7 +6,7 @@ from typing import Any
 
 from finetune_contract import FailureClass
 from finetune_operator.api import ConditionType
-from finetune_operator.lifecycle.decision import EventType, Notice
+from finetune_operator.lifecycle.decision import EventType, JobEvent
 
 type Object = Mapping[str, Any]
 
@@ -25,12 +25,12 @@ _TOLD: Mapping[tuple[str, str], EventType] = {
 }
 
 
-def transitions(before: Sequence[Object], after: Sequence[Object]) -> tuple[Notice, ...]:
+def transitions(before: Sequence[Object], after: Sequence[Object]) -> tuple[JobEvent, ...]:
     """Conditions whose status moved to one that is told; a further reason of the same False is told too."""
     return tuple(_transitions(before, after))
 
 
-def _transitions(before: Sequence[Object], after: Sequence[Object]) -> Iterator[Notice]:
+def _transitions(before: Sequence[Object], after: Sequence[Object]) -> Iterator[JobEvent]:
     known = {each["type"]: each for each in before}
     for each in after:
         kind = _TOLD.get((each["type"], each["status"]))
@@ -39,7 +39,7 @@ def _transitions(before: Sequence[Object], after: Sequence[Object]) -> Iterator[
             each["status"] == "True" or old.get("reason") == each["reason"]
         )
         if kind is not None and not same:
-            yield Notice(
+            yield JobEvent(
                 type=kind,
                 reason=each["reason"],
                 message=each["message"],
@@ -47,7 +47,7 @@ def _transitions(before: Sequence[Object], after: Sequence[Object]) -> Iterator[
             )
 
 
-def attempts_ended(before: Sequence[Object], after: Sequence[Object]) -> tuple[Notice, ...]:
+def attempts_ended(before: Sequence[Object], after: Sequence[Object]) -> tuple[JobEvent, ...]:
     """Bad ends that the history of attempts tells for the first time (``status.attempts.history``)."""
     # Kueue may take an attempt's quota away more than once; every other end comes once.
     known = Counter(_which_end(each) for each in before)
@@ -60,7 +60,7 @@ def attempts_ended(before: Sequence[Object], after: Sequence[Object]) -> tuple[N
             text = f"{each['stage']}, attempt {each['attempt']}, ended: {each['reason']} ({each['class']})."
             # The same text for a second time is another Event.
             since = str(told[which]) if told[which] > 1 else ""
-            notices.append(Notice(type=EventType.WARNING, reason=each["reason"], message=text, since=since))
+            notices.append(JobEvent(type=EventType.WARNING, reason=each["reason"], message=text, since=since))
     return tuple(notices)
 
 

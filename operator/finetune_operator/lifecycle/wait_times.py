@@ -7,13 +7,13 @@ from datetime import datetime
 from finetune_contract import Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.queueing import evictions
+from finetune_operator.lifecycle.kueue import evictions
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.planning.queueing import QUEUE_LABEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waited:
+class WaitTimes:
     """Seconds."""
 
     queued: float = 0.0
@@ -23,26 +23,26 @@ class Waited:
     pods: float = 0.0
     """Of these, from the time at which every pod had its node."""
 
-    def __add__(self, other: "Waited") -> "Waited":
-        return Waited(
+    def __add__(self, other: "WaitTimes") -> "WaitTimes":
+        return WaitTimes(
             queued=self.queued + other.queued,
             provisioning=self.provisioning + other.provisioning,
             pods=self.pods + other.pods,
         )
 
 
-def waited_in_training(attempts: Iterable[Attempt], now: datetime) -> Waited:
+def training_wait_times(attempts: Iterable[Attempt], now: datetime) -> WaitTimes:
     """Over all attempts at training; at least, since nobody tells of a JobSet that was deleted by somebody else."""
-    waits = (waited(each, now) for each in attempts if each.key.stage is Stage.TRAIN)
-    return sum((each for each in waits if each), start=Waited())
+    waits = (wait_times(each, now) for each in attempts if each.key.stage is Stage.TRAIN)
+    return sum((each for each in waits if each), start=WaitTimes())
 
 
-def waited(attempt: Attempt, now: datetime) -> Waited | None:
+def wait_times(attempt: Attempt, now: datetime) -> WaitTimes | None:
     """Of one attempt: as its JobSet and pods tell it, or the record of its end where they are gone. None where nobody
     tells, as of a restart inside a JobSet, which keeps its place."""
     noted = attempt.files.failure if attempt.files else None
     if noted and (noted.queued is not None or noted.provisioning is not None):
-        return Waited(
+        return WaitTimes(
             queued=noted.queued or 0.0, provisioning=noted.provisioning or 0.0, pods=noted.pods or 0.0
         )
     made = attempt.jobset["metadata"].get("creationTimestamp") if attempt.jobset else None
@@ -53,14 +53,14 @@ def waited(attempt: Attempt, now: datetime) -> Waited | None:
     if evictions(attempt.workload):
         # It has run in between, and nobody tells for how long.
         created = None
-    free = children.let_go_at(attempt.jobset, queued=in_queue)
+    free = children.unsuspended_at(attempt.jobset, queued=in_queue)
     if free is None:
-        return Waited(queued=_seconds(created, now))
+        return WaitTimes(queued=_seconds(created, now))
     # Of one that has run and has no pods now, nobody can tell any more.
     ran = attempt.files is not None and attempt.files == attempt.written
     begun = _begun(attempt) or (now if attempt.live and not ran else None)
     waited_for = _seconds(free, begun)
-    return Waited(
+    return WaitTimes(
         queued=_seconds(created, free),
         provisioning=waited_for,
         pods=min(waited_for, _seconds(children.all_on_nodes_at(attempt.pods), begun)),
@@ -69,7 +69,7 @@ def waited(attempt: Attempt, now: datetime) -> Waited | None:
 
 def to_note(attempt: Attempt, now: datetime) -> dict[str, float]:
     """The same, as the record of its end holds it."""
-    found = waited(attempt, now) if attempt.key.stage is Stage.TRAIN else None
+    found = wait_times(attempt, now) if attempt.key.stage is Stage.TRAIN else None
     if found is None:
         return {}
     return {"queued": found.queued, "provisioning": found.provisioning, "pods": found.pods}
