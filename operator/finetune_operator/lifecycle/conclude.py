@@ -15,11 +15,14 @@ SAFETY_LOOK = 30.0
 
 
 def conclude(
-    observed: Observation, situation: JobState, look: JobStages | None, requeue_after: float | None = None
+    observation: Observation,
+    situation: JobState,
+    stages: JobStages | None,
+    requeue_after: float | None = None,
 ) -> Decision:
     """The situation as the whole status, with the Events of what it changes."""
-    previous = observed.job.get("status") or {}
-    status = build_status(observed, situation, look)
+    previous = observation.job.get("status") or {}
+    status = build_status(observation, situation, stages)
     return Decision(
         status=status,
         notices=(
@@ -32,10 +35,12 @@ def conclude(
     )
 
 
-def deleting(observed: Observation, look: JobStages, situation: JobState) -> Decision:
+def deleting(observation: Observation, stages: JobStages, situation: JobState) -> Decision:
     """The same, while everything that runs is ended."""
-    decision = conclude(observed, situation, look, SAFETY_LOOK)
-    return replace(decision, deletions=tuple(deletion(each) for each in observed.jobsets if stoppable(each)))
+    decision = conclude(observation, situation, stages, SAFETY_LOOK)
+    return replace(
+        decision, deletions=tuple(deletion(each) for each in observation.jobsets if stoppable(each))
+    )
 
 
 def stoppable(jobset: Object) -> bool:

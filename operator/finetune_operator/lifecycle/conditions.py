@@ -41,7 +41,7 @@ _OUTCOMES: Mapping[JobPhase, tuple[ConditionStatus, ...]] = {
 
 def conditions(
     situation: JobState,
-    look: JobStages | None,
+    stages: JobStages | None,
     folder: RunFolderView | None,
     previous: Sequence[Object],
     *,
@@ -51,16 +51,16 @@ def conditions(
     """``status.conditions``, in the order of their enumeration. ``folder``: None before admission."""
     told: dict[ConditionType, Told] = {
         ConditionType.VALID: _valid(situation),
-        ConditionType.DATA_READY: _data_ready(look),
-        ConditionType.MEMORY_FITS: _memory_fits(situation, look),
-        ConditionType.EXPORT_PROVEN: _export_proven(look),
-        ConditionType.QUOTA_RESERVED: _quota_reserved(situation, look),
-        ConditionType.RUNNING: _running(situation, look),
-        ConditionType.WITHIN_BUDGET: _within_budget(look),
-        ConditionType.GATE_PASSED: _gate_passed(look),
-        ConditionType.RUN_FOLDER_READABLE: _run_folder_readable(situation, look, folder),
+        ConditionType.DATA_READY: _data_ready(stages),
+        ConditionType.MEMORY_FITS: _memory_fits(situation, stages),
+        ConditionType.EXPORT_PROVEN: _export_proven(stages),
+        ConditionType.QUOTA_RESERVED: _quota_reserved(situation, stages),
+        ConditionType.RUNNING: _running(situation, stages),
+        ConditionType.WITHIN_BUDGET: _within_budget(stages),
+        ConditionType.GATE_PASSED: _gate_passed(stages),
+        ConditionType.RUN_FOLDER_READABLE: _run_folder_readable(situation, stages, folder),
         ConditionType.SUSPENDED: _suspended(situation),
-        **_outcome(situation.course, *_because(situation, look)),
+        **_outcome(situation.course, *_because(situation, stages)),
     }
     written = write(told, previous, generation=generation, now=now)
     return [written[kind] for kind in ConditionType]
@@ -105,15 +105,15 @@ def _valid(situation: JobState) -> Told:
     return TRUE, Reason.ACCEPTED, "The job follows the schema and the profile's rules."
 
 
-def _data_ready(look: JobStages | None) -> Told:
-    if look is None:
+def _data_ready(stages: JobStages | None) -> Told:
+    if stages is None:
         return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
-    view = look[Stage.PREFLIGHT]
+    view = stages[Stage.PREFLIGHT]
     missing = waiting_input(view)
     if missing:
         return FALSE, missing.reason, missing.message
     if view.done:
-        found = look.findings.preflight
+        found = stages.findings.preflight
         assert found is not None, "a preflight that succeeded has findings"
         return TRUE, Reason.CHECKED, data_found(found)
     if view.phase is StagePhase.FAILED and view.failure:
@@ -137,28 +137,28 @@ def data_found(found: PreflightOutcome) -> str:
     return f"{told[0].upper()}{told[1:]}{worst}"
 
 
-def _memory_fits(situation: JobState, look: JobStages | None) -> Told:
+def _memory_fits(situation: JobState, stages: JobStages | None) -> Told:
     if situation.failure and situation.failure.reason == "CpuPoolTooSmall":
         return FALSE, situation.failure.reason, situation.failure.message
-    if look is None:
+    if stages is None:
         return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
-    if look.plan.memory is None:
+    if stages.plan.memory is None:
         return (
             UNKNOWN,
             Reason.NOT_CHECKED,
             "spec.preflight.memory is Off: device memory is not checked beforehand.",
         )
-    view = look[Stage.PREFLIGHT]
+    view = stages[Stage.PREFLIGHT]
     if view.failure and view.failure.code == ExitCode.OUT_OF_MEMORY:
         return FALSE, view.failure.reason, view.failure.message
     if not view.done:
         reason = Reason.IN_PROGRESS if view.live else Reason.NOT_STARTED
         return UNKNOWN, reason, "Preflight has not come to the memory of the train step yet."
-    return _memory_found(look)
+    return _memory_found(stages)
 
 
-def _memory_found(look: JobStages) -> Told:
-    outcome = found(look.plan, look.findings)
+def _memory_found(stages: JobStages) -> Told:
+    outcome = found(stages.plan, stages.findings)
     if outcome is None:
         return (
             UNKNOWN,
@@ -178,15 +178,15 @@ def _memory_found(look: JobStages) -> Told:
     )
 
 
-def _export_proven(look: JobStages | None) -> Told:  # noqa: PLR0911  one per case
-    if look is None:
+def _export_proven(stages: JobStages | None) -> Told:  # noqa: PLR0911  one per case
+    if stages is None:
         return UNKNOWN, Reason.NOT_STARTED, "Nothing was converted yet."
-    if not look.plan.export_proof:
+    if not stages.plan.export_proof:
         return UNKNOWN, Reason.NOT_REQUESTED, "spec.preflight.exportProof is false."
-    if look.plan.model.orbax is not None:
+    if stages.plan.model.orbax is not None:
         text = "The model is given as a MaxText checkpoint: there is no original to compare its export with."
         return UNKNOWN, Reason.NOT_CHECKED, text
-    view, converted = look[Stage.CONVERT], look.findings.converted
+    view, converted = stages[Stage.CONVERT], stages.findings.converted
     if converted:
         return TRUE, Reason.PROVEN, converted.proof or "The converted model exports to the original."
     if view.phase is StagePhase.FAILED and view.failure:
@@ -196,9 +196,9 @@ def _export_proven(look: JobStages | None) -> Told:  # noqa: PLR0911  one per ca
     return UNKNOWN, Reason.NOT_STARTED, "Nothing was converted yet."
 
 
-def _gate_passed(look: JobStages | None) -> Told:
-    measured = look.evaluation if look else None
-    if look is None or not (look.plan.evaluation.gates or (measured and measured.gates)):
+def _gate_passed(stages: JobStages | None) -> Told:
+    measured = stages.evaluation if stages else None
+    if stages is None or not (stages.plan.evaluation.gates or (measured and measured.gates)):
         return UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates."
     if measured is None:
         return UNKNOWN, Reason.NOT_STARTED, "The tuned model has not been measured yet."
@@ -208,20 +208,20 @@ def _gate_passed(look: JobStages | None) -> Told:
     return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
 
 
-def _within_budget(look: JobStages | None) -> Told:
-    ceilings = look.plan.budget.ceilings if look else ()
-    if look is None or not ceilings:
+def _within_budget(stages: JobStages | None) -> Told:
+    ceilings = stages.plan.budget.ceilings if stages else ()
+    if stages is None or not ceilings:
         return TRUE, Reason.NOT_REQUESTED, "The job has no budget."
-    if over := budget_exceeded(look) or used_up(look):
+    if over := budget_exceeded(stages) or used_up(stages):
         return FALSE, over.reason, over.text
     limits = " and ".join(f"{decimal(each.most)} ({each.path})" for each in ceilings)
     return TRUE, Reason.WITHIN_BUDGET, f"The job may use up to {limits}."
 
 
-def _quota_reserved(situation: JobState, look: JobStages | None) -> Told:
+def _quota_reserved(situation: JobState, stages: JobStages | None) -> Told:
     queue = situation.queue
     if queue is None:
-        queued = look is not None and (look.plan.queues.tpu or look.plan.queues.cpu)
+        queued = stages is not None and (stages.plan.queues.tpu or stages.plan.queues.cpu)
         text = "No stage is in a queue now." if queued else "The profile names no queue."
         return TRUE, Reason.NOT_QUEUED, text
     if queue.standing is QuotaState.UNSEEN:
@@ -229,10 +229,10 @@ def _quota_reserved(situation: JobState, look: JobStages | None) -> Told:
     return FALSE if queue.without_quota else TRUE, queue.reason, queue.message
 
 
-def _running(situation: JobState, look: JobStages | None) -> Told:  # noqa: PLR0911  one per case
-    if look is not None and situation.running and look.live:
-        stage = look.live.key.stage
-        return TRUE, Reason.STAGE_RUNNING, f"All pods of {stage}, attempt {look.live.ordinal}, run."
+def _running(situation: JobState, stages: JobStages | None) -> Told:  # noqa: PLR0911  one per case
+    if stages is not None and situation.running and stages.live:
+        stage = stages.live.key.stage
+        return TRUE, Reason.STAGE_RUNNING, f"All pods of {stage}, attempt {stages.live.ordinal}, run."
     if situation.wait:
         return FALSE, situation.wait.reason, situation.wait.message
     match situation.course:
@@ -255,11 +255,11 @@ def _running(situation: JobState, look: JobStages | None) -> Told:  # noqa: PLR0
             return FALSE, Reason.NOT_STARTED, "Pods are being started."
 
 
-def _run_folder_readable(situation: JobState, look: JobStages | None, folder: RunFolderView | None) -> Told:
+def _run_folder_readable(situation: JobState, stages: JobStages | None, folder: RunFolderView | None) -> Told:
     if folder is None:
         return UNKNOWN, Reason.NOT_STARTED, "The job has no run folder yet."
     unknown = situation.unreadable or folder.unreadable
-    if unknown is None and look is not None and not look[Stage.TRAIN].done:
+    if unknown is None and stages is not None and not stages[Stage.TRAIN].done:
         unknown = folder.progress_unknown
     if unknown is not None:
         return FALSE if unknown.alone else UNKNOWN, unknown.reason, unknown.message
@@ -295,7 +295,7 @@ def _outcome(course: JobPhase, reason: str, message: str) -> dict[ConditionType,
     return {kind: (status, reason, message) for kind, status in zip(OUTCOME, _OUTCOMES[course], strict=True)}
 
 
-def _because(situation: JobState, look: JobStages | None) -> tuple[str, str]:  # noqa: PLR0911  one per case
+def _because(situation: JobState, stages: JobStages | None) -> tuple[str, str]:  # noqa: PLR0911  one per case
     match situation.course:
         case JobPhase.SUCCEEDED:
             return Reason.SUCCEEDED, "Every stage succeeded and its results are in the run folder."
@@ -324,5 +324,5 @@ def _because(situation: JobState, look: JobStages | None) -> tuple[str, str]:  #
         return situation.wait.reason, situation.wait.message
     if situation.recovering:
         return Reason.RECOVERING, "The next attempt is being started."
-    stage = look.current.stage if look else Stage.PREFLIGHT
+    stage = stages.current.stage if stages else Stage.PREFLIGHT
     return Reason.IN_PROGRESS, f"Stage {stage}."

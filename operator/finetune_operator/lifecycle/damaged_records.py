@@ -27,9 +27,9 @@ from finetune_operator.lifecycle.pending import Record, as_if_written
 from finetune_operator.rendering import attempt_of
 
 
-def without_damaged_records(observed: Observation) -> tuple[Observation, tuple[Record, ...]]:
+def without_damaged_records(observation: Observation) -> tuple[Observation, tuple[Record, ...]]:
     """The look as it is to be judged, and the records that have to be written for that."""
-    seen = _without_foreign_retry(with_own_attempts(observed))
+    seen = _without_foreign_retry(with_own_attempts(observation))
     judged = _judged(seen)
     found, pending = as_if_written(judged)
     before = seen.folder.attempts
@@ -41,26 +41,26 @@ def without_damaged_records(observed: Observation) -> tuple[Observation, tuple[R
     return _warned(found), tuple({**damaged, **dict(pending)}.items())
 
 
-def _warned(observed: Observation) -> Observation:
-    folder = observed.folder
-    if folder.unreadable or not too_many(observed):
-        return observed
+def _warned(observation: Observation) -> Observation:
+    folder = observation.folder
+    if folder.unreadable or not too_many(observation):
+        return observation
     warning = f"there are more than {MOST_ATTEMPTS} attempts, and the oldest of them do not count"
-    return replace(observed, folder=replace(folder, warnings=(*folder.warnings, warning)))
+    return replace(observation, folder=replace(folder, warnings=(*folder.warnings, warning)))
 
 
-def _without_foreign_retry(observed: Observation) -> Observation:
+def _without_foreign_retry(observation: Observation) -> Observation:
     """The operator notes a retry when it is asked for; its generation never falls again."""
-    noted, asked = observed.folder.retry, observed.job["spec"].get("retry", {}).get("generation", 0)
+    noted, asked = observation.folder.retry, observation.job["spec"].get("retry", {}).get("generation", 0)
     if noted is None or noted.generation <= asked:
-        return observed
+        return observation
     warning = f"attempts/retry-{noted.generation}.json is of no retry that this job was asked for"
-    folder = replace(observed.folder, retry=None, warnings=(*observed.folder.warnings, warning))
-    return replace(observed, folder=folder)
+    folder = replace(observation.folder, retry=None, warnings=(*observation.folder.warnings, warning))
+    return replace(observation, folder=folder)
 
 
-def _judged(observed: Observation) -> Observation:
-    folder = observed.folder
+def _judged(observation: Observation) -> Observation:
+    folder = observation.folder
     newest = {key.stage: key for key in sorted(folder.attempts)}
     unknown = next(
         (files.newer for key, files in folder.attempts.items() if files.newer and key == newest[key.stage]),
@@ -68,11 +68,11 @@ def _judged(observed: Observation) -> Observation:
     )
     if unknown is not None:
         why = ReadFailure(reason=Reason.CONTRACT_NEWER, message=f"{unknown.rstrip('.')}.")
-        return replace(observed, folder=RunFolderView(unreadable=why))
+        return replace(observation, folder=RunFolderView(unreadable=why))
     bad = {key: files for key, files in folder.attempts.items() if files.malformed or files.newer}
     if not bad:
-        return observed
-    live = _live(observed)
+        return observation
+    live = _live(observation)
     ignored = tuple(
         f"{(files.malformed or files.newer or '').rstrip('.')}; a later attempt has followed"
         for key, files in bad.items()
@@ -84,7 +84,9 @@ def _judged(observed: Observation) -> Observation:
         else files
         for key, files in folder.attempts.items()
     }
-    return replace(observed, folder=replace(folder, attempts=attempts, warnings=(*folder.warnings, *ignored)))
+    return replace(
+        observation, folder=replace(folder, attempts=attempts, warnings=(*folder.warnings, *ignored))
+    )
 
 
 def _without_result(files: AttemptFiles, *, ended: bool, last: bool) -> AttemptFiles:
@@ -109,11 +111,11 @@ def _without_result(files: AttemptFiles, *, ended: bool, last: bool) -> AttemptF
     return replace(files, failure=failure)
 
 
-def _live(observed: Observation) -> frozenset[tuple[Stage, int]]:
+def _live(observation: Observation) -> frozenset[tuple[Stage, int]]:
     """Numbers of which something may still run."""
     alive: Iterable[children.Object] = (
-        *(jobset for jobset in observed.jobsets if not children.jobset_ended(jobset)),
-        *(pod for pod in observed.pods if children.pod_live(pod)),
+        *(jobset for jobset in observation.jobsets if not children.jobset_ended(jobset)),
+        *(pod for pod in observation.pods if children.pod_live(pod)),
     )
     keys = (AttemptKey(*found) for each in alive if (found := attempt_of(each)))
     return frozenset((key.stage, key.number) for key in keys)

@@ -72,22 +72,22 @@ def own_attempts(
     )
 
 
-def with_own_attempts(observed: Observation) -> Observation:
+def with_own_attempts(observation: Observation) -> Observation:
     """The same look, whose run folder holds the job's own attempts alone."""
-    folder = observed.folder
+    folder = observation.folder
     own = own_attempts(
         folder.attempts.keys(),
         folder.takeovers,
-        job=observed.job,
-        jobsets=observed.jobsets,
-        pods=observed.pods,
+        job=observation.job,
+        jobsets=observation.jobsets,
+        pods=observation.pods,
     )
     strangers = folder.attempts.keys() - own
     if not strangers:
-        return observed
+        return observation
     attempts = {key: files for key, files in folder.attempts.items() if key in own}
     return replace(
-        observed, folder=replace(folder, attempts=attempts, strangers=folder.strangers | strangers)
+        observation, folder=replace(folder, attempts=attempts, strangers=folder.strangers | strangers)
     )
 
 

@@ -30,14 +30,14 @@ type Object = Mapping[str, Any]
 _HOUR = 3600
 
 
-def stops_without_plan(observed: Observation, attempts: Sequence[Attempt]) -> tuple[Record, ...]:
+def stops_without_plan(observation: Observation, attempts: Sequence[Attempt]) -> tuple[Record, ...]:
     """The attempts that a limit ends now, each with the record of why."""
     live = [each for each in attempts if each.live and each.jobset and stoppable(each.jobset)]
     if not live:
         return ()
-    name, profile = _profile(observed)
-    spec = merge(profile.get("defaults") or {}, observed.job["spec"])
-    used = _used(observed, attempts, profile)
+    name, profile = _profile(observation)
+    spec = merge(profile.get("defaults") or {}, observation.job["spec"])
+    used = _used(observation, attempts, profile)
     deadline = _number(spec.get("activeDeadlineSeconds"))
     stop: Failure | None = None
     ended: list[Attempt] = []
@@ -46,28 +46,28 @@ def stops_without_plan(observed: Observation, attempts: Sequence[Attempt]) -> tu
     else:
         over = [
             (limit, amount)
-            for limit, amount in _ceilings(observed.job, spec, name, profile, used)
+            for limit, amount in _ceilings(observation.job, spec, name, profile, used)
             if amount >= limit.most
         ]
         if over:
             stop = budget_stop(exhausted_message(*over[0]))
             ended = [each for each in live if each.key.stage in TPU_STAGES]
-    return tuple((each.key, _noted(each, stop, observed, profile)) for each in ended if stop)
+    return tuple((each.key, _noted(each, stop, observation, profile)) for each in ended if stop)
 
 
-def _noted(attempt: Attempt, stop: Failure, observed: Observation, profile: Object) -> Failure:
+def _noted(attempt: Attempt, stop: Failure, observation: Observation, profile: Object) -> Failure:
     """With what nothing else tells when JobSet and pods are gone."""
-    seen: dict[str, Any] = {"seconds": run_seconds(attempt, observed.now) or None}
+    seen: dict[str, Any] = {"seconds": run_seconds(attempt, observation.now) or None}
     if attempt.key.stage in TPU_STAGES:
-        price = _price(attempt, observed, profile)
+        price = _price(attempt, observation, profile)
         seen |= {"chips": _chips(attempt), "chip_hour_price": price}
-    return stop.model_copy(update=seen | to_note(attempt, observed.now))
+    return stop.model_copy(update=seen | to_note(attempt, observation.now))
 
 
-def _profile(observed: Observation) -> tuple[str, Object]:
+def _profile(observation: Observation) -> tuple[str, Object]:
     """Name and spec of the profile that the job was admitted under, as it reads now; empty where it is gone."""
-    name = lookup(observed.job.get("status") or {}, "resolved.profile.name")
-    named = (each["spec"] for each in observed.profiles if each["metadata"]["name"] == name)
+    name = lookup(observation.job.get("status") or {}, "resolved.profile.name")
+    named = (each["spec"] for each in observation.profiles if each["metadata"]["name"] == name)
     return str(name), next(named, {})
 
 
@@ -98,8 +98,8 @@ def _ceilings(
             yield SpendingLimit(most=most, path=path, fails=False), amount
 
 
-def _used(observed: Observation, attempts: Sequence[Attempt], profile: Object) -> Usage:
-    status = observed.job.get("status") or {}
+def _used(observation: Observation, attempts: Sequence[Attempt], profile: Object) -> Usage:
+    status = observation.job.get("status") or {}
     as_of = lookup(status, "activeTime.asOf")
     seconds, hours, cost = (
         _number(lookup(status, path)) or 0.0
@@ -107,14 +107,14 @@ def _used(observed: Observation, attempts: Sequence[Attempt], profile: Object) -
     )
     for attempt in attempts:
         length = (
-            run_seconds_since(attempt, parse(as_of), observed.now)
+            run_seconds_since(attempt, parse(as_of), observation.now)
             if as_of
-            else run_seconds(attempt, observed.now)
+            else run_seconds(attempt, observation.now)
         )
         each = length * _chips(attempt) / _HOUR
         seconds += length
         hours += each
-        cost += each * (_price(attempt, observed, profile) or 0.0)
+        cost += each * (_price(attempt, observation, profile) or 0.0)
     return Usage(seconds=seconds, chip_hours=hours, cost=cost)
 
 
@@ -125,13 +125,13 @@ def _chips(attempt: Attempt) -> int:
     return children.chips(attempt.jobset) or 0
 
 
-def _price(attempt: Attempt, observed: Observation, profile: Object) -> float | None:
+def _price(attempt: Attempt, observation: Observation, profile: Object) -> float | None:
     """Of a chip hour: as the profile says of the JobSet's flavor, else what the status' hours have cost."""
     flavors = terms(profile.get("flavors", ()))
     found = flavors.get(flavor_of(attempt.jobset) or "") if attempt.jobset else None
     if found and found.chip_hour_price is not None:
         return found.chip_hour_price
-    cost = (observed.job.get("status") or {}).get("cost", {})
+    cost = (observation.job.get("status") or {}).get("cost", {})
     hours, amount = _number(cost.get("chipHours")), _number(cost.get("amount"))
     return amount / hours if hours and amount is not None else None
 

@@ -117,22 +117,24 @@ class JobStages:
 
 
 def derive_stages(
-    observed: Observation, plan: Plan, attempts: Sequence[Attempt], *, suspend: bool
+    observation: Observation, plan: Plan, attempts: Sequence[Attempt], *, suspend: bool
 ) -> JobStages:
     """Judge every attempt and every stage."""
     verdicts = (
-        classify(attempt, plan.job.name, suspend=suspend, now=observed.now, nodes=observed.nodes)
+        classify(attempt, plan.job.name, suspend=suspend, now=observation.now, nodes=observation.nodes)
         for attempt in attempts
     )
     judged = [
         (
             attempt,
-            _completed(_believed(placed(attempt, verdict, plan), observed.now), attempt, plan, observed),
+            _completed(
+                _believed(placed(attempt, verdict, plan), observation.now), attempt, plan, observation
+            ),
         )
         for attempt, verdict in zip(attempts, verdicts, strict=True)
         if verdict
     ]
-    retry = observed.folder.retry
+    retry = observation.folder.retry
     # What was before a retry by hand is told, and charged to nothing.
     since = [pair for pair in judged if since_retry(retry, pair[0])]
     counters = retry_budget.count(since)
@@ -146,11 +148,11 @@ def derive_stages(
             continue
         own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
         ended = tuple(pair for pair in since if pair[0].key.stage is stage)
-        view = _view(stage, plan, own, ended, observed.folder, counters=counters, damages=damages)
+        view = _view(stage, plan, own, ended, observation.folder, counters=counters, damages=damages)
         if retry is not None and ORDER[stage] < ORDER[retry.from_stage]:
             view = _done_before(view, judged, damages)
         if stage is Stage.CONVERT:
-            view = _with_cache(view, observed.folder, plan, findings.preflight, damages)
+            view = _with_cache(view, observation.folder, plan, findings.preflight, damages)
         if stage is Stage.EVALUATE:
             view = _gated(view, plan)
         if stage not in plan.stages and not view.done and view.live is None:
@@ -165,18 +167,18 @@ def derive_stages(
         attempts=tuple(attempts),
         fresh=tuple(attempt for attempt in attempts if since_retry(retry, attempt)),
         judged=tuple(judged),
-        used=usage(plan, attempts, observed.now, observed.job),
+        used=usage(plan, attempts, observation.now, observation.job),
         counters=counters,
         findings=findings,
     )
 
 
 def preflight_found(
-    observed: Observation, plan: Plan, attempts: Sequence[Attempt]
+    observation: Observation, plan: Plan, attempts: Sequence[Attempt]
 ) -> PreflightOutcome | None:
     """What preflight has found out; None where it has not passed. ``plan``: of the job on any slice."""
     own = [attempt for attempt in attempts if attempt.key.stage is Stage.PREFLIGHT]
-    return derive_stages(observed, plan, own, suspend=False).findings.preflight
+    return derive_stages(observation, plan, own, suspend=False).findings.preflight
 
 
 def _with_memory(views: list[StageState], plan: Plan, found: PreflightOutcome) -> list[StageState]:
@@ -214,17 +216,19 @@ def _done_before(
     return replace(view, phase=StagePhase.SUCCEEDED, result=done.files.result)
 
 
-def _completed(verdict: AttemptResult, attempt: Attempt, plan: Plan, observed: Observation) -> AttemptResult:
+def _completed(
+    verdict: AttemptResult, attempt: Attempt, plan: Plan, observation: Observation
+) -> AttemptResult:
     """A record that is still to be written also tells what nothing tells later."""
     record = verdict.record or _uncounted(verdict, attempt)
     if record is None:
         return verdict
     told: dict[str, object] = {
-        "written": observed.now,
-        **counted(attempt, plan, observed.now),
-        **to_note(attempt, observed.now),
+        "written": observation.now,
+        **counted(attempt, plan, observation.now),
+        **to_note(attempt, observation.now),
     }
-    progress, key = observed.folder.progress, attempt.key
+    progress, key = observation.folder.progress, attempt.key
     if (
         key.stage is Stage.TRAIN
         and progress

@@ -13,32 +13,36 @@ from finetune_operator.planning.stored_plan import identity, plan_name
 from finetune_operator.rendering import plan_of
 
 
-def stored_plan(observed: Observation) -> StoredPlan | None:
+def stored_plan(observation: Observation) -> StoredPlan | None:
     """The job's stored plan; None where there is none. Raises Refused (PlanMissing) where it is not the job's."""
-    if observed.snapshot is None:
+    if observation.snapshot is None:
         return None
-    snapshot = read_stored_plan(observed.snapshot)
-    if snapshot.job != identity(observed.job):
+    snapshot = read_stored_plan(observation.snapshot)
+    if snapshot.job != identity(observation.job):
         raise Refused(
             Reason.PLAN_MISSING,
-            f"ConfigMap {observed.snapshot['metadata']['name']} in the operator's namespace is the plan of "
+            f"ConfigMap {observation.snapshot['metadata']['name']} in the operator's namespace is the plan of "
             f"{snapshot.job.namespace}/{snapshot.job.name} ({snapshot.job.uid}), not of this job. "
             "Ask the platform team to delete it.",
         )
     return snapshot
 
 
-def plan_to_store(observed: Observation) -> StoredPlan:
+def plan_to_store(observation: Observation) -> StoredPlan:
     """What is to be stored for a job that has no plan. Raises Refused.
 
     A plan that was lost is made again only where it comes to what the job's JobSets and status name: under any other
     one the job would silently get another image, slice or folder in the middle of its run.
     """
-    job = observed.job
-    if first_format_name(job) is not None and (observed.first_format or not _unchanged_profile(observed)):
-        return take_over(job, observed.first_format)
-    snapshot = admit(job, observed.profiles, observed.template, observed.source, observed.neighbours).snapshot
-    named = _named(observed)
+    job = observation.job
+    if first_format_name(job) is not None and (
+        observation.first_format or not _unchanged_profile(observation)
+    ):
+        return take_over(job, observation.first_format)
+    snapshot = admit(
+        job, observation.profiles, observation.template, observation.source, observation.neighbours
+    ).snapshot
+    named = _named(observation)
     if not named:
         return snapshot
     made = next((each for each in _by_any_release(snapshot) if named == {each.digest}), None)
@@ -59,17 +63,21 @@ def _by_any_release(snapshot: StoredPlan) -> Iterator[StoredPlan]:
         yield replace(snapshot, contract=ContractVersion(CONTRACT_VERSION.major, minor))
 
 
-def _named(observed: Observation) -> set[str]:
+def _named(observation: Observation) -> set[str]:
     """Digests of the plan that the job has been seen to run under."""
-    status = lookup(observed.job.get("status") or {}, "resolved.plan.digest")
-    found = {digest for jobset in observed.jobsets if (digest := plan_of(jobset))}
+    status = lookup(observation.job.get("status") or {}, "resolved.plan.digest")
+    found = {digest for jobset in observation.jobsets if (digest := plan_of(jobset))}
     return found | ({status} if isinstance(status, str) else set())
 
 
-def _unchanged_profile(observed: Observation) -> bool:
+def _unchanged_profile(observation: Observation) -> bool:
     """Whether the job of an earlier release, whose plan is gone, can be admitted again under the same profile."""
-    status = lookup(observed.job.get("status") or {}, "resolved.profile") or {}
+    status = lookup(observation.job.get("status") or {}, "resolved.profile") or {}
     admitted = admit(
-        observed.job, observed.profiles, observed.template, observed.source, observed.neighbours
+        observation.job,
+        observation.profiles,
+        observation.template,
+        observation.source,
+        observation.neighbours,
     ).snapshot
     return (admitted.profile_name, admitted.profile_hash) == (status.get("name"), status.get("hash"))

@@ -44,29 +44,29 @@ _SEEN = (
 )
 
 
-def blind_left(observed: Observation, limits: TimeLimits, why: ReadFailure | None) -> float | None:
+def blind_left(observation: Observation, limits: TimeLimits, why: ReadFailure | None) -> float | None:
     """Seconds until a job has run for as long as it may while its run folder alone cannot be read; None: no limit, or
     the folder is not to blame. The condition RunFolderReadable tells since when."""
     if limits.blind is None or why is None or not why.alone:
         return None
-    known = _known_readable(observed)
-    since = parse(known["lastTransitionTime"]) if known and known["status"] == "False" else observed.now
-    return (since + timedelta(seconds=limits.blind) - observed.now).total_seconds()
+    known = _known_readable(observation)
+    since = parse(known["lastTransitionTime"]) if known and known["status"] == "False" else observation.now
+    return (since + timedelta(seconds=limits.blind) - observation.now).total_seconds()
 
 
-def readable_since(observed: Observation) -> datetime | None:
+def readable_since(observation: Observation) -> datetime | None:
     """Of a job whose run folder can be read now: since when. None where the status does not say it."""
-    if observed.folder.progress_unknown:
-        return observed.now
-    known = _known_readable(observed)
+    if observation.folder.progress_unknown:
+        return observation.now
+    known = _known_readable(observation)
     if known is None:
         return None
-    return parse(known["lastTransitionTime"]) if known["status"] == "True" else observed.now
+    return parse(known["lastTransitionTime"]) if known["status"] == "True" else observation.now
 
 
-def _known_readable(observed: Observation) -> children.Object | None:
+def _known_readable(observation: Observation) -> children.Object | None:
     """The job's condition RunFolderReadable, as it was written last."""
-    conditions = (observed.job.get("status") or {}).get("conditions", ())
+    conditions = (observation.job.get("status") or {}).get("conditions", ())
     return next((each for each in conditions if each["type"] == ConditionType.RUN_FOLDER_READABLE), None)
 
 
@@ -90,55 +90,58 @@ def halted(why: ReadFailure) -> ForcedSuspension:
 
 
 def decide_without_run_folder(
-    observed: Observation,
+    observation: Observation,
     plan: Plan,
     attempts: tuple[Attempt, ...],
     why: ReadFailure,
     refused: Refused | None,
 ) -> Decision:
     """``attempts``: what JobSets and pods tell of them."""
-    live = next((_known(each, observed, plan) for each in reversed(attempts) if each.live), None)
-    look = _look(observed, plan, attempts, live)
-    held = standing(observed)
-    stop, situation = _situation(observed, look, why, newest_reason(held))
+    live = next((_known(each, observation, plan) for each in reversed(attempts) if each.live), None)
+    look = _look(observation, plan, attempts, live)
+    held = standing(observation)
+    stop, situation = _situation(observation, look, why, newest_reason(held))
     situation = replace(situation, refused=refused, unreadable=why)
     records = held
     if live and stop and live.key not in dict(held):
-        seen = counted(live, plan, observed.now) | to_note(live, observed.now)
+        seen = counted(live, plan, observation.now) | to_note(live, observation.now)
         records = (*held, (live.key, stop.model_copy(update=seen)))
-    decision = conclude(observed, situation, look, _next_look(observed, look, why))
+    decision = conclude(observation, situation, look, _next_look(observation, look, why))
     return replace(
         decision,
-        status=with_pending(_kept(observed, look, decision), records),
-        deletions=tuple(deletion(each) for each in observed.jobsets if stop and stoppable(each)),
+        status=with_pending(_kept(observation, look, decision), records),
+        deletions=tuple(deletion(each) for each in observation.jobsets if stop and stoppable(each)),
         status_before_deletions=True,
     )
 
 
-def stopped_by_user(observed: Observation, attempts: tuple[Attempt, ...], decision: Decision) -> Decision:
+def stopped_by_user(observation: Observation, attempts: tuple[Attempt, ...], decision: Decision) -> Decision:
     """``decision`` about a job that cannot be planned, with what runs stopped where the job is suspended."""
     live = [attempt for attempt in attempts if attempt.live]
-    if not observed.job["spec"].get("suspend", False) or not live:
+    if not observation.job["spec"].get("suspend", False) or not live:
         return decision
     records = {
         attempt.key: suspension().model_copy(
-            update={"seconds": run_seconds(attempt, observed.now) or None, **to_note(attempt, observed.now)}
+            update={
+                "seconds": run_seconds(attempt, observation.now) or None,
+                **to_note(attempt, observation.now),
+            }
         )
         for attempt in live
-    } | dict(standing(observed))
+    } | dict(standing(observation))
     return replace(
         decision,
         status=with_pending(decision.status, records.items()),
-        deletions=tuple(deletion(each) for each in observed.jobsets if stoppable(each)),
+        deletions=tuple(deletion(each) for each in observation.jobsets if stoppable(each)),
         status_before_deletions=True,
     )
 
 
 def _situation(  # noqa: PLR0911  one per case
-    observed: Observation, look: JobStages, why: ReadFailure, stopped_for: str | None
+    observation: Observation, look: JobStages, why: ReadFailure, stopped_for: str | None
 ) -> tuple[Failure | None, JobState]:
     """Why the live attempt is stopped, if it is, and how things stand."""
-    suspend = bool(observed.job["spec"].get("suspend", False))
+    suspend = bool(observation.job["spec"].get("suspend", False))
     limits, live = look.plan.limits, look.live
     over = used_up(look)
     wait = WaitCause(
@@ -150,11 +153,11 @@ def _situation(  # noqa: PLR0911  one per case
             return None, JobState(course=JobPhase.SUSPENDED)
         if stopped_for == RUN_FOLDER_UNREADABLE and why.alone:
             return None, JobState(course=JobPhase.SUSPENDED, over=halted(why))
-        if over and not over.fails and _was_suspended(observed, stopped_for):
+        if over and not over.fails and _was_suspended(observation, stopped_for):
             return None, JobState(course=JobPhase.SUSPENDED, over=over)
         return None, active
     left = deadlines.active_left(limits, look.used)
-    unseen_left = blind_left(observed, limits, why)
+    unseen_left = blind_left(observation, limits, why)
     suspending = JobState(course=JobPhase.SUSPENDING, running=live.running)
     if suspend:
         return suspension(), suspending
@@ -164,17 +167,19 @@ def _situation(  # noqa: PLR0911  one per case
         return budget_stop(over.message), replace(suspending, over=over)
     if unseen_left is not None and unseen_left <= 0:
         return unseen(limits, why), replace(suspending, over=halted(why))
-    late = deadlines.overdue(live, look.plan, None, observed.now)
+    late = deadlines.overdue(live, look.plan, None, observation.now)
     if late and late.reason == deadlines.STAGE_TIMEOUT:
         # The only silence that the pods alone tell of.
         return late, active
-    queue = queue_status(live.jobset, live.workload, served=observed.workloads is not None, now=observed.now)
+    queue = queue_status(
+        live.jobset, live.workload, served=observation.workloads is not None, now=observation.now
+    )
     return None, replace(active, queue=queue)
 
 
-def _was_suspended(observed: Observation, stopped_for: str | None) -> bool:
+def _was_suspended(observation: Observation, stopped_for: str | None) -> bool:
     """Whether it is the budget that holds the job up: what else would, is not known."""
-    conditions = (observed.job.get("status") or {}).get("conditions", ())
+    conditions = (observation.job.get("status") or {}).get("conditions", ())
     return stopped_for == Reason.BUDGET_EXHAUSTED or any(
         each["type"] == ConditionType.SUSPENDED and each["reason"] == Reason.BUDGET_EXHAUSTED
         for each in conditions
@@ -182,24 +187,28 @@ def _was_suspended(observed: Observation, stopped_for: str | None) -> bool:
 
 
 def _look(
-    observed: Observation, plan: Plan, attempts: tuple[Attempt, ...], live: Attempt | None
+    observation: Observation, plan: Plan, attempts: tuple[Attempt, ...], live: Attempt | None
 ) -> JobStages:
     """Of the stage that runs, or that the status spoke of last."""
-    last = (observed.job.get("status") or {}).get("stage", Stage.PREFLIGHT)
+    last = (observation.job.get("status") or {}).get("stage", Stage.PREFLIGHT)
     view = (
         StageState(stage=live.key.stage, phase=StagePhase.RUNNING, attempts=(live,))
         if live
         else StageState(stage=Stage(last), phase=StagePhase.PENDING)
     )
     # Attempts that have ended are judged when their records can be read.
-    return replace(derive_stages(observed, plan, attempts, suspend=False), stages=(view,), judged=())
+    return replace(derive_stages(observation, plan, attempts, suspend=False), stages=(view,), judged=())
 
 
-def _known(attempt: Attempt, observed: Observation, plan: Plan) -> Attempt:
+def _known(attempt: Attempt, observation: Observation, plan: Plan) -> Attempt:
     """With the number that the status gave it: without the run folder, those before it cannot be counted."""
     name = jobset_name(plan.job.name, attempt.key.stage, attempt.key.number)
     told = next(
-        (each for each in (observed.job.get("status") or {}).get("stages", ()) if each.get("jobSet") == name),
+        (
+            each
+            for each in (observation.job.get("status") or {}).get("stages", ())
+            if each.get("jobSet") == name
+        ),
         None,
     )
     if told is None or "attempt" not in told:
@@ -207,25 +216,25 @@ def _known(attempt: Attempt, observed: Observation, plan: Plan) -> Attempt:
     return replace(attempt, ordinal=told["attempt"] + attempt.key.restart - told.get("restart", 0))
 
 
-def _next_look(observed: Observation, look: JobStages, why: ReadFailure) -> float:
+def _next_look(observation: Observation, look: JobStages, why: ReadFailure) -> float:
     """Seconds."""
     live = look.live
     due = (
         (
             deadlines.active_left(look.plan.limits, look.used),
             seconds_left(look, live) if live.key.stage in TPU_STAGES else None,
-            blind_left(observed, look.plan.limits, why),
+            blind_left(observation, look.plan.limits, why),
         )
         if live and not (live.jobset and children.deleting(live.jobset))
         else ()
     )
-    regular = pace(observed.live_jobs, _STORE_LOOK)
+    regular = pace(observation.live_jobs, _STORE_LOOK)
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
 
-def _kept(observed: Observation, look: JobStages, decision: Decision) -> dict[str, object]:
+def _kept(observation: Observation, look: JobStages, decision: Decision) -> dict[str, object]:
     """The status: what was known from the run folder still holds."""
-    previous, told = observed.job.get("status") or {}, dict(decision.status)
+    previous, told = observation.job.get("status") or {}, dict(decision.status)
     if "resolved" not in previous:
         # A count of those that the cluster shows would pass for a count of all.
         return {name: value for name, value in told.items() if name not in ("stages", "attempts")}
@@ -239,6 +248,6 @@ def _kept(observed: Observation, look: JobStages, decision: Decision) -> dict[st
             fresh[kind] if kind in _SEEN else known.get(kind, fresh[kind]) for kind in map(str, ConditionType)
         ],
     }
-    if moving_parts(kept) != moving_parts(previous) or usage_is_old(observed, look):
+    if moving_parts(kept) != moving_parts(previous) or usage_is_old(observation, look):
         kept |= {name: told[name] for name in ("activeTime", "cost") if name in told}
     return kept

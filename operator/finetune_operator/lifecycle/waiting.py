@@ -44,15 +44,15 @@ class AttemptBlocker:
     """Whose Events may tell more."""
 
 
-def recovering(look: JobStages) -> bool:
+def recovering(stages: JobStages) -> bool:
     """Whether the current stage has had a bad end, and is tried again."""
-    verdict = look.current.last_verdict
-    return verdict is not None and verdict.failure is not None and waiting_input(look.current) is None
+    verdict = stages.current.last_verdict
+    return verdict is not None and verdict.failure is not None and waiting_input(stages.current) is None
 
 
-def retry_wait(look: JobStages) -> WaitCause:
+def retry_wait(stages: JobStages) -> WaitCause:
     """For the time of the next try."""
-    view = look.current
+    view = stages.current
     verdict, due = view.last_verdict, view.retry_at
     assert verdict is not None, "a stage that is tried again was tried"
     assert verdict.failure is not None, "a stage that is tried again had a bad end"
@@ -66,33 +66,33 @@ def retry_wait(look: JobStages) -> WaitCause:
     )
 
 
-def input_wait(look: JobStages) -> WaitCause | None:
+def input_wait(stages: JobStages) -> WaitCause | None:
     """For what preflight has looked for in vain."""
-    missing = waiting_input(look[Stage.PREFLIGHT])
+    missing = waiting_input(stages[Stage.PREFLIGHT])
     if missing is None:
         return None
     return WaitCause(reason=WaitingReason.INPUT, message=f"{missing.message} It is being looked for again.")
 
 
 def attempt_blocker(  # noqa: PLR0911  one per case
-    observed: Observation, look: JobStages, attempt: Attempt, queue: QueueStatus | None
+    observation: Observation, stages: JobStages, attempt: Attempt, queue: QueueStatus | None
 ) -> AttemptBlocker | None:
     """What keeps the attempt's pods from being made or started; None where nothing is known to."""
-    plan, stage = look.plan, attempt.key.stage
+    plan, stage = stages.plan, attempt.key.stage
     if queue is None and attempt.jobset is not None and children.suspended(attempt.jobset):
         return AttemptBlocker(wait=_suspended_by_hand(plan, attempt))
-    if let_go := _without_pods_since(observed, attempt, queue, pre_running=plan.limits.pre_running):
+    if let_go := _without_pods_since(observation, attempt, queue, pre_running=plan.limits.pre_running):
         job = f"{_name(plan, attempt)}-{first_group(plan, stage)}-0"
         return AttemptBlocker(
             wait=WaitCause(
-                reason=WaitingReason.INPUT, message=no_pods(plan, attempt, observed.events), since=let_go
+                reason=WaitingReason.INPUT, message=no_pods(plan, attempt, observation.events), since=let_go
             ),
             about=ObjectReference(kind="Job", name=job),
         )
     found = None if attempt.running else children.pod_blocker(attempt.pods)
     if found is None:
         return None
-    waited = (observed.now - found.since).total_seconds() if found.since else 0.0
+    waited = (observation.now - found.since).total_seconds() if found.since else 0.0
     stalled = waited > plan.limits.pre_running
     if found.missing_reference:
         refused = missing_secret(plan, found.message)
@@ -104,15 +104,15 @@ def attempt_blocker(  # noqa: PLR0911  one per case
     if found.reason is WaitingReason.POD:
         if waited < _CREATING_SECONDS:
             return None
-        told = trouble(observed.events or ())
+        told = trouble(observation.events or ())
         message = f"{message} {told.rstrip('.')}." if told else message
         return AttemptBlocker(wait=_wait(found, message), about=ObjectReference(kind="Pod", name=found.pod))
     if waited < AUTOSCALER_SECONDS:
         # It is no shortage yet, let alone one of quota: a node's device plugin registers after the node.
         moment = " A TPU node that has just come shows its chips a moment later." if _CHIPS in message else ""
         return AttemptBlocker(wait=_wait(found, f"{message}{moment}"))
-    if observed.events is not None:
-        message = f"{message} {autoscaler(observed.events, _nodes(plan, stage))}"
+    if observation.events is not None:
+        message = f"{message} {autoscaler(observation.events, _nodes(plan, stage))}"
     return AttemptBlocker(wait=_wait(found, message), about=ObjectReference(kind="Pod", name=found.pod))
 
 
@@ -146,17 +146,17 @@ def no_pods(plan: Plan, attempt: Attempt, events: Iterable[Object] | None) -> st
 
 
 def _without_pods_since(
-    observed: Observation, attempt: Attempt, queue: QueueStatus | None, *, pre_running: int
+    observation: Observation, attempt: Attempt, queue: QueueStatus | None, *, pre_running: int
 ) -> datetime | None:
     """When a JobSet that should have pods by now was let go."""
     if attempt.jobset is None or attempt.pods or attempt.key.restart or children.deleting(attempt.jobset):
         return None
     let_go = children.unsuspended_at(attempt.jobset, queued=queue is not None)
-    if let_go is None or children.suspended(attempt.jobset) or stepped(attempt, observed.folder.progress):
+    if let_go is None or children.suspended(attempt.jobset) or stepped(attempt, observation.folder.progress):
         return None
-    waited = (observed.now - let_go).total_seconds()
+    waited = (observation.now - let_go).total_seconds()
     # One that had never made any would have been ended by then: this one has run, and JobSet is about to restart it.
-    over = waited > pre_running and interrupted(attempt, observed.folder.progress)
+    over = waited > pre_running and interrupted(attempt, observation.folder.progress)
     return let_go if waited > NO_PODS_SECONDS and not over else None
 
 

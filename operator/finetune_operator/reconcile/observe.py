@@ -173,15 +173,17 @@ class Observer:
                 return found
         raise AssertionError("unreachable")
 
-    async def look_closer(self, observed: Observation, at: DetailRequest, room: MemoryShare) -> Observation:
+    async def look_closer(
+        self, observation: Observation, at: DetailRequest, room: MemoryShare
+    ) -> Observation:
         """The same look with more detail. Raises ClusterError."""
-        assert observed.snapshot is not None, "a job that runs was admitted"
-        run = Folders.of(observed.snapshot).run
-        namespace = observed.job["metadata"]["namespace"]
+        assert observation.snapshot is not None, "a job that runs was admitted"
+        run = Folders.of(observation.snapshot).run
+        namespace = observation.job["metadata"]["namespace"]
         return replace(
-            observed,
-            hosts=await self._hosts(run, at.hosts) if at.hosts else observed.hosts,
-            events=await self._events(namespace, at.events, room) if at.events else observed.events,
+            observation,
+            hosts=await self._hosts(run, at.hosts) if at.hosts else observation.hosts,
+            events=await self._events(namespace, at.events, room) if at.events else observation.events,
         )
 
     async def _hosts(self, run: RunFolder, count: int) -> Mapping[int, HostProgress]:

@@ -82,10 +82,10 @@ _WORLD = TypeAdapter(Recorded)
 
 def decided(world: World) -> Object:
     """What the operator decides, after the closer look that it may ask for, as JSON."""
-    observed = world.observe()
-    decision = decide(observed)
+    observation = world.observe()
+    decision = decide(observation)
     if decision.closer is not None:
-        decision = decide(world.look_closer(observed, decision.closer))
+        decision = decide(world.look_closer(observation, decision.closer))
     made: Object = to_jsonable_python(replace(decision, fault=None))
     return made
 
@@ -97,11 +97,11 @@ def record(pairs: int) -> Iterator[tuple[Object, Object]]:
 
     def noted(world: World) -> Any:
         key = _WORLD.dump_json(Recorded.of(world)).decode()
-        observed = observe(world)
+        observation = observe(world)
         if key not in found:
             with patch.object(World, "observe", observe):
                 found[key] = decided(_WORLD.validate_json(key).world())
-        return observed
+        return observation
 
     examples = settings(
         max_examples=max(1, pairs // 8), stateful_step_count=30, deadline=None, derandomize=True, database=None,

@@ -241,6 +241,6 @@ def test_while_the_run_folder_cannot_be_read_the_status_keeps_the_choice() -> No
     world.reconcile()
     world.unreadable = "the bucket does not answer"
     seen: Observation = world.observe()
-    assert world.reconcile(observed=seen).deletions == ()
+    assert world.reconcile(observation=seen).deletions == ()
     assert world.status["resolved"]["resources"]["tpu"] == "v6e-8"
     assert world.live() == [name]

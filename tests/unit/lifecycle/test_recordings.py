@@ -17,5 +17,7 @@ def test_a_recording_is_the_same_each_time_and_replays_to_what_was_decided(
     assert [recordings.replayed(world) for world, _ in pairs] == [decision for _, decision in pairs]
 
     decide = recordings.decide
-    monkeypatch.setattr(recordings, "decide", lambda observed: replace(decide(observed), requeue_after=7.5))
+    monkeypatch.setattr(
+        recordings, "decide", lambda observation: replace(decide(observation), requeue_after=7.5)
+    )
     assert all(recordings.replayed(world) != decision for world, decision in pairs)

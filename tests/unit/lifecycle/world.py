@@ -240,9 +240,11 @@ class World:
             convert_manifest_fault=self.manifest_fault if found else "",
         )
 
-    def reconcile(self, *, crash_after: int | None = None, observed: Observation | None = None) -> Decision:
+    def reconcile(
+        self, *, crash_after: int | None = None, observation: Observation | None = None
+    ) -> Decision:
         """Look, decide, carry out. ``crash_after``: so many writes go through, then the operator dies."""
-        seen = observed or self.observe()
+        seen = observation or self.observe()
         decision = self._decide(seen)
         if decision.closer is not None:
             decision = self._decide(self.look_closer(seen, decision.closer))
@@ -250,13 +252,13 @@ class World:
         self.requeue_after = decision.requeue_after
         return decision
 
-    def _decide(self, observed: Observation) -> Decision:
-        decision = decide(observed)
+    def _decide(self, observation: Observation) -> Decision:
+        decision = decide(observation)
         if decision.fault is not None:
             raise decision.fault
         return decision
 
-    def look_closer(self, observed: Observation, at: DetailRequest) -> Observation:
+    def look_closer(self, observation: Observation, at: DetailRequest) -> Observation:
         events = [
             kept
             for each in self.object_events
@@ -266,7 +268,7 @@ class World:
             and (kept := reduced_event(answered(each)))
         ]
         return replace(
-            observed,
+            observation,
             hosts=dict(self.hosts) if at.hosts else None,
             events=tuple(events) if at.events else None,
         )

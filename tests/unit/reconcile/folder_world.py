@@ -126,9 +126,9 @@ class FolderWorld(World):
             self.reader.forget(_JOB)
         return self.view
 
-    def look_closer(self, observed: Observation, at: DetailRequest) -> Observation:
+    def look_closer(self, observation: Observation, at: DetailRequest) -> Observation:
         hosts = _RUNNER.run(self.reader.hosts(self.folders.run, at.hosts)) if at.hosts else None
-        return replace(super().look_closer(observed, at), hosts=hosts)
+        return replace(super().look_closer(observation, at), hosts=hosts)
 
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
         super().apply(decision, crash_after=crash_after)

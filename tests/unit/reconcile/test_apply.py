@@ -40,7 +40,7 @@ class Bench:
             self.cluster, Plans(self.cluster, OWN), self.store, created=self.created.append
         )
 
-    def observed(self) -> Observation:
+    def observation(self) -> Observation:
         return Observation(
             now=NOW,
             job=self.cluster.objects[JOBS, "team", "demo"],
@@ -52,7 +52,7 @@ class Bench:
         )
 
     async def apply(self, decision: Decision) -> None:
-        await self.applier.apply(self.observed(), decision)
+        await self.applier.apply(self.observation(), decision)
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ async def test_keys_that_the_new_status_lacks_are_gone(bench: Bench) -> None:
 
 
 async def test_a_job_that_moved_on_is_not_overwritten(bench: Bench) -> None:
-    observed = bench.observed()
+    observation = bench.observation()
     bench.cluster.put(JOBS, {**job(), "spec": {"suspend": True}})
     with pytest.raises(Conflict):
-        await bench.applier.apply(observed, Decision(status=STATUS))
+        await bench.applier.apply(observation, Decision(status=STATUS))
 
 
 async def test_a_jobset_whose_name_is_taken_is_a_stale_look(bench: Bench) -> None:
@@ -205,16 +205,16 @@ async def test_a_status_that_holds_records_is_written_before_the_deletions(bench
 
 async def test_an_edit_of_the_job_meanwhile_does_not_keep_a_slice(bench: Bench) -> None:
     decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
-    observed = bench.observed()
+    observation = bench.observation()
     bench.cluster.put(JOBS, {**job(), "metadata": {**job()["metadata"], "generation": 2}})
-    await bench.applier.apply(observed, decision)
+    await bench.applier.apply(observation, decision)
     assert bench.cluster.of(JOBSETS) == []
     assert pending_records(bench.cluster.of(JOBS)[0]["status"]) == (STOPPED,)
 
 
 async def test_a_user_who_edits_the_job_all_the_time_does_not_keep_a_slice(bench: Bench) -> None:
     decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
-    observed = bench.observed()
+    observation = bench.observation()
 
     def edit(moment: str, call: str) -> None:
         if (moment, call) == ("before", "patch finetunejobs/status"):
@@ -222,7 +222,7 @@ async def test_a_user_who_edits_the_job_all_the_time_does_not_keep_a_slice(bench
 
     bench.cluster.fault = edit
     with pytest.raises(Conflict):
-        await bench.applier.apply(observed, decision)
+        await bench.applier.apply(observation, decision)
     assert bench.cluster.of(JOBSETS) == []
 
 
@@ -234,10 +234,10 @@ async def test_where_another_operator_has_judged_meanwhile_nothing_is_deleted(
     bench: Bench, meanwhile: Object
 ) -> None:
     decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
-    observed = bench.observed()
+    observation = bench.observation()
     bench.cluster.put(JOBS, meanwhile)
     with pytest.raises(Conflict):
-        await bench.applier.apply(observed, decision)
+        await bench.applier.apply(observation, decision)
     assert bench.cluster.of(JOBSETS)
     assert bench.cluster.of(JOBS)[0].get("status") == meanwhile.get("status")
 

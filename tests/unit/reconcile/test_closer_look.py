@@ -23,8 +23,8 @@ class Asking:
         self.closer = closer
         self.seen: list[Observation] = []
 
-    def __call__(self, observed: Observation) -> Decision:
-        self.seen.append(observed)
+    def __call__(self, observation: Observation) -> Decision:
+        self.seen.append(observation)
         return Decision(
             status={"phase": f"look {len(self.seen)}"}, closer=self.closer if len(self.seen) == 1 else None
         )

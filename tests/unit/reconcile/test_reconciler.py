@@ -182,8 +182,8 @@ async def test_a_decision_on_many_children_keeps_nobody_waiting(cluster: FakeClu
         cluster.put(PODS, child("Pod", f"demo-prep-1-cpu-0-0-{number}"))
     others_work = threading.Event()
 
-    def decide(observed: Observation) -> Decision:
-        assert len(observed.pods) == 500
+    def decide(observation: Observation) -> Decision:
+        assert len(observation.pods) == 500
         assert others_work.wait(60)
         return Decision(status={"phase": "Running"})
 
@@ -263,14 +263,14 @@ async def test_a_transition_is_told_once_though_the_operator_dies_before_the_sta
 STAGES = ("prep", "conv", "train", "eval", "export")
 
 
-def chain(observed: Observation) -> Decision:
+def chain(observation: Observation) -> Decision:
     """A small stand-in for the core: one JobSet after another, each seen as finished once it exists."""
-    have = {jobset["metadata"]["name"] for jobset in observed.jobsets}
+    have = {jobset["metadata"]["name"] for jobset in observation.jobsets}
     wanted = next((f"demo-{stage}-1" for stage in STAGES if f"demo-{stage}-1" not in have), None)
     return Decision(
         status={"phase": "Running" if wanted else "Succeeded", "made": len(have)},
-        snapshot=None if observed.snapshot else plan(),
-        jobset=child("JobSet", wanted) if wanted and observed.snapshot else None,
+        snapshot=None if observation.snapshot else plan(),
+        jobset=child("JobSet", wanted) if wanted and observation.snapshot else None,
         notices=(JobEvent(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
         requeue_after=0 if wanted else None,
     )
