@@ -41,8 +41,8 @@ def takeover_record(
         raise Refused(
             Reason.RUN_FOLDER_IN_USE,
             f"spec.resumeFrom.runFolder: {plan.run_folder.uri} was last used by a job of namespace "
-            f"{observation.unserved_namespace}, which this operator does not serve, so whether that job has ended is not "
-            "known. Copy the run folder below the artifacts of this job's namespace, and name the copy.",
+            f"{observation.unserved_namespace}, which this operator does not serve, so whether that job has ended is "
+            "not known. Copy the run folder below the artifacts of this job's namespace, and name the copy.",
         )
     if not attempts and not notes:
         raise Refused(
