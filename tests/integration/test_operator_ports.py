@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_operator.artifacts.google_store import GoogleStore
 from finetune_operator.artifacts.port import StorageError
 from finetune_operator.cluster.api_server_client import ApiServerClient, CallLimits
@@ -20,11 +20,11 @@ from finetune_operator.cluster.port import (
     NotFound,
     Rejected,
 )
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 
 
 @pytest.fixture
-async def api(cluster: Cluster) -> AsyncIterator[ApiServerClient]:
+async def api(cluster: LocalCluster) -> AsyncIterator[ApiServerClient]:
     configuration = await kubeconfig(str(cluster.kubeconfig))
     async with ApiServerClient(configuration, limits=CallLimits(page_size=2)) as made:
         yield made
@@ -42,7 +42,7 @@ def config_map(namespace: str, name: str, **labels: str) -> dict[str, Any]:
 async def test_a_status_is_replaced_whole_at_the_version_that_was_seen(
     api: ApiServerClient, namespace: str
 ) -> None:
-    made = await api.create(JOBS, trainer_double.job(namespace, "demo", "no-such-profile"))
+    made = await api.create(JOBS, fake_trainer.job(namespace, "demo", "no-such-profile"))
     version = made["metadata"]["resourceVersion"]
     assert made["status"] == {"observedGeneration": -1}
     first = {"observedGeneration": 1, "phase": "Pending", "summary": "one"}
@@ -61,7 +61,7 @@ async def test_a_status_is_replaced_whole_at_the_version_that_was_seen(
 async def test_a_status_that_the_schema_does_not_allow_is_rejected_by_path(
     api: ApiServerClient, namespace: str
 ) -> None:
-    await api.create(JOBS, trainer_double.job(namespace, "demo", "no-such-profile"))
+    await api.create(JOBS, fake_trainer.job(namespace, "demo", "no-such-profile"))
     with pytest.raises(Rejected, match=r"status\.phase"):
         await api.patch_status(JOBS, namespace, "demo", {"phase": "Sleeping"}, resource_version=None)
 
@@ -122,7 +122,7 @@ async def test_leadership_goes_from_hand_to_hand(api: ApiServerClient, namespace
 
 
 async def test_the_object_store_as_the_operator_uses_it(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)

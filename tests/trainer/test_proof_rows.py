@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_contract import DatasetSpec
-from finetune_trainer import proof
+from finetune_trainer import conversion_check
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.stages import convert
 from finetune_trainer.storage import open_store
@@ -31,4 +31,4 @@ def test_rows_that_predict_nothing_are_passed_over(tmp_path: Path, pairs: bool) 
     )  # fmt: skip
     plan: Any = SimpleNamespace(context_length=64)
     found = [of.decode(row, skip_special_tokens=True) for row in convert._rows(context, plan)]
-    assert found == ["one", "two", "three", "four"][: proof.ROWS]
+    assert found == ["one", "two", "three", "four"][: conversion_check.ROWS]

@@ -104,13 +104,13 @@ def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> list[str
     import datasets
 
     path = str(outline)
-    configs = _asked(repository, outline, lambda: datasets.get_dataset_config_names(path))
+    configs = _query_datasets(repository, outline, lambda: datasets.get_dataset_config_names(path))
     if spec.config is not None and spec.config not in configs:
         raise _no_such(repository, "config", "configuration", spec.config, configs)
-    default = _asked(repository, outline, lambda: datasets.get_dataset_default_config_name(path))
+    default = _query_datasets(repository, outline, lambda: datasets.get_dataset_default_config_name(path))
     if spec.config is None and len(configs) > 1 and default is None:
         raise _no_such(repository, "config", "default configuration", "none named", configs)
-    config = _asked(
+    config = _query_datasets(
         repository,
         outline,
         lambda: (
@@ -129,7 +129,7 @@ def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> list[str
     return [Path(file).relative_to(outline.resolve()).as_posix() for file in config.data_files[spec.split]]
 
 
-def _asked[T](repository: Repository, outline: Path, question: Callable[[], T]) -> T:
+def _query_datasets[T](repository: Repository, outline: Path, question: Callable[[], T]) -> T:
     """An answer of ``datasets``. Whatever it stumbles over lies in the repository's names or README."""
     try:
         return question()

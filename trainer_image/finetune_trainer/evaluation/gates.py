@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from finetune_contract import GateOutcome, GateSpec
 
 
-def judge(
+def evaluate_gates(
     gates: Sequence[GateSpec], baseline: Mapping[str, float], tuned: Mapping[str, float]
 ) -> list[GateOutcome]:
     """Metrics by name. What was not measured, or is no number, has not passed."""

@@ -29,7 +29,7 @@ _HUBS_OWN = frozenset({".gitattributes", "README.md", "LICENSE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class UploadFolder:
     """One of the folders, with its manifest. ``prefix`` is its place in the repository: empty, or with a slash."""
 
     folder: Path
@@ -42,7 +42,9 @@ class Part:
                 yield self.prefix + path.relative_to(self.folder).as_posix(), path
 
 
-def push(parts: Mapping[str, Part], destination: DestinationSpec, message: str) -> dict[str, Published]:
+def push(
+    parts: Mapping[str, UploadFolder], destination: DestinationSpec, message: str
+) -> dict[str, Published]:
     """What each part became, by name. Raises ``StageError`` 64 where the repository holds other people's files or is
     more public than asked for, 77 where the token may not write, 69 when the hub does not answer, retries included."""
     hub = destination.hub
@@ -160,7 +162,7 @@ def _at(value: Any, *keys: str) -> Any:
     return value
 
 
-def _published(part: Part, uri: str) -> Published:
+def _published(part: UploadFolder, uri: str) -> Published:
     manifest = (part.folder / MANIFEST).read_bytes()
     return Published(
         kind=part.kind,
