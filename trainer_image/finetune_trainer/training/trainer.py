@@ -64,7 +64,7 @@ class StepDataHooks(DataHooks):  # type: ignore[misc]  # Tunix ships no types
             return None
         batch = self._batches.batch(step)
         self.trained_tokens[step + 1] = train_ctx.objective.tokens(batch)
-        return shard_batch(train_ctx.related(batch), self._mesh)
+        return shard_batch(train_ctx.with_reference_logps(batch), self._mesh)
 
     @override
     def load_next_eval_batch(self, train_ctx: "FineTuneTrainer") -> None:
