@@ -25,7 +25,7 @@ def placed(document: Document, namespace: str) -> Document:
     return {**document, "metadata": {**document["metadata"], "namespace": namespace}}
 
 
-def refusal(cluster: Cluster, document: Document) -> str:
+def refusal(cluster: LocalCluster, document: Document) -> str:
     """kubectl's words when it may not apply the document."""
     with pytest.raises(AssertionError) as caught:
         cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(document))
@@ -33,7 +33,7 @@ def refusal(cluster: Cluster, document: Document) -> str:
 
 
 @pytest.mark.parametrize("name", ["finetunejobs", "finetuneprofiles"])
-def test_crds_are_established_without_complaint(cluster: Cluster, name: str) -> None:
+def test_crds_are_established_without_complaint(cluster: LocalCluster, name: str) -> None:
     crd = cluster.get(f"{CRDS}/{name}.tpu-finetune.dev")
     conditions = {condition["type"]: condition["status"] for condition in crd["status"]["conditions"]}
     assert conditions["Established"] == "True"
@@ -42,7 +42,7 @@ def test_crds_are_established_without_complaint(cluster: Cluster, name: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["tpu", "gpu"])
-def test_manifests_for_serving_are_accepted(cluster: Cluster, shared_namespace: str, kind: str) -> None:
+def test_manifests_for_serving_are_accepted(cluster: LocalCluster, shared_namespace: str, kind: str) -> None:
     for document in yaml.safe_load_all((SERVING / f"{kind}.yaml").read_text()):
         document["metadata"]["namespace"] = shared_namespace
         said = cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(document))
@@ -51,7 +51,7 @@ def test_manifests_for_serving_are_accepted(cluster: Cluster, shared_namespace: 
 
 @BAD_JOBS
 def test_a_bad_job_is_refused_with_the_place(
-    cluster: Cluster, shared_namespace: str, document: Document, path: str
+    cluster: LocalCluster, shared_namespace: str, document: Document, path: str
 ) -> None:
     said = refusal(cluster, placed(document, shared_namespace))
     assert path in said
@@ -59,13 +59,13 @@ def test_a_bad_job_is_refused_with_the_place(
 
 
 @pytest.fixture(scope="module")
-def shared_namespace(cluster: Cluster) -> str:
+def shared_namespace(cluster: LocalCluster) -> str:
     """For tests that leave nothing behind."""
     return cluster.namespace()
 
 
 @pytest.fixture
-def stored(cluster: Cluster, namespace: str) -> Iterator[Document]:
+def stored(cluster: LocalCluster, namespace: str) -> Iterator[Document]:
     """A job with every identity field but resumeFrom, and a retry. The operator does not run, so that its status is the
     test's alone."""
     cluster.stop("operator")
@@ -95,7 +95,9 @@ IDENTITY_EDITS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("edit", IDENTITY_EDITS.values(), ids=IDENTITY_EDITS)
-def test_what_decides_the_result_cannot_be_edited(cluster: Cluster, stored: Document, edit: Document) -> None:
+def test_what_decides_the_result_cannot_be_edited(
+    cluster: LocalCluster, stored: Document, edit: Document
+) -> None:
     (field,) = edit
     with pytest.raises(KubeError, match=f"spec: Invalid value.*{field} cannot be changed") as caught:
         cluster.patch(path_of(stored), {"spec": edit})
@@ -111,7 +113,7 @@ def test_what_decides_the_result_cannot_be_edited(cluster: Cluster, stored: Docu
     ],
 )
 def test_what_only_goes_forward_cannot_be_set_back(
-    cluster: Cluster, stored: Document, edit: Document, said: str
+    cluster: LocalCluster, stored: Document, edit: Document, said: str
 ) -> None:
     with pytest.raises(KubeError, match=said):
         cluster.patch(path_of(stored), {"spec": edit})
@@ -132,7 +134,7 @@ def test_what_only_goes_forward_cannot_be_set_back(
     ids=lambda edit: next(iter(edit)),
 )
 def test_lifecycle_and_placement_stay_open_to_edits(
-    cluster: Cluster, stored: Document, edit: Document
+    cluster: LocalCluster, stored: Document, edit: Document
 ) -> None:
     changed = cluster.patch(path_of(stored), {"spec": edit})
     assert changed["metadata"]["generation"] == 2
@@ -240,14 +242,14 @@ def test_an_unseen_job_says_so_and_status_is_the_operators_alone(cluster: Cluste
     assert changed["status"] == {"observedGeneration": -1}
 
 
-def test_a_job_of_another_name_starts_plain(cluster: Cluster, shared_namespace: str) -> None:
+def test_a_job_of_another_name_starts_plain(cluster: LocalCluster, shared_namespace: str) -> None:
     document = cluster.apply(placed(JOB, shared_namespace))
     assert (document["spec"]["suspend"], document["spec"]["planOnly"]) == (False, False)
     cluster.delete(path_of(document))
 
 
 def test_every_identity_field_at_its_largest_can_be_stored_and_edited(
-    cluster: Cluster, namespace: str
+    cluster: LocalCluster, namespace: str
 ) -> None:
     """The cost of the rules is estimated at installation; this is the cost in use."""
     source = {
@@ -268,7 +270,7 @@ def test_every_identity_field_at_its_largest_can_be_stored_and_edited(
     cluster.delete(path_of(stored))
 
 
-def test_a_profile_is_stored_and_a_bad_one_refused(cluster: Cluster) -> None:
+def test_a_profile_is_stored_and_a_bad_one_refused(cluster: LocalCluster) -> None:
     name = "crd-test"
     good = {**PROFILE, "metadata": {"name": name}}
     cluster.apply(good)
@@ -285,7 +287,7 @@ def test_a_profile_is_stored_and_a_bad_one_refused(cluster: Cluster) -> None:
     assert "spec.pod.hostNetwork" in refusal(cluster, {**good, "spec": {**good["spec"], **on_host}})
 
 
-def test_explain_has_text_for_every_level(cluster: Cluster) -> None:
+def test_explain_has_text_for_every_level(cluster: LocalCluster) -> None:
     for place, said in {
         "ftj": "Fine-tune a language model on TPUs",
         "ftj.spec.hyperparameters.learningRate": "Highest learning rate.",
@@ -298,7 +300,7 @@ def test_explain_has_text_for_every_level(cluster: Cluster) -> None:
         assert "<empty>" not in text
 
 
-def test_printer_columns_show_the_status(cluster: Cluster, stored: Document) -> None:
+def test_printer_columns_show_the_status(cluster: LocalCluster, stored: Document) -> None:
     condition = {
         "type": "GatePassed",
         "status": "Unknown",

@@ -32,7 +32,7 @@ INT32_MAX = 2**31 - 1
 
 
 def _with_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    rules: tuple[Rule, ...] = getattr(model, "rules", ())
+    rules: tuple[ValidationRule, ...] = getattr(model, "rules", ())
     if rules:
         schema[RULES_KEY] = [rule.document() for rule in rules]
 
@@ -53,7 +53,7 @@ class ApiModel(BaseModel):
         use_attribute_docstrings=True,
         json_schema_extra=_with_rules,
     )
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    rules: ClassVar[tuple[ValidationRule, ...]] = ()
 
     @model_validator(mode="after")
     def _obeys_its_rules(self) -> Self:
@@ -78,7 +78,7 @@ Whole = Annotated[int, Strict(), Field(ge=-1, le=SAFE_INTEGER_MAX)]
 """A 64-bit count of the status: sizes, tokens, generations."""
 
 
-def checked(*rules: Rule) -> tuple[Any, Any]:
+def checked(*rules: ValidationRule) -> tuple[Any, Any]:
     """Rules on a scalar, as annotations: checked in Python and written into the schema."""
 
     def check(value: Any) -> Any:
@@ -155,7 +155,7 @@ def list_map(key: str) -> tuple[Any, Any]:
 def distinct() -> tuple[Any, Any]:
     """An ordered list of scalars without repetition."""
     return checked(
-        Rule(
+        ValidationRule(
             cel="self.all(x, self.exists_one(y, x == y))",
             message="an entry stands twice: remove the repetition",
             holds=lambda items: len(set(items)) == len(items),

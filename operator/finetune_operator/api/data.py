@@ -20,7 +20,7 @@ from finetune_operator.api.common import (
     ShortText,
     Token,
 )
-from finetune_operator.api.rules import Rule, at_most_one, exactly_one
+from finetune_operator.api.rules import ValidationRule, at_most_one, exactly_one
 from finetune_operator.api.uris import DatasetUri
 
 
@@ -35,7 +35,7 @@ class DatasetFormat(StrEnum):
     PREFERENCE = "Preference"
 
 
-class Role(StrEnum):
+class MessageRole(StrEnum):
     """The roles that a conversation knows."""
 
     SYSTEM = "system"
@@ -96,7 +96,7 @@ class DatasetSource(ApiModel):
     """How the rows are shaped. Default: Auto, seen from the columns of the first row."""
     columns: Columns | None = None
     """Where the dataset's columns have other names than ours."""
-    role_map: Annotated[Mapping[Token, Role], Field(max_length=16)] | None = None
+    role_map: Annotated[Mapping[Token, MessageRole], Field(max_length=16)] | None = None
     """The dataset's role on the left, ours on the right, for example bot: assistant."""
     max_examples: Positive | None = None
     """Take only the first rows. Default: all."""
@@ -148,12 +148,12 @@ class Datasets(ApiModel):
     """What to train and validate on, and how rows become sequences."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="!(has(self.validation) && has(self.splitFromTrain))",
             message="splitFromTrain is for jobs without validation: remove one of the two",
             holds=lambda self: self.validation is None or self.split_from_train is None,
         ),
-        Rule(
+        ValidationRule(
             cel="self.train.all(source, has(source.weight)) || !self.train.exists(source, has(source.weight))",
             message="give every training source a weight, or none",
             holds=lambda self: len({source.weight is None for source in self.train}) == 1,

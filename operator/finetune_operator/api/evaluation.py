@@ -18,7 +18,7 @@ from finetune_operator.api.common import (
     list_map,
 )
 from finetune_operator.api.data import DatasetSource
-from finetune_operator.api.rules import Rule, exactly_one
+from finetune_operator.api.rules import ValidationRule, exactly_one
 from finetune_operator.api.uris import StorageUri
 
 
@@ -95,7 +95,7 @@ class Evaluation(ApiModel):
     prompts or gates."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel=(
                 "!(has(self.baseline) && !self.baseline && has(self.gates) && "
                 "self.gates.exists(g, has(g.deltaFromBaseline)))"

@@ -15,7 +15,7 @@ from finetune_operator.api.common import (
     PositiveNumber,
     distinct,
 )
-from finetune_operator.api.rules import Rule, at_most_one
+from finetune_operator.api.rules import ValidationRule, at_most_one
 
 
 class MethodType(StrEnum):
@@ -41,7 +41,7 @@ class Precision(StrEnum):
     FP32 = "FP32"
 
 
-class Schedule(StrEnum):
+class LearningRateSchedule(StrEnum):
     """How the learning rate falls after the warm-up."""
 
     COSINE = "Cosine"
@@ -105,8 +105,8 @@ class Lora(ApiModel):
     the base as it was. Default: None."""
 
 
-def _member(method: MethodType, name: str) -> Rule:
-    return Rule(
+def _member(method: MethodType, name: str) -> ValidationRule:
+    return ValidationRule(
         cel=f"!has(self.{name}) || self.type == '{method}'",
         message=f"{name} belongs to type {method}: remove it, or set type: {method}",
         holds=lambda self: getattr(self, name) is None or self.type is method,

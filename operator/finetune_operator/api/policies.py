@@ -13,7 +13,7 @@ from finetune_operator.api.common import (
     PositiveNumber,
     ShortText,
 )
-from finetune_operator.api.rules import Rule
+from finetune_operator.api.rules import ValidationRule
 from finetune_operator.api.uris import StorageUri
 
 
@@ -74,7 +74,7 @@ class Retry(ApiModel):
     """Run a stage again by hand. Acts once for each new generation and resets the retry counters."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="self.generation >= oldSelf.generation",
             message="generation cannot be lowered: a retry acts once for each higher number",
             holds=None,

@@ -21,7 +21,7 @@ from finetune_operator.api.common import (
     distinct,
 )
 from finetune_operator.api.placement import Capacity
-from finetune_operator.api.rules import Rule
+from finetune_operator.api.rules import ValidationRule
 
 _GOOGLE_NAME = "[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
 Reservation = Annotated[
@@ -80,12 +80,12 @@ class Flavor(ApiModel):
     """TPU slices that a job may get, and what they cost."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="(self.capacity == 'Reservation') == has(self.reservation)",
             message="reservation names the reservation of capacity: Reservation: set both or neither",
             holds=lambda self: (self.capacity is Capacity.RESERVATION) == (self.reservation is not None),
         ),
-        Rule(
+        ValidationRule(
             cel="!has(self.queuedProvisioning) || self.capacity == 'FlexStart'",
             message="queuedProvisioning is for capacity: FlexStart: remove it",
             holds=lambda self: self.queued_provisioning is None or self.capacity is Capacity.FLEX_START,

@@ -197,17 +197,17 @@ def logs(  # noqa: PLR0917  typer passes options by name
 ) -> None:
     """Print what a stage's pods write, or the kept end of it when the pods are gone."""
     from finetune_contract import Stage
-    from finetune_operator.artifacts.stores import UniversalStore
-    from finetune_operator.cli.logs import Selection, show_logs
+    from finetune_operator.artifacts.scheme_router import SchemeRouter
+    from finetune_operator.cli.logs import LogSelection, show_logs
 
-    selection = Selection(stage=Stage(stage.value) if stage else None, attempt=attempt)
+    selection = LogSelection(stage=Stage(stage.value) if stage else None, attempt=attempt)
     try:
         _with_connection(
             kubeconfig,
             context,
             namespace,
             lambda cluster: show_logs(
-                cluster, name, selection, follow=follow, store=UniversalStore(), write=typer.echo
+                cluster, name, selection, follow=follow, store=SchemeRouter(), write=typer.echo
             ),
         )
     except KeyboardInterrupt:

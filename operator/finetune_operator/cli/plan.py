@@ -157,7 +157,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     return facts
 
 
-def _page(found: Planned) -> Iterator[str]:
+def _page(found: PlannedJob) -> Iterator[str]:
     plan, jobsets = found.plan, found.jobsets
     shape, mesh, numbers = plan.placement.shape, plan.mesh, plan.hyperparameters
     yield f"{plan.job.name}, with profile {plan.profile_name}"
@@ -338,7 +338,7 @@ def _source(source: ModelSource) -> str:
     return source.address
 
 
-def _dataset(source: DatasetSource) -> str:
+def _dataset(source: DatasetSpec) -> str:
     where = f"{source.hugging_face.repo}, split {source.split}" if source.hugging_face else str(source.uri)
     weight = f", weight {source.weight:g}" if source.weight is not None else ""
     return f"{where} ({source.format}{weight})"

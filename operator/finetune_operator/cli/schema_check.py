@@ -20,7 +20,7 @@ type Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SchemaViolation:
     """One violation. ``fix`` is empty where the message says it already."""
 
     place: Place
@@ -28,12 +28,12 @@ class Finding:
     fix: str = ""
 
 
-def check_schema(content: Mapping[str, Any], schema: Schema) -> list[Finding]:
+def check_schema(content: Mapping[str, Any], schema: Schema) -> list[SchemaViolation]:
     """Missing and unknown fields, then violated keywords, by their places."""
     return [*_members(content, schema, ()), *_keywords(content, schema)]
 
 
-def check_rules(content: Mapping[str, Any], schema: Schema, *, sound: bool) -> list[Finding]:
+def check_rules(content: Mapping[str, Any], schema: Schema, *, sound: bool) -> list[SchemaViolation]:
     """Violated CEL rules, those on transitions left out.
 
     ``sound`` says that the schema holds; otherwise a rule that cannot be evaluated has been told of already.
@@ -58,18 +58,18 @@ def shown(value: Any) -> str:
             return str(value)
 
 
-def _members(value: Any, schema: Schema, place: Place) -> Iterator[Finding]:
+def _members(value: Any, schema: Schema, place: Place) -> Iterator[SchemaViolation]:
     """Fields that are missing or unknown. A structural schema is closed by pruning, not by a keyword: what it does
     not name is what kubectl refuses."""
     if isinstance(value, Mapping):
         missing = (name for name in schema.get("required", ()) if name not in value)
-        yield from (Finding((*place, name), "required, but not set") for name in missing)
+        yield from (SchemaViolation((*place, name), "required, but not set") for name in missing)
     if place == ("metadata",):  # open: it is Kubernetes' own
         return
     for key, item, below in _children(value, schema):
         if below is None:
             at = (*place, key)
-            yield Finding(at, unknown_field(at, item, tuple(schema["properties"])))
+            yield SchemaViolation(at, unknown_field(at, item, tuple(schema["properties"])))
         else:
             yield from _members(item, below, (*place, key))
 
@@ -165,7 +165,7 @@ def _article(kind: str) -> str:
     return {"array": "a list", "integer": "an integer", "object": "an object"}.get(kind, f"a {kind}")
 
 
-def _violated(value: Any, schema: Schema, place: Place, *, sound: bool) -> Iterator[Finding]:
+def _violated(value: Any, schema: Schema, place: Place, *, sound: bool) -> Iterator[SchemaViolation]:
     for rule in schema.get(RULES_KEY, ()):
         if "oldSelf" in rule["rule"]:
             continue
@@ -174,7 +174,7 @@ def _violated(value: Any, schema: Schema, place: Place, *, sound: bool) -> Itera
         except (CELEvalError, ValueError, OverflowError):
             holds = not sound
         if not holds:
-            yield Finding((*place, *rule.get("fieldPath", "").split(".")[1:]), rule["message"])
+            yield SchemaViolation((*place, *rule.get("fieldPath", "").split(".")[1:]), rule["message"])
     for key, item, below in _children(value, schema):
         if below is not None:
             yield from _violated(item, below, (*place, key), sound=sound)

@@ -30,7 +30,7 @@ class _Later(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class ResolvedLimit:
     """One of ``constraints.limits``."""
 
     path: str
@@ -38,12 +38,12 @@ class Bound:
     most: Decimal | None
 
 
-def bounds_of(profile: Object) -> tuple[Bound, ...]:
+def bounds_of(profile: Object) -> tuple[ResolvedLimit, ...]:
     """From a profile's spec, :func:`.policy.with_mode`. A profile without a mode is of a plan that was judged by an
     operator which knew none: its job is not judged anew by other rules."""
     constraints = profile.get("constraints", {})
     return tuple(
-        Bound(
+        ResolvedLimit(
             path=limit["path"],
             least=exact(limit["min"]) if "min" in limit else None,
             most=exact(limit["max"]) if "max" in limit else None,
@@ -74,7 +74,7 @@ def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
         yield from _beyond(bound, value, "is {}" if written else "comes to {} by default or by other fields")
 
 
-def written_problems(bounds: Iterable[Bound], spec: Object) -> Iterator[str]:
+def written_problems(bounds: Iterable[ResolvedLimit], spec: Object) -> Iterator[str]:
     """Those that the merged spec breaks by what it says itself: all that can be judged where there is no plan."""
     for bound in bounds:
         value = lookup(spec, bound.path)
@@ -93,7 +93,7 @@ def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:
             yield from _beyond(bound, value, "comes to {} by what preflight found")
 
 
-def _beyond(bound: Bound, value: Number | None, saying: str) -> Iterator[str]:
+def _beyond(bound: ResolvedLimit, value: Number | None, saying: str) -> Iterator[str]:
     if value is None:
         return
     number = value if isinstance(value, Decimal) else exact(value)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import DpoSpec, Hyperparameters, LoraSpec, MethodSpec, OrpoSpec
+from finetune_contract import DpoSpec, HyperparametersSpec, LoraSpec, MethodSpec, OrpoSpec
 from finetune_operator.api import Reason
 from finetune_operator.planning.errors import Refused
 
@@ -38,7 +38,7 @@ def method(spec: Object) -> MethodSpec:
     )
 
 
-def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
+def hyperparameters(spec: Object, global_batch: int) -> HyperparametersSpec:
     """``spec.hyperparameters``; several defaults depend on the method."""
     section = spec["hyperparameters"]
     lora = "lora" in spec["method"]
@@ -50,7 +50,7 @@ def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
         )
     steps = section.get("steps")
     warmup_steps = section.get("warmupSteps")
-    return Hyperparameters(
+    return HyperparametersSpec(
         steps=steps,
         epochs=None if steps is not None else float(section.get("epochs", 1)),
         global_batch_size=global_batch,

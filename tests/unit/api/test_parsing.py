@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from finetune_operator.api import (
     CachePolicy,
-    Defaults,
     FineTuneJobSpec,
     InvalidObject,
     MethodType,
+    ProfileDefaults,
     field_paths,
     number_paths,
     parse_job,
@@ -154,7 +154,7 @@ def test_field_paths_are_what_a_profile_may_name() -> None:
     numbers = number_paths(FineTuneJobSpec)
     assert {"hyperparameters.epochs", "hyperparameters.learningRate", "datasets.maxSeqLength"} <= numbers
     assert not {"hyperparameters", "hyperparameters.optimizer", "resources.tpu", "suspend"} & numbers
-    assert {path.partition(".")[0] for path in field_paths(Defaults)} == {
+    assert {path.partition(".")[0] for path in field_paths(ProfileDefaults)} == {
         "hyperparameters",
         "resources",
         "checkpointing",

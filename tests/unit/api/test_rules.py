@@ -31,7 +31,7 @@ class Abc(ApiModel):
     """Third."""
 
 
-def cel(rule: Rule, value: Any, old: Any = None) -> bool:
+def cel(rule: ValidationRule, value: Any, old: Any = None) -> bool:
     program = ENVIRONMENT.program(ENVIRONMENT.compile(rule.cel))
     return bool(program.evaluate({"self": json_to_cel(value), "oldSelf": json_to_cel(old)}))
 
@@ -49,7 +49,7 @@ COUNTS = [
 
 @pytest.mark.parametrize("members", SUBSETS, ids=lambda members: "+".join(members) or "none")
 @pytest.mark.parametrize(("rule", "expected"), COUNTS, ids=["exactly one", "at most one", "all or none"])
-def test_unions_count_their_members(rule: Rule, expected: Any, members: dict[str, int]) -> None:
+def test_unions_count_their_members(rule: ValidationRule, expected: Any, members: dict[str, int]) -> None:
     assert rule.holds is not None
     assert cel(rule, members) is expected(len(members))
     assert rule.holds(Abc.model_validate(members)) is expected(len(members))
@@ -76,7 +76,7 @@ def test_an_identity_field_is_neither_changed_nor_added_nor_removed(
 def test_distinct_refuses_repetition(items: list[str]) -> None:
     _, field = distinct()
     (entry,) = field.json_schema_extra["x-kubernetes-validations"]
-    rule = Rule(cel=entry["rule"], message="", holds=None)
+    rule = ValidationRule(cel=entry["rule"], message="", holds=None)
     assert cel(rule, items) is (len(set(items)) == len(items))
 
 

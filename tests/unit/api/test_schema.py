@@ -7,8 +7,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from finetune_operator.api.crd import job_crd, profile_crd, root_schema
-from finetune_operator.api.forms import FORMS, form
 from finetune_operator.api.schema import UnsupportedSchemaError, structural_schema
+from finetune_operator.api.string_formats import FORMS, form
 
 type Schema = dict[str, Any]
 

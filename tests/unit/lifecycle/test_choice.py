@@ -6,7 +6,7 @@ from typing import Any, override
 import pytest
 
 from finetune_contract import MemoryOutcome, PreflightOutcome, SliceShape, Stage, StageRequest
-from finetune_operator.lifecycle import Observed
+from finetune_operator.lifecycle import Observation
 from tests.stage_outcomes import DOES_NOT_FIT, memory
 from tests.unit.lifecycle.test_limits import until_placed
 from tests.unit.lifecycle.world import World, job, profile
@@ -240,7 +240,7 @@ def test_while_the_run_folder_cannot_be_read_the_status_keeps_the_choice() -> No
     world.run(name)
     world.reconcile()
     world.unreadable = "the bucket does not answer"
-    seen: Observed = world.observe()
-    assert world.reconcile(observed=seen).deletions == ()
+    seen: Observation = world.observe()
+    assert world.reconcile(observation=seen).deletions == ()
     assert world.status["resolved"]["resources"]["tpu"] == "v6e-8"
     assert world.live() == [name]

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from finetune_contract import ExitCode, Failure, Outcome, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
-from finetune_operator.lifecycle import AttemptKey, Decision, Observed, children, decide
-from finetune_operator.lifecycle.budgets import MOST_STUCK
+from finetune_operator.lifecycle import AttemptKey, Decision, Observation, children, decide
 from finetune_operator.lifecycle.deadlines import (
     HUNG,
     NO_CAPACITY,
@@ -21,10 +20,11 @@ from finetune_operator.lifecycle.deadlines import (
     STAGE_TIMEOUT,
     STARTUP_TIMEOUT,
 )
+from finetune_operator.lifecycle.kueue import admitted_before, evictions
 from finetune_operator.lifecycle.pending import pending_records
-from finetune_operator.lifecycle.queueing import admitted_before, evictions
+from finetune_operator.lifecycle.retry_budget import MOST_STUCK
 from finetune_operator.lifecycle.times import parse
-from finetune_operator.planning.making import CPU_STAGE_SECONDS, EVALUATE_SECONDS
+from finetune_operator.planning.plan_builder import CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from finetune_operator.rendering import ATTEMPT_LABEL, STAGE_LABEL
 from tests.unit.lifecycle.test_limits import flavors
 from tests.unit.lifecycle.world import TOTAL_STEPS, ConflictError, Crash, World, job, profile
@@ -70,7 +70,7 @@ class WatchedWorld(World):
         self.strange_jobsets: list[Any] = []
         self.strange_pods: list[Any] = []
 
-    def observe(self) -> Observed:
+    def observe(self) -> Observation:
         """With what strangers have put the job's labels on."""
         own = self.jobsets, self.pods
         self.jobsets = {**own[0], **{f"stranger-{n}": each for n, each in enumerate(self.strange_jobsets)}}
@@ -374,7 +374,7 @@ class Machine(RuleBasedStateMachine):
         person = (
             told.get("Finished") == "True" or told.get("Suspended") == "True" or told.get("Valid") == "False"
         )
-        assert person or decision.look_again_after is not None
+        assert person or decision.requeue_after is not None
 
     @precondition(any_live)
     @rule(data=st.data())
@@ -738,7 +738,7 @@ class Machine(RuleBasedStateMachine):
                 self.world.evict(name)
         for _ in range(200):
             self.world.reconcile()
-            if self.world.finished and self.world.look_again_after != 0:
+            if self.world.finished and self.world.requeue_after != 0:
                 return
             for name in self.world.live():
                 jobset = self.world.jobsets[name]
@@ -750,7 +750,7 @@ class Machine(RuleBasedStateMachine):
                     self.give_up(name)
                 if self.standing_still == "nodes that start nothing":
                     self.place(name)
-            self.world.wait(max(self.world.look_again_after or 0, 1800))
+            self.world.wait(max(self.world.requeue_after or 0, 1800))
         raise AssertionError(f"it waits for ever: {self.world.status.get('summary')}")
 
 

@@ -42,8 +42,8 @@ def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
     world, name = training(budget, *profiles)
     held(world, name, ONE_CHIP_HOUR - 5)
     assert world.live() == [name]
-    assert world.look_again_after is not None
-    assert world.look_again_after <= 5
+    assert world.requeue_after is not None
+    assert world.requeue_after <= 5
     assert world.condition("WithinBudget")["reason"] == "WithinBudget"
     held(world, name, 5)
     assert "deletionTimestamp" in world.jobsets[name]["metadata"]
@@ -118,7 +118,7 @@ def test_what_was_used_by_other_slices_counts_by_their_own_chips() -> None:
     world.edit(resources={"tpu": "v6e-8"})
     world.kill(name, 1)
     world.reconcile()
-    world.wait(world.look_again_after or 0)
+    world.wait(world.requeue_after or 0)
     world.reconcile()
     (second,) = world.live()
     world.run(second)

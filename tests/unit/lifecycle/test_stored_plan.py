@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 
 from finetune_contract import ConvertOutcome, Stage, StageResult
-from finetune_operator.lifecycle.observed import AttemptFiles
+from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.planning import admit
 from finetune_operator.planning.merge import merge
-from finetune_operator.planning.snapshot import digest
+from finetune_operator.planning.stored_plan import digest
 from tests.unit.lifecycle.world import UID, World, job, profile
 
 

@@ -312,7 +312,7 @@ def test_an_attempt_on_a_larger_slice_keeps_its_chips_when_its_jobset_is_gone(en
     world.job["status"] = {"observedGeneration": -1}
     for _ in range(3):
         world.reconcile()
-        world.wait(world.look_again_after or 0)
+        world.wait(world.requeue_after or 0)
     assert hours(world) == pytest.approx(8, rel=1e-2)
 
 

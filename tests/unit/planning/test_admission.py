@@ -7,7 +7,7 @@ import pytest
 
 from finetune_contract import DpoSpec, OrpoSpec
 from finetune_operator.api import Reason
-from finetune_operator.planning import Refused, admit, read_snapshot, render_snapshot, replan
+from finetune_operator.planning import Refused, admit, read_stored_plan, render_stored_plan, replan
 from finetune_operator.planning.merge import BUILT_IN, merge
 from tests.unit.lifecycle.world import job, profile
 
@@ -401,22 +401,22 @@ def test_defaults_that_follow_the_method(method: dict[str, Any], rate: float, we
 def test_the_snapshot_keeps_what_was_decided() -> None:
     wanted = job()
     admission = admit(wanted, [profile()])
-    config_map = render_snapshot(admission.snapshot)
+    config_map = render_stored_plan(admission.snapshot)
     assert config_map["immutable"] is True
     # No owner reference crosses namespaces.
     assert "ownerReferences" not in config_map["metadata"]
     assert wanted["metadata"]["uid"] in config_map["metadata"]["name"]
-    snapshot = read_snapshot(config_map)
+    snapshot = read_stored_plan(config_map)
     assert snapshot == admission.snapshot
     assert replan(wanted, snapshot) == admission.plan
 
 
 def test_a_snapshot_of_another_format_is_refused_not_guessed() -> None:
     wanted = job()
-    config_map = render_snapshot(admit(wanted, [profile()]).snapshot)
+    config_map = render_stored_plan(admit(wanted, [profile()]).snapshot)
     config_map["data"]["format"] = "9"
     with pytest.raises(Refused, match="finetune-plan-"):
-        read_snapshot(config_map)
+        read_stored_plan(config_map)
 
 
 BATCHES: list[tuple[dict[str, Any], int]] = [

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import MemoryCheck, MemoryOutcome, SliceShape
+from finetune_contract import MemoryCheckSpec, MemoryOutcome, SliceShape
 from finetune_contract.result import UnfitSlice
 from finetune_operator.api import Reason
 from finetune_operator.planning import Plan, Refused, admit, replan
@@ -44,7 +44,7 @@ def planned(*flavors: Object, **spec: Any) -> Plan:
     return plan
 
 
-def check_of(plan: Plan) -> MemoryCheck:
+def check_of(plan: Plan) -> MemoryCheckSpec:
     assert plan.memory is not None
     return plan.memory
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from finetune_contract import Stage
 from tests.fuzz.folders import EXAMPLES, Change, contents
-from tests.unit.reconcile.folder_truth import Watch
+from tests.unit.reconcile.folder_oracle import FolderOracle
 from tests.unit.reconcile.folder_world import MOMENTS, FolderWorld, at
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,7 @@ def test_the_status_says_something_true_of_any_content(
     moment: str, restarted: bool, changes: tuple[Change, ...], steps: list[str]
 ) -> None:
     world = at(moment)
-    watch = Watch(world, figures=FIGURES)
+    watch = FolderOracle(world, figures=FIGURES)
     if restarted:
         world.restart_operator()
     world.tamper(changes)

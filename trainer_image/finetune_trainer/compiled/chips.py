@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from finetune_trainer.compiled.cost import Cost
+from finetune_trainer.compiled.cost import StepCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def usable_bytes(device_kind: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class RooflineBounds:
     """Seconds of a step."""
 
     low: float
@@ -89,7 +89,7 @@ class Interval:
     """Arithmetic, memory and network one after the other, each byte that the compiler counts moved through memory."""
 
 
-def roofline(cost: Cost, state_bytes: int, chip: Chip) -> Interval:
+def roofline(cost: StepCost, state_bytes: int, chip: Chip) -> RooflineBounds:
     """Args:
     cost: of one step on one device.
     state_bytes: what a device reads and writes at least: its arguments and results.
@@ -97,4 +97,6 @@ def roofline(cost: Cost, state_bytes: int, chip: Chip) -> Interval:
     compute = cost.flops * chip.devices / chip.bf16_flops
     memory = chip.devices / chip.hbm_bytes
     network = cost.network_bytes * chip.devices / chip.network_bytes
-    return Interval(low=max(compute, state_bytes * memory), high=compute + cost.hbm_bytes * memory + network)
+    return RooflineBounds(
+        low=max(compute, state_bytes * memory), high=compute + cost.hbm_bytes * memory + network
+    )

@@ -1,0 +1,53 @@
+"""What a job asks of each stage: whether an edit concerns an attempt that has been made.
+
+Neither what a release renders nor its built-in defaults count here, only what the profile said at admission and what
+the job says now: an upgrade of the operator is no edit.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from finetune_contract import Stage
+from finetune_operator.planning.merge import merge
+from finetune_operator.planning.stored_plan import digest
+
+_EVERY = frozenset(Stage)
+
+#: Sections of the spec that change what a stage is given, by stage. Preflight checks what the later ones will do.
+READ_BY: Mapping[str, frozenset[Stage]] = {
+    "cache": _EVERY - {Stage.EXPORT},
+    "huggingFaceTokenSecretRef": _EVERY,
+    "resources": frozenset({Stage.PREFLIGHT, Stage.TRAIN, Stage.EVALUATE}),
+    "checkpointing": frozenset({Stage.PREFLIGHT, Stage.TRAIN}),
+    "preflight": frozenset({Stage.PREFLIGHT, Stage.CONVERT}),
+    "evaluation": frozenset({Stage.PREFLIGHT, Stage.TRAIN, Stage.EVALUATE}),
+    "export": frozenset({Stage.PREFLIGHT, Stage.EXPORT}),
+    "profiling": frozenset({Stage.PREFLIGHT, Stage.TRAIN}),
+    "engineOverrides": _EVERY,
+}
+#: Sections that are the operator's alone: an attempt is the same whatever they say.
+READ_BY_THE_OPERATOR = frozenset(
+    {
+        "suspend",
+        "planOnly",
+        "retry",
+        "activeDeadlineSeconds",
+        "preRunningDeadlineSeconds",
+        "childTTLSecondsAfterFinished",
+        "budget",
+        "recovery",
+        "hangPolicy",
+    }
+)
+
+
+def stage_digests(spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[Stage, str]:
+    """By stage, a digest of what job (``spec``) and profile (``defaults``) ask of it. What never changes after
+    admission is left out."""
+    asked = merge(defaults, spec)
+    return {
+        stage: digest(
+            {name: asked[name] for name, stages in READ_BY.items() if stage in stages and name in asked}
+        )
+        for stage in Stage
+    }
