@@ -15,7 +15,7 @@ def test_training_stops_with_its_budget_and_goes_on_when_that_is_raised(
     double.add_image(fake_trainer.IMAGE, slow)
     path = job_path(namespace, "thrifty")
     # Four chips for two seconds.
-    job = trainer_double.job(namespace, "thrifty", PROFILE, resources={"tpu": "v6e-4"})
+    job = fake_trainer.job(namespace, "thrifty", PROFILE, resources={"tpu": "v6e-4"})
     job["spec"]["budget"] = {"maxChipHours": 0.0022}  # type: ignore[index]
     double.apply(job)
     stopped = double.wait(path, phase("Suspended", "Failed"), seconds=90)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from devcluster.kube import KubeError
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_operator.cli.documents import read_documents
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, job
@@ -165,7 +165,7 @@ def written(namespace: str, numbers: str) -> str:
 
 @pytest.mark.parametrize(("text", "value"), NUMBERS.items())
 def test_a_decimal_is_stored_as_the_number_that_was_written(
-    cluster: Cluster, shared_namespace: str, text: str, value: float
+    cluster: LocalCluster, shared_namespace: str, text: str, value: float
 ) -> None:
     manifest = written(shared_namespace, f"{{learningRate: {text}}}")
     said = cluster.kubectl("apply", "--dry-run=server", "-o", "json", "-f", "-", stdin=manifest)
@@ -186,7 +186,7 @@ def test_a_decimal_is_stored_as_the_number_that_was_written(
     ],
 )
 def test_text_and_numbers_out_of_bounds_are_refused_with_the_place(
-    cluster: Cluster, shared_namespace: str, numbers: str
+    cluster: LocalCluster, shared_namespace: str, numbers: str
 ) -> None:
     field = numbers.strip("{").partition(":")[0]
     with pytest.raises(AssertionError, match=rf"spec\.hyperparameters\.{field}"):
@@ -198,7 +198,7 @@ SERVER_SIDE = ("apply", "--server-side", "--field-manager=argocd-controller", "-
 
 
 def test_a_manifest_that_is_applied_twice_changes_nothing_and_differs_from_nothing(
-    cluster: Cluster, namespace: str
+    cluster: LocalCluster, namespace: str
 ) -> None:
     """Argo CD is not installed here. For it stand: its apply, kubectl's server-side apply by its field manager; its
     server-side diff, which compares the answer to a dry run of that apply with the live object; and its structured
@@ -224,7 +224,7 @@ def test_a_manifest_that_is_applied_twice_changes_nothing_and_differs_from_nothi
     cluster.delete(path)
 
 
-def test_immutable_numbers_are_compared_by_value(cluster: Cluster, namespace: str) -> None:
+def test_immutable_numbers_are_compared_by_value(cluster: LocalCluster, namespace: str) -> None:
     """A client that sends 1.0 where 1 is stored does not change what decides the result."""
     stored = cluster.apply(placed(job(hyperparameters={"maxGradNorm": 1, "learningRate": 2e-5}), namespace))
     same = {"maxGradNorm": 1.0, "learningRate": 2.0e-5}
@@ -235,7 +235,9 @@ def test_immutable_numbers_are_compared_by_value(cluster: Cluster, namespace: st
     cluster.delete(path_of(stored))
 
 
-def test_an_unseen_job_says_so_and_status_is_the_operators_alone(cluster: Cluster, stored: Document) -> None:
+def test_an_unseen_job_says_so_and_status_is_the_operators_alone(
+    cluster: LocalCluster, stored: Document
+) -> None:
     assert stored["status"] == {"observedGeneration": -1}
     assert (stored["spec"]["suspend"], stored["spec"]["planOnly"]) == (True, True)
     changed = cluster.patch(path_of(stored), {"status": {"phase": "Succeeded"}})

@@ -141,7 +141,7 @@ def test_a_mistyped_profile_says_so_and_is_valid_when_it_is_mended(
     operator: LocalCluster, namespace: str, runs: Path
 ) -> None:
     name, path = f"typo-{namespace}", f"{PROFILES}/typo-{namespace}"
-    profile = trainer_double.profile(name, runs)
+    profile = fake_trainer.profile(name, runs)
     profile["spec"]["constraints"] = {"limits": [{"path": "hyperparameters.epoch", "max": 5}]}  # type: ignore[index]
     operator.apply(profile)
     wrong = operator.wait(path, lambda found: condition(found, "Valid") == "False", seconds=30)

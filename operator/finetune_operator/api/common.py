@@ -22,7 +22,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from finetune_operator.api.numbers import SAFE_INTEGER_MAX
-from finetune_operator.api.rules import RULES_KEY, Rule
+from finetune_operator.api.rules import RULES_KEY, ValidationRule
 
 GROUP: Final = "tpu-finetune.dev"
 VERSION: Final = "v1alpha1"

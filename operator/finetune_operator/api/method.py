@@ -157,7 +157,7 @@ class Hyperparameters(ApiModel):
     learning_rate: PositiveNumber | None = None
     """Highest learning rate. Default: 2e-5 for full fine-tuning, 2e-4 for LoRA; with DPO 5e-7 and 5e-6,
     with ORPO 8e-6 and 8e-5."""
-    schedule: Schedule | None = None
+    schedule: LearningRateSchedule | None = None
     """How the learning rate falls after the warm-up. Default: Cosine."""
     warmup_ratio: Fraction | None = None
     """Share of the steps in which the learning rate rises; or warmupSteps. Default: 0.03."""

@@ -84,7 +84,7 @@ def _children(value: Any, schema: Schema) -> Iterator[tuple[str | int, Any, Sche
         yield from ((index, item, schema["items"]) for index, item in enumerate(value))
 
 
-def _keywords(content: Mapping[str, Any], schema: Schema) -> Iterator[Finding]:
+def _keywords(content: Mapping[str, Any], schema: Schema) -> Iterator[SchemaViolation]:
     validator = _Validator(dict(schema))
     for error in sorted(
         validator.iter_errors(content), key=lambda e: [str(part) for part in e.absolute_path]
@@ -93,7 +93,7 @@ def _keywords(content: Mapping[str, Any], schema: Schema) -> Iterator[Finding]:
         keyword = str(error.validator)
         if keyword != "required":  # told by _members, one by one
             limit = error.message if keyword in _BOUNDS else error.validator_value
-            yield Finding(place, *_explained(keyword, limit, error.instance))
+            yield SchemaViolation(place, *_explained(keyword, limit, error.instance))
 
 
 def _bound(keyword: str) -> Callable[..., Iterator[jsonschema.ValidationError]]:

@@ -174,8 +174,8 @@ def terms_of(jobset: Object, plan: Plan) -> FlavorTerms:
     return plan.flavors.get(name or "", _present(plan))
 
 
-def _present(plan: Plan) -> Terms:
-    return Terms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
+def _present(plan: Plan) -> FlavorTerms:
+    return FlavorTerms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
 
 
 def _noted_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, UsageRate]:

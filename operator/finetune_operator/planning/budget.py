@@ -34,7 +34,7 @@ class SpendingLimits:
         return tuple(each for each in (self.chip_hours, self.cost) if each is not None)
 
 
-def resolve_budget(spec: Object, profile_name: str, profile: Object, price: float | None) -> Budget:
+def resolve_budget(spec: Object, profile_name: str, profile: Object, price: float | None) -> SpendingLimits:
     """``spec.budget`` and the profile's ``constraints.maxChipHours``, of which the lower one counts.
 
     ``price``: of a chip hour of the flavor. Raises Refused where money cannot be counted.

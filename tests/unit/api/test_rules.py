@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from finetune_operator.api import InvalidObject, Method, Model, parse_job, parse_profile
 from finetune_operator.api.common import ApiModel, distinct
 from finetune_operator.api.profile import FineTuneProfileSpec
-from finetune_operator.api.rules import Rule, all_or_none, at_most_one, exactly_one, immutable
+from finetune_operator.api.rules import ValidationRule, all_or_none, at_most_one, exactly_one, immutable
 from finetune_operator.api.schema import structural_schema
 from finetune_operator.cli.schema_check import check_rules
 from tests.unit.api.documents import job

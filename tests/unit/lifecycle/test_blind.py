@@ -188,7 +188,7 @@ def test_a_job_that_has_run_for_its_deadline_is_stopped_and_fails_of_it(why: str
 
 @WAYS
 @pytest.mark.parametrize("platforms", [False, True])
-def test_what_a_budget_allows_is_all_that_is_used(why: str | Unreadable, platforms: bool) -> None:
+def test_what_a_budget_allows_is_all_that_is_used(why: str | ReadFailure, platforms: bool) -> None:
     profiles = [profile(constraints={"maxChipHours": 8} if platforms else {})]
     spec = {} if platforms else {"budget": {"maxChipHours": 8}}
     world, name = training(World(job=job(**spec), profiles=profiles))
