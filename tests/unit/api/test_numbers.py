@@ -13,7 +13,7 @@ from finetune_contract import Stage
 from finetune_operator.api import InvalidObject, canonical, exact, parse_job
 from finetune_operator.cli.documents import read_documents
 from finetune_operator.planning import admit
-from finetune_operator.planning.stage_digests import asked_of_stages
+from finetune_operator.planning.stage_digests import stage_digests
 from tests.unit.api.documents import job
 from tests.unit.lifecycle.world import job as placed_job
 from tests.unit.lifecycle.world import profile
@@ -117,8 +117,8 @@ def test_an_integer_and_a_whole_float_are_the_same_plan_and_ask_the_same_of_each
     assert whole.snapshot.stored == fraction.snapshot.stored
     assert whole.plan == fraction.plan
     assert (
-        asked_of_stages({"evaluation": {"generation": {"temperature": 1}}}, {})[Stage.EVALUATE]
-        == asked_of_stages({"evaluation": {"generation": {"temperature": 1.0}}}, {})[Stage.EVALUATE]
+        stage_digests({"evaluation": {"generation": {"temperature": 1}}}, {})[Stage.EVALUATE]
+        == stage_digests({"evaluation": {"generation": {"temperature": 1.0}}}, {})[Stage.EVALUATE]
     )
 
 

@@ -148,7 +148,7 @@ async def test_a_status_is_replaced_whole_and_only_at_the_version_that_was_seen(
     assert path.endswith("/finetunejobs/demo/status")
     assert content_type == "application/json-patch+json"
     assert body == [
-        {"op": "replace", "path": "/metadata/resourceVersion", "value": 7},
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"},
         {"op": "add", "path": "/status", "value": {"phase": "Running"}},
     ]
     assert http.seen == [("patch", "finetunejobs/status", 200)]

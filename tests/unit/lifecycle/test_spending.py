@@ -62,7 +62,7 @@ def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
     assert world.status["cost"]["budgetRemaining"] == "0"
     assert world.status["cost"].get("amount") == ("2" if profiles else None)
 
-    world.edit(budget=dict.fromkeys(budget, "8"))
+    world.edit(budget=dict.fromkeys(budget, 8))
     world.to_the_end()
     assert "support-bot-train-2" in world.created
     assert world.status["phase"] == "Succeeded"
@@ -132,7 +132,7 @@ LEAST = 100 * 0.5 * 4 / 3600
 
 
 def test_a_training_that_is_sure_to_take_more_is_not_begun() -> None:
-    world = Proving(job=job(budget={"maxChipHours": f"{LEAST * 0.9:.4f}"}), found=PROVED)
+    world = Proving(job=job(budget={"maxChipHours": round(LEAST * 0.9, 4)}), found=PROVED)
     for _ in range(5):
         world.reconcile()
         for name in world.live():
@@ -141,7 +141,7 @@ def test_a_training_that_is_sure_to_take_more_is_not_begun() -> None:
     assert world.status["phase"] == "Suspended"
     assert world.condition("WithinBudget")["reason"] == "BudgetTooSmall"
     assert "Training takes at least 0.06" in world.status["summary"]
-    world.edit(budget={"maxChipHours": f"{LEAST * 1.1:.4f}"})
+    world.edit(budget={"maxChipHours": round(LEAST * 1.1, 4)})
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
