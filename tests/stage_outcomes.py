@@ -14,8 +14,8 @@ from finetune_contract import (
     EvaluateOutcome,
     EvaluationResult,
     ExportOutcome,
-    Gate,
-    GateResult,
+    GateOutcome,
+    GateSpec,
     MemoryOutcome,
     ModelIdentity,
     PreflightOutcome,
@@ -110,11 +110,11 @@ def memory(request: StageRequest, least_chips: int) -> MemoryOutcome:
     )
 
 
-def _gate(gate: Gate) -> GateResult:
+def _gate(gate: GateSpec) -> GateOutcome:
     """Every metric is 2 before and 1 after."""
     threshold = gate.value if gate.value is not None else 2.0 + (gate.delta_from_baseline or 0.0)
     passed = threshold <= 1.0 if gate.op == "GreaterOrEqual" else threshold >= 1.0
-    return GateResult(metric=gate.metric, value=1.0, op=gate.op, threshold=threshold, passed=passed)
+    return GateOutcome(metric=gate.metric, value=1.0, op=gate.op, threshold=threshold, passed=passed)
 
 
 def manifest(
@@ -133,7 +133,7 @@ def manifest(
     )
 
 
-def _report(source: DatasetSource, rows: int) -> DatasetReport:
+def _report(source: DatasetSpec, rows: int) -> DatasetReport:
     return DatasetReport(
         path=source.path,
         name=source.name,

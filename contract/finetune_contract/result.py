@@ -342,7 +342,7 @@ class DatasetScores(Record):
     tuned: Annotated[dict[str, float], Few]
 
 
-class GateResult(Record):
+class GateOutcome(Record):
     metric: str
     value: float | None = None
     """None: not measured."""
@@ -363,7 +363,7 @@ class EvaluateOutcome(Record):
     tuned: EvaluationResult | None = None
     """On the validation rows."""
     datasets: Annotated[list[DatasetScores], Few] = []
-    gates: Annotated[list[GateResult], Field(max_length=16)] = []
+    gates: Annotated[list[GateOutcome], Field(max_length=16)] = []
     samples: Annotated[list[Sample], Field(max_length=16)] = []
     """The first ones, their texts cut (:meth:`Sample.shown`); all are whole in ``samples_uri``."""
     samples_uri: Uri | None = None

@@ -7,7 +7,7 @@ import pytest
 
 from finetune_contract import MethodSpec
 from finetune_trainer import families
-from finetune_trainer.arithmetic import forward_flops, step_flops
+from finetune_trainer.flops import forward_flops, step_flops
 from finetune_trainer.training.utilization import ideal_step_seconds
 from tests.trainer.requests import request
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import DataReport, Hyperparameters, MethodSpec, StageRequest
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
+from finetune_contract import DataReport, HyperparametersSpec, MethodSpec, StageRequest
 from finetune_trainer.data import page, remarks, report
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import data_check
-from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import EndsAtOnce
+from finetune_trainer.stages.context import StageContext
+from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 from tests.trainer.test_template import CHATML, GEMMA, tokenizer
@@ -41,7 +41,7 @@ HELD = [chat("one", "first"), chat("two", "another"), chat("three", "third")]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report")
-    write_model(root / "models/qwen3", Spec())
+    write_model(root / "models/qwen3", TinyModelSpec())
     (root / "data").mkdir()
     for name, rows in (("train", TRAIN), ("eval", HELD)):
         (root / f"data/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -51,11 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(folder: Path, **changes: Any) -> DataReport:
     made: StageRequest = request(folder, "Preflight", use_cache="Off", **changes)
     return data_check.check(
-        Context(
+        StageContext(
             request=made,
             store=open_store(),
             processes=Processes(count=1, index=0),
-            stopper=EndsAtOnce(),
+            stopper=ImmediateStop(),
             scratch=folder,
         )
     )
@@ -220,7 +220,7 @@ LORA = {"lora": {"rank": 8, "alpha": 16.0}}
 def test_a_learning_rate_that_no_recipe_uses_is_remarked(
     rate: float, method: dict[str, Any], optimizer: str, parameters: float, told: str | None
 ) -> None:
-    chosen = Hyperparameters(steps=1, global_batch_size=1, learning_rate=rate, optimizer=optimizer)  # type: ignore[arg-type]
+    chosen = HyperparametersSpec(steps=1, global_batch_size=1, learning_rate=rate, optimizer=optimizer)  # type: ignore[arg-type]
     found = list(remarks.of_learning_rate(MethodSpec.model_validate(method), chosen, int(parameters)))
     assert [remark.level for remark in found] == ["Problem"] * (told is not None)
     assert all(told is not None and told in remark.text for remark in found)
@@ -240,7 +240,7 @@ TOOL = {"type": "function", "function": {"name": "count", "description": "", "pa
 def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
     tmp_path: Path, row: dict[str, Any], told: str
 ) -> None:
-    write_model(tmp_path / "models/qwen3", Spec())
+    write_model(tmp_path / "models/qwen3", TinyModelSpec())
     (tmp_path / "data").mkdir()
     for name in ("train", "eval"):
         lines = [chat("one", "first"), row, row]
@@ -266,7 +266,7 @@ def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
 def test_a_warm_up_that_takes_all_steps_is_remarked_on(
     numbers: dict[str, Any], steps: int, expected: str | None
 ) -> None:
-    chosen = Hyperparameters.model_validate(
+    chosen = HyperparametersSpec.model_validate(
         {"steps": steps, "global_batch_size": 8, "learning_rate": 1e-4, **numbers}
     )
     found = list(remarks.of_warmup(chosen, steps))
@@ -287,7 +287,7 @@ def test_a_warm_up_that_takes_all_steps_is_remarked_on(
 def test_weights_in_bfloat16_that_a_small_rate_hardly_moves_are_remarked(
     precision: str, rate: float, method: dict[str, Any], told: bool
 ) -> None:
-    chosen = Hyperparameters(
+    chosen = HyperparametersSpec(
         steps=1,
         global_batch_size=1,
         learning_rate=rate,

@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
-from finetune_contract import DatasetSource, MethodSpec, Outcome
-from finetune_trainer.data.dataset import Piece, assemble
-from finetune_trainer.data.place import Place, Row
-from finetune_trainer.data.preference import Pair, PairReader, Pairs, divided
+from finetune_contract import DatasetSpec, MethodSpec, Outcome
+from finetune_trainer.data.dataset import SourceSubset, assemble
+from finetune_trainer.data.preference import (
+    PairReader,
+    PreferencePair,
+    PreferencePreprocessor,
+    split_common_prompt,
+)
 from finetune_trainer.data.prepare import prepare
+from finetune_trainer.data.row_location import Row, RowLocation
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
-from finetune_trainer.objectives import Dpo, Orpo, objective_of
+from finetune_trainer.objectives import DpoLoss, OrpoLoss, objective_of
 from finetune_trainer.storage import open_store
 from tests.trainer.models import qwen3
 from tests.trainer.stages import Stages
@@ -33,15 +38,17 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     return Renderer(AutoTokenizer.from_pretrained(folder), train_on_prompt=False)
 
 
-def spec(**fields: Any) -> DatasetSource:
-    return DatasetSource.model_validate(
+def spec(**fields: Any) -> DatasetSpec:
+    return DatasetSpec.model_validate(
         {"path": "spec.datasets.train[0]", "name": "pairs", "uri": "file:///x", **fields}
     )
 
 
-def read(value: dict[str, Any], renderer: Renderer, **fields: Any) -> Pair:
-    examples = PairReader(spec(**fields)).examples(Row(place=Place(path="p", file="f", row=1), value=value))
-    return divided(*renderer.many(examples))
+def read(value: dict[str, Any], renderer: Renderer, **fields: Any) -> PreferencePair:
+    examples = PairReader(spec(**fields)).examples(
+        Row(place=RowLocation(path="p", file="f", row=1), value=value)
+    )
+    return split_common_prompt(*renderer.many(examples))
 
 
 SAME = {
@@ -114,9 +121,9 @@ def test_pairs_are_laid_out_cut_counted_and_dropped(renderer: Renderer, tmp_path
     ]
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    form = Pairs(renderer=renderer, prompt_length=24, max_length=40, width=48)
+    form = PreferencePreprocessor(renderer=renderer, prompt_length=24, max_length=40, width=48)
     source = prepare(spec(uri=f"file://{path}"), form, open_store(), tmp_path)
-    made = assemble("train", [Piece.all_of(source)], form)
+    made = assemble("train", [SourceSubset.all_of(source)], form)
     (report,) = made.reports
     assert (report.rows, report.dropped_rows, report.truncated_rows) == (2, 1, 1)
     assert report.drop_reasons == {"both answers are the same": 1}
@@ -159,7 +166,7 @@ def test_dpo_is_tunixs(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> Non
         ref_chosen_logps=reference["reference_chosen"], ref_rejected_logps=reference["reference_rejected"],
     )  # fmt: skip
     expected, told = dpo_trainer.dpo_loss_fn(None, example, beta=0.3, label_smoothing=smoothing)
-    ours = Dpo(beta=0.3, label_smoothing=smoothing)
+    ours = DpoLoss(beta=0.3, label_smoothing=smoothing)
     losses, better, worse = ours.pairs(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), {**MASKS, **reference})
     assert float(losses.mean()) == float(expected)
     assert float((better > worse).mean()) == float(told["rewards/accuracy"])
@@ -171,21 +178,21 @@ def test_orpo_is_the_papers() -> None:
     chosen, rejected = CHOSEN / [2, 4], REJECTED / [1, 3]
     odds = [np.exp(nats) / (1 - np.exp(nats)) for nats in (chosen, rejected)]
     expected = -chosen - 0.25 * np.log(1 / (1 + np.exp(-np.log(odds[0] / odds[1]))))
-    losses, better, worse = Orpo(weight=0.25).pairs(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), MASKS)
+    losses, better, worse = OrpoLoss(weight=0.25).pairs(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), MASKS)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     np.testing.assert_allclose(better - worse, 0.25 * (chosen - rejected), rtol=1e-6)
 
 
 def test_an_answer_that_is_certain_is_not_infinitely_odd() -> None:
-    losses, *_ = Orpo(weight=0.1).pairs(jnp.zeros(2), jnp.asarray(REJECTED), MASKS)
+    losses, *_ = OrpoLoss(weight=0.1).pairs(jnp.zeros(2), jnp.asarray(REJECTED), MASKS)
     assert np.isfinite(np.asarray(losses)).all()
 
 
 def test_the_method_decides_the_objective() -> None:
     dpo = MethodSpec.model_validate({"type": "DPO", "dpo": {"beta": 0.2, "max_prompt_length": 9}})
-    assert objective_of(dpo, None) == Dpo(beta=0.2, label_smoothing=0.0)
+    assert objective_of(dpo, None) == DpoLoss(beta=0.2, label_smoothing=0.0)
     orpo = MethodSpec.model_validate({"type": "ORPO", "orpo": {"weight": 0.3, "max_prompt_length": 9}})
-    assert objective_of(orpo, None) == Orpo(weight=0.3)
+    assert objective_of(orpo, None) == OrpoLoss(weight=0.3)
 
 
 # --- whole trainings -------------------------------------------------------------------------------------------------

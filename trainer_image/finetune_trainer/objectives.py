@@ -20,7 +20,7 @@ from tunix.sft.utils import build_positions_from_mask
 
 from finetune_contract import MethodSpec
 from finetune_trainer.data.layout import Batch
-from finetune_trainer.spread import to_devices
+from finetune_trainer.sharding import shard_batch
 from finetune_trainer.training.accumulation import microbatches
 
 type Arrays = Mapping[str, jax.Array]
@@ -48,7 +48,7 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imitation:
+class SftLoss:
     """SFT: MaxText's cross-entropy, over all trained tokens of the batch."""
 
     config: Any
@@ -66,7 +66,7 @@ class Imitation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Preference:
+class _PreferenceLoss:
     """Over pairs of answers; a row without answers has no weight."""
 
     metrics: ClassVar[tuple[str, ...]] = ("reward_accuracy", "reward_margin")
@@ -97,7 +97,7 @@ class _Preference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dpo(_Preference):
+class DpoLoss(_PreferenceLoss):
     """Prefer the chosen answer more than the reference does; ``label_smoothing`` is the share of wrong labels."""
 
     beta: float
@@ -117,7 +117,7 @@ class Dpo(_Preference):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orpo(_Preference):
+class OrpoLoss(_PreferenceLoss):
     """Imitate the chosen answer, and raise its odds over the other's with ``weight`` (the paper's lambda)."""
 
     weight: float
@@ -141,10 +141,10 @@ def _log_of_other(nats: jax.Array) -> jax.Array:
 def objective_of(method: MethodSpec, config: Any) -> Objective:
     """``config`` is MaxText's."""
     if method.dpo is not None:
-        return Dpo(beta=method.dpo.beta, label_smoothing=method.dpo.label_smoothing)
+        return DpoLoss(beta=method.dpo.beta, label_smoothing=method.dpo.label_smoothing)
     if method.orpo is not None:
-        return Orpo(weight=method.orpo.weight)
-    return Imitation(config=config)
+        return OrpoLoss(weight=method.orpo.weight)
+    return SftLoss(config=config)
 
 
 def log_probabilities(model: Any, batch: Arrays) -> tuple[jax.Array, jax.Array]:
@@ -170,7 +170,7 @@ def log_probabilities(model: Any, batch: Arrays) -> tuple[jax.Array, jax.Array]:
     return sums[:pairs], sums[pairs:]
 
 
-class Reference:
+class ReferenceModel:
     """The model that training began with: adds its log-probabilities to batches."""
 
     def __init__(self, graph: Any, state: Callable[[], Any], mesh: Mesh, *, rows: int | None) -> None:
@@ -192,20 +192,20 @@ class Reference:
         self._known = jax.jit(known, out_shardings=(whole, whole))
 
     @classmethod
-    def itself(cls, model: Any, mesh: Mesh, *, rows: int | None = None) -> "Reference":
+    def itself(cls, model: Any, mesh: Mesh, *, rows: int | None = None) -> "ReferenceModel":
         """A model that is not trained."""
         graph, state = nnx.split(model)
         return cls(graph, lambda: state, mesh, rows=rows)
 
     @classmethod
-    def copied(cls, model: Any, mesh: Mesh, *, rows: int) -> "Reference":
+    def copied(cls, model: Any, mesh: Mesh, *, rows: int) -> "ReferenceModel":
         """What ``model`` is now, whatever training makes of it."""
         graph, state = nnx.split(model)
         kept = jax.tree.map(jnp.copy, state)
         return cls(graph, lambda: kept, mesh, rows=rows)
 
     @classmethod
-    def without_adapter(cls, model: Any, mesh: Mesh, *, rows: int) -> "Reference":
+    def without_adapter(cls, model: Any, mesh: Mesh, *, rows: int) -> "ReferenceModel":
         """A model whose LoRA adapter alone is trained, with that at zero: costs no memory."""
         graph, _ = nnx.split(model)
 
@@ -221,5 +221,5 @@ class Reference:
 
     def of(self, batch: Batch) -> dict[str, np.ndarray]:
         """The batch with the reference's log-probabilities, on the host. Call inside the mesh and MaxText's rules."""
-        values = self._known(self._state(), to_devices(batch, self._mesh))
+        values = self._known(self._state(), shard_batch(batch, self._mesh))
         return {**batch, **dict(zip(REFERENCE, map(np.asarray, values), strict=True))}

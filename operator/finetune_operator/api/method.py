@@ -10,12 +10,12 @@ from finetune_operator.api.common import (
     Flag,
     Fraction,
     NonNegative,
-    NonNegativeDecimal,
+    NonNegativeNumber,
     Positive,
-    PositiveDecimal,
+    PositiveNumber,
     distinct,
 )
-from finetune_operator.api.rules import Rule, at_most_one
+from finetune_operator.api.rules import ValidationRule, at_most_one
 
 
 class MethodType(StrEnum):
@@ -41,7 +41,7 @@ class Precision(StrEnum):
     FP32 = "FP32"
 
 
-class Schedule(StrEnum):
+class LearningRateSchedule(StrEnum):
     """How the learning rate falls after the warm-up."""
 
     COSINE = "Cosine"
@@ -66,10 +66,10 @@ class SftOptions(ApiModel):
 class DpoOptions(ApiModel):
     """Options of DPO."""
 
-    beta: PositiveDecimal | None = None
-    """How far the model may move from the reference. Default: "0.1"."""
+    beta: PositiveNumber | None = None
+    """How far the model may move from the reference. Default: 0.1."""
     label_smoothing: Fraction | None = None
-    """Share of preference pairs that are taken to be wrong, below a half. Default: "0.0"."""
+    """Share of preference pairs that are taken to be wrong, below a half. Default: 0."""
     max_prompt_length: Positive | None = None
     """Longest prompt in tokens; a longer one loses its beginning. The rest of a sequence is for the answer.
     Default: half of datasets.maxSeqLength."""
@@ -78,8 +78,8 @@ class DpoOptions(ApiModel):
 class OrpoOptions(ApiModel):
     """Options of ORPO."""
 
-    lambda_: Annotated[PositiveDecimal | None, Field(alias="lambda")] = None
-    """Weight of the odds-ratio term. Default: "0.1"."""
+    lambda_: Annotated[PositiveNumber | None, Field(alias="lambda")] = None
+    """Weight of the odds-ratio term. Default: 0.1."""
     max_prompt_length: Positive | None = None
     """Longest prompt in tokens; a longer one loses its beginning. The rest of a sequence is for the answer.
     Default: half of datasets.maxSeqLength."""
@@ -93,7 +93,7 @@ class Lora(ApiModel):
 
     rank: Annotated[Positive, Field(le=1024)] | None = None
     """Rank of the adapter. Default: 16."""
-    alpha: PositiveDecimal | None = None
+    alpha: PositiveNumber | None = None
     """The adapter is scaled by alpha / rank. Default: twice the rank."""
     target_modules: (
         Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=16), *distinct()] | None
@@ -105,8 +105,8 @@ class Lora(ApiModel):
     the base as it was. Default: None."""
 
 
-def _member(method: MethodType, name: str) -> Rule:
-    return Rule(
+def _member(method: MethodType, name: str) -> ValidationRule:
+    return ValidationRule(
         cel=f"!has(self.{name}) || self.type == '{method}'",
         message=f"{name} belongs to type {method}: remove it, or set type: {method}",
         holds=lambda self: getattr(self, name) is None or self.type is method,
@@ -154,19 +154,19 @@ class Hyperparameters(ApiModel):
     """Sequences per device and forward pass; or globalBatchSize."""
     gradient_accumulation_steps: Positive | None = None
     """Forward passes per optimizer step. Default: 1."""
-    learning_rate: PositiveDecimal | None = None
-    """Highest learning rate. Default: "2e-5" for full fine-tuning, "2e-4" for LoRA; with DPO "5e-7" and
-    "5e-6", with ORPO "8e-6" and "8e-5"."""
-    schedule: Schedule | None = None
+    learning_rate: PositiveNumber | None = None
+    """Highest learning rate. Default: 2e-5 for full fine-tuning, 2e-4 for LoRA; with DPO 5e-7 and 5e-6,
+    with ORPO 8e-6 and 8e-5."""
+    schedule: LearningRateSchedule | None = None
     """How the learning rate falls after the warm-up. Default: Cosine."""
     warmup_ratio: Fraction | None = None
-    """Share of the steps in which the learning rate rises; or warmupSteps. Default: "0.03"."""
+    """Share of the steps in which the learning rate rises; or warmupSteps. Default: 0.03."""
     warmup_steps: NonNegative | None = None
     """Steps in which the learning rate rises; or warmupRatio."""
-    weight_decay: NonNegativeDecimal | None = None
-    """Weight decay of AdamW. Default: "0.0"."""
-    max_grad_norm: PositiveDecimal | None = None
-    """Gradients are scaled down to this norm. Default: "1.0"."""
+    weight_decay: NonNegativeNumber | None = None
+    """Weight decay of AdamW. Default: 0."""
+    max_grad_norm: PositiveNumber | None = None
+    """Gradients are scaled down to this norm. Default: 1."""
     optimizer: Optimizer | None = None
     """AdamW, or SGD without momentum and weight decay. Default: AdamW."""
     seed: NonNegative | None = None

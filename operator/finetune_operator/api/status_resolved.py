@@ -22,7 +22,7 @@ from finetune_operator.api.common import (
 )
 from finetune_operator.api.data import DatasetFormat
 from finetune_operator.api.evaluation import BenchmarkName
-from finetune_operator.api.method import MethodType, Optimizer, Precision, Quantization, Schedule
+from finetune_operator.api.method import LearningRateSchedule, MethodType, Optimizer, Precision, Quantization
 from finetune_operator.api.placement import Capacity, Controller
 from finetune_operator.api.policies import MemoryCheck
 
@@ -139,7 +139,7 @@ class ResolvedHyperparameters(ApiModel):
     """Forward passes per optimizer step."""
     learning_rate: Decimal | None = None
     """Peak learning rate."""
-    schedule: Schedule | None = None
+    schedule: LearningRateSchedule | None = None
     """How the learning rate falls."""
     warmup_steps: Whole | None = None
     """Steps of warm-up, where the job counts them."""

@@ -211,7 +211,7 @@ def logs(  # noqa: PLR0917  typer passes options by name
             context,
             namespace,
             lambda cluster: show_logs(
-                cluster, name, selection, follow=follow, store=UniversalStore(), write=typer.echo
+                cluster, name, selection, follow=follow, store=SchemeRouter(), write=typer.echo
             ),
         )
     except KeyboardInterrupt:

@@ -8,11 +8,11 @@ from finetune_contract import ExitCode, Failure, Progress, Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.disruption import PREEMPTED, disruption
-from finetune_operator.lifecycle.queueing import admitted_before
+from finetune_operator.lifecycle.kueue import admitted_before
 from finetune_operator.lifecycle.times import after, stamp
 from finetune_operator.lifecycle.usage import Usage, terms_of
 from finetune_operator.planning import Plan
-from finetune_operator.planning.plan import Limits
+from finetune_operator.planning.plan import TimeLimits
 from finetune_operator.planning.queueing import QUEUE_LABEL
 
 #: Reasons. Of an attempt that the operator ends, its record has them before.
@@ -34,7 +34,7 @@ _CPU = "CPU"
 _LONGEST_OUTAGE = 6 * 3600
 
 
-def active_left(limits: Limits, used: Usage) -> float | None:
+def active_left(limits: TimeLimits, used: Usage) -> float | None:
     """Seconds that the job may still run; None: as long as it likes."""
     return None if limits.active is None else limits.active - used.seconds
 
@@ -68,7 +68,7 @@ def overdue(
 
 def next_due(
     attempt: Attempt,
-    limits: Limits,
+    limits: TimeLimits,
     progress: Progress | None,
     now: datetime,
     readable_since: datetime | None,
@@ -120,7 +120,7 @@ def given_up(attempt: Attempt, plan: Plan) -> Failure | None:
 
 
 def _in_vain_since(
-    attempt: Attempt, limits: Limits, progress: Progress | None, readable_since: datetime | None
+    attempt: Attempt, limits: TimeLimits, progress: Progress | None, readable_since: datetime | None
 ) -> datetime | None:
     """The same, of the wait that has a limit: where pods take each other's place again and again, it begins when
     silence would have lasted too long."""
@@ -129,7 +129,7 @@ def _in_vain_since(
 
 
 def _patience(
-    attempt: Attempt, limits: Limits, progress: Progress | None, readable_since: datetime | None
+    attempt: Attempt, limits: TimeLimits, progress: Progress | None, readable_since: datetime | None
 ) -> datetime | None:
     """When an attempt that has run would have been silent for too long, had all its pods been there: counted from its
     last step, or from its first process. None of one that has not run."""
@@ -193,7 +193,7 @@ def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> F
 def _not_started(attempt: Attempt, plan: Plan) -> Failure | None:
     """The record of an attempt whose pods all have nodes, which do not start them; None where that is not so."""
     waiting = [pod for pod in attempt.pods if not children.pod_started(pod)]
-    found = children.hindrance(waiting)
+    found = children.pod_blocker(waiting)
     if found is None or not all(
         children.pod_placed(pod) and not children.lacks_input(pod) for pod in waiting
     ):
@@ -210,7 +210,7 @@ def _not_started(attempt: Attempt, plan: Plan) -> Failure | None:
 
 def _no_capacity(attempt: Attempt, plan: Plan) -> Failure:
     stage, seconds = attempt.key.stage, plan.limits.pre_running
-    found = children.hindrance(attempt.pods)
+    found = children.pod_blocker(attempt.pods)
     last = f" Last: {found.message.rstrip('.')}." if found else ""
     if not stage.on_tpu:
         nodes = ", ".join(f"{key}={value}" for key, value in sorted(plan.cpu_pool.node_selector.items()))
@@ -251,7 +251,7 @@ def _let_go(attempt: Attempt) -> datetime | None:
     if attempt.key.restart:
         # Of the attempt before, the record is on its way where there is none.
         return max(attempt.follows, resumed) if attempt.follows and resumed else attempt.follows
-    return children.let_go_at(jobset, queued=QUEUE_LABEL in jobset["metadata"].get("labels", {}))
+    return children.unsuspended_at(jobset, queued=QUEUE_LABEL in jobset["metadata"].get("labels", {}))
 
 
 def stepped(attempt: Attempt, progress: Progress | None) -> bool:
@@ -265,7 +265,7 @@ def stepped(attempt: Attempt, progress: Progress | None) -> bool:
 
 def _silent(
     attempt: Attempt,
-    limits: Limits,
+    limits: TimeLimits,
     progress: Progress | None,
     now: datetime,
     readable_since: datetime | None,
@@ -309,7 +309,7 @@ def _silent(
 
 
 def _silence(
-    attempt: Attempt, limits: Limits, progress: Progress | None, readable_since: datetime | None
+    attempt: Attempt, limits: TimeLimits, progress: Progress | None, readable_since: datetime | None
 ) -> tuple[datetime, int] | None:
     """Since when an attempt that has run reports nothing, and for how many seconds it may.
 
@@ -334,7 +334,7 @@ def _heard(moved: datetime, readable_since: datetime | None) -> datetime:
     return moved if readable_since is None else max(moved, min(readable_since, after(moved, _LONGEST_OUTAGE)))
 
 
-def _most_silence(attempt: Attempt, limits: Limits) -> int:
+def _most_silence(attempt: Attempt, limits: TimeLimits) -> int:
     """Seconds from its processes' start."""
     by_stage = {Stage.TRAIN: limits.startup, Stage.EVALUATE: limits.evaluate}
     return by_stage.get(attempt.key.stage, limits.cpu_stage)
@@ -347,7 +347,7 @@ def _steps_in_this_run(attempt: Attempt, progress: Progress) -> bool:
     return stepped(attempt, progress) and (begun is None or progress.updated >= begun)
 
 
-def _hung(limits: Limits, progress: Progress) -> Failure:
+def _hung(limits: TimeLimits, progress: Progress) -> Failure:
     return Failure(
         code=ExitCode.UNAVAILABLE,
         reason=HUNG,
@@ -358,7 +358,7 @@ def _hung(limits: Limits, progress: Progress) -> Failure:
     )
 
 
-def _unseen_start(attempt: Attempt, limits: Limits) -> datetime | None:
+def _unseen_start(attempt: Attempt, limits: TimeLimits) -> datetime | None:
     """The latest moment at which an attempt can have begun to run whose pods are all gone."""
     let_go = _let_go(attempt)
     if attempt.pods or let_go is None:

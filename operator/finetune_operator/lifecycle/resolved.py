@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import DatasetReport, Hyperparameters, MethodSpec
-from finetune_operator.lifecycle.memory import host_requests_status, memory_status
+from finetune_contract import DatasetReport, HyperparametersSpec, MethodSpec
+from finetune_operator.lifecycle.preflight_memory import host_requests_status, memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
-from finetune_operator.planning.snapshot import plan_name
+from finetune_operator.planning.stored_plan import plan_name
 
 type Object = Mapping[str, Any]
 
@@ -68,7 +68,7 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
     return resolved
 
 
-def _training(numbers: Hyperparameters) -> Object:
+def _training(numbers: HyperparametersSpec) -> Object:
     warmup: dict[str, Any] = {"warmupSteps": numbers.warmup_steps}
     if numbers.warmup_steps is None:
         warmup = {"warmupRatio": decimal(numbers.warmup_ratio or 0.0)}

@@ -23,8 +23,8 @@ BUILT_IN: Mapping[str, Any] = {
     "hyperparameters": {
         "gradientAccumulationSteps": 1,
         "schedule": "Cosine",
-        "weightDecay": "0.0",
-        "maxGradNorm": "1.0",
+        "weightDecay": 0,
+        "maxGradNorm": 1,
         "optimizer": "AdamW",
         "seed": 42,
         "computePrecision": "BF16",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import DpoSpec, Hyperparameters, LoraSpec, MethodSpec, OrpoSpec
+from finetune_contract import DpoSpec, HyperparametersSpec, LoraSpec, MethodSpec, OrpoSpec
 from finetune_operator.api import Reason
 from finetune_operator.planning.errors import Refused
 
@@ -11,8 +11,8 @@ type Object = Mapping[str, Any]
 
 _DEFAULT_RANK = 16
 #: By method, for full fine-tuning and LoRA. DPO moves away from its reference within few steps: MaxText's own default.
-_LEARNING_RATE = {"SFT": ("2e-5", "2e-4"), "DPO": ("5e-7", "5e-6"), "ORPO": ("8e-6", "8e-5")}
-_WARMUP_RATIO = "0.03"
+_LEARNING_RATE = {"SFT": (2e-5, 2e-4), "DPO": (5e-7, 5e-6), "ORPO": (8e-6, 8e-5)}
+_WARMUP_RATIO = 0.03
 
 
 def method(spec: Object) -> MethodSpec:
@@ -23,14 +23,14 @@ def method(spec: Object) -> MethodSpec:
         type=section["type"],
         train_on_prompt=options.get("trainOnPrompt", False),
         dpo=DpoSpec(
-            beta=float(options.get("beta", "0.1")),
+            beta=float(options.get("beta", 0.1)),
             label_smoothing=_smoothing(options),
             max_prompt_length=_prompt_length(spec, options),
         )
         if section["type"] == "DPO"
         else None,
         orpo=OrpoSpec(
-            weight=float(options.get("lambda", "0.1")), max_prompt_length=_prompt_length(spec, options)
+            weight=float(options.get("lambda", 0.1)), max_prompt_length=_prompt_length(spec, options)
         )
         if section["type"] == "ORPO"
         else None,
@@ -38,19 +38,19 @@ def method(spec: Object) -> MethodSpec:
     )
 
 
-def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
+def hyperparameters(spec: Object, global_batch: int) -> HyperparametersSpec:
     """``spec.hyperparameters``; several defaults depend on the method."""
     section = spec["hyperparameters"]
     lora = "lora" in spec["method"]
-    if section["optimizer"] == "SGD" and float(section["weightDecay"]):
+    if section["optimizer"] == "SGD" and section["weightDecay"]:
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.hyperparameters.weightDecay is {section['weightDecay']}, but SGD has none: "
-            'use AdamW, or set it to "0.0".',
+            "use AdamW, or set it to 0.",
         )
     steps = section.get("steps")
     warmup_steps = section.get("warmupSteps")
-    return Hyperparameters(
+    return HyperparametersSpec(
         steps=steps,
         epochs=None if steps is not None else float(section.get("epochs", 1)),
         global_batch_size=global_batch,
@@ -80,12 +80,12 @@ def _lora(section: Object) -> LoraSpec:
 
 
 def _smoothing(options: Object) -> float:
-    smoothing = float(options.get("labelSmoothing", "0.0"))
+    smoothing = float(options.get("labelSmoothing", 0))
     if smoothing >= 0.5:
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.method.dpo.labelSmoothing is {smoothing:g}: with half of the pairs wrong there is nothing to "
-            'learn. Use a share below "0.5".',
+            "learn. Use a share below 0.5.",
         )
     return smoothing
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from finetune_contract import Stage
-from finetune_operator.lifecycle.observed import AttemptKey, Takeover, since
+from finetune_operator.lifecycle.observation import AttemptKey, TakeoverRecord, since
 
 #: What makes a folder that of an attempt: others may have put files there.
 _RECORDS = frozenset({"request.json", "result.json", "failure.json"})
@@ -26,7 +26,9 @@ def taken_over_by(names: Sequence[str]) -> list[str]:
     return [match[1] for name in names if (match := _TAKEOVER.fullmatch(name))]
 
 
-def files_by_attempt(names: Sequence[str], takeovers: Sequence[Takeover]) -> dict[AttemptKey, frozenset[str]]:
+def files_by_attempt(
+    names: Sequence[str], takeovers: Sequence[TakeoverRecord]
+) -> dict[AttemptKey, frozenset[str]]:
     """The records of each attempt, by what is listed below ``attempts/``, since the last takeover."""
     files: dict[AttemptKey, frozenset[str]] = {}
     for path in names:

@@ -14,9 +14,8 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.planning import Findings, Plan, stage_request
-from finetune_operator.planning.snapshot import digest
+from finetune_operator.planning.stored_plan import digest
 from finetune_operator.rendering.cpu import cpu_pod
-from finetune_operator.rendering.group import Group, render_group
 from finetune_operator.rendering.labels import (
     CLAIM_ANNOTATION,
     FLAVOR_ANNOTATION,
@@ -28,6 +27,7 @@ from finetune_operator.rendering.labels import (
 )
 from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
 from finetune_operator.rendering.pathways import HEAD, pathways_groups, pathways_policies
+from finetune_operator.rendering.replicated_job import ReplicatedJob, render_replicated_job
 
 #: Replicated jobs: the one pod on CPU; the hosts of slices under McJAX.
 CPU, SLICE = "cpu", "slice"
@@ -45,7 +45,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
 
     Raises:
         Refused: the request is too large.
-        ContractNotSpoken: the trainer image does not understand all of it.
+        ContractUnsupported: the trainer image does not understand all of it.
         CpuPoolTooSmall: the model does not fit the profile's CPU nodes.
     """
     name = jobset_name(plan.job.name, stage, attempt)
@@ -68,12 +68,14 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
         groups = [Group(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
     elif plan.pathways is None:
         hosts, annotations = plan.placement.shape.hosts, slice_annotations(plan)
-        groups = [Group(name=SLICE, replicas=plan.mesh.slices, pods=hosts, pod=slice_pod(plan, request))]
+        groups = [
+            ReplicatedJob(name=SLICE, replicas=plan.mesh.slices, pods=hosts, pod=slice_pod(plan, request))
+        ]
     else:
         groups = pathways_groups(plan, plan.pathways, request)
         spec |= pathways_policies(plan, name)
     spec["replicatedJobs"] = [
-        render_group(group, labels, plan.pod.labels, plan.pod.annotations) for group in groups
+        render_replicated_job(group, labels, plan.pod.labels, plan.pod.annotations) for group in groups
     ]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",

@@ -26,6 +26,7 @@ from finetune_operator.rendering.pod import (
     unprivileged,
     with_host_access,
 )
+from finetune_operator.rendering.replicated_job import Object, ReplicatedJob
 
 HEAD = "pathways-head"
 WORKER = "worker"
@@ -45,11 +46,11 @@ _RESTARTS_PER_HOST = 4
 _LABEL_LENGTH = 63
 
 
-def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> list[Group]:
+def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> list[ReplicatedJob]:
     """Head, then workers."""
     hosts = plan.placement.shape.hosts
     return [
-        Group(
+        ReplicatedJob(
             name=HEAD,
             replicas=1,
             pods=1,
@@ -57,7 +58,7 @@ def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> li
             # Without it all slices stop, so a node that is only half used is not worth removing.
             pod_annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
         ),
-        Group(
+        ReplicatedJob(
             name=WORKER,
             replicas=plan.mesh.slices,
             pods=hosts,

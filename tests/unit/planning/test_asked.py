@@ -25,7 +25,7 @@ EDITS: dict[str, Any] = {
     "activeDeadlineSeconds": 600,
     "preRunningDeadlineSeconds": 600,
     "childTTLSecondsAfterFinished": 600,
-    "budget": {"maxChipHours": "5"},
+    "budget": {"maxChipHours": 5},
     "recovery": {"maxPreemptions": 7},
     "hangPolicy": {"noStepSeconds": 700},
 }

@@ -55,7 +55,7 @@ def usable_bytes(device_kind: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class RooflineBounds:
     """Seconds of a step."""
 
     low: float
@@ -64,7 +64,7 @@ class Interval:
     """Arithmetic, memory and network one after the other, each byte that the compiler counts moved through memory."""
 
 
-def roofline(cost: Cost, state_bytes: int, chip: Chip) -> Interval:
+def roofline(cost: StepCost, state_bytes: int, chip: Chip) -> RooflineBounds:
     """Args:
     cost: of one step on one device.
     state_bytes: what a device reads and writes at least: its arguments and results.
@@ -72,4 +72,6 @@ def roofline(cost: Cost, state_bytes: int, chip: Chip) -> Interval:
     compute = cost.flops * chip.devices / chip.bf16_flops
     memory = chip.devices / chip.hbm_bytes
     network = cost.network_bytes * chip.devices / chip.network_bytes
-    return Interval(low=max(compute, state_bytes * memory), high=compute + cost.hbm_bytes * memory + network)
+    return RooflineBounds(
+        low=max(compute, state_bytes * memory), high=compute + cost.hbm_bytes * memory + network
+    )
