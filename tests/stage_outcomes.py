@@ -9,7 +9,7 @@ from finetune_contract import (
     ConvertManifest,
     ConvertOutcome,
     DatasetReport,
-    DatasetSource,
+    DatasetSpec,
     Details,
     EvaluateOutcome,
     EvaluationResult,

@@ -34,7 +34,7 @@ RESTART_VARIABLE = "FINETUNE_RESTART"
 MAX_REQUEST_BYTES = 96 * 1024
 
 
-class ContractNotSpoken(Exception):
+class ContractUnsupported(Exception):
     """A request asks for more than its reader understands. The message is a whole sentence."""
 
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from finetune_contract import (
     CONTRACT_VERSION,
-    ContractNotSpoken,
+    ContractUnsupported,
     Details,
     ExitCode,
     Failure,
@@ -27,7 +27,7 @@ from finetune_contract import (
     StageRequest,
 )
 from finetune_contract.request import REQUEST_VARIABLE
-from finetune_trainer.attempt import Attempt, LogTail
+from finetune_trainer.attempt import AttemptRecorder, LogTail
 from finetune_trainer.errors import faults
 from finetune_trainer.locked_memory import allow_locking
 from finetune_trainer.processes import Processes
@@ -77,7 +77,7 @@ def main(environment: Mapping[str, str]) -> int:
         tail.follow(stream)
     _log_to_standard_error(request)
     processes = Processes.of(environment) if request.stage.on_tpu else Processes(count=1, index=0)
-    attempt = Attempt(
+    attempt = AttemptRecorder(
         request=request,
         store=open_store(),
         first=processes.first,

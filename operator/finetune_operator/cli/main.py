@@ -201,10 +201,10 @@ def logs(  # noqa: PLR0917  typer passes options by name
     context: Context = None,
 ) -> None:
     """Print what a stage's pods write, or the kept end of it when the pods are gone."""
-    from finetune_operator.artifacts.stores import UniversalStore
-    from finetune_operator.cli.logs import Selection, show_logs
+    from finetune_operator.artifacts.scheme_router import SchemeRouter
+    from finetune_operator.cli.logs import LogSelection, show_logs
 
-    selection = Selection(stage=stage, attempt=attempt)
+    selection = LogSelection(stage=stage, attempt=attempt)
     try:
         _with_connection(
             kubeconfig,

@@ -99,11 +99,11 @@ def _of_live(
         # A leftover: stopped before the job is called finished.
         return live.stop(observation, stages, attempt, refused)
     if suspend:
-        return live.suspend(observed, look, attempt, refused)
+        return live.suspend(observation, stages, attempt, refused)
     if over and attempt.key.stage.on_tpu:
-        return live.stop_spending(observed, look, attempt, over)
-    unknown = observed.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None
-    left = blind_left(observed, look.plan.limits, unknown)
+        return live.stop_spending(observation, stages, attempt, over)
+    unknown = observation.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None
+    left = blind_left(observation, stages.plan.limits, unknown)
     if unknown and left is not None and left <= 0:
         return live.stop_unseen(observation, stages, attempt, unknown)
     return live.watch(observation, stages, refused)

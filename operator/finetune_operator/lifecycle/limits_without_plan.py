@@ -50,16 +50,16 @@ def stops_without_plan(observation: Observation, attempts: Sequence[Attempt]) ->
             if amount >= limit.most
         ]
         if over:
-            stop = unpaid(exhausted_message(*over[0]))
+            stop = budget_stop(exhausted_message(*over[0]))
             ended = [each for each in live if each.key.stage.on_tpu]
-    return tuple((each.key, _noted(each, stop, observed, profile)) for each in ended if stop)
+    return tuple((each.key, _noted(each, stop, observation, profile)) for each in ended if stop)
 
 
 def _noted(attempt: Attempt, stop: Failure, observation: Observation, profile: Object) -> Failure:
     """With what nothing else tells when JobSet and pods are gone."""
-    seen: dict[str, Any] = {"seconds": ran(attempt, observed.now) or None}
+    seen: dict[str, Any] = {"seconds": run_seconds(attempt, observation.now) or None}
     if attempt.key.stage.on_tpu:
-        price = _price(attempt, observed, profile)
+        price = _price(attempt, observation, profile)
         seen |= {"chips": _chips(attempt), "chip_hour_price": price}
     return stop.model_copy(update=seen | to_note(attempt, observation.now))
 

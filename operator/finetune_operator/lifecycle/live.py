@@ -170,8 +170,8 @@ def _next_look(observation: Observation, stages: JobStages, attempt: Attempt) ->
             observation.now,
             readable_since(observation),
         ),
-        deadlines.active_left(look.plan.limits, look.used),
-        seconds_left(look, attempt) if attempt.key.stage.on_tpu else None,
+        deadlines.active_left(stages.plan.limits, stages.used),
+        seconds_left(stages, attempt) if attempt.key.stage.on_tpu else None,
     )
     return max(1.0, min([regular, *(each for each in due if each is not None)]))
 
@@ -227,7 +227,7 @@ def _kept(stages: JobStages, decision: Decision, attempt: Attempt) -> Decision:
     found = uncovered_run(attempt)
     if found is None or (attempt.files and attempt.files.failure):
         return decision
-    rate = rate_of(attempt, look.plan)
+    rate = rate_of(attempt, stages.plan)
     held = {"chips": rate.chips, "chip_hour_price": rate.price} if attempt.key.stage.on_tpu else {}
     record = earlier_run(attempt).model_copy(update={**found, **held})
     return replace(decision, records=((attempt.key, record),))

@@ -2,9 +2,9 @@
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle.budgets import too_many_attempts
-from finetune_operator.lifecycle.observed import Observed, Retry
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.observation import Observation, RetryRecord
+from finetune_operator.lifecycle.retry_budget import too_many_attempts
+from finetune_operator.lifecycle.stages import JobStages
 from finetune_operator.planning import Refused
 from finetune_operator.planning.requests import MAX_ATTEMPT
 
@@ -45,7 +45,7 @@ def retry_record(observation: Observation, stages: JobStages, generation: int) -
     from_stage = Stage(named) if named else stages.current.stage
     first = {stage: _first(stages, stage) for stage in Stage}
     for stage, number in first.items():
-        if number > MAX_ATTEMPT and (stage.order >= from_stage.order or not look[stage].done):
+        if number > MAX_ATTEMPT and (stage.order >= from_stage.order or not stages[stage].done):
             failure = too_many_attempts(stage)
             raise Refused(Reason.TOO_MANY_ATTEMPTS, f"{failure.message} {failure.fix}")
     return RetryRecord(generation=generation, from_stage=from_stage, first=first)

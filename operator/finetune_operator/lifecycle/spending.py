@@ -13,7 +13,7 @@ from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.lifecycle.stages import JobStages
 from finetune_operator.lifecycle.usage import Usage, rate_of
 from finetune_operator.planning import Plan
-from finetune_operator.planning.budget import Ceiling
+from finetune_operator.planning.budget import SpendingLimit
 
 type Object = Mapping[str, Any]
 

@@ -18,12 +18,12 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_operator.api import Reason, StagePhase
-from finetune_operator.lifecycle import budgets, gates
+from finetune_operator.lifecycle import gates, retry_budget
 from finetune_operator.lifecycle.attempts import Attempt, since_retry
-from finetune_operator.lifecycle.classify import Ending, Verdict, classify, settled
-from finetune_operator.lifecycle.conversion import Damages, in_cache, placed, succeeded
-from finetune_operator.lifecycle.memory import not_held, too_small
-from finetune_operator.lifecycle.observed import Observed, RunFolderView
+from finetune_operator.lifecycle.classify import AttemptOutcome, AttemptResult, classify, settled
+from finetune_operator.lifecycle.conversion import DamagedConversions, in_cache, placed, succeeded
+from finetune_operator.lifecycle.observation import Observation, RunFolderView
+from finetune_operator.lifecycle.preflight_memory import not_held, too_small
 from finetune_operator.lifecycle.usage import Usage, counted, usage
 from finetune_operator.lifecycle.wait_times import to_note
 from finetune_operator.planning import Findings, Plan
@@ -148,7 +148,7 @@ def derive_stages(
             continue
         own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
         ended = tuple(pair for pair in since if pair[0].key.stage is stage)
-        view = _view(stage, plan, own, ended, observed.folder, counters=counters, damages=damages)
+        view = _view(stage, plan, own, ended, observation.folder, counters=counters, damages=damages)
         if retry is not None and stage.order < retry.from_stage.order:
             view = _done_before(view, judged, damages)
         if stage is Stage.CONVERT:
@@ -246,7 +246,7 @@ def _uncounted(verdict: AttemptResult, attempt: Attempt) -> Failure | None:
     noted = attempt.files.failure if attempt.files else None
     if noted is None or noted.written or settled(noted) or attempt.jobset is None:
         return None
-    ended = noted == verdict.failure or (attempt.restarted and verdict.ending is Ending.EVICTED)
+    ended = noted == verdict.failure or (attempt.restarted and verdict.ending is AttemptOutcome.EVICTED)
     return noted if ended and attempt.key.stage.on_tpu else None
 
 

@@ -26,7 +26,7 @@ from finetune_operator.lifecycle.stages import JobStages
 from finetune_operator.lifecycle.summary import summarize
 from finetune_operator.lifecycle.times import parse, stamp
 from finetune_operator.lifecycle.usage import active_time
-from finetune_operator.lifecycle.waited import waited_in_training
+from finetune_operator.lifecycle.wait_times import training_wait_times
 
 type Object = Mapping[str, Any]
 
@@ -155,9 +155,9 @@ def _usage(observation: Observation, status: Object, stages: JobStages, previous
         return told
     if not stages.attempts:
         return told
-    found = {"activeTime": active_time(look.used, observed.now)}
-    if "cost" in told or any(attempt.key.stage.on_tpu for attempt in look.attempts):
-        found["cost"] = cost_status(look.plan, look.used)
+    found = {"activeTime": active_time(stages.used, observation.now)}
+    if "cost" in told or any(attempt.key.stage.on_tpu for attempt in stages.attempts):
+        found["cost"] = cost_status(stages.plan, stages.used)
     return found
 
 

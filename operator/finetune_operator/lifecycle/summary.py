@@ -6,8 +6,7 @@ from typing import Any
 from finetune_contract import Stage
 from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.progress import decimal
-from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.stages import JobStages
 from finetune_operator.planning.stages import STAGES
 
 type Object = Mapping[str, Any]
@@ -49,9 +48,9 @@ def _active(situation: JobState, stages: JobStages, progress: Object | None, wor
     if situation.refused:
         return f"{stages.current.stage} waits: {situation.refused.message}"
     if situation.wait:
-        return f"{look.current.stage} waits: {situation.wait.message}"
-    doing = STAGES[look.current.stage].doing
-    if look.current.stage is Stage.TRAIN and situation.running and progress:
+        return f"{stages.current.stage} waits: {situation.wait.message}"
+    doing = STAGES[stages.current.stage].doing
+    if stages.current.stage is Stage.TRAIN and situation.running and progress:
         doing = f"{doing}: {_training(progress)}"
     elif not situation.running:
         doing = f"{doing}: pods are being started"
@@ -117,6 +116,6 @@ def _failed(situation: JobState, stages: JobStages) -> str:
     ).strip()
 
 
-def _tpu_time(look: Survey) -> str:
+def _tpu_time(look: JobStages) -> str:
     used = any(look[stage].attempts for stage in Stage if stage.on_tpu)
     return "" if used else "No TPU time was used."

@@ -27,7 +27,7 @@ from finetune_operator.lifecycle.times import parse
 from finetune_operator.lifecycle.usage import counted, run_seconds
 from finetune_operator.lifecycle.wait_times import to_note
 from finetune_operator.planning import Plan, Refused
-from finetune_operator.planning.plan import Limits
+from finetune_operator.planning.plan import TimeLimits
 from finetune_operator.rendering import jobset_name
 
 #: Seconds; nothing tells the job when the store comes back.
@@ -164,7 +164,7 @@ def _situation(  # noqa: PLR0911  one per case
     if left is not None and left <= 0:
         return deadlines.active_exceeded(limits.active), active
     if over and live.key.stage.on_tpu:
-        return unpaid(over.message), replace(suspending, over=over)
+        return budget_stop(over.message), replace(suspending, over=over)
     if unseen_left is not None and unseen_left <= 0:
         return unseen(limits, why), replace(suspending, over=halted(why))
     late = deadlines.overdue(live, look.plan, None, observation.now)
@@ -223,7 +223,7 @@ def _next_look(observation: Observation, look: JobStages, why: ReadFailure) -> f
         (
             deadlines.active_left(look.plan.limits, look.used),
             seconds_left(look, live) if live.key.stage.on_tpu else None,
-            blind_left(observed, look.plan.limits, why),
+            blind_left(observation, look.plan.limits, why),
         )
         if live and not (live.jobset and children.deleting(live.jobset))
         else ()

@@ -17,7 +17,7 @@ from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.times import parse, stamp
 from finetune_operator.planning import Plan
-from finetune_operator.planning.topology import Terms
+from finetune_operator.planning.topology import FlavorTerms
 from finetune_operator.rendering import flavor_of
 
 type Object = Mapping[str, Any]
@@ -156,7 +156,7 @@ def rate_of(attempt: Attempt, plan: Plan, noted: Mapping[JobSetKey, UsageRate] |
     By the JobSet; where it is gone, by the records; by the slice that the job has now where nothing else tells.
     """
     if not attempt.key.stage.on_tpu:
-        return Rate(chips=0, price=None)
+        return UsageRate(chips=0, price=None)
     if attempt.jobset is not None:
         held = children.chips(attempt.jobset)
         return UsageRate(

@@ -18,10 +18,18 @@ from finetune_operator.planning.merge import BUILT_IN, merge
 from finetune_operator.planning.pathways import refuse_other_controller
 from finetune_operator.planning.plan import IDENTITY, CpuNodes, Plan, PodAdditions, RetryLimits, TimeLimits
 from finetune_operator.planning.queueing import Queues, resolve_queues
-from finetune_operator.planning.site import Site, site_on
-from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, owner_reference
+from finetune_operator.planning.slice_plan import SlicePlan, slice_plan
+from finetune_operator.planning.stage_digests import stage_digests
 from finetune_operator.planning.stages import stages_of
-from finetune_operator.planning.topology import Offer, by_price, names_a_slice, place, placement, terms
+from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, owner_reference
+from finetune_operator.planning.topology import (
+    SliceOffer,
+    by_price,
+    named_slice,
+    names_a_slice,
+    placement,
+    terms,
+)
 
 type Object = Mapping[str, Any]
 

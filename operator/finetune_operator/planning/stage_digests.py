@@ -9,8 +9,8 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.planning.merge import merge
-from finetune_operator.planning.snapshot import digest
 from finetune_operator.planning.stages import STAGES
+from finetune_operator.planning.stored_plan import digest
 
 #: Sections that are the operator's alone: an attempt is the same whatever they say.
 READ_BY_THE_OPERATOR = frozenset(

@@ -65,7 +65,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     if stage.on_tpu:
         claim = {CLAIM_ANNOTATION: _claim(plan), FLAVOR_ANNOTATION: plan.placement.flavor}
     if not stage.on_tpu:
-        groups = [Group(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
+        groups = [ReplicatedJob(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
     elif plan.pathways is None:
         hosts, annotations = plan.placement.shape.hosts, slice_annotations(plan)
         groups = [

@@ -18,7 +18,6 @@ from finetune_contract import StageRequest
 from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
 from finetune_operator.planning.stages import STAGES
-from finetune_operator.rendering.group import Group, Object
 from finetune_operator.rendering.mcjax import host_chips, slice_affinity, slice_annotations
 from finetune_operator.rendering.pod import (
     pod_spec,

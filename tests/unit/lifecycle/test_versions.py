@@ -15,10 +15,11 @@ from finetune_contract import (
     StageRequest,
     StageResult,
 )
-from finetune_operator.lifecycle import AttemptFiles, stored_plan
-from finetune_operator.planning import merge, snapshot
-from finetune_operator.planning.snapshot import read_snapshot, render_snapshot
+from finetune_operator.lifecycle import AttemptFiles
+from finetune_operator.lifecycle import stored_plan as lifecycle_stored_plan
+from finetune_operator.planning import merge, stored_plan
 from finetune_operator.planning.stages import STAGES
+from finetune_operator.planning.stored_plan import read_stored_plan, render_stored_plan
 from tests.unit.lifecycle.world import World, job
 
 PROFILING = {"startStep": 2, "steps": 3}

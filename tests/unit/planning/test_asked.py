@@ -7,7 +7,7 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.api.job import IDENTITY_FIELDS, FineTuneJobSpec
 from finetune_operator.planning import Plan, admit, replan
-from finetune_operator.planning.asked import READ_BY_THE_OPERATOR
+from finetune_operator.planning.stage_digests import READ_BY_THE_OPERATOR
 from finetune_operator.planning.stages import STAGES
 from tests.unit.lifecycle.world import job, profile
 

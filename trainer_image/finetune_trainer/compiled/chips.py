@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from finetune_contract.tpu import Chip, all_shapes, chips_of_topology, families
-from finetune_trainer.compiled.cost import Cost
+from finetune_trainer.compiled.cost import StepCost
 
 #: By family, for those whose rates are published.
 CHIPS: Mapping[str, Chip] = {name: each.chip for name, each in families().items() if each.chip is not None}
