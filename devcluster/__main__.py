@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from devcluster import build, control, gcs
-from devcluster.errors import ClusterError
-from devcluster.layout import State, default_state_dir
+from devcluster.errors import LocalClusterError
+from devcluster.layout import StateFolder, default_state_dir
 from devcluster.options import Options
 from devcluster.pki import PkiError
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         return int(chosen.run(chosen) or 0)
-    except (ClusterError, build.BuildError, PkiError, ValueError) as error:
+    except (LocalClusterError, build.BuildError, PkiError, ValueError) as error:
         print(f"devcluster: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -96,8 +96,8 @@ def _extra(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _of(chosen: argparse.Namespace) -> State:
-    return State((chosen.state or default_state_dir()).expanduser().resolve())
+def _of(chosen: argparse.Namespace) -> StateFolder:
+    return StateFolder((chosen.state or default_state_dir()).expanduser().resolve())
 
 
 def _build(chosen: argparse.Namespace) -> None:
@@ -115,7 +115,7 @@ def _up(chosen: argparse.Namespace) -> None:
         _say(
             "the trainer's environment is not installed (`make trainer`): stage pods would stay in ErrImagePull"
         )
-    control.up(state, options, operator=chosen.operator, extra=chosen.extra, say=_say)
+    control.up(state, options, operator=chosen.operator, extra=chosen.extra, report_progress=_say)
     _say(f"cluster is up, {time.monotonic() - started:.1f} s; `python -m devcluster down` ends it")
     print(f"export KUBECONFIG={state.kubeconfig}")
 

@@ -24,18 +24,18 @@ from aiohttp import web
 from yarl import URL
 
 from devcluster import gcs
-from devcluster.bucketrights import BUCKET, Grant, Need, holds, needs
+from devcluster.bucket_iam import BUCKET, Grant, ResourcePermission, is_granted, required_permissions
 
 #: Headers that concern one connection alone, or that are made anew.
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class AccessCheck:
     """One right that an account asked for."""
 
     account: str
-    need: Need
+    need: ResourcePermission
     allowed: bool
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class BucketProxy:
         self._sessions: dict[str, str] = {}
         self._held: dict[tuple[str, str], asyncio.Event] = {}
         self._port = 0
-        self.accesses: deque[Access] = deque()
+        self.accesses: deque[AccessCheck] = deque()
         """Everything that was asked for, in order."""
 
     def __enter__(self) -> Self:
@@ -102,7 +102,7 @@ class BucketProxy:
             self._loop.call_soon_threadsafe(gate.set)
 
     @property
-    def denied(self) -> list[Access]:
+    def denied(self) -> list[AccessCheck]:
         return [access for access in self.accesses if not access.allowed]
 
     # --- inside ---------------------------------------------------------------------------------------------
@@ -139,19 +139,19 @@ class BucketProxy:
         if session is not None and self._sessions.get(session) == account:
             # its beginning was judged
             return await self._forward(request, account, path, query, body)
-        asked = needs(request.method, path, request.query, body)
+        asked = required_permissions(request.method, path, request.query, body)
         await self._released(asked)
         for need in asked:
             if not self._allowed(account, need):
                 return _forbidden(account, need)
         return await self._forward(request, account, path, query, body)
 
-    def _allowed(self, account: str, need: Need) -> bool:
-        allowed = holds(self._grants, account, need)
-        self.accesses.append(Access(account=account, need=need, allowed=allowed))
+    def _allowed(self, account: str, need: ResourcePermission) -> bool:
+        allowed = is_granted(self._grants, account, need)
+        self.accesses.append(AccessCheck(account=account, need=need, allowed=allowed))
         return allowed
 
-    async def _released(self, asked: Iterable[Need]) -> None:
+    async def _released(self, asked: Iterable[ResourcePermission]) -> None:
         for (bucket, folder), gate in list(self._held.items()):
             if any(need.bucket == bucket and need.name.startswith(folder) for need in asked):
                 await gate.wait()
@@ -183,7 +183,7 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _HOP}
 
 
-def _forbidden(account: str, need: Need) -> web.Response:
+def _forbidden(account: str, need: ResourcePermission) -> web.Response:
     """In Cloud Storage's words."""
     where = "bucket" if need.permission == BUCKET else "object"
     return _error(

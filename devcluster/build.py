@@ -13,7 +13,7 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 from devcluster.layout import GO_MODULE, cache_dir
-from devcluster.programs import KUBERNETES_VERSION, Program, selection
+from devcluster.programs import KUBERNETES_VERSION, GoProgram, selection
 
 #: Without it the API server reports v0.0.0 and clients misjudge what it can do.
 LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}"
@@ -57,13 +57,13 @@ def ensure(extra: Sequence[str] = ()) -> Mapping[str, Path]:
     return {program.name: paths[program.name] or target / program.name for program in programs}
 
 
-def _present(programs: Sequence[Program], target: Path) -> Mapping[str, Path]:
+def _present(programs: Sequence[GoProgram], target: Path) -> Mapping[str, Path]:
     """All of ``programs`` in ``target``, or nothing when one is missing: the quick way of a warm start."""
     found = {program.name: target / program.name for program in programs}
     return found if all(path.exists() for path in found.values()) else {}
 
 
-def find(program: Program, target: Path) -> Path | None:
+def find(program: GoProgram, target: Path) -> Path | None:
     """The program where its version is exactly ours: our cache, KUBEBUILDER_ASSETS, then PATH."""
     if (target / program.name).exists():
         return target / program.name
@@ -78,7 +78,7 @@ def find(program: Program, target: Path) -> Path | None:
     return None
 
 
-def _reports(candidate: str, program: Program) -> bool:
+def _reports(candidate: str, program: GoProgram) -> bool:
     try:
         shown = subprocess.run(
             [candidate, *program.version_arguments], capture_output=True, text=True, timeout=20, check=True
@@ -89,7 +89,7 @@ def _reports(candidate: str, program: Program) -> bool:
     return any(word.lstrip("v") == program.version for word in words)
 
 
-def _build_all(programs: Sequence[Program], target: Path) -> None:
+def _build_all(programs: Sequence[GoProgram], target: Path) -> None:
     go = go_compiler()
     total = sum(program.seconds for program in programs)
     print(
@@ -100,7 +100,7 @@ def _build_all(programs: Sequence[Program], target: Path) -> None:
         _build(go, program, target, f"[{number}/{len(programs)}] {program.name} {program.version}")
 
 
-def _build(go: Path, program: Program, target: Path, title: str) -> None:
+def _build(go: Path, program: GoProgram, target: Path, title: str) -> None:
     partial = target / f".{program.name}.partial"
     command = [str(go), "build", "-trimpath", "-ldflags", LINKER_FLAGS, "-o", str(partial), program.package]
     started = time.monotonic()
@@ -144,7 +144,7 @@ def _wait_showing(process: subprocess.Popen[str], title: str, expected: int) -> 
             return errors
 
 
-def _keep_files(go: Path, program: Program, target: Path) -> None:
+def _keep_files(go: Path, program: GoProgram, target: Path) -> None:
     if not program.files:
         return
     shown = subprocess.run(

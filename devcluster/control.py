@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from devcluster.bringup import Bringup
 from devcluster.build import BuildError
-from devcluster.errors import ClusterError
+from devcluster.cluster_starter import ClusterStarter
+from devcluster.errors import LocalClusterError
 from devcluster.identity import end
-from devcluster.layout import ROOT, State
+from devcluster.layout import ROOT, StateFolder
 from devcluster.options import Options
 from devcluster.pki import PkiError
 from devcluster.sources import CLUSTER, digest
-from devcluster.supervisor import Supervisor, recorded
+from devcluster.supervisor import Supervisor, recorded_processes
 
 type Reply = Mapping[str, Any]
 
@@ -31,10 +31,10 @@ type Reply = Mapping[str, Any]
 class Service:
     """The supervisor's side: answers requests until asked to shut down or signalled."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateFolder) -> None:
         self.state = state
         self.supervisor = Supervisor(state)
-        self.bringup = Bringup(state, self.supervisor)
+        self.bringup = ClusterStarter(state, self.supervisor)
         self._done = asyncio.Event()
         self._code = digest(CLUSTER)
 
@@ -59,7 +59,7 @@ class Service:
             request = json.loads(await reader.readline())
             send({"done": await self._answer(request, lambda text: send({"say": text}))})
             await writer.drain()
-        except (ClusterError, BuildError, PkiError) as error:
+        except (LocalClusterError, BuildError, PkiError) as error:
             send({"error": str(error)})
         except Exception as error:  # noqa: BLE001 - the boundary: the asker is told, the log has the rest
             traceback.print_exc()
@@ -67,13 +67,15 @@ class Service:
         finally:
             writer.close()
 
-    async def _answer(self, request: Mapping[str, Any], say: Callable[[str], None]) -> object:
+    async def _answer(self, request: Mapping[str, Any], report_progress: Callable[[str], None]) -> object:
         name = str(request.get("name", ""))
         match request["do"]:
             case "up":
                 options = Options(**request["options"])
                 operator, extra = bool(request["operator"]), request["extra"]
-                await self.bringup.up(options, operator=operator, extra=extra, say=say)
+                await self.bringup.up(
+                    options, operator=operator, extra=extra, report_progress=report_progress
+                )
             case "start":
                 await self.bringup.start(name)
             case "stop":
@@ -91,67 +93,71 @@ class Service:
             case "shutdown":
                 self._done.set()
             case other:
-                raise ClusterError(f"unknown request {other!r}")
+                raise LocalClusterError(f"unknown request {other!r}")
         return None
 
 
-def call(state: State, request: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> Any:
+def call(
+    state: StateFolder, request: Mapping[str, Any], report_progress: Callable[[str], None] = lambda _: None
+) -> Any:
     """One request to the running supervisor; its answer. Raises ClusterError, also when there is no supervisor."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             with _socket_path(state) as path:
                 connection.connect(path)
         except OSError as error:
-            raise ClusterError(f"no cluster runs in {state.root}; start one with `up`") from error
+            raise LocalClusterError(f"no cluster runs in {state.root}; start one with `up`") from error
         try:
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile() as lines:
                 for line in lines:
                     message = json.loads(line)
                     if "say" in message:
-                        say(message["say"])
+                        report_progress(message["say"])
                     elif "error" in message:
-                        raise ClusterError(message["error"])
+                        raise LocalClusterError(message["error"])
                     else:
                         return message["done"]
         except OSError as error:
-            raise ClusterError(f"the supervisor went away; see {state.log('supervisor')}") from error
-    raise ClusterError(f"the supervisor went away; see {state.log('supervisor')}")
+            raise LocalClusterError(f"the supervisor went away; see {state.log('supervisor')}") from error
+    raise LocalClusterError(f"the supervisor went away; see {state.log('supervisor')}")
 
 
-def alive(state: State) -> bool:
+def alive(state: StateFolder) -> bool:
     """Whether a supervisor answers."""
     try:
         call(state, {"do": "ports"})
-    except ClusterError:
+    except LocalClusterError:
         return False
     return True
 
 
 def up(
-    state: State,
+    state: StateFolder,
     options: Options,
     *,
     operator: bool,
     extra: Sequence[str] = (),
-    say: Callable[[str], None] = lambda _: None,
+    report_progress: Callable[[str], None] = lambda _: None,
 ) -> None:
     """The cluster runs, whatever was there before, when this returns, with the optional components of ``extra``. Raises
     ClusterError."""
     if alive(state) and call(state, {"do": "code"}) != digest(CLUSTER):
-        say("the running cluster is of another checkout, or of an older state of this one: starting it anew")
+        report_progress(
+            "the running cluster is of another checkout, or of an older state of this one: starting it anew"
+        )
         shut_down(state)
     ensure_supervisor(state)
     chosen = dataclasses.asdict(options)
-    call(state, {"do": "up", "operator": operator, "extra": list(extra), "options": chosen}, say)
+    call(state, {"do": "up", "operator": operator, "extra": list(extra), "options": chosen}, report_progress)
 
 
-def ensure_supervisor(state: State) -> None:
+def ensure_supervisor(state: StateFolder) -> None:
     """A supervisor runs for ``state`` when this returns: the one that is there, or a new one in the background."""
     if alive(state):
         return
     # a supervisor that was killed leaves its processes behind; the new one must not meet them
-    end(recorded(state).values(), grace=5)
+    end(recorded_processes(state).values(), grace=5)
     state.logs.mkdir(parents=True, exist_ok=True)
     with state.log("supervisor").open("ab") as log:
         # it detaches itself, so that it is nobody's child when this returns
@@ -169,10 +175,10 @@ def ensure_supervisor(state: State) -> None:
         if alive(state):
             return
         time.sleep(0.05)
-    raise ClusterError(f"the supervisor does not start; see {state.log('supervisor')}")
+    raise LocalClusterError(f"the supervisor does not start; see {state.log('supervisor')}")
 
 
-def supervise(state: State) -> None:
+def supervise(state: StateFolder) -> None:
     """The supervisor's process, in the background. It ends at once when another one holds the state folder."""
     if os.fork():
         os._exit(0)
@@ -185,13 +191,13 @@ def supervise(state: State) -> None:
         asyncio.run(_run(state))
 
 
-async def _run(state: State) -> None:
+async def _run(state: StateFolder) -> None:
     await Service(state).run()
 
 
-def shut_down(state: State) -> bool:
+def shut_down(state: StateFolder) -> bool:
     """Ends the cluster: in order through its supervisor, else by what that recorded. False: nothing was running."""
-    processes = [process for process in recorded(state).values() if process.lives()]
+    processes = [process for process in recorded_processes(state).values() if process.lives()]
     if alive(state):
         call(state, {"do": "shutdown"})
         deadline = time.monotonic() + 120
@@ -203,7 +209,7 @@ def shut_down(state: State) -> bool:
 
 
 @contextmanager
-def _socket_path(state: State) -> Iterator[str]:
+def _socket_path(state: StateFolder) -> Iterator[str]:
     """A short path to the socket: the kernel allows 107 characters, and state folders may lie deep."""
     folder = os.open(state.root, os.O_PATH | os.O_DIRECTORY)
     try:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from devcluster.component import Component
-from devcluster.layout import State
+from devcluster.layout import StateFolder
 
 #: What jobs, pods, namespaces and garbage collection need. No cloud, no volumes, no services.
 CONTROLLERS = (
@@ -26,7 +26,7 @@ CONTROLLERS = (
 CLIENT_RATE = ("--kube-api-qps=1000", "--kube-api-burst=2000")
 
 
-def etcd(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+def etcd(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
     client, peer = f"http://127.0.0.1:{ports['etcd']}", f"http://127.0.0.1:{ports['etcd-peer']}"
     return Component(
         name="etcd",
@@ -48,7 +48,7 @@ def etcd(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -
     )
 
 
-def apiserver(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+def apiserver(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
     pki = state.pki
     return Component(
         name="kube-apiserver",
@@ -83,7 +83,9 @@ def apiserver(state: State, programs: Mapping[str, Path], ports: Mapping[str, in
     )
 
 
-def controller_manager(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+def controller_manager(
+    state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]
+) -> Component:
     return Component(
         name="kube-controller-manager",
         argv=(
@@ -105,7 +107,7 @@ def controller_manager(state: State, programs: Mapping[str, Path], ports: Mappin
     )
 
 
-def scheduler(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+def scheduler(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
     return Component(
         name="kube-scheduler",
         argv=(
@@ -124,7 +126,7 @@ def address(ports: Mapping[str, int]) -> str:
     return f"https://127.0.0.1:{ports['kube-apiserver']}"
 
 
-def _serving(state: State, port: int) -> tuple[str, ...]:
+def _serving(state: StateFolder, port: int) -> tuple[str, ...]:
     return (
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",

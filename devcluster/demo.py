@@ -27,7 +27,7 @@ class Demo:
     """One thing to show: a manifest, and the model and data that it names."""
 
     manifest: Path
-    inputs: Sequence[samples.Input]
+    inputs: Sequence[samples.SampleFolder]
 
 
 DEMOS: Mapping[str, Demo] = {

@@ -21,7 +21,7 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
-from devcluster.layout import State
+from devcluster.layout import StateFolder
 
 #: Headers that concern one connection alone, or that are made anew.
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"})
@@ -31,7 +31,7 @@ _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "Inter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ProxiedRequest:
     """One request."""
 
     method: str
@@ -54,7 +54,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class InjectedFault:
     """What happens to one request."""
 
     done: bool
@@ -76,7 +76,9 @@ class FaultProxy:
         choose: called for every request but those that open a watch, one at a time.
     """
 
-    def __init__(self, state: State, server: int, choose: Callable[[Call], Fault | None]) -> None:
+    def __init__(
+        self, state: StateFolder, server: int, choose: Callable[[ProxiedRequest], InjectedFault | None]
+    ) -> None:
         self._state = state
         self._server = f"https://127.0.0.1:{server}"
         self._choose = choose
@@ -145,7 +147,7 @@ class FaultProxy:
                 stream.cancel()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        call = Call(
+        call = ProxiedRequest(
             method=request.method, path=request.path, query=dict(request.query), body=await request.read()
         )
         if not call.writes and (gap := self._gaps.get(call.path)):
@@ -161,13 +163,13 @@ class FaultProxy:
             return self._strike(request, fault)
         return web.Response(status=answer.status, headers=_passed_on(answer.headers), body=content)
 
-    def _forward(self, request: web.Request, call: Call) -> "aiohttp.client._RequestContextManager":
+    def _forward(self, request: web.Request, call: ProxiedRequest) -> "aiohttp.client._RequestContextManager":
         headers = _passed_on(request.headers)
         return self._session.request(
             call.method, f"{self._server}{request.raw_path}", headers=headers, data=call.body or None
         )
 
-    def _strike(self, request: web.Request, fault: Fault) -> web.StreamResponse:
+    def _strike(self, request: web.Request, fault: InjectedFault) -> web.StreamResponse:
         if fault.act is not None:
             fault.act()
         if fault.status is None:
@@ -177,7 +179,7 @@ class FaultProxy:
         headers = {"Retry-After": str(fault.retry_after)} if fault.retry_after is not None else None
         return web.json_response(_status(fault.status), status=fault.status, headers=headers)
 
-    async def _watch(self, request: web.Request, call: Call) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, call: ProxiedRequest) -> web.StreamResponse:
         async with self._forward(request, call) as answer:
             response = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
             await response.prepare(request)

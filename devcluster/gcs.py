@@ -7,14 +7,14 @@ from pathlib import Path
 import aiohttp
 
 from devcluster.component import Component
-from devcluster.layout import State
+from devcluster.layout import StateFolder
 
 #: Names of buckets are global in the cloud, and examples name those that hold inputs. No bucket there can end in
 #: .invalid, a reserved domain, so an example for the local cluster finds no stranger's files when applied elsewhere.
 BUCKETS: Sequence[str] = ("ft-artifacts", "ft-cache", "ft-data.invalid", "ft-models.invalid")
 
 
-def fake_gcs(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+def fake_gcs(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
     host = f"127.0.0.1:{ports['gcs']}"
     return Component(
         name="gcs",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class ProcessIdentity:
     """A process for certain: pid, its start in clock ticks since boot, and the boot."""
 
     pid: int
@@ -18,7 +18,7 @@ class Identity:
     boot: str
 
     @classmethod
-    def of(cls, pid: int) -> "Identity | None":
+    def of(cls, pid: int) -> "ProcessIdentity | None":
         """The process that has ``pid`` now; None when there is none, or only its zombie."""
         try:
             # the command's name may hold spaces and parentheses; fields count from the last one
@@ -28,7 +28,7 @@ class Identity:
         return None if fields[0] == "Z" else cls(pid=pid, start=int(fields[19]), boot=_boot())
 
     def lives(self) -> bool:
-        return Identity.of(self.pid) == self
+        return ProcessIdentity.of(self.pid) == self
 
     def signal_group(self, number: int) -> None:
         """Signals the process group that it leads, if it still lives."""
@@ -36,7 +36,7 @@ class Identity:
             _kill_group(self.pid, number)
 
 
-def end(processes: Iterable[Identity], *, grace: float) -> None:
+def end(processes: Iterable[ProcessIdentity], *, grace: float) -> None:
     """SIGTERM to each group, SIGKILL to those that live after ``grace`` seconds. Ends only what was recorded."""
     waiting = [process for process in processes if process.lives()]
     for process in waiting:

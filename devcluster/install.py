@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from devcluster.errors import ClusterError
+from devcluster.errors import LocalClusterError
 from devcluster.kube import Kube, KubeError, Object
 from devcluster.layout import CHART, MANIFESTS
 from devcluster.operator_process import NAMESPACE, RELEASE
@@ -31,11 +31,11 @@ STAGE_ACCOUNTS = ("ft-train", "ft-cpu")
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
-async def node_agent_rights(kube: Kube) -> None:
+async def node_agent_rbac(kube: Kube) -> None:
     await apply_all(kube, documents(MANIFESTS / "node-agent.yaml"))
 
 
-async def kwok_rights(kube: Kube) -> None:
+async def kwok_rbac(kube: Kube) -> None:
     await apply_all(kube, documents(MANIFESTS / "kwok.yaml"))
 
 
@@ -80,7 +80,7 @@ async def apply_all(kube: Kube, manifests: Iterable[Object]) -> None:
             await kube.apply(manifest)
         except KubeError as error:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
-            raise ClusterError(f"the API server refuses {name}: {error}") from error
+            raise LocalClusterError(f"the API server refuses {name}: {error}") from error
 
 
 def crds(manifests: Iterable[Object]) -> list[Object]:
@@ -99,7 +99,7 @@ async def established(kube: Kube, definitions: Iterable[Object]) -> None:
                 break
             await asyncio.sleep(0.05)
         else:
-            raise ClusterError(f"CRD {crd['metadata']['name']} is not established: {states}")
+            raise LocalClusterError(f"CRD {crd['metadata']['name']} is not established: {states}")
 
 
 def documents(path: Path) -> list[Object]:
@@ -110,5 +110,5 @@ def _render(helm: Path) -> list[Object]:
     command = [str(helm), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--include-crds"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
-        raise ClusterError(f"helm can't render {CHART}:\n{done.stderr.strip()}")
+        raise LocalClusterError(f"helm can't render {CHART}:\n{done.stderr.strip()}")
     return [document for document in yaml.safe_load_all(done.stdout) if document]

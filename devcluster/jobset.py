@@ -8,15 +8,15 @@ import yaml
 from devcluster.build import share_dir
 from devcluster.component import Component
 from devcluster.kube import Object
-from devcluster.layout import State
-from devcluster.rights import manager
-from devcluster.webhooks import called_by_url
+from devcluster.layout import StateFolder
+from devcluster.rbac import manager_role
+from devcluster.webhooks import with_url_clients
 
 #: Pods that the JobSet controller made. Its pod webhooks look at no others, so they can't hold up anything else.
 JOBSET_PODS = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
 
 
-def controller(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+def controller(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
     """Writes the controller's configuration and says how to start it."""
     folder = state.root / "jobset"
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,17 +51,17 @@ def manifests() -> list[Object]:
     (crd,) = _documents("crd.yaml")
     # the conversion webhook and cert-manager annotations are kustomize patches, not part of this file
     (role,) = (document for document in _documents("role.yaml") if document["kind"] == "ClusterRole")
-    return [crd, *manager("jobset", role, "jobset-controller-manager")]
+    return [crd, *manager_role("jobset", role, "jobset-controller-manager")]
 
 
-def webhooks(state: State, ports: Mapping[str, int]) -> list[Object]:
+def webhooks(state: StateFolder, ports: Mapping[str, int]) -> list[Object]:
     """The module's webhook configurations. Apply once it serves."""
     configurations = _documents("webhooks.yaml")
     for configuration in configurations:
         for webhook in configuration["webhooks"]:
             if any("pods" in rule["resources"] for rule in webhook["rules"]):
                 webhook["objectSelector"] = JOBSET_PODS
-    return called_by_url(state, configurations, prefix="jobset", port=ports["jobset-webhook"])
+    return with_url_clients(state, configurations, prefix="jobset", port=ports["jobset-webhook"])
 
 
 def _documents(name: str) -> list[Object]:

@@ -51,7 +51,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class WatchEvent:
     """One change seen by ``watch``: ADDED, MODIFIED, DELETED, or SYNCED with every object that exists now."""
 
     type: str
@@ -180,7 +180,7 @@ class Kube:
         except KeyError:
             raise KubeError(404, "NotFound", f"no kind {kind} in {api_version}") from None
 
-    async def watch(self, path: str, **selectors: str) -> AsyncGenerator[Event]:
+    async def watch(self, path: str, **selectors: str) -> AsyncGenerator[WatchEvent]:
         """List, then follow; again from the list whenever the stream ends. Never returns.
 
         The first event is SYNCED with all objects, and so is the first after each interruption: who keeps state
@@ -189,7 +189,7 @@ class Kube:
         while True:
             try:
                 listed = await self.request("GET", path, params=selectors)
-                yield Event("SYNCED", listed["items"])
+                yield WatchEvent("SYNCED", listed["items"])
                 version = listed["metadata"]["resourceVersion"]
                 # who stops listening must not leave the connection open until it is collected
                 async with contextlib.aclosing(self._stream(path, selectors, version)) as events:
@@ -198,7 +198,9 @@ class Kube:
             except (aiohttp.ClientError, TimeoutError, KubeError, json.JSONDecodeError):
                 await asyncio.sleep(0.5)
 
-    async def _stream(self, path: str, selectors: Mapping[str, str], version: str) -> AsyncGenerator[Event]:
+    async def _stream(
+        self, path: str, selectors: Mapping[str, str], version: str
+    ) -> AsyncGenerator[WatchEvent]:
         params = {
             **selectors,
             "watch": "true",
@@ -221,7 +223,7 @@ class Kube:
                             raise KubeError(
                                 status.get("code", 500), status.get("reason", ""), status.get("message", "")
                             )
-                        yield Event(change["type"], (change["object"],))
+                        yield WatchEvent(change["type"], (change["object"],))
             finally:
                 # a watch has no end to agree upon: what closes it politely may outlive the loop
                 if answer.connection is not None and answer.connection.transport is not None:

@@ -11,9 +11,9 @@ import yaml
 from devcluster.build import share_dir
 from devcluster.component import Component
 from devcluster.kube import Object
-from devcluster.layout import State
-from devcluster.rights import manager
-from devcluster.webhooks import called_by_url
+from devcluster.layout import StateFolder
+from devcluster.rbac import manager_role
+from devcluster.webhooks import with_url_clients
 
 NAMESPACE = "kueue-system"
 _PREFIX = "kueue"
@@ -22,7 +22,7 @@ _GROUPS = frozenset({"kueue.x-k8s.io", "jobset.x-k8s.io"})
 _USER = "kueue-controller-manager"
 
 
-def controller(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+def controller(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
     """Writes the controller's configuration and says how to start it."""
     folder = state.root / "kueue"
     # Without certificates of its own making, Kueue insists on /etc/kueue/metrics/certs, metrics or not. It gets an
@@ -58,15 +58,15 @@ def manifests() -> list[Object]:
             # older versions need Kueue's conversion webhook
             version["served"] = version["storage"]
     (role,) = (each for each in _all(components / "rbac" / "role.yaml") if each["kind"] == "ClusterRole")
-    return [*crds, *manager("kueue", role, _USER)]
+    return [*crds, *manager_role("kueue", role, _USER)]
 
 
-def webhooks(state: State, ports: Mapping[str, int]) -> list[Object]:
+def webhooks(state: StateFolder, ports: Mapping[str, int]) -> list[Object]:
     """The module's webhook configurations, those of its own objects and of JobSets. Apply once it serves."""
     configurations = _all(share_dir("kueue") / "components" / "webhook" / "manifests.yaml")
     for configuration in configurations:
         configuration["webhooks"] = [hook for hook in configuration["webhooks"] if _groups(hook) <= _GROUPS]
-    return called_by_url(state, configurations, prefix=_PREFIX, port=ports["kueue-webhook"])
+    return with_url_clients(state, configurations, prefix=_PREFIX, port=ports["kueue-webhook"])
 
 
 def webhook_paths() -> list[str]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from devcluster.build import share_dir
 from devcluster.component import Component
-from devcluster.layout import State
+from devcluster.layout import StateFolder
 
 ANNOTATION = {"kwok.x-k8s.io/node": "fake"}
 #: Of the module's fast stages. Not pod-complete: it would end a Job's pods at once, and free what they hold.
 _STAGES = ("node-initialize.yaml", "pod-ready.yaml", "pod-delete.yaml")
 
 
-def controller(state: State, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
+def controller(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
     """How to start it."""
     ((key, value),) = ANNOTATION.items()
     return Component(

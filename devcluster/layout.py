@@ -23,7 +23,7 @@ def default_state_dir() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateFolder:
     """The files of one cluster. Everything it writes lies under ``root``."""
 
     root: Path

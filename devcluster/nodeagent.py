@@ -9,7 +9,7 @@ from pathlib import Path
 
 from devcluster import gcs
 from devcluster.component import Component
-from devcluster.layout import ROOT, State, cache_dir
+from devcluster.layout import ROOT, StateFolder, cache_dir
 from devcluster.options import Options
 from devcluster.pathways import images as pathways
 
@@ -42,7 +42,7 @@ class AgentConfig:
         return cls(**json.loads(path.read_text()))
 
 
-def agent(state: State, options: Options, ports: Mapping[str, int]) -> Component:
+def agent(state: StateFolder, options: Options, ports: Mapping[str, int]) -> Component:
     """Writes the agent's configuration and says how to start it."""
     config = AgentConfig(
         kubeconfig=str(state.user_kubeconfig("node-agent")),
@@ -72,7 +72,7 @@ def agent(state: State, options: Options, ports: Mapping[str, int]) -> Component
     )
 
 
-def images(state: State, options: Options) -> dict[str, str]:
+def images(state: StateFolder, options: Options) -> dict[str, str]:
     """Image references that nodes have from the start -> folders of programs."""
     trainer = {TRAINER_IMAGE: options.trainer} if options.trainer else {}
     return {**trainer, **pathways.install(state.root / "pathways")}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from devcluster import gcs
 from devcluster.component import Component
 from devcluster.kube import Kube
-from devcluster.layout import State
+from devcluster.layout import StateFolder
 
 NAMESPACE = "finetune-system"
 RELEASE = "finetune-operator"
@@ -17,7 +17,7 @@ TOKEN_SECONDS = 3600
 RENEW_SECONDS = TOKEN_SECONDS * 0.8
 
 
-def operator(state: State, ports: Mapping[str, int], store: str | None = None) -> Component:
+def operator(state: StateFolder, ports: Mapping[str, int], store: str | None = None) -> Component:
     """Runs from the environment that this process runs in. It finds the API server as a pod does; ``store``: URL of an
     object store that knows accounts."""
     buckets = gcs.account_endpoint(store, NAMESPACE, RELEASE) if store else gcs.endpoint(ports)
@@ -42,7 +42,7 @@ def operator(state: State, ports: Mapping[str, int], store: str | None = None) -
     )
 
 
-async def write_credentials(kube: Kube, state: State, account: str) -> None:
+async def write_credentials(kube: Kube, state: StateFolder, account: str) -> None:
     """token, ca.crt and namespace, like ``/var/run/secrets/kubernetes.io/serviceaccount``. Files change atomically."""
     answer = await kube.create(
         f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token",
@@ -62,7 +62,7 @@ async def write_credentials(kube: Kube, state: State, account: str) -> None:
     partial.replace(folder / "token")
 
 
-async def keep_credentials(kube: Kube, state: State, account: str) -> None:
+async def keep_credentials(kube: Kube, state: StateFolder, account: str) -> None:
     """Renews the token until cancelled. A failed attempt is tried again soon, while the old token still works."""
     pause = RENEW_SECONDS
     while True:

@@ -44,7 +44,7 @@ class Options:
             warm=warm,
             trainer=installed_trainer(),
             store=store,
-            environment=passed_on(),
+            environment=inherited_environment(),
             operator_code=digest(OPERATOR),
             stage_code=digest(STAGES),
         )
@@ -55,7 +55,7 @@ class Options:
         return [field.name for field in fields if getattr(self, field.name) != getattr(other, field.name)]
 
 
-def passed_on(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def inherited_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables of PASSED_ON that are set; the hub's files always have a place. Loopback needs no proxy."""
     source = os.environ if environment is None else environment
     taken = {name: source[name] for name in PASSED_ON if source.get(name)}

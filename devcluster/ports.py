@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from devcluster.layout import State, cache_dir
+from devcluster.layout import StateFolder, cache_dir
 
 #: Below those that systems hand out for outgoing connections: while a component is started again, one of these would
 #: take its port.
@@ -43,7 +43,7 @@ type Chosen = dict[str, tuple[float, str]]
 """When a port was chosen, in seconds since the epoch, and the state folder of the cluster that it is for."""
 
 
-def assign(state: State) -> Mapping[str, int]:
+def assign(state: StateFolder) -> Mapping[str, int]:
     """A free port for every name; those of the last start where they are still free."""
     kept: Mapping[str, int] = _read(state.ports)
     owner, assigned = str(state.root), dict[str, int]()

@@ -7,7 +7,7 @@ KUBERNETES_VERSION = "1.36.3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class GoProgram:
     """One program. ``seconds`` is its measured cold build on two cores, in build order, for the progress display."""
 
     name: str
@@ -22,43 +22,43 @@ class Program:
 
 
 #: In the order that shares most: the API server compiles nearly all the code that the others need.
-PROGRAMS: tuple[Program, ...] = (
-    Program(
+PROGRAMS: tuple[GoProgram, ...] = (
+    GoProgram(
         name="kube-apiserver",
         package="k8s.io/kubernetes/cmd/kube-apiserver",
         seconds=200,
         version=KUBERNETES_VERSION,
         version_arguments=("--version",),
     ),
-    Program(
+    GoProgram(
         name="kube-controller-manager",
         package="k8s.io/kubernetes/cmd/kube-controller-manager",
         seconds=55,
         version=KUBERNETES_VERSION,
         version_arguments=("--version",),
     ),
-    Program(
+    GoProgram(
         name="kube-scheduler",
         package="k8s.io/kubernetes/cmd/kube-scheduler",
         seconds=5,
         version=KUBERNETES_VERSION,
         version_arguments=("--version",),
     ),
-    Program(
+    GoProgram(
         name="kubectl",
         package="k8s.io/kubernetes/cmd/kubectl",
         seconds=20,
         version=KUBERNETES_VERSION,
         version_arguments=("version", "--client"),
     ),
-    Program(
+    GoProgram(
         name="etcd",
         package="go.etcd.io/etcd/server/v3",
         seconds=20,
         version="3.6.8",
         version_arguments=("--version",),
     ),
-    Program(
+    GoProgram(
         name="jobset",
         package="sigs.k8s.io/jobset",
         seconds=10,
@@ -70,17 +70,17 @@ PROGRAMS: tuple[Program, ...] = (
             "webhooks.yaml": "config/components/webhook/manifests.yaml",
         },
     ),
-    Program(
+    GoProgram(
         name="helm",
         package="helm.sh/helm/v3/cmd/helm",
         seconds=15,
         version="3.22.0",
         version_arguments=("version", "--short"),
     ),
-    Program(
+    GoProgram(
         name="fake-gcs-server", package="github.com/fsouza/fake-gcs-server", seconds=30, version="1.56.1"
     ),
-    Program(
+    GoProgram(
         name="kwok",
         package="sigs.k8s.io/kwok/cmd/kwok",
         seconds=12,
@@ -92,7 +92,7 @@ PROGRAMS: tuple[Program, ...] = (
             "pod-delete.yaml": "kustomize/stage/pod/fast/pod-delete.yaml",
         },
     ),
-    Program(
+    GoProgram(
         name="kueue",
         package="sigs.k8s.io/kueue/cmd/kueue",
         seconds=65,
@@ -102,12 +102,12 @@ PROGRAMS: tuple[Program, ...] = (
     ),
 )
 
-BY_NAME: Mapping[str, Program] = {program.name: program for program in PROGRAMS}
+BY_NAME: Mapping[str, GoProgram] = {program.name: program for program in PROGRAMS}
 #: Built and started only when asked for.
 ON_REQUEST = frozenset({"kwok", "kueue"})
 
 
-def selection(extra: Iterable[str] = ()) -> tuple[Program, ...]:
+def selection(extra: Iterable[str] = ()) -> tuple[GoProgram, ...]:
     """The cluster's own programs and the named optional ones, in build order. Raises ValueError on a strange name."""
     wanted = set(extra)
     if strange := wanted - ON_REQUEST:

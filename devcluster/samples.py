@@ -16,7 +16,7 @@ FIXTURES = ROOT / "devcluster" / "fixtures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class SampleFolder:
     """A folder that is made once, kept in the cache, and uploaded to ``uri``."""
 
     title: str
@@ -56,15 +56,15 @@ def _gsm8k(folder: Path) -> None:
         shutil.copyfile(ROOT / "examples" / "data" / "gsm8k" / name, folder / name)
 
 
-TINY_MODEL = Input(title="a tiny Qwen3", uri="gs://ft-models.invalid/tiny-qwen3", make=_tiny_model)
-CAPITALS = Input(title="questions about capitals", uri="gs://ft-data.invalid/capitals", make=_capitals)
-SMOLLM2 = Input(
+TINY_MODEL = SampleFolder(title="a tiny Qwen3", uri="gs://ft-models.invalid/tiny-qwen3", make=_tiny_model)
+CAPITALS = SampleFolder(title="questions about capitals", uri="gs://ft-data.invalid/capitals", make=_capitals)
+SMOLLM2 = SampleFolder(
     title="SmolLM2-135M-Instruct", uri="gs://ft-models.invalid/smollm2-135m-instruct", make=_smollm2
 )
-GSM8K = Input(title="rows of GSM8K", uri="gs://ft-data.invalid/gsm8k", make=_gsm8k)
+GSM8K = SampleFolder(title="rows of GSM8K", uri="gs://ft-data.invalid/gsm8k", make=_gsm8k)
 
 
-def folder_of(item: Input) -> Path:
+def folder_of(item: SampleFolder) -> Path:
     """The input's folder in the cache, made when it is missing."""
     folder = cache_dir() / "samples" / item.uri.removeprefix("gs://").replace("/", "-")
     if not folder.exists():
@@ -76,7 +76,7 @@ def folder_of(item: Input) -> Path:
     return folder
 
 
-def put(item: Input, endpoint: str, uri: str | None = None) -> None:
+def put(item: SampleFolder, endpoint: str, uri: str | None = None) -> None:
     """Upload what the store at ``endpoint`` does not hold yet, to ``uri`` or the input's own."""
     store = client(endpoint)
     name, _, prefix = (uri or item.uri).removeprefix("gs://").partition("/")

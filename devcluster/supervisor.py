@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from devcluster.component import Component, is_ready
-from devcluster.errors import ClusterError
-from devcluster.identity import Identity, memory
-from devcluster.layout import State
+from devcluster.errors import LocalClusterError
+from devcluster.identity import ProcessIdentity, memory
+from devcluster.layout import StateFolder
 
 #: A component that dies is started again after this many seconds, doubled each time up to the limit.
 FIRST_RESTART_SECONDS = 0.5
@@ -32,7 +32,7 @@ class _Slot:
     component: Component
     wanted: bool = True
     process: asyncio.subprocess.Process | None = None
-    identity: Identity | None = None
+    identity: ProcessIdentity | None = None
     started: float = 0.0
     restarts: int = 0
     last_exit: int | None = None
@@ -46,7 +46,7 @@ class _Slot:
 class Supervisor:
     """Keeps the components alive that were started. All methods belong to one event loop."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateFolder) -> None:
         self.state = state
         self._slots: dict[str, _Slot] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -93,7 +93,9 @@ class Supervisor:
         """Signals a component's process, as a fault would: it is started again. Raises ClusterError."""
         slot = self._slots.get(name)
         if slot is None or slot.process is None or slot.process.returncode is not None:
-            raise ClusterError(f"{name} is not running; running: {', '.join(self.running()) or 'nothing'}")
+            raise LocalClusterError(
+                f"{name} is not running; running: {', '.join(self.running()) or 'nothing'}"
+            )
         slot.running.clear()
         slot.signalled = True
         _signal(slot.process.pid, number)
@@ -173,7 +175,7 @@ class Supervisor:
                 start_new_session=True,
             )
         slot.started = time.monotonic()
-        slot.identity = Identity.of(slot.process.pid)
+        slot.identity = ProcessIdentity.of(slot.process.pid)
         slot.running.set()
         self._record()
 
@@ -184,11 +186,11 @@ class Supervisor:
             if slot.running.is_set() and await is_ready(self.session, component, self._context()):
                 return
             if slot.failures >= 3:
-                raise ClusterError(
+                raise LocalClusterError(
                     f"{component.name} dies at once (exit {slot.last_exit}){self._tail(component.name)}"
                 )
             await asyncio.sleep(0.05)
-        raise ClusterError(
+        raise LocalClusterError(
             f"{component.name} is not ready after {component.ready_seconds:.0f} s{self._tail(component.name)}"
         )
 
@@ -210,7 +212,7 @@ class Supervisor:
             for name, slot in self._slots.items()
             if slot.identity is not None and slot.running.is_set()
         }
-        own = Identity.of(os.getpid())
+        own = ProcessIdentity.of(os.getpid())
         assert own is not None
         alive["supervisor"] = dataclasses.asdict(own)
         partial = self.state.processes.with_suffix(".partial")
@@ -218,10 +220,13 @@ class Supervisor:
         partial.replace(self.state.processes)
 
 
-def recorded(state: State) -> dict[str, Identity]:
+def recorded_processes(state: StateFolder) -> dict[str, ProcessIdentity]:
     """The processes that the last supervisor of this state folder had started; they may be long gone."""
     try:
-        return {name: Identity(**fields) for name, fields in json.loads(state.processes.read_text()).items()}
+        return {
+            name: ProcessIdentity(**fields)
+            for name, fields in json.loads(state.processes.read_text()).items()
+        }
     except (OSError, ValueError, TypeError):
         return {}
 

@@ -37,9 +37,9 @@ from prometheus_client.samples import Sample
 from devcluster import build, control, fakenodes, gcs, install
 from devcluster.agent.nodes import LocalNode
 from devcluster.agent.pod import pod_folder
-from devcluster.agent.process import kill_out_of_memory
-from devcluster.kube import Event, Kube, KubeError, Object
-from devcluster.layout import State
+from devcluster.agent.process import simulate_oom_kill
+from devcluster.kube import Kube, KubeError, Object, WatchEvent
+from devcluster.layout import StateFolder
 from devcluster.options import Options
 
 
@@ -47,11 +47,11 @@ class StalledError(AssertionError):
     """What was awaited did not happen; shows the last state seen."""
 
 
-class Cluster:
+class LocalCluster:
     """A running cluster. Components: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, jobset, gcs,
     node-agent, operator; kueue and kwok where they were asked for."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateFolder) -> None:
         self.state = state
         self._ports: dict[str, int] = control.call(state, {"do": "ports"})
         self._loop = asyncio.new_event_loop()
@@ -74,7 +74,7 @@ class Cluster:
         """A cluster in ``folder``, with the optional components of ``extra`` (kueue, kwok), ended in any case, with
         everything that it ran; its logs stay in the folder. ``store``: URL of a devcluster.bucketproxy.BucketProxy that
         operator and pods use instead of the object store itself."""
-        state = State(folder)
+        state = StateFolder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         options = Options.chosen(warm=warm, store=store)
         build.ensure(extra)
@@ -195,9 +195,9 @@ class Cluster:
         self._run(self._wait_gone(path, seconds))
 
     @contextmanager
-    def recorded(self, path: str, **selectors: str) -> Iterator[Iterable[Event]]:
+    def recorded(self, path: str, **selectors: str) -> Iterator[Iterable[WatchEvent]]:
         """All that happens to objects of that collection inside the block, in order, from those that exist on."""
-        seen: deque[Event] = deque()
+        seen: deque[WatchEvent] = deque()
         began = threading.Event()
         work = asyncio.run_coroutine_threadsafe(self._record(path, selectors, seen, began), self._loop)
         try:
@@ -248,7 +248,7 @@ class Cluster:
     def run_out_of_memory(self, pod: Object) -> None:
         """The kernel ends the pod's first container, for the memory it uses."""
         folder = pod_folder(self.state.pods, pod)
-        kill_out_of_memory(folder, pod["spec"]["containers"][0]["name"])
+        simulate_oom_kill(folder, pod["spec"]["containers"][0]["name"])
 
     def freeze_nodes(self) -> None:
         """From now on no node is heard of, and nothing that it is told reaches it; its containers run on."""
@@ -296,14 +296,14 @@ class Cluster:
         return None
 
     async def _record(
-        self, path: str, selectors: dict[str, str], seen: deque[Event], began: threading.Event
+        self, path: str, selectors: dict[str, str], seen: deque[WatchEvent], began: threading.Event
     ) -> None:
         async with contextlib.aclosing(self._kube.watch(path, **selectors)) as events:
             async for event in events:
                 seen.append(event)
                 began.set()
 
-    def _watch(self, path: str) -> AsyncGenerator[Event]:
+    def _watch(self, path: str) -> AsyncGenerator[WatchEvent]:
         return self._kube.watch(_collection(path), fieldSelector=_selector(path))
 
     async def _states(self, path: str) -> AsyncGenerator[Object]:

@@ -7,15 +7,17 @@ from collections.abc import Iterable
 
 import aiohttp
 
-from devcluster.errors import ClusterError
+from devcluster.errors import LocalClusterError
 from devcluster.kube import Object
-from devcluster.layout import State
+from devcluster.layout import StateFolder
 
 #: A controller says that it is ready when its webhook server listens; the handlers come a moment later.
 _TRIES, _PAUSE_SECONDS = 400, 0.05
 
 
-def called_by_url(state: State, configurations: Iterable[Object], *, prefix: str, port: int) -> list[Object]:
+def with_url_clients(
+    state: StateFolder, configurations: Iterable[Object], *, prefix: str, port: int
+) -> list[Object]:
     """The configurations for a controller that serves on ``port`` of this machine. Names get the prefix, since several
     controllers' manifests use the same ones. Apply them once it serves: their failurePolicy is Fail."""
     authority = base64.b64encode((state.pki / "ca.crt").read_bytes()).decode()
@@ -47,7 +49,7 @@ async def until_served(
                 break
             await asyncio.sleep(_PAUSE_SECONDS)
         else:
-            raise ClusterError(f"nothing serves the webhook {url}")
+            raise LocalClusterError(f"nothing serves the webhook {url}")
 
 
 async def _answers(session: aiohttp.ClientSession, context: ssl.SSLContext, url: str) -> bool:

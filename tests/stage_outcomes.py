@@ -9,12 +9,13 @@ from finetune_contract import (
     ConvertManifest,
     ConvertOutcome,
     DatasetReport,
-    DatasetSource,
+    DatasetSpec,
+    Details,
     EvaluateOutcome,
     EvaluationResult,
     ExportOutcome,
-    Gate,
-    GateResult,
+    GateOutcome,
+    GateSpec,
     MemoryOutcome,
     ModelIdentity,
     PreflightOutcome,
@@ -25,7 +26,6 @@ from finetune_contract import (
 )
 from finetune_contract.result import UnfitSlice
 
-type Details = PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome
 #: Why a slice is too small, in the words of :func:`memory`.
 DOES_NOT_FIT = "does not fit, 40.10 GiB of 31.24 GiB"
 _GIB = 2**30
@@ -110,11 +110,11 @@ def memory(request: StageRequest, least_chips: int) -> MemoryOutcome:
     )
 
 
-def _gate(gate: Gate) -> GateResult:
+def _gate(gate: GateSpec) -> GateOutcome:
     """Every metric is 2 before and 1 after."""
     threshold = gate.value if gate.value is not None else 2.0 + (gate.delta_from_baseline or 0.0)
     passed = threshold <= 1.0 if gate.op == "GreaterOrEqual" else threshold >= 1.0
-    return GateResult(metric=gate.metric, value=1.0, op=gate.op, threshold=threshold, passed=passed)
+    return GateOutcome(metric=gate.metric, value=1.0, op=gate.op, threshold=threshold, passed=passed)
 
 
 def manifest(
@@ -133,7 +133,7 @@ def manifest(
     )
 
 
-def _report(source: DatasetSource, rows: int) -> DatasetReport:
+def _report(source: DatasetSpec, rows: int) -> DatasetReport:
     return DatasetReport(
         path=source.path,
         name=source.name,

@@ -82,7 +82,7 @@ CLASS_OF_CODE: dict[int, FailureClass] = {
     ExitCode.UNAVAILABLE: FailureClass.INFRASTRUCTURE,
     ExitCode.DIVERGED: FailureClass.USER,
     ExitCode.STOPPED: FailureClass.PREEMPTION,
-    ExitCode.CONTRACT_NOT_SPOKEN: FailureClass.PLATFORM,
+    ExitCode.CONTRACT_UNSUPPORTED: FailureClass.PLATFORM,
     ExitCode.PERMISSION_DENIED: FailureClass.USER,
     ExitCode.OUT_OF_MEMORY: FailureClass.USER,
 }

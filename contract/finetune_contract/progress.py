@@ -7,7 +7,7 @@ from pydantic import Field
 from finetune_contract.base import Count, Record, Seconds, Timestamp, Version
 
 
-class Metrics(Record):
+class StepMetrics(Record):
     """Training metrics at one step; a missing one was not measured."""
 
     loss: float | None = None
@@ -55,7 +55,7 @@ class Progress(Record):
     total_steps: Count
     start_step: Count = 0
     """The step this attempt began at (0, or the checkpoint's)."""
-    metrics: Metrics = Metrics()
+    metrics: StepMetrics = StepMetrics()
     evaluation: EvaluationPoint | None = None
     """The last evaluation during training."""
     step_time_p50: Seconds | None = None

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from datetime import date
-from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -35,32 +34,7 @@ RESTART_VARIABLE = "FINETUNE_RESTART"
 MAX_REQUEST_BYTES = 96 * 1024
 
 
-class Stage(StrEnum):
-    """The stages of a job, in order."""
-
-    PREFLIGHT = "Preflight"
-    CONVERT = "Convert"
-    TRAIN = "Train"
-    EVALUATE = "Evaluate"
-    EXPORT = "Export"
-
-    @property
-    def short(self) -> str:
-        """The form in JobSet names and attempt folders."""
-        return {
-            "Preflight": "prep",
-            "Convert": "conv",
-            "Train": "train",
-            "Evaluate": "eval",
-            "Export": "export",
-        }[self]
-
-    @classmethod
-    def from_short(cls, short: str) -> "Stage":
-        return next(stage for stage in cls if stage.short == short)
-
-
-class ContractNotSpoken(Exception):
+class ContractUnsupported(Exception):
     """A request asks for more than its reader understands. The message is a whole sentence."""
 
 
@@ -107,7 +81,7 @@ class ModelSource(Record):
         return self.hugging_face.repo if self.hugging_face else str(self.uri or self.orbax)
 
 
-class DatasetSource(Record):
+class DatasetSpec(Record):
     """One source of rows. ``path`` is its place in the user's spec, for error messages."""
 
     path: str
@@ -146,8 +120,8 @@ class SplitSpec(Record):
 class DataSpec(Record):
     """Without weights an epoch is every row once; with weights, as many rows in the sources' shares."""
 
-    train: list[DatasetSource]
-    validation: list[DatasetSource] = []
+    train: list[DatasetSpec]
+    validation: list[DatasetSpec] = []
     split_from_train: SplitSpec | None = None
     """Only where ``validation`` is empty."""
     shuffle: bool
@@ -251,7 +225,7 @@ class SliceCandidate(Record):
     mesh: MeshSpec
 
 
-class MemoryCheck(Record):
+class MemoryCheckSpec(Record):
     """How preflight finds out whether training fits the slice, and what it may choose so that it does."""
 
     source: Literal["Compile", "Analytic"]
@@ -281,12 +255,12 @@ class CheckpointPolicy(Record):
 type AnswerMetric = Literal["Loss", "ExactMatch", "TokenF1", "RougeL"]
 
 
-class EvaluationDataset(Record):
+class EvaluationDatasetSpec(Record):
     """Rows to measure on in the Evaluate stage; metrics are named ``<source.name>/<metric>``."""
 
-    source: DatasetSource
+    source: DatasetSpec
     metrics: list[AnswerMetric]
-    """Of pairs of answers ``Loss`` alone, which tells the rewards, too."""
+    """Of pairs of answers ``MeasuredLoss`` alone, which tells the rewards, too."""
 
     @property
     def pairs(self) -> bool:
@@ -309,7 +283,7 @@ class BenchmarkSpec(Record):
     """Only the first examples."""
 
 
-class Gate(Record):
+class GateSpec(Record):
     """What the tuned model must reach; exactly one of ``value`` and ``delta_from_baseline``."""
 
     metric: str
@@ -329,7 +303,7 @@ class EvaluationSpec(Record):
     """What to measure in training (``every_steps``) and in the Evaluate stage."""
 
     every_steps: int | None = None
-    datasets: list[EvaluationDataset] = []
+    datasets: list[EvaluationDatasetSpec] = []
     benchmarks: list[BenchmarkSpec] = []
     prompts: list[str] = []
     baseline: bool
@@ -338,10 +312,10 @@ class EvaluationSpec(Record):
     """0: the likeliest token every time."""
     top_k: int
     """0: among all tokens."""
-    gates: list[Gate] = []
+    gates: list[GateSpec] = []
 
 
-class HubDestination(Record):
+class HubDestinationSpec(Record):
     """A repository on the Hugging Face Hub to push to; made where there is none."""
 
     repo: str
@@ -350,12 +324,12 @@ class HubDestination(Record):
     """Name of the environment variable that holds the token; never its value."""
 
 
-class Destination(Record):
+class DestinationSpec(Record):
     """Exactly one of a folder and a repository. ``path`` is its place in the user's spec."""
 
     path: str
     uri: Uri | None = None
-    hub: HubDestination | None = None
+    hub: HubDestinationSpec | None = None
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -369,7 +343,7 @@ class ExportSpec(Record):
     dtype: Literal["BF16", "FP32"]
     orbax: bool = False
     """Also the unscanned parameters for inference in MaxText."""
-    destinations: list[Destination] = []
+    destinations: list[DestinationSpec] = []
     """Copies beside the run folder's own."""
     serving_account: str | None = None
     """Kubernetes ServiceAccount of the manifests that serve the model; None: no manifests."""
@@ -417,7 +391,7 @@ class StageRequest(Record):
     model: ModelSource
     data: DataSpec
     method: MethodSpec
-    hyperparameters: Hyperparameters
+    hyperparameters: HyperparametersSpec
     mesh: MeshSpec
     pathways_jax: str | None = None
     """Release of JAX that Pathways' servers are for; the trainer's must be the same. None: not known, or McJAX."""
@@ -430,7 +404,7 @@ class StageRequest(Record):
     smoke: SmokeSpec | None = None
     """None: not to be tried out."""
     engine_overrides: dict[str, str] = {}
-    memory: MemoryCheck | None = None
+    memory: MemoryCheckSpec | None = None
     """None: not to be checked."""
     tuning: Tuning = {}
     """MaxText's settings that preflight chose by compiling; ``engine_overrides`` come before them."""
@@ -462,12 +436,12 @@ class StageRequest(Record):
         return self
 
     def spoken(self, by: ContractVersion) -> Self:
-        """The same for a trainer that speaks ``by``, with what it requires. Raises ContractNotSpoken where that
+        """The same for a trainer that speaks ``by``, with what it requires. Raises ContractUnsupported where that
         trainer would not understand all of it."""
         needed = required_version(self)
         if by.major != needed.major or by < needed:
             newer = ", ".join(path for path, version in newer_parts(self) if version > by)
-            raise ContractNotSpoken(
+            raise ContractUnsupported(
                 f"The request of stage {self.stage} needs version {needed} of the contract"
                 f"{f' ({newer})' if newer else ''}, and the trainer image speaks {by}."
             )
@@ -485,7 +459,7 @@ class StageRequest(Record):
 
         Raises:
             KeyError: there is no request.
-            ContractNotSpoken: it is of another major version, or of a newer minor version than this code speaks.
+            ContractUnsupported: it is of another major version, or of a newer minor version than this code speaks.
             ValidationError: it is no request.
         """
         request = cls.read(environment[REQUEST_VARIABLE])
@@ -502,6 +476,6 @@ def _refuse_newer(text: str | bytes) -> None:
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return  # no request at all, which validation says better
     if requires.major != CONTRACT_VERSION.major or requires > CONTRACT_VERSION:
-        raise ContractNotSpoken(
+        raise ContractUnsupported(
             f"The request needs version {requires} of the contract, and this trainer speaks {CONTRACT_VERSION}."
         )

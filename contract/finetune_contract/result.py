@@ -8,7 +8,8 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 from finetune_contract.base import Code, Count, Published, Record, Seconds, Sha256, Timestamp, Uri, Version
 from finetune_contract.engine import Tuning
 from finetune_contract.failure import Failure
-from finetune_contract.request import MeshSpec, SliceShape, Stage
+from finetune_contract.request import MeshSpec, SliceShape
+from finetune_contract.stages import Stage
 from finetune_contract.versions import FIRST_VERSION, VersionText
 
 #: pydantic's errors about a value that a newer writer may know: a kind of findings, a member of an enumeration.
@@ -340,7 +341,7 @@ class DatasetScores(Record):
     tuned: Annotated[dict[str, float], Few]
 
 
-class GateResult(Record):
+class GateOutcome(Record):
     metric: str
     value: float | None = None
     """None: not measured."""
@@ -361,7 +362,7 @@ class EvaluateOutcome(Record):
     tuned: EvaluationResult | None = None
     """On the validation rows."""
     datasets: Annotated[list[DatasetScores], Few] = []
-    gates: Annotated[list[GateResult], Field(max_length=16)] = []
+    gates: Annotated[list[GateOutcome], Field(max_length=16)] = []
     samples: Annotated[list[Sample], Field(max_length=16)] = []
     """The first ones, their texts cut (:meth:`Sample.shown`); all are whole in ``samples_uri``."""
     samples_uri: Uri | None = None
@@ -399,6 +400,10 @@ class ExportOutcome(Record):
     """The checkpoint that they were made of."""
 
 
+Details = PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome
+"""What a stage found out. Its ``kind`` is the stage's name."""
+
+
 class StageResult(Record):
     """How one attempt ended.
 
@@ -416,10 +421,7 @@ class StageResult(Record):
     exit_code: Code
     started: Timestamp
     finished: Timestamp
-    details: Annotated[
-        PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome | None,
-        Field(discriminator="kind"),
-    ] = None
+    details: Annotated[Details | None, Field(discriminator="kind")] = None
     """The stage's own findings; there when it succeeded, and for Train also when it was stopped."""
     failure: Failure | None = None
     compilations: Count | None = None

@@ -13,7 +13,7 @@ side by side, because operator and trainer are upgraded at different times:
 * Nothing is accepted and ignored. A request names the least version that understands everything in it
   (``StageRequest.requires``, computed by :func:`required_version`). The operator refuses to start a stage whose request
   needs more than its trainer image speaks, and a trainer that still gets such a request refuses it before anything
-  runs (exit code 76, reason ``ContractNotSpoken``, class Platform). Until preflight's result says what the
+  runs (exit code 76, reason ``ContractUnsupported``, class Platform). Until preflight's result says what the
   image ``speaks``, it is taken to speak what the operator spoke when it admitted the job.
 * Records of the trainer are not negotiated: an enumeration that only they use never gains a value within a major
   version, a new field says it instead. Findings of a stage that a reader does not understand all the same are read as

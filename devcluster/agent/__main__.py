@@ -9,7 +9,7 @@ from pathlib import Path
 from devcluster.agent.agent import Agent
 from devcluster.agent.logs import LogServer
 from devcluster.agent.nodes import LOCAL_NODES
-from devcluster.agent.process import clear_leftovers, end_leftovers
+from devcluster.agent.process import clean_up_old_pods, kill_orphaned_processes
 from devcluster.agent.warm import WarmServer
 from devcluster.kube import Kube
 from devcluster.nodeagent import AgentConfig
@@ -17,9 +17,9 @@ from devcluster.nodeagent import AgentConfig
 
 async def main(config: AgentConfig) -> None:
     """Runs until SIGTERM; then ends all pods, tells the API server, and returns."""
-    if number := end_leftovers(Path(config.pods)):
+    if number := kill_orphaned_processes(Path(config.pods)):
         print(f"ended {number} processes of an earlier agent", flush=True)
-    clear_leftovers(Path(config.pods))
+    clean_up_old_pods(Path(config.pods))
     done = asyncio.Event()
     for sort in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sort, done.set)

@@ -22,14 +22,14 @@ def pod_address(pod: Object) -> str:
     return _address(group, hostname) if group and hostname else _address(pod["metadata"]["uid"], "")
 
 
-def known_names(pod: Object) -> Mapping[str, str]:
+def host_aliases(pod: Object) -> Mapping[str, str]:
     """DNS names that the pod is told of -> their addresses: the coordinator of its JobSet."""
     labels = pod["metadata"].get("labels", {})
     name = labels.get(COORDINATOR)
     return {name: _address(labels[_JOBSET_UID], name.partition(".")[0])} if name else {}
 
 
-def located(text: str, names: Mapping[str, str]) -> str:
+def resolve_names(text: str, names: Mapping[str, str]) -> str:
     """``text`` with addresses in place of names."""
     for name, address in names.items():
         text = text.replace(name, address)

@@ -14,11 +14,11 @@ import aiohttp
 
 from devcluster import gcs
 from devcluster.agent import environment, nodes
-from devcluster.agent.environment import ConfigError, Sources
+from devcluster.agent.environment import ConfigError, EnvSources
 from devcluster.agent.nodes import LocalNode
 from devcluster.agent.pod import PodRunner, pod_folder
 from devcluster.agent.process import ColdProcess, Launch, Process
-from devcluster.agent.status import Ending
+from devcluster.agent.status import PodTermination
 from devcluster.agent.warm import WarmServer
 from devcluster.kube import MERGE, STRATEGIC, Kube, KubeError, Object
 from devcluster.nodeagent import AgentConfig
@@ -57,7 +57,7 @@ class Agent:
 
     async def shut_down(self) -> None:
         """Ends all pods as a kubelet does on its machine's shutdown, and says so in their statuses."""
-        ending = Ending(
+        ending = PodTermination(
             reason="Terminated",
             message="Pod was terminated in response to imminent node shutdown.",
             disrupted=True,
@@ -76,9 +76,9 @@ class Agent:
         known: dict[str, str] = json.loads(Path(self.config.images).read_text())
         return Path(known[reference]) if reference in known else None
 
-    async def sources(self, namespace: str, container: Object) -> Sources:
+    async def sources(self, namespace: str, container: Object) -> EnvSources:
         secrets, config_maps = environment.references(container)
-        return Sources(
+        return EnvSources(
             secrets={name: _decoded(await self._find(namespace, "secrets", name)) for name in secrets},
             config_maps={
                 name: _plain(await self._find(namespace, "configmaps", name)) for name in config_maps

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from devcluster.agent import environment
-from devcluster.agent.addresses import known_names, located, pod_address
-from devcluster.agent.environment import ConfigError, Sources
+from devcluster.agent.addresses import host_aliases, pod_address, resolve_names
+from devcluster.agent.environment import ConfigError, EnvSources
 from devcluster.agent.process import Launch
-from devcluster.agent.status import FALLBACK_BYTES, TERMINATION_MESSAGE_BYTES, Waiting
+from devcluster.agent.status import FALLBACK_BYTES, TERMINATION_MESSAGE_BYTES, ContainerStateWaiting
 from devcluster.agent.unsupported import TOKEN_VOLUME
 from devcluster.kube import Object
 
@@ -23,7 +23,7 @@ def build_launch(
     programs: Path,
     folder: Path,
     log: Path,
-    sources: Sources,
+    sources: EnvSources,
     given: Mapping[str, str],
 ) -> Launch:
     """The program to start. ``programs`` is the image, ``folder`` the pod's own, ``given`` what the platform adds.
@@ -34,9 +34,9 @@ def build_launch(
     """
     name = container["name"]
     command = container.get("command") or [_entry_point(programs, name)]
-    names = known_names(pod)
+    names = host_aliases(pod)
     mounts = _mounts(container, folder)
-    said = environment.specified(container, pod, sources)
+    said = environment.spec_environment(container, pod, sources)
     message = folder / f"{name}.termination"
     message.unlink(missing_ok=True)
     base = {
@@ -49,12 +49,12 @@ def build_launch(
         "TERMINATION_MESSAGE_PATH": str(message),
     }
     words = (environment.expand(w, said) for w in (*command, *container.get("args", ())))
-    local = environment.with_mounts(said, mounts) | environment.in_place_of_proxy(said, pod)
+    local = environment.with_mounts(said, mounts) | environment.pathways_proxy_environment(said, pod)
     return Launch(
-        argv=[located(environment.moved(word, mounts), names) for word in words],
-        env={**base, **given, **{key: located(value, names) for key, value in local.items()}},
+        argv=[resolve_names(environment.map_mount_path(word, mounts), names) for word in words],
+        env={**base, **given, **{key: resolve_names(value, names) for key, value in local.items()}},
         cwd=Path(
-            environment.moved(folder_in, mounts)
+            environment.map_mount_path(folder_in, mounts)
             if (folder_in := container.get("workingDir"))
             else base["HOME"]
         ),
@@ -70,11 +70,11 @@ def _entry_point(programs: Path, name: str) -> str:
     return ENTRY_POINT
 
 
-def no_image(image: str, *, backing_off: bool) -> Waiting:
+def image_pull_state(image: str, *, backing_off: bool) -> ContainerStateWaiting:
     """The state of a container whose image the nodes don't have, in a kubelet's words."""
     if backing_off:
-        return Waiting(reason="ImagePullBackOff", message=f'Back-off pulling image "{image}"')
-    return Waiting(
+        return ContainerStateWaiting(reason="ImagePullBackOff", message=f'Back-off pulling image "{image}"')
+    return ContainerStateWaiting(
         reason="ErrImagePull",
         message=f'failed to resolve reference "{image}": not found among the images of the local nodes',
     )

@@ -19,7 +19,7 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class EnvSources:
     """Data of the Secrets and ConfigMaps that a pod refers to, by name; None where there is no such object."""
 
     secrets: Mapping[str, Mapping[str, str] | None]
@@ -44,7 +44,7 @@ def references(container: Object) -> tuple[set[str], set[str]]:
     return secrets, config_maps
 
 
-def specified(container: Object, pod: Object, sources: Sources) -> dict[str, str]:
+def spec_environment(container: Object, pod: Object, sources: EnvSources) -> dict[str, str]:
     """What the container's ``envFrom`` and ``env`` give, in order, with references resolved. Raises ConfigError."""
     result: dict[str, str] = {}
     for entry in container.get("envFrom", ()):
@@ -125,7 +125,7 @@ def platform(container: Object, pod: Object, *, hosts: int, coordinator: str) ->
     return result
 
 
-def in_place_of_proxy(said: Mapping[str, str], pod: Object) -> dict[str, str]:
+def pathways_proxy_environment(said: Mapping[str, str], pod: Object) -> dict[str, str]:
     """What wins over the spec of Pathways' head: there are no devices behind JAX's platform ``proxy`` here, so JAX gets
     as many on CPU as the pod's resource manager is told to offer, one for each chip. Raises ConfigError."""
     if said.get("JAX_PLATFORMS") != "proxy":
@@ -142,10 +142,10 @@ def in_place_of_proxy(said: Mapping[str, str], pod: Object) -> dict[str, str]:
 
 def with_mounts(variables: Mapping[str, str], mounts: Mapping[str, Path]) -> dict[str, str]:
     """Values that name a path under a mount point name the local folder instead: there is no mount namespace."""
-    return {name: moved(value, mounts) for name, value in variables.items()}
+    return {name: map_mount_path(value, mounts) for name, value in variables.items()}
 
 
-def moved(value: str, mounts: Mapping[str, Path]) -> str:
+def map_mount_path(value: str, mounts: Mapping[str, Path]) -> str:
     """One value, see with_mounts."""
     for point in sorted(mounts, key=len, reverse=True):
         if value == point or value.startswith(point.rstrip("/") + "/"):
@@ -153,7 +153,7 @@ def moved(value: str, mounts: Mapping[str, Path]) -> str:
     return value
 
 
-def _value(entry: Object, pod: Object, sources: Sources, known: Mapping[str, str]) -> str | None:
+def _value(entry: Object, pod: Object, sources: EnvSources, known: Mapping[str, str]) -> str | None:
     origin = entry.get("valueFrom")
     if not origin:
         return expand(entry.get("value", ""), known)
@@ -184,7 +184,7 @@ def _key(
     raise ConfigError(f"couldn't find key {key} in {'Secret' if kind == 'secret' else 'ConfigMap'} {place}")
 
 
-def _all_of(entry: Object, sources: Sources) -> Mapping[str, str]:
+def _all_of(entry: Object, sources: EnvSources) -> Mapping[str, str]:
     kind, reference, objects = (
         ("secret", entry["secretRef"], sources.secrets)
         if "secretRef" in entry

@@ -11,7 +11,13 @@ import aiohttp
 
 from devcluster.agent.process import POD_FOLDERS, clear_volumes
 from devcluster.agent.runner import RETRY_SECONDS, ContainerRunner, Node
-from devcluster.agent.status import ContainerRecord, Ending, Role, Terminated, pod_status
+from devcluster.agent.status import (
+    ContainerRecord,
+    ContainerRole,
+    ContainerStateTerminated,
+    PodTermination,
+    pod_status,
+)
 from devcluster.agent.unsupported import unsupported
 from devcluster.kube import STRATEGIC, Kube, KubeError, Object
 
@@ -25,7 +31,7 @@ class _Stop:
     """The order to end: by when, on the event loop's clock (None: at once), and why."""
 
     deadline: float | None
-    ending: Ending | None
+    ending: PodTermination | None
 
 
 class PodRunner:
@@ -38,7 +44,7 @@ class PodRunner:
         self._inits = [
             self._runner(node, each, _role(each)) for each in pod["spec"].get("initContainers", ())
         ]
-        self._mains = [self._runner(node, each, Role.MAIN) for each in pod["spec"]["containers"]]
+        self._mains = [self._runner(node, each, ContainerRole.MAIN) for each in pod["spec"]["containers"]]
         self._started = datetime.now(UTC)
         self._stop: _Stop | None = None
         self._deletion = asyncio.Event()
@@ -47,9 +53,9 @@ class PodRunner:
         self.told = asyncio.Event()
         """Its end stands in the pod's status."""
         self._reporting = asyncio.Lock()
-        self._ending: Ending | None = None
+        self._ending: PodTermination | None = None
 
-    def _runner(self, node: Node, container: Object, role: Role) -> ContainerRunner:
+    def _runner(self, node: Node, container: Object, role: ContainerRole) -> ContainerRunner:
         record = ContainerRecord(name=container["name"], image=container["image"], role=role)
         return ContainerRunner(
             self.pod, container, record, node=node, folder=self.folder, report=self._report
@@ -75,13 +81,13 @@ class PodRunner:
         self._deletion.set()
         self.stop(self._wished_grace())
 
-    def stop(self, grace: float, ending: Ending | None = None) -> None:
+    def stop(self, grace: float, ending: PodTermination | None = None) -> None:
         """Ends the pod's processes: SIGTERM, and SIGKILL after ``grace`` seconds. Sidecars come last."""
         if self._stop is None:
             deadline = asyncio.get_running_loop().time() + grace if grace > 0 else None
             self._stop = _Stop(deadline, ending)
             for runner in (*self._inits, *self._mains):
-                if runner.record.role is not Role.SIDECAR or deadline is None:
+                if runner.record.role is not ContainerRole.SIDECAR or deadline is None:
                     runner.stop(grace)
                 else:
                     # nothing comes after it any more that would wait for it
@@ -109,13 +115,13 @@ class PodRunner:
     async def settle_lost(self) -> None:
         """For a pod that an earlier agent ran and whose processes are gone: says so, and awaits its deletion."""
         now = datetime.now(UTC)
-        self._ending = Ending(
+        self._ending = PodTermination(
             reason="NodeAgentRestarted",
             message="the node agent was restarted, and the pod's processes ended with the old one",
             disrupted=True,
         )
         for runner in (*self._inits, *self._mains):
-            runner.record.state = Terminated(
+            runner.record.state = ContainerStateTerminated(
                 exit_code=137,
                 reason="ContainerStatusUnknown",
                 message="The container could not be located when the pod was terminated",
@@ -142,7 +148,7 @@ class PodRunner:
 
     async def _work(self) -> None:
         if reason := unsupported(self.pod):
-            self._ending = Ending(reason="UnsupportedPod", message=reason)
+            self._ending = PodTermination(reason="UnsupportedPod", message=reason)
             self._fail_waiting("UnsupportedPod", reason)
             return
         for folder in POD_FOLDERS:
@@ -165,7 +171,7 @@ class PodRunner:
         for runner in self._inits:
             if self._stop is not None:
                 break
-            if runner.record.role is Role.SIDECAR:
+            if runner.record.role is ContainerRole.SIDECAR:
                 sidecars.append((runner, group.create_task(runner.run())))
                 await runner.begun.wait()
             else:
@@ -193,7 +199,9 @@ class PodRunner:
         """Containers that will never run count as failed, so that the pod does."""
         now = datetime.now(UTC)
         for runner in self._mains:
-            runner.record.state = Terminated(exit_code=1, reason=reason, message=message, finished=now)
+            runner.record.state = ContainerStateTerminated(
+                exit_code=1, reason=reason, message=message, finished=now
+            )
 
     # --- telling ----------------------------------------------------------------------------------------------
 
@@ -244,8 +252,8 @@ class PodRunner:
                 await asyncio.wait_for(self._gone.wait(), RETRY_SECONDS)
 
 
-def _role(init: Object) -> Role:
-    return Role.SIDECAR if init.get("restartPolicy") == "Always" else Role.INIT
+def _role(init: Object) -> ContainerRole:
+    return ContainerRole.SIDECAR if init.get("restartPolicy") == "Always" else ContainerRole.INIT
 
 
 def pod_folder(root: Path, pod: Object) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from devcluster.identity import Identity, end
+from devcluster.identity import ProcessIdentity, end
 
 #: Folders of a pod's own that hold data of its processes.
 POD_FOLDERS = ("volumes", "home", "tmp")
@@ -93,7 +93,7 @@ def shell_code(returncode: int) -> int:
     return 128 - returncode if returncode < 0 else returncode
 
 
-def end_group(leader: int) -> None:
+def kill_process_group(leader: int) -> None:
     """Kills what a container's first process left behind, as the end of a container's pid namespace would."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
@@ -101,7 +101,7 @@ def end_group(leader: int) -> None:
 
 def remember(folder: Path, name: str, pid: int) -> None:
     """Keeps the process's identity on disk, for an agent that comes after this one."""
-    if identity := Identity.of(pid):
+    if identity := ProcessIdentity.of(pid):
         (folder / f"{name}.process").write_text(json.dumps(asdict(identity)))
 
 
@@ -109,14 +109,14 @@ def forget(folder: Path, name: str) -> None:
     (folder / f"{name}.process").unlink(missing_ok=True)
 
 
-def kill_out_of_memory(folder: Path, name: str) -> None:
+def simulate_oom_kill(folder: Path, name: str) -> None:
     """Plays the kernel that ends a container for the memory it used: no cgroup limits it here. It is killed, and a file
     in the pod's folder says why, as the cgroup's ``memory.events`` does."""
     (folder / f"{name}.oom").touch()
-    Identity(**json.loads((folder / f"{name}.process").read_text())).signal_group(signal.SIGKILL)
+    ProcessIdentity(**json.loads((folder / f"{name}.process").read_text())).signal_group(signal.SIGKILL)
 
 
-def out_of_memory(folder: Path, name: str) -> bool:
+def was_oom_killed(folder: Path, name: str) -> bool:
     """Whether that is how the container ended."""
     return (folder / f"{name}.oom").exists()
 
@@ -127,7 +127,7 @@ def clear_volumes(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def clear_leftovers(pods: Path) -> None:
+def clean_up_old_pods(pods: Path) -> None:
     """Volumes of pods that an earlier agent had, none of which runs now, and the oldest pods' logs."""
     folders = sorted(pods.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
     for folder in folders:
@@ -136,10 +136,10 @@ def clear_leftovers(pods: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def end_leftovers(pods: Path) -> int:
+def kill_orphaned_processes(pods: Path) -> int:
     """Ends the processes that an earlier agent started and could not end; their number."""
     files = list(pods.glob("*/*.process"))
-    found = [Identity(**json.loads(file.read_text())) for file in files]
+    found = [ProcessIdentity(**json.loads(file.read_text())) for file in files]
     alive = [identity for identity in found if identity.lives()]
     end(alive, grace=0)
     for file in files:

@@ -8,10 +8,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from devcluster.agent.container import build_launch, no_image, termination_message
-from devcluster.agent.environment import ConfigError, Sources
-from devcluster.agent.process import Launch, Process, StartError, end_group, forget, out_of_memory, remember
-from devcluster.agent.status import ContainerRecord, Role, Running, Terminated, Waiting, ended
+from devcluster.agent.container import build_launch, image_pull_state, termination_message
+from devcluster.agent.environment import ConfigError, EnvSources
+from devcluster.agent.process import (
+    Launch,
+    Process,
+    StartError,
+    forget,
+    kill_process_group,
+    remember,
+    was_oom_killed,
+)
+from devcluster.agent.status import (
+    ContainerRecord,
+    ContainerRole,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStateWaiting,
+    ended,
+)
 from devcluster.kube import Kube, Object
 
 #: How often a container that can't start yet is tried again. A kubelet takes up to 10 s.
@@ -28,7 +43,7 @@ class Node(Protocol):
     def image(self, reference: str) -> Path | None:
         """Folder of the image's programs, None where nodes don't have the image."""
 
-    async def sources(self, namespace: str, container: Object) -> Sources:
+    async def sources(self, namespace: str, container: Object) -> EnvSources:
         """Data of the Secrets and ConfigMaps that the container refers to."""
 
     async def platform(self, pod: Object, container: Object) -> dict[str, str]:
@@ -90,32 +105,38 @@ class ContainerRunner:
             launch = await self._prepared()
             if launch is not None:
                 record.state = await self._process(launch)
-            if self._stopping.is_set() or not isinstance(record.state, Terminated) or self._done():
+            if (
+                self._stopping.is_set()
+                or not isinstance(record.state, ContainerStateTerminated)
+                or self._done()
+            ):
                 break
             record.last = record.state
             # the first restart comes at once, as on a kubelet
             if pause:
                 text = f"back-off {pause:.0f}s restarting failed container={record.name}"
-                record.state = Waiting(reason="CrashLoopBackOff", message=text)
+                record.state = ContainerStateWaiting(reason="CrashLoopBackOff", message=text)
                 await self._report()
                 await self._pause(pause)
                 if self._stopping.is_set():
                     break
             record.restarts += 1
             pause = min(pause * 2 or CRASH_PAUSE_SECONDS, CRASH_PAUSE_LIMIT)
-        if not isinstance(record.state, Terminated):
-            never = Terminated(exit_code=137, reason="ContainerStatusUnknown", finished=datetime.now(UTC))
+        if not isinstance(record.state, ContainerStateTerminated):
+            never = ContainerStateTerminated(
+                exit_code=137, reason="ContainerStatusUnknown", finished=datetime.now(UTC)
+            )
             record.state = record.last or never
 
     def _done(self) -> bool:
         """Whether its end is for good. A sidecar's never is."""
         policy = self._pod["spec"].get("restartPolicy", "Always")
         match self.record.role:
-            case Role.SIDECAR:
+            case ContainerRole.SIDECAR:
                 return False
-            case Role.INIT:
+            case ContainerRole.INIT:
                 return policy == "Never" or self.record.succeeded
-            case Role.MAIN:
+            case ContainerRole.MAIN:
                 return policy == "Never" or (policy == "OnFailure" and self.record.succeeded)
 
     async def _prepared(self) -> Launch | None:
@@ -124,7 +145,7 @@ class ContainerRunner:
         while not self._stopping.is_set():
             programs = self._node.image(self._container["image"])
             if programs is None:
-                waiting = no_image(self._container["image"], backing_off=failures > 0)
+                waiting = image_pull_state(self._container["image"], backing_off=failures > 0)
             else:
                 try:
                     sources = await self._node.sources(self._pod["metadata"]["namespace"], self._container)
@@ -139,7 +160,7 @@ class ContainerRunner:
                         given=given,
                     )
                 except ConfigError as error:
-                    waiting = Waiting(reason="CreateContainerConfigError", message=str(error))
+                    waiting = ContainerStateWaiting(reason="CreateContainerConfigError", message=str(error))
             failures += 1
             if self.record.state != waiting:
                 self.record.state = waiting
@@ -147,26 +168,26 @@ class ContainerRunner:
             await self._pause(RETRY_SECONDS)
         return None
 
-    async def _process(self, launch: Launch) -> Terminated:
+    async def _process(self, launch: Launch) -> ContainerStateTerminated:
         """One run of its process, to the end."""
         record, started = self.record, datetime.now(UTC)
         try:
             process = await self._node.launch(launch)
         except StartError as error:
             text = f"failed to start container {record.name}: {error}"
-            return Terminated(
+            return ContainerStateTerminated(
                 exit_code=128, reason="StartError", message=text, started=started, finished=started
             )
         remember(self._folder, record.name, process.pid)
-        record.state = Running(since=started)
+        record.state = ContainerStateRunning(since=started)
         self.begun.set()
-        ending = asyncio.create_task(self._end_when_told(process))
+        ending = asyncio.create_task(self._stop_on_request(process))
         try:
             await self._report()
             code = await process.wait()
         finally:
             ending.cancel()
-        end_group(process.pid)
+        kill_process_group(process.pid)
         forget(self._folder, record.name)
         text = termination_message(self._container, launch, failed=code != 0)
         return ended(
@@ -174,10 +195,10 @@ class ContainerRunner:
             text,
             started=started,
             finished=datetime.now(UTC),
-            out_of_memory=out_of_memory(self._folder, record.name),
+            out_of_memory=was_oom_killed(self._folder, record.name),
         )
 
-    async def _end_when_told(self, process: Process) -> None:
+    async def _stop_on_request(self, process: Process) -> None:
         await self._stopping.wait()
         if self._grace > 0:
             process.signal(signal.SIGTERM)

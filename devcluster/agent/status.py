@@ -16,7 +16,7 @@ FALLBACK_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class ContainerStateWaiting:
     """Not started, or about to be started again."""
 
     reason: str
@@ -24,12 +24,12 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class ContainerStateRunning:
     since: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terminated:
+class ContainerStateTerminated:
     """Ended. ``exit_code`` is 128 + n after signal n."""
 
     exit_code: int
@@ -39,10 +39,10 @@ class Terminated:
     finished: datetime
 
 
-type ContainerState = Waiting | Running | Terminated
+type ContainerState = ContainerStateWaiting | ContainerStateRunning | ContainerStateTerminated
 
 
-class Role(Enum):
+class ContainerRole(Enum):
     """What a container is to its pod."""
 
     MAIN = auto()
@@ -59,28 +59,32 @@ class ContainerRecord:
 
     name: str
     image: str
-    role: Role = Role.MAIN
-    state: ContainerState = field(default_factory=lambda: Waiting(reason="ContainerCreating"))
-    last: Terminated | None = None
+    role: ContainerRole = ContainerRole.MAIN
+    state: ContainerState = field(default_factory=lambda: ContainerStateWaiting(reason="ContainerCreating"))
+    last: ContainerStateTerminated | None = None
     restarts: int = 0
 
     @property
     def succeeded(self) -> bool:
-        return isinstance(self.state, Terminated) and self.state.exit_code == 0
+        return isinstance(self.state, ContainerStateTerminated) and self.state.exit_code == 0
 
     @property
     def begun(self) -> bool:
         """It has run at least once."""
-        return self.last is not None or not isinstance(self.state, Waiting)
+        return self.last is not None or not isinstance(self.state, ContainerStateWaiting)
 
     @property
     def ready(self) -> bool:
         """There are no probes: what runs serves, and what stands before others has done its work."""
-        return self.succeeded if self.role is Role.INIT else isinstance(self.state, Running)
+        return (
+            self.succeeded
+            if self.role is ContainerRole.INIT
+            else isinstance(self.state, ContainerStateRunning)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class PodTermination:
     """Why the pod as a whole ended other than by its containers alone; ``disrupted`` for a node's own doing."""
 
     reason: str
@@ -90,10 +94,10 @@ class Ending:
 
 def ended(
     exit_code: int, message: str, *, started: datetime, finished: datetime, out_of_memory: bool = False
-) -> Terminated:
+) -> ContainerStateTerminated:
     """An end of the container's own, with the reason that a kubelet gives it."""
     reason = "OOMKilled" if out_of_memory else "Error"
-    return Terminated(
+    return ContainerStateTerminated(
         exit_code=exit_code,
         reason="Completed" if exit_code == 0 else reason,
         message=message[-TERMINATION_MESSAGE_BYTES:],
@@ -106,7 +110,7 @@ def phase(inits: Sequence[ContainerRecord], containers: Sequence[ContainerRecord
     """Pending, Running, Succeeded or Failed. ``over``: nothing of the pod will run again. How sidecars ended does not
     matter to it."""
     if over:
-        work = (c for c in (*inits, *containers) if c.role is not Role.SIDECAR)
+        work = (c for c in (*inits, *containers) if c.role is not ContainerRole.SIDECAR)
         return "Succeeded" if all(c.succeeded for c in work) else "Failed"
     return "Running" if all(c.begun for c in containers) else "Pending"
 
@@ -117,12 +121,12 @@ def pod_status(
     containers: Sequence[ContainerRecord],
     *,
     over: bool,
-    ending: Ending | None,
+    ending: PodTermination | None,
     started: datetime,
     now: datetime,
 ) -> Object:
     """A strategic merge patch of the pod's status; it applies to this very pod only (its uid is in it)."""
-    serving = (*containers, *(c for c in inits if c.role is Role.SIDECAR))
+    serving = (*containers, *(c for c in inits if c.role is ContainerRole.SIDECAR))
     ready = not over and all(c.ready for c in serving)
     address = pod_address(pod)
     status: Object = {
@@ -149,7 +153,7 @@ def container_status(record: ContainerRecord) -> Object:
         "image": record.image,
         "imageID": record.image if record.begun else "",
         "ready": record.ready,
-        "started": isinstance(record.state, Running) and record.role is not Role.INIT,
+        "started": isinstance(record.state, ContainerStateRunning) and record.role is not ContainerRole.INIT,
         "restartCount": record.restarts,
         "state": _state(record.state),
         "lastState": _state(record.last),
@@ -159,11 +163,11 @@ def container_status(record: ContainerRecord) -> Object:
 def _state(state: ContainerState | None) -> Object:
     empty: dict[str, Object | None] = {"waiting": None, "running": None, "terminated": None}
     match state:
-        case Waiting():
+        case ContainerStateWaiting():
             return {**empty, "waiting": {"reason": state.reason, "message": state.message or None}}
-        case Running():
+        case ContainerStateRunning():
             return {**empty, "running": {"startedAt": timestamp(state.since)}}
-        case Terminated():
+        case ContainerStateTerminated():
             terminated = {
                 "exitCode": state.exit_code,
                 "reason": state.reason,
@@ -183,12 +187,12 @@ def _conditions(
     *,
     ready: bool,
     over: bool,
-    ending: Ending | None,
+    ending: PodTermination | None,
     now: datetime,
 ) -> list[Object]:
     # a sidecar that is started again later takes nothing back
     initialized = any(record.begun for record in containers) or all(
-        record.begun if record.role is Role.SIDECAR else record.succeeded for record in inits
+        record.begun if record.role is ContainerRole.SIDECAR else record.succeeded for record in inits
     )
     reason = ""
     if over:

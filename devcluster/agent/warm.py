@@ -110,7 +110,7 @@ class WarmServer:
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         try:
             async for line in reader:
-                self._hear(json.loads(line))
+                self._handle_message(json.loads(line))
             print(f"warm server ended with {await process.wait()}; see {self._log}", flush=True)
         finally:
             self.ready.clear()
@@ -120,7 +120,7 @@ class WarmServer:
             await process.wait()
             self._lost()
 
-    def _hear(self, message: Mapping[str, object]) -> None:
+    def _handle_message(self, message: Mapping[str, object]) -> None:
         match message:
             case {"ready": seconds}:
                 self.ready.set()

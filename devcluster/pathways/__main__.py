@@ -6,8 +6,14 @@ import sys
 from collections.abc import Coroutine, Mapping, Sequence
 
 from devcluster.pathways import flags
-from devcluster.pathways.flags import Manager
-from devcluster.pathways.servers import Place, RefusedError, run_manager, run_proxy, run_worker
+from devcluster.pathways.flags import ResourceManagerFlags
+from devcluster.pathways.servers import (
+    WorkerIdentity,
+    WorkerRejectedError,
+    run_manager,
+    run_proxy,
+    run_worker,
+)
 
 
 def chosen(
@@ -18,13 +24,13 @@ def chosen(
     if image == "proxy_server":
         return run_proxy(flags.proxy(arguments), address)
     found = flags.server(arguments)
-    if isinstance(found, Manager):
+    if isinstance(found, ResourceManagerFlags):
         return run_manager(found, address)
     return run_worker(found, address, _place(environment))
 
 
-def _place(environment: Mapping[str, str]) -> Place:
-    return Place(
+def _place(environment: Mapping[str, str]) -> WorkerIdentity:
+    return WorkerIdentity(
         slice_number=int(environment["MEGASCALE_SLICE_ID"]),
         host=int(environment["TPU_WORKER_ID"]),
         hosts=len(environment["TPU_WORKER_HOSTNAMES"].split(",")),
@@ -34,5 +40,5 @@ def _place(environment: Mapping[str, str]) -> Place:
 if __name__ == "__main__":
     try:
         asyncio.run(chosen(sys.argv[1], sys.argv[2:], os.environ))
-    except (RefusedError, OSError) as error:  # OSError: its port is taken
+    except (WorkerRejectedError, OSError) as error:  # OSError: its port is taken
         sys.exit(str(error))

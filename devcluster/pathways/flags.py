@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-#: ``tpuv6e:4x4``; ``1t``: a machine of eight chips; axlearn's manifests have ``_untwisted`` behind some.
-_INSTANCE_TYPE = re.compile(r"tpu(?:v4|v5|v5e|v6e|7|7x)(?:1t)?:(\d+(?:x\d+){1,2})(?:_untwisted)?")
+#: ``tpuv6e:4x4``, ``tpuv6e1t:2x4``; axlearn's manifests have ``_untwisted`` behind some.
+_INSTANCE_TYPE = re.compile(r"tpu[a-z0-9]+:(\d+(?:x\d+){1,2})(?:_untwisted)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manager:
+class ResourceManagerFlags:
     """A resource manager's."""
 
     port: int
@@ -21,7 +21,7 @@ class Manager:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class ClientFlags:
     """A proxy's or a worker's: its own port, and where the resource manager is."""
 
     port: int
@@ -29,12 +29,12 @@ class Client:
     manager_port: int
 
 
-def proxy(arguments: Sequence[str]) -> Client:
+def proxy(arguments: Sequence[str]) -> ClientFlags:
     """Of the image ``proxy_server``. Ends the program with what is wrong."""
     return _client(_parser("proxy_server"), arguments)
 
 
-def server(arguments: Sequence[str]) -> Manager | Client:
+def server(arguments: Sequence[str]) -> ResourceManagerFlags | ClientFlags:
     """Of the image ``server``, which is resource manager or, without a node type, worker. Ends the program with what is
     wrong."""
     parser = _parser("server")
@@ -44,14 +44,16 @@ def server(arguments: Sequence[str]) -> Manager | Client:
     parser.add_argument("--instance_count", type=int, required=True)
     parser.add_argument("--instance_type", type=_chips, required=True)
     found = parser.parse_args(arguments)
-    return Manager(port=found.server_port, slices=found.instance_count, chips=found.instance_type)
+    return ResourceManagerFlags(
+        port=found.server_port, slices=found.instance_count, chips=found.instance_type
+    )
 
 
-def _client(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Client:
+def _client(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> ClientFlags:
     parser.add_argument("--resource_manager_address", type=_address, required=True)
     found = parser.parse_args(arguments)
     host, port = found.resource_manager_address
-    return Client(port=found.server_port, manager_host=host, manager_port=port)
+    return ClientFlags(port=found.server_port, manager_host=host, manager_port=port)
 
 
 def _parser(program: str) -> argparse.ArgumentParser:

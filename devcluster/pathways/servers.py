@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from devcluster.pathways.flags import Client, Manager
+from devcluster.pathways.flags import ClientFlags, ResourceManagerFlags
 
 #: Between two tries to reach a resource manager, which may start later or be started again.
 RETRY_SECONDS = 0.2
@@ -21,12 +21,12 @@ type Object = dict[str, object]
 type Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class RefusedError(Exception):
+class WorkerRejectedError(Exception):
     """The resource manager has no use for this worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WorkerIdentity:
     """A worker's, as node and JobSet tell it."""
 
     slice_number: int
@@ -38,9 +38,9 @@ class Place:
 class ResourceManager:
     """Knows which workers are there. A worker is there while its connection lasts."""
 
-    def __init__(self, flags: Manager) -> None:
+    def __init__(self, flags: ResourceManagerFlags) -> None:
         self._flags = flags
-        self._workers: dict[tuple[int, int], Place] = {}
+        self._workers: dict[tuple[int, int], WorkerIdentity] = {}
         self._changed = asyncio.Condition()
 
     @property
@@ -54,24 +54,24 @@ class ResourceManager:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end."""
-        message = await _heard(reader)
+        message = await _read_message(reader)
         if message is None:
             return
         if message.get("watch"):
             await self._tell(reader, writer)
         elif fault := self._fault(place := _place(message)):
-            await _say(writer, {"refused": fault})
+            await _write_message(writer, {"refused": fault})
         else:
             await self._keep(place, reader)
 
-    def _fault(self, place: Place) -> str | None:
+    def _fault(self, place: WorkerIdentity) -> str | None:
         if place.slice_number >= self._flags.slices:
             return f"slice {place.slice_number}, but there are {self._flags.slices}"
         if self._flags.chips % place.hosts:
             return f"{place.hosts} hosts cannot share {self._flags.chips} chips"
         return None
 
-    async def _keep(self, place: Place, reader: asyncio.StreamReader) -> None:
+    async def _keep(self, place: WorkerIdentity, reader: asyncio.StreamReader) -> None:
         key = (place.slice_number, place.host)
         async with self._changed:
             self._workers[key] = place
@@ -92,7 +92,9 @@ class ResourceManager:
                 while self.complete is told:
                     await self._changed.wait()
                 told = self.complete
-            await _say(writer, {"complete": told, "devices": self._flags.chips * self._flags.slices})
+            await _write_message(
+                writer, {"complete": told, "devices": self._flags.chips * self._flags.slices}
+            )
 
 
 class Proxy:
@@ -102,12 +104,12 @@ class Proxy:
         self._devices = 0
         self._complete = asyncio.Event()
 
-    async def follow(self, flags: Client) -> None:
+    async def follow(self, flags: ClientFlags) -> None:
         """What the resource manager says; for ever."""
 
         async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await _say(writer, {"watch": True})
-            while (message := await _heard(reader)) is not None:
+            await _write_message(writer, {"watch": True})
+            while (message := await _read_message(reader)) is not None:
                 self._devices = int(str(message["devices"]))
                 print(f"all workers are there: {message['complete']}", flush=True)
                 if message["complete"]:
@@ -121,31 +123,31 @@ class Proxy:
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One client. It is served for as long as it stays, whatever becomes of the workers."""
         await self._complete.wait()
-        await _say(writer, {"devices": self._devices})
+        await _write_message(writer, {"devices": self._devices})
         await reader.read()
 
 
-async def run_manager(flags: Manager, address: str) -> None:
+async def run_manager(flags: ResourceManagerFlags, address: str) -> None:
     """For ever; so do the others. The port after its own is part of it, too."""
     async with _listening(ResourceManager(flags).answer, address, flags.port, flags.port + 1):
         await asyncio.get_running_loop().create_future()
 
 
-async def run_proxy(flags: Client, address: str) -> None:
+async def run_proxy(flags: ClientFlags, address: str) -> None:
     proxy = Proxy()
     async with _listening(proxy.answer, address, flags.port):
         await proxy.follow(flags)
 
 
-async def run_worker(flags: Client, address: str, place: Place) -> None:
+async def run_worker(flags: ClientFlags, address: str, place: WorkerIdentity) -> None:
     """Raises RefusedError where the resource manager does not want it."""
     told = {"slice": place.slice_number, "host": place.host, "hosts": place.hosts}
 
     async def register(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _say(writer, told)
+        await _write_message(writer, told)
         print(f"registered with the resource manager: {told}", flush=True)
-        if (message := await _heard(reader)) is not None:
-            raise RefusedError(f"the resource manager refuses this worker: {message['refused']}")
+        if (message := await _read_message(reader)) is not None:
+            raise WorkerRejectedError(f"the resource manager refuses this worker: {message['refused']}")
 
     async with _listening(_hold, address, flags.port, flags.port + 1):
         await _keep_connected(flags, register)
@@ -183,7 +185,7 @@ async def _hold(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
     await reader.read()
 
 
-async def _keep_connected(flags: Client, talk: Talk) -> None:
+async def _keep_connected(flags: ClientFlags, talk: Talk) -> None:
     """Talks to the resource manager, and anew whenever that has ended; for ever."""
     while True:
         with contextlib.suppress(OSError):
@@ -195,12 +197,12 @@ async def _keep_connected(flags: Client, talk: Talk) -> None:
         await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _say(writer: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
+async def _write_message(writer: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
     writer.write(json.dumps(message).encode() + b"\n")
     await writer.drain()
 
 
-async def _heard(reader: asyncio.StreamReader) -> Object | None:
+async def _read_message(reader: asyncio.StreamReader) -> Object | None:
     """The next message; None when the other has gone."""
     try:
         line = await reader.readline()
@@ -209,6 +211,6 @@ async def _heard(reader: asyncio.StreamReader) -> Object | None:
     return dict(json.loads(line)) if line else None
 
 
-def _place(message: Object) -> Place:
+def _place(message: Object) -> WorkerIdentity:
     numbers = {key: int(str(message[key])) for key in ("slice", "host", "hosts")}
-    return Place(slice_number=numbers["slice"], host=numbers["host"], hosts=numbers["hosts"])
+    return WorkerIdentity(slice_number=numbers["slice"], host=numbers["host"], hosts=numbers["hosts"])

@@ -22,9 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import StageRequest
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 
 PROFILE = "bench"
 JOBS = "/apis/tpu-finetune.dev/v1alpha1/namespaces/{}/finetunejobs"
@@ -65,7 +65,7 @@ class Run:
                 await self._take_turn()
                 self._applied[name] = time.monotonic()
                 await self._kube.create(
-                    JOBS.format(self._namespace), trainer_double.job(self._namespace, name, PROFILE)
+                    JOBS.format(self._namespace), fake_trainer.job(self._namespace, name, PROFILE)
                 )
             async with asyncio.timeout(PATIENCE):
                 await self._all_done.wait()
@@ -136,7 +136,7 @@ class Run:
         # All jobs of the run are to be in flight at once.
         await self._all_begun.wait()
         await self._take_turn()
-        trainer_double.write(trainer_double.records(_request(pod), datetime.now(UTC)))
+        fake_trainer.write(fake_trainer.records(_request(pod), datetime.now(UTC)))
         path = f"{PODS.format(self._namespace)}/{pod['metadata']['name']}/status"
         await self._kube.patch(path, {"status": {"phase": "Succeeded"}})
 
@@ -148,7 +148,7 @@ def _request(pod: Object) -> StageRequest:
     return StageRequest.model_validate_json(value.replace("$$", "$"))
 
 
-def api_writes(cluster: Cluster) -> Counter[str]:
+def api_writes(cluster: LocalCluster) -> Counter[str]:
     """``verb resource`` -> successful writes since the operator's start, from its own metrics."""
     found: Counter[str] = Counter()
     for sample in cluster.metrics("finetune_api_requests_total"):
@@ -161,7 +161,7 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-async def runs(cluster: Cluster, count: int, number: int, every: float) -> None:
+async def runs(cluster: LocalCluster, count: int, number: int, every: float) -> None:
     medians: dict[str, list[tuple[float, float]]] = defaultdict(list)
     writes: dict[str, list[float]] = defaultdict(list)
     async with Kube.of(cluster.kubeconfig) as kube:
@@ -189,7 +189,7 @@ async def runs(cluster: Cluster, count: int, number: int, every: float) -> None:
         print(f"| {name} | {statistics.median(values):.1f} |")
 
 
-async def memory(cluster: Cluster, steps: list[int]) -> None:
+async def memory(cluster: LocalCluster, steps: list[int]) -> None:
     """Jobs that are admitted and suspended: the operator knows them all, and nothing else fills the machine."""
     cluster.stop("operator")
     cluster.start("operator")
@@ -199,24 +199,24 @@ async def memory(cluster: Cluster, steps: list[int]) -> None:
     async with Kube.of(cluster.kubeconfig) as kube:
         for step in [0, *steps]:
             while made < step:
-                manifest = trainer_double.job(namespace, f"m{made}", PROFILE)
+                manifest = fake_trainer.job(namespace, f"m{made}", PROFILE)
                 manifest["spec"]["suspend"] = True  # type: ignore[index]
                 await kube.create(JOBS.format(namespace), manifest)
                 made += 1
             async with asyncio.timeout(PATIENCE):
                 async for event in kube.watch(JOBS.format(namespace)):
                     # Each watch begins with all that exists; the last one to be looked at ends the wait.
-                    if event.type == "SYNCED" and all(_looked_at(job) for job in event.objects):
+                    if event.type == "SYNCED" and all(_observed(job) for job in event.objects):
                         break
                     if event.type != "SYNCED" and all(
-                        _looked_at(job) for job in await kube.list(JOBS.format(namespace))
+                        _observed(job) for job in await kube.list(JOBS.format(namespace))
                     ):
                         break
             resident = cluster.status()["operator"]["memory"] / 2**20
             print(f"| {step} | {resident:.0f} |", flush=True)
 
 
-def _looked_at(job: Object) -> bool:
+def _observed(job: Object) -> bool:
     return bool(job["status"]["observedGeneration"] >= 1)
 
 
@@ -231,11 +231,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
-        with Cluster.started(folder / "cluster", warm=False) as cluster:
+        with LocalCluster.started(folder / "cluster", warm=False) as cluster:
             for component in ("node-agent", "kube-scheduler"):
                 cluster.stop(component)
             cluster.start("operator")
-            cluster.apply(trainer_double.profile(PROFILE, folder))
+            cluster.apply(fake_trainer.profile(PROFILE, folder))
             for every in options.every:
                 asyncio.run(runs(cluster, options.jobs, options.runs, every))
             asyncio.run(memory(cluster, options.memory))

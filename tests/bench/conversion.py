@@ -67,11 +67,11 @@ def measured(folder: Path, layers: int) -> Row:
     """Seconds of the wall and of the CPU for each work, and the most memory of all."""
     import jax
 
-    from finetune_trainer import conversion, engine, families, heap, proof
+    from finetune_trainer import conversion, conversion_check, engine, families, malloc
     from finetune_trainer.storage import open_store
     from finetune_trainer.weights import open_weights
 
-    heap.return_freed_arrays()
+    malloc.return_freed_arrays()
     random_weights.main(folder / "model", json.dumps({**_CONFIG, "num_hidden_layers": layers}))
     plan = families.read(folder / "model")
     engine.prepare(plan)
@@ -90,7 +90,7 @@ def measured(folder: Path, layers: int) -> Row:
 
     works = {
         "convert": lambda: conversion.convert(model.weights, plan, f"file://{folder}/converted", store=model.store),
-        "proof": lambda: proof.prove(model.weights, model.items, plan, rows, scratch=folder),
+        "proof": lambda: conversion_check.check_conversion(model.weights, model.items, plan, rows, scratch=folder),
         "export": lambda: export(model, "BF16", most),
     }  # fmt: skip
     return {

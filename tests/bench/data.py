@@ -12,12 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import data_check
-from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import EndsAtOnce
+from finetune_trainer.stages.context import StageContext
+from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 
@@ -26,7 +26,7 @@ def measure(rows: int) -> dict[str, float]:
     """In this process, which has read nothing before."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        write_model(root / "models/qwen3", Spec())
+        write_model(root / "models/qwen3", TinyModelSpec())
         (root / "data").mkdir()
         with (root / "data/train.jsonl").open("w") as file:
             for i in range(rows):
@@ -40,10 +40,10 @@ def measure(rows: int) -> dict[str, float]:
             hyperparameters={"steps": None, "epochs": 1.0},
         )  # fmt: skip
 
-        def context() -> Context:
-            return Context(
+        def context() -> StageContext:
+            return StageContext(
                 request=asked, store=open_store(), processes=Processes(count=1, index=0),
-                stopper=EndsAtOnce(), scratch=root,
+                stopper=ImmediateStop(), scratch=root,
             )  # fmt: skip
 
         context().renderer.prompt("imports what it needs")
@@ -69,7 +69,7 @@ def measure(rows: int) -> dict[str, float]:
         }
 
 
-def first_batch(context: Context, steps: int) -> float:
+def first_batch(context: StageContext, steps: int) -> float:
     """Milliseconds."""
     data = context.training_data()
     h = context.request.hyperparameters

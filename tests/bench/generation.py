@@ -14,9 +14,9 @@ import numpy as np
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import conversion, engine, families
-from finetune_trainer.evaluation.batching import Fixed
+from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def tiny(root: Path) -> LoadedModel:
-    folder = write_model(root / "hf", Spec())
+    folder = write_model(root / "hf", TinyModelSpec())
     plan = families.read(folder)
     engine.prepare(plan)
     converted = conversion.convert(
@@ -68,7 +68,7 @@ def generator(loaded: LoadedModel, new: int, *, cached: bool) -> Generator:
         loaded,
         Sampling(max_new_tokens=new),
         end_ids=frozenset(),
-        room=Fixed(number=ROWS),
+        row_capacity=FixedRowCapacity(number=ROWS),
         longest=1024,
         cached=cached,
     )

@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from devcluster.agent import nodes
-from devcluster.agent.environment import Sources
+from devcluster.agent.environment import EnvSources
 from devcluster.agent.nodes import LocalNode
 from devcluster.agent.pod import PodRunner, pod_folder
 from devcluster.agent.process import Launch
 from devcluster.fakenodes import tpu_pool
 from devcluster.kube import MERGE, STRATEGIC, Kube, Object
 from finetune_contract import ExitCode, RunFolder, Stage, StageRequest
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 
 #: No process has it, so that nothing of this machine is ever signalled.
 NO_PID = 1 << 30
@@ -66,7 +66,7 @@ class StageProcess:
 
     def signal(self, number: int) -> None:
         if number == signal.SIGTERM and self._first and not self._code.done():
-            trainer_double.write(trainer_double.saving(self._request, datetime.now(UTC)))
+            fake_trainer.write(fake_trainer.saving(self._request, datetime.now(UTC)))
         self.end(ExitCode.STOPPED if number == signal.SIGTERM else 128 + number)
 
     def end(self, code: int) -> None:
@@ -74,7 +74,7 @@ class StageProcess:
             self._code.set_result(code)
 
     def _begin(self) -> None:
-        files = dict(trainer_double.records(self._request, datetime.now(UTC)))
+        files = dict(fake_trainer.records(self._request, datetime.now(UTC)))
         if self._request.stage is Stage.TRAIN:
             place = (self._request.stage.short, self._request.attempt, self._request.restart)
             begun = RunFolder(self._request.run_folder).request(*place)
@@ -82,7 +82,7 @@ class StageProcess:
         else:
             self.end(ExitCode.OK)
         if self._first:
-            trainer_double.write(files)
+            fake_trainer.write(files)
 
 
 class Hosts:
@@ -109,8 +109,8 @@ class Hosts:
     def image(self, _reference: str) -> Path:
         return self._folder
 
-    async def sources(self, _namespace: str, _container: Object) -> Sources:
-        return Sources(secrets={}, config_maps={})
+    async def sources(self, _namespace: str, _container: Object) -> EnvSources:
+        return EnvSources(secrets={}, config_maps={})
 
     async def platform(self, pod: Object, _container: Object) -> dict[str, str]:
         annotations = pod["metadata"].get("annotations", {})

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Literal
 
 from devcluster.kube import Kube, Object
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from tests.bench.__main__ import JOBS, JOBSETS, PODS, PROFILE, percentile
 from tests.bench.hosts import HOSTS, Hosts, slices
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 
 type Way = Literal["evicted", "crashed"]
 WAYS: tuple[Way, ...] = ("evicted", "crashed")
@@ -63,7 +63,7 @@ class Fleet:
     async def start(self) -> None:
         """All jobs train."""
         for name in self._names:
-            job = trainer_double.job(self._namespace, name, PROFILE, resources={"tpu": "v6e-8"})
+            job = fake_trainer.job(self._namespace, name, PROFILE, resources={"tpu": "v6e-8"})
             await self._kube.create(JOBS.format(self._namespace), job)
         await self.until(lambda job: _trains(job, attempt=1))
 
@@ -186,7 +186,7 @@ def _trains(job: Object, *, attempt: int) -> bool:
 # --- the operator, from outside
 
 
-def requests(cluster: Cluster) -> Counter[str]:
+def requests(cluster: LocalCluster) -> Counter[str]:
     """The operator's so far: ``verb resource``, and those to the run folder. Watches are long-lived and left out."""
     found: Counter[str] = Counter()
     for sample in cluster.metrics("finetune_api_requests_total"):
@@ -197,18 +197,18 @@ def requests(cluster: Cluster) -> Counter[str]:
     return found
 
 
-def cpu_seconds(cluster: Cluster) -> float:
+def cpu_seconds(cluster: LocalCluster) -> float:
     """The operator process's, since its start."""
     stat = Path(f"/proc/{cluster.status()['operator']['pid']}/stat").read_text()
     user, system = stat.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def reconciles(cluster: Cluster) -> float:
+def reconciles(cluster: LocalCluster) -> float:
     return sum(sample.value for sample in cluster.metrics("finetune_reconcile_seconds_count"))
 
 
-def resident(cluster: Cluster) -> float:
+def resident(cluster: LocalCluster) -> float:
     """MiB."""
     return float(cluster.status()["operator"]["memory"]) / 2**20
 
@@ -216,7 +216,7 @@ def resident(cluster: Cluster) -> float:
 class Costs:
     """What the operator spends between entering and leaving."""
 
-    def __init__(self, cluster: Cluster, jobs: int) -> None:
+    def __init__(self, cluster: LocalCluster, jobs: int) -> None:
         self._cluster = cluster
         self._jobs = jobs
         self._cpu, self._looks = cpu_seconds(cluster), reconciles(cluster)
@@ -233,7 +233,9 @@ class Costs:
         }
 
 
-async def one_run(cluster: Cluster, kube: Kube, hosts: Hosts, way: Way, count: int) -> dict[str, list[float]]:
+async def one_run(
+    cluster: LocalCluster, kube: Kube, hosts: Hosts, way: Way, count: int
+) -> dict[str, list[float]]:
     """So many jobs, disrupted once. Every figure of the run; of those that each job has, all."""
     namespace = await asyncio.to_thread(cluster.namespace, "preempted")
     fleet = Fleet(kube, hosts, namespace, count)
@@ -268,7 +270,7 @@ def table(title: str, rows: Iterable[tuple[str, list[tuple[float, float]]]]) -> 
     sys.stdout.flush()
 
 
-async def measure(cluster: Cluster, folder: Path, sizes: dict[int, int]) -> None:
+async def measure(cluster: LocalCluster, folder: Path, sizes: dict[int, int]) -> None:
     """``sizes``: number of jobs -> number of runs."""
     async with Kube.of(cluster.kubeconfig) as kube:
         hosts = Hosts(kube, slices(max(sizes)), folder)
@@ -293,12 +295,12 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
-        with Cluster.started(folder / "cluster", warm=False) as cluster:
+        with LocalCluster.started(folder / "cluster", warm=False) as cluster:
             # Its nodes go with it: the slices of this benchmark are others.
             cluster.stop("node-agent")
             cluster.delete("/api/v1/nodes")
             cluster.start("operator")
-            cluster.apply(trainer_double.profile(PROFILE, folder))
+            cluster.apply(fake_trainer.profile(PROFILE, folder))
             asyncio.run(measure(cluster, folder / "pods", {1: options.runs, options.storm: options.storms}))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import families
 from finetune_trainer.export import shards
 from finetune_trainer.export.shards import Slot
@@ -27,7 +27,7 @@ def main(folder: Path, config: str) -> int:
     """Returns the number of parameters."""
     with tempfile.TemporaryDirectory() as small:
         shutil.copytree(
-            write_model(Path(small), Spec()), folder, ignore=shutil.ignore_patterns("*.safetensors")
+            write_model(Path(small), TinyModelSpec()), folder, ignore=shutil.ignore_patterns("*.safetensors")
         )
     (folder / "config.json").write_text(config)
     shapes = families.read(folder).tensors()

@@ -24,20 +24,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from devcluster import samples
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import Progress, Stage
-from tests.e2e.workbench import Object, Workbench, finetune_job, folder_of
+from tests.e2e.user_client import Object, UserClient, finetune_job, folder_of
 
 STEPS, SAVED_EVERY, BEFORE = 400, 20, 30
 WAYS = ("evicted", "killed")
 
 
-def train(bench: Workbench, name: str) -> Object:
+def train(bench: UserClient, name: str) -> Object:
     """The job, trained beyond BEFORE steps."""
     hyperparameters = {
         "steps": STEPS,
         "globalBatchSize": 8,
-        "learningRate": "1e-3",
+        "learningRate": 1e-3,
         "computePrecision": "FP32",
     }
     bench.apply(
@@ -53,14 +53,14 @@ def train(bench: Workbench, name: str) -> Object:
     return job
 
 
-def evict(bench: Workbench, pod: Object) -> None:
+def evict(bench: UserClient, pod: Object) -> None:
     meta = {"name": pod["metadata"]["name"], "namespace": bench.namespace}
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
     path = f"/api/v1/namespaces/{bench.namespace}/pods/{meta['name']}/eviction"
     bench.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
 
 
-def processes(cluster: Cluster, pods: list[Object]) -> list[int]:
+def processes(cluster: LocalCluster, pods: list[Object]) -> list[int]:
     """As the node agent noted them."""
     files = [
         file for pod in pods for file in cluster.state.pods.glob(f"*{pod['metadata']['uid']}*/*.process")
@@ -68,7 +68,7 @@ def processes(cluster: Cluster, pods: list[Object]) -> list[int]:
     return [json.loads(file.read_text())["pid"] for file in files]
 
 
-def one_run(cluster: Cluster, bench: Workbench, name: str, way: str) -> Mapping[str, float]:
+def one_run(cluster: LocalCluster, bench: UserClient, name: str, way: str) -> Mapping[str, float]:
     job = train(bench, name)
     pods = sorted(bench.list("pods", job=name, stage="Train"), key=lambda pod: str(pod["metadata"]["name"]))
     pids = processes(cluster, pods)
@@ -96,7 +96,7 @@ def one_run(cluster: Cluster, bench: Workbench, name: str, way: str) -> Mapping[
     return found
 
 
-def awaited(bench: Workbench, job: Object, number: int, restart: int) -> tuple[int, Progress]:
+def awaited(bench: UserClient, job: Object, number: int, restart: int) -> tuple[int, Progress]:
     """The last step that the attempt before has told, and the first report of that attempt with a step of its own."""
     last = 0
     while True:
@@ -119,11 +119,11 @@ def main() -> None:
     rows: dict[str, list[float]] = defaultdict(list)
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        Cluster.started(Path(folder) / "cluster", operator=True, warm=not options.cold) as cluster,
+        LocalCluster.started(Path(folder) / "cluster", operator=True, warm=not options.cold) as cluster,
     ):
         for item in (samples.TINY_MODEL, samples.CAPITALS):
             samples.put(item, cluster.gcs)
-        bench = Workbench(
+        bench = UserClient(
             kubectl_binary=cluster.kubectl_program,
             kubeconfig=cluster.kubeconfig,
             namespace=cluster.namespace("bench"),

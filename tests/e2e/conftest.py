@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from devcluster import samples
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import Stage
-from tests.e2e.workbench import Workbench
+from tests.e2e.user_client import UserClient
 
 
-def _bench(cluster: Cluster) -> Workbench:
+def _bench(cluster: LocalCluster) -> UserClient:
     for item in (samples.TINY_MODEL, samples.CAPITALS):
         samples.put(item, cluster.gcs)
-    return Workbench(
+    return UserClient(
         kubectl_binary=cluster.kubectl_program,
         kubeconfig=cluster.kubeconfig,
         namespace=cluster.namespace("e2e"),
@@ -25,21 +25,21 @@ def _bench(cluster: Cluster) -> Workbench:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster.started(tmp_path_factory.mktemp("cluster"), operator=True) as running:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster.started(tmp_path_factory.mktemp("cluster"), operator=True) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def bench(cluster: Cluster) -> Workbench:
+def bench(cluster: LocalCluster) -> UserClient:
     """A namespace of the module's own; job names are unique within it."""
     return _bench(cluster)
 
 
 @pytest.fixture
-def cold_bench(tmp_path: Path) -> Iterator[Workbench]:
+def cold_bench(tmp_path: Path) -> Iterator[UserClient]:
     """A cluster whose stages are fresh processes, as on a real node."""
-    with Cluster.started(tmp_path / "cluster", operator=True, warm=False) as running:
+    with LocalCluster.started(tmp_path / "cluster", operator=True, warm=False) as running:
         yield _bench(running)
 
 
@@ -66,7 +66,7 @@ def files(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def files_profile(bench: Workbench, files: Path) -> Iterator[str]:
+def files_profile(bench: UserClient, files: Path) -> Iterator[str]:
     """The profile `local`, with its artefacts and cache on plain files."""
     storage = {"artifacts": f"file://{files}/ft-artifacts", "cache": f"file://{files}/ft-cache"}
     bench.apply_profile("files", storage=storage)
@@ -81,7 +81,7 @@ def stage_program() -> Path:
 
 
 @pytest.fixture
-def trainer_pids(cluster: Cluster, bench: Workbench) -> Callable[[str, Stage], list[int]]:
+def trainer_pids(cluster: LocalCluster, bench: UserClient) -> Callable[[str, Stage], list[int]]:
     """Process ids of a job's trainer in one stage, as the node agent started them."""
 
     def find(job: str, stage: Stage) -> list[int]:
@@ -93,7 +93,7 @@ def trainer_pids(cluster: Cluster, bench: Workbench) -> Callable[[str, Stage], l
 
 
 @pytest.fixture
-def kill_operator(cluster: Cluster) -> Callable[[], None]:
+def kill_operator(cluster: LocalCluster) -> Callable[[], None]:
     """SIGKILL; returns once the operator's successor is ready."""
 
     def kill() -> None:
@@ -104,7 +104,7 @@ def kill_operator(cluster: Cluster) -> Callable[[], None]:
 
 
 @pytest.fixture
-def store_outage(cluster: Cluster) -> Iterator[Callable[[float], None]]:
+def store_outage(cluster: LocalCluster) -> Iterator[Callable[[float], None]]:
     """Takes the object store away for so many seconds."""
 
     def outage(seconds: float) -> None:

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 import pytest
 
 from devcluster import samples
+from devcluster.bucket_iam import BUCKET, LIST
 from devcluster.bucketproxy import BucketProxy
-from devcluster.bucketrights import BUCKET, LIST
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from tests import bucket_grants
 from tests.bucket_grants import ARTIFACTS
-from tests.e2e.workbench import Object, Workbench, finetune_job, folder_of
+from tests.e2e.user_client import Object, UserClient, finetune_job, folder_of
 
 #: A cluster of its own, whose first stage is started before the warm server is ready.
 pytestmark = pytest.mark.timeout(600)
 
 
-def in_folder_of(namespace: str, item: samples.Input) -> str:
+def in_folder_of(namespace: str, item: samples.SampleFolder) -> str:
     """Where the team keeps it: in its managed folder of the input's bucket."""
     bucket, _, name = item.uri.removeprefix("gs://").partition("/")
     return f"gs://{bucket}/{namespace}/{name}"
@@ -29,15 +29,15 @@ def store() -> Iterator[BucketProxy]:
 
 
 @pytest.fixture(scope="module")
-def bench(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+def bench(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserClient]:
     folder = tmp_path_factory.mktemp("accounts") / "cluster"
-    with Cluster.started(folder, operator=True, store=store.url) as cluster:
+    with LocalCluster.started(folder, operator=True, store=store.url) as cluster:
         store.serve(cluster.gcs)
         namespace = cluster.namespace("team")
         for item in (samples.TINY_MODEL, samples.CAPITALS):
             samples.put(item, cluster.gcs, in_folder_of(namespace, item))
         store.grant(*bucket_grants.of_team(namespace))
-        yield Workbench(
+        yield UserClient(
             kubectl_binary=cluster.kubectl_program,
             kubeconfig=cluster.kubeconfig,
             namespace=namespace,
@@ -46,7 +46,7 @@ def bench(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def job(bench: Workbench) -> Object:
+def job(bench: UserClient) -> Object:
     data = in_folder_of(bench.namespace, samples.CAPITALS)
     inputs: Object = {
         "model": {"uri": in_folder_of(bench.namespace, samples.TINY_MODEL)},
@@ -72,13 +72,13 @@ def job(bench: Workbench) -> Object:
 
 
 def test_a_whole_job_needs_no_more_than_the_guide_gives(
-    bench: Workbench, job: Object, store: BucketProxy
+    bench: UserClient, job: Object, store: BucketProxy
 ) -> None:
     assert folder_of(job).uri.startswith(f"gs://{ARTIFACTS}/{bench.namespace}/")
     assert [str(access) for access in store.denied] == []
 
 
-def test_every_role_of_the_guide_is_used(bench: Workbench, job: Object, store: BucketProxy) -> None:
+def test_every_role_of_the_guide_is_used(bench: UserClient, job: Object, store: BucketProxy) -> None:
     unused = [
         grant
         for grant in bucket_grants.of_team(bench.namespace)
@@ -87,7 +87,7 @@ def test_every_role_of_the_guide_is_used(bench: Workbench, job: Object, store: B
     assert unused == []
 
 
-def test_nothing_lists_a_whole_bucket(bench: Workbench, job: Object, store: BucketProxy) -> None:
+def test_nothing_lists_a_whole_bucket(bench: UserClient, job: Object, store: BucketProxy) -> None:
     """roles/storage.legacyBucketReader, which lists every team's names, need not be given."""
     asked = {
         (access.account, access.need.bucket) for access in store.accesses if access.need.permission == BUCKET

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.workbench import Workbench, condition, finetune_job, message, reason
+from tests.e2e.user_client import UserClient, condition, finetune_job, message, reason
 
 
 def _rows(count: int) -> list[str]:
@@ -37,7 +37,7 @@ def _broken_json() -> bytes:
     ],
 )
 def test_corrupt_data_fails_in_preflight_with_file_row_and_fix(
-    bench: Workbench, name: str, content: bytes, told: list[str]
+    bench: UserClient, name: str, content: bytes, told: list[str]
 ) -> None:
     uri = f"gs://ft-data.invalid/{bench.namespace}/{name}.jsonl"
     bench.write(uri, content)
@@ -67,7 +67,7 @@ MISSING: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "spec", "named"), MISSING)
 def test_a_missing_input_is_named_and_the_job_recovers_when_it_appears(
-    bench: Workbench, name: str, spec: dict[str, Any], named: str, tiny_model: Path
+    bench: UserClient, name: str, spec: dict[str, Any], named: str, tiny_model: Path
 ) -> None:
     filled = json.loads(json.dumps(spec).replace("{ns}", bench.namespace))
     bench.apply(finetune_job(name, **filled))
@@ -84,7 +84,7 @@ def test_a_missing_input_is_named_and_the_job_recovers_when_it_appears(
     bench.succeed(name)
 
 
-def test_a_folder_that_is_no_model_is_refused_with_what_was_found(bench: Workbench) -> None:
+def test_a_folder_that_is_no_model_is_refused_with_what_was_found(bench: UserClient) -> None:
     bench.write(f"gs://ft-models.invalid/{bench.namespace}/notes/readme.txt", b"not a model")
     bench.apply(finetune_job("no-config", model={"uri": f"gs://ft-models.invalid/{bench.namespace}/notes"}))
     job = bench.wait(
@@ -97,7 +97,7 @@ def test_a_folder_that_is_no_model_is_refused_with_what_was_found(bench: Workben
     assert f"gs://ft-models.invalid/{bench.namespace}/notes" in text
 
 
-def test_a_missing_profile_is_named_and_the_job_goes_on_when_it_appears(bench: Workbench) -> None:
+def test_a_missing_profile_is_named_and_the_job_goes_on_when_it_appears(bench: UserClient) -> None:
     profile = f"late-{bench.namespace}"
     bench.apply(finetune_job("late-profile", profileRef={"name": profile}))
     waiting = bench.wait("late-profile", lambda job: condition(job, "Valid") == "False")
@@ -113,7 +113,7 @@ def test_a_missing_profile_is_named_and_the_job_goes_on_when_it_appears(bench: W
     bench.succeed("late-profile")
 
 
-def test_a_missing_secret_is_named_and_the_job_goes_on_when_it_appears(bench: Workbench) -> None:
+def test_a_missing_secret_is_named_and_the_job_goes_on_when_it_appears(bench: UserClient) -> None:
     bench.apply(finetune_job("late-secret", huggingFaceTokenSecretRef={"name": "hub", "key": "token"}))
     waiting = bench.wait("late-secret", lambda job: condition(job, "Valid") == "False")
     assert "hub" in message(waiting, "Valid")

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from finetune_contract import Stage
-from tests.e2e.workbench import Workbench, condition, finetune_job, folder_of, stage_of
+from tests.e2e.user_client import UserClient, condition, finetune_job, folder_of, stage_of
 
 
 def test_an_operator_killed_at_ten_random_moments_runs_no_stage_twice(
-    bench: Workbench, kill_operator: Callable[[], None]
+    bench: UserClient, kill_operator: Callable[[], None]
 ) -> None:
     chance = random.Random(20261121)
     # Nothing comes from the cache, and training is long enough for the run to outlive the last of the kills.
     steps = 1200
-    settings = {"steps": steps, "globalBatchSize": 8, "learningRate": "1e-3"}
+    settings = {"steps": steps, "globalBatchSize": 8, "learningRate": 1e-3}
     bench.apply(finetune_job("survivor", cache="Off", hyperparameters=settings))
     for _ in range(10):
         time.sleep(chance.uniform(0, 2))  # the moment is what is random here
@@ -32,11 +32,11 @@ def test_an_operator_killed_at_ten_random_moments_runs_no_stage_twice(
     assert len(bench.losses(job)) == steps
 
 
-def test_a_jobset_deleted_by_hand_while_training_is_resumed_once(bench: Workbench) -> None:
+def test_a_jobset_deleted_by_hand_while_training_is_resumed_once(bench: UserClient) -> None:
     bench.apply(
         finetune_job(
             "handmade",
-            hyperparameters={"steps": 300, "globalBatchSize": 8, "learningRate": "1e-3"},
+            hyperparameters={"steps": 300, "globalBatchSize": 8, "learningRate": 1e-3},
             checkpointing={"everySteps": 20},
         )
     )
@@ -52,7 +52,7 @@ def test_a_jobset_deleted_by_hand_while_training_is_resumed_once(bench: Workbenc
 
 @pytest.mark.slow
 def test_a_store_that_is_away_for_a_minute_is_waited_for_and_named(
-    bench: Workbench, store_outage: Callable[[float], None]
+    bench: UserClient, store_outage: Callable[[float], None]
 ) -> None:
     bench.apply(finetune_job("patient"))
     bench.wait("patient", lambda job: condition(job, "DataReady") == "True")
@@ -66,11 +66,11 @@ def test_a_store_that_is_away_for_a_minute_is_waited_for_and_named(
     bench.succeed("patient")
 
 
-def test_the_third_of_three_jobs_waits_for_a_node_says_why_and_runs(bench: Workbench) -> None:
+def test_the_third_of_three_jobs_waits_for_a_node_says_why_and_runs(bench: UserClient) -> None:
     names = ["first", "second", "third"]
     for name in names:
         bench.apply(
-            finetune_job(name, hyperparameters={"steps": 200, "globalBatchSize": 8, "learningRate": "1e-3"})
+            finetune_job(name, hyperparameters={"steps": 200, "globalBatchSize": 8, "learningRate": 1e-3})
         )
     waited: dict[str, str] = {}
     unfinished = set(names)
@@ -88,6 +88,6 @@ def test_the_third_of_three_jobs_waits_for_a_node_says_why_and_runs(bench: Workb
     assert any("google.com/tpu" in text or "nodes" in text for text in waited.values()), waited
 
 
-def test_a_chain_without_the_warm_server_succeeds(cold_bench: Workbench) -> None:
+def test_a_chain_without_the_warm_server_succeeds(cold_bench: UserClient) -> None:
     cold_bench.apply(finetune_job("cold", lora=True))
     cold_bench.succeed("cold", patience=600)

@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from devcluster import samples
-from devcluster.fixtures.hub import Hub
+from devcluster.fixtures.hub import FakeHub
 from finetune_contract import Stage
-from tests.e2e.workbench import Workbench, finetune_job, stage_of
+from tests.e2e.user_client import UserClient, finetune_job, stage_of
 
 TOKEN = "hf_canary7d20"
 MODEL, DATA = "acme/tiny-qwen3", "acme/capitals"
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as served:
+def hub() -> Iterator[FakeHub]:
+    with FakeHub() as served:
         served.tokens[TOKEN] = frozenset({MODEL})
         yield served
 
 
 @pytest.fixture
-def hub_profile(bench: Workbench, hub: Hub, tmp_path: Path) -> Iterator[str]:
+def hub_profile(bench: UserClient, hub: FakeHub, tmp_path: Path) -> Iterator[str]:
     """The profile `local` with the hub's address, as a platform team names its mirror."""
     environment = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hub")}
     pod = {"env": [{"name": name, "value": value} for name, value in environment.items()]}
@@ -33,7 +33,7 @@ def hub_profile(bench: Workbench, hub: Hub, tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_branch_that_moves_during_the_run_changes_nothing_and_the_token_stays_hidden(
-    bench: Workbench, hub: Hub, hub_profile: str, tiny_model: Path
+    bench: UserClient, hub: FakeHub, hub_profile: str, tiny_model: Path
 ) -> None:
     capitals = samples.folder_of(samples.CAPITALS)
     model = hub.push(MODEL, {path.name: path.read_bytes() for path in tiny_model.iterdir()}, private=True)

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from finetune_contract import Stage
-from tests.e2e.workbench import Object, Workbench, finetune_job, folder_of
+from tests.e2e.user_client import Object, UserClient, finetune_job, folder_of
 
 
 @pytest.fixture(scope="module")
-def job(bench: Workbench) -> Object:
+def job(bench: UserClient) -> Object:
     smoke = {"smoke": {"steps": 2, "examples": 8}}
     bench.apply(finetune_job("lora", lora=True, export={"content": "Both"}, preflight=smoke))
     return bench.succeed("lora")
 
 
 def test_the_exported_model_loads_back_and_has_the_loss_that_training_ended_with(
-    bench: Workbench, job: Object, stage_program: Path, tmp_path: Path
+    bench: UserClient, job: Object, stage_program: Path, tmp_path: Path
 ) -> None:
     trained = bench.result(job, Stage.TRAIN).details
     evaluated = bench.result(job, Stage.EVALUATE).details
@@ -52,7 +52,7 @@ def test_preflight_has_tried_the_chain_out_in_small(job: Object) -> None:
     )
 
 
-def test_model_and_adapter_are_listed_as_artifacts_with_their_digests(bench: Workbench, job: Object) -> None:
+def test_model_and_adapter_are_listed_as_artifacts_with_their_digests(bench: UserClient, job: Object) -> None:
     artifacts = {a["type"]: a for a in job["status"]["artifacts"]}
     assert {"HuggingFace", "Adapter"} <= artifacts.keys()
     adapter = json.loads(bench.read(f"{artifacts['Adapter']['uri']}/adapter_config.json") or b"{}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from finetune_contract import ExitCode, Outcome, Stage
-from tests.e2e.workbench import Object, Workbench, finetune_job
+from tests.e2e.user_client import Object, UserClient, finetune_job
 
 type TrainerPids = Callable[[str, Stage], list[int]]
 """Process ids of a job's trainer in one stage, as the node agent started them."""
@@ -17,7 +17,7 @@ LONG = {
     "hyperparameters": {
         "steps": STEPS,
         "globalBatchSize": 8,
-        "learningRate": "1e-3",
+        "learningRate": 1e-3,
         "computePrecision": "FP32",
     },
     "checkpointing": {"everySteps": 50},
@@ -25,7 +25,7 @@ LONG = {
 
 
 @pytest.fixture(scope="module")
-def undisturbed(bench: Workbench) -> dict[int, str]:
+def undisturbed(bench: UserClient) -> dict[int, str]:
     """Step -> loss of the same training that nobody stops."""
     bench.apply(finetune_job("undisturbed", **LONG))
     losses = bench.losses(bench.succeed("undisturbed"))
@@ -33,7 +33,7 @@ def undisturbed(bench: Workbench) -> dict[int, str]:
     return losses
 
 
-def _training(bench: Workbench, name: str) -> Object:
+def _training(bench: UserClient, name: str) -> Object:
     """Start a job and wait until its training is well under way."""
     bench.apply(finetune_job(name, **LONG))
     job = bench.wait(name, lambda job: job.get("status", {}).get("stage") == "Train")
@@ -42,7 +42,7 @@ def _training(bench: Workbench, name: str) -> Object:
     return job
 
 
-def _assert_resumed_exactly(bench: Workbench, job: Object, undisturbed: dict[int, str]) -> None:
+def _assert_resumed_exactly(bench: UserClient, job: Object, undisturbed: dict[int, str]) -> None:
     train = next(stage for stage in job["status"]["stages"] if stage["name"] == "Train")
     # JobSet itself has started it again.
     assert (train["attempt"], train["jobSet"], train["restart"]) == (
@@ -67,7 +67,7 @@ def _assert_resumed_exactly(bench: Workbench, job: Object, undisturbed: dict[int
 
 
 def test_sigterm_to_the_trainer_is_resumed_to_the_last_digit(
-    bench: Workbench, undisturbed: dict[int, str], trainer_pids: TrainerPids
+    bench: UserClient, undisturbed: dict[int, str], trainer_pids: TrainerPids
 ) -> None:
     _training(bench, "sigterm")
     for pid in trainer_pids("sigterm", Stage.TRAIN):
@@ -77,7 +77,7 @@ def test_sigterm_to_the_trainer_is_resumed_to_the_last_digit(
 
 
 def test_a_pod_deleted_through_the_api_is_resumed_to_the_last_digit(
-    bench: Workbench, undisturbed: dict[int, str]
+    bench: UserClient, undisturbed: dict[int, str]
 ) -> None:
     _training(bench, "deleted")
     (pod,) = bench.list("pods", job="deleted", stage="Train")
@@ -87,7 +87,7 @@ def test_a_pod_deleted_through_the_api_is_resumed_to_the_last_digit(
 
 
 def test_suspend_saves_frees_the_slice_and_resumes_exactly(
-    bench: Workbench, undisturbed: dict[int, str]
+    bench: UserClient, undisturbed: dict[int, str]
 ) -> None:
     _training(bench, "paused")
     bench.kubectl("patch", "finetunejob", "paused", "--type=merge", '-p={"spec":{"suspend":true}}')

@@ -6,13 +6,13 @@ import pytest
 import yaml
 
 from finetune_contract import Stage
-from tests.e2e.workbench import Object, Workbench, condition, stage_of
+from tests.e2e.user_client import Object, UserClient, condition, stage_of
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 
 
 @pytest.fixture(scope="module")
-def quickstart(bench: Workbench) -> Object:
+def quickstart(bench: UserClient) -> Object:
     """The job of the example, once it has succeeded."""
     bench.kubectl("apply", "-f", str(QUICKSTART))
     bench.kubectl("wait", "finetunejob/quickstart", "--for=condition=Succeeded", "--timeout=240s")
@@ -20,7 +20,7 @@ def quickstart(bench: Workbench) -> Object:
 
 
 def test_the_tuned_model_answers_right_where_the_base_does_not(
-    bench: Workbench, quickstart: Object, capitals: dict[str, str]
+    bench: UserClient, quickstart: Object, capitals: dict[str, str]
 ) -> None:
     assert len(QUICKSTART.read_text().splitlines()) <= 15
     evaluation = quickstart["status"]["evaluation"]
@@ -36,7 +36,7 @@ def test_the_tuned_model_answers_right_where_the_base_does_not(
 
 
 def test_the_status_of_a_succeeded_job_tells_every_stage_and_where_the_model_lies(
-    bench: Workbench, quickstart: Object
+    bench: UserClient, quickstart: Object
 ) -> None:
     status = quickstart["status"]
     assert [s["name"] for s in status["stages"]] == list(Stage)
@@ -57,7 +57,7 @@ def test_the_status_of_a_succeeded_job_tells_every_stage_and_where_the_model_lie
 
 
 def test_the_second_job_with_the_same_model_reuses_the_conversion(
-    bench: Workbench, quickstart: Object
+    bench: UserClient, quickstart: Object
 ) -> None:
     manifest = yaml.safe_load(QUICKSTART.read_text())
     bench.apply(manifest | {"metadata": {"name": "second"}})
@@ -71,7 +71,7 @@ def test_the_second_job_with_the_same_model_reuses_the_conversion(
 
 
 @pytest.mark.usefixtures("files_profile")
-def test_quickstart_on_plain_files(bench: Workbench, files: Path) -> None:
+def test_quickstart_on_plain_files(bench: UserClient, files: Path) -> None:
     text = QUICKSTART.read_text().replace("gs://", f"file://{files}/")
     manifest = yaml.safe_load(text)
     manifest["spec"]["profileRef"] = {"name": "files"}

@@ -7,14 +7,14 @@ Locally the head computes on its own CPU, with a device for each chip of its wor
 import pytest
 
 from finetune_contract import Stage
-from tests.e2e.workbench import Object, Workbench, finetune_job, stage_of
+from tests.e2e.user_client import Object, UserClient, finetune_job, stage_of
 
 FULL = {"method": {"type": "SFT"}}
 TWO_HOSTS = {"accelerator": "tpu-v6e-slice", "topology": "2x4", "chipsPerHost": 4}
 
 
 @pytest.fixture(scope="module")
-def one_process(bench: Workbench) -> dict[int, str]:
+def one_process(bench: UserClient) -> dict[int, str]:
     """Step -> loss."""
     bench.apply(finetune_job("one", resources={"accelerator": "tpu-v6e-slice", "topology": "2x2"}, **FULL))
     losses = bench.losses(bench.succeed("one"))
@@ -22,7 +22,7 @@ def one_process(bench: Workbench) -> dict[int, str]:
     return losses
 
 
-def assert_same_training(bench: Workbench, job: Object, expected: dict[int, str]) -> None:
+def assert_same_training(bench: UserClient, job: Object, expected: dict[int, str]) -> None:
     losses = bench.losses(job)
     assert losses.keys() == expected.keys()
     for step, loss in expected.items():
@@ -34,7 +34,7 @@ def assert_same_training(bench: Workbench, job: Object, expected: dict[int, str]
 
 
 def test_two_hosts_train_to_the_loss_of_one_process_on_the_same_global_batch(
-    bench: Workbench, one_process: dict[int, str]
+    bench: UserClient, one_process: dict[int, str]
 ) -> None:
     bench.apply(finetune_job("two", resources=TWO_HOSTS, **FULL))
     train = bench.wait("two", lambda job: job.get("status", {}).get("stage") == "Train")
@@ -47,7 +47,7 @@ def test_two_hosts_train_to_the_loss_of_one_process_on_the_same_global_batch(
 
 
 def test_a_head_of_pathways_trains_to_the_loss_of_one_process(
-    bench: Workbench, one_process: dict[int, str]
+    bench: UserClient, one_process: dict[int, str]
 ) -> None:
     bench.apply(finetune_job("pathways", resources={**TWO_HOSTS, "controller": "Pathways"}, **FULL))
     job = bench.succeed("pathways")

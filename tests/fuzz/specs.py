@@ -78,7 +78,7 @@ PROFILE: Document = {
                 "topologies": ["2x2", "2x4", "4x4"],
                 "chipsPerHost": 4,
                 "maxSlices": 2,
-                "chipHourPrice": "1.20",
+                "chipHourPrice": 1.20,
             },
             {
                 "name": "whole-host",

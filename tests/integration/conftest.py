@@ -15,27 +15,27 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import Stage
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import PROFILE
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     # No stage runs the real trainer here, so nobody waits for its imports.
-    with Cluster.started(tmp_path_factory.mktemp("cluster"), warm=False) as running:
+    with LocalCluster.started(tmp_path_factory.mktemp("cluster"), warm=False) as running:
         yield running
 
 
 @pytest.fixture
-def namespace(cluster: Cluster) -> str:
+def namespace(cluster: LocalCluster) -> str:
     return cluster.namespace()
 
 
 @pytest.fixture
-def operator(cluster: Cluster) -> Cluster:
+def operator(cluster: LocalCluster) -> LocalCluster:
     cluster.start("operator")
     return cluster
 
@@ -46,25 +46,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def double(operator: Cluster, runs: Path) -> Cluster:
-    operator.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
-    operator.apply(trainer_double.profile(PROFILE, runs))
+def double(operator: LocalCluster, runs: Path) -> LocalCluster:
+    operator.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "bin"))
+    operator.apply(fake_trainer.profile(PROFILE, runs))
     return operator
 
 
 @pytest.fixture
-def held(operator: Cluster, runs: Path) -> Cluster:
-    operator.add_image(trainer_double.IMAGE, trainer_double.install(runs / "slow", seconds=3600))
-    operator.apply(trainer_double.profile(PROFILE, runs))
+def held(operator: LocalCluster, runs: Path) -> LocalCluster:
+    operator.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "slow", seconds=3600))
+    operator.apply(fake_trainer.profile(PROFILE, runs))
     return operator
 
 
 @pytest.fixture
-def training(operator: Cluster, runs: Path) -> Iterator[Cluster]:
+def training(operator: LocalCluster, runs: Path) -> Iterator[LocalCluster]:
     """The operator, and stages that take no time but for training, which lasts until it is ended. Whatever happens to
     it, nothing of it is doubled."""
-    slow = trainer_double.install(runs / "training", seconds=3600, stages=[Stage.TRAIN])
-    operator.add_image(trainer_double.IMAGE, slow)
-    operator.apply(trainer_double.profile(PROFILE, runs))
+    slow = fake_trainer.install(runs / "training", seconds=3600, stages=[Stage.TRAIN])
+    operator.add_image(fake_trainer.IMAGE, slow)
+    operator.apply(fake_trainer.profile(PROFILE, runs))
     with nothing_doubled(operator):
         yield operator

@@ -5,8 +5,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from devcluster.kube import Event
-from devcluster.testing import Cluster
+from devcluster.kube import WatchEvent
+from devcluster.testing import LocalCluster
 from finetune_operator.lifecycle import children
 from finetune_operator.rendering.labels import STAGE_LABEL, UID_LABEL
 
@@ -14,19 +14,19 @@ type Object = dict[str, Any]
 
 
 @contextmanager
-def nothing_doubled(cluster: Cluster) -> Iterator[None]:
+def nothing_doubled(cluster: LocalCluster) -> Iterator[None]:
     """During the block no job has two live JobSets, and no worker of a slice two live pods."""
     with (
         cluster.recorded("/apis/jobset.x-k8s.io/v1alpha2/jobsets", labelSelector=UID_LABEL) as jobsets,
         cluster.recorded("/api/v1/pods", labelSelector=UID_LABEL) as pods,
     ):
         yield
-    judge(jobsets, which=_job, live=lambda jobset: not children.jobset_ended(jobset))
-    judge(pods, which=_worker, live=children.pod_live)
+    assert_one_live(jobsets, which=_job, live=lambda jobset: not children.jobset_ended(jobset))
+    assert_one_live(pods, which=_worker, live=children.pod_live)
 
 
-def judge(
-    told: Iterable[Event], *, which: Callable[[Object], Hashable], live: Callable[[Object], bool]
+def assert_one_live(
+    told: Iterable[WatchEvent], *, which: Callable[[Object], Hashable], live: Callable[[Object], bool]
 ) -> None:
     """Raises AssertionError where two live objects were ever the same ``which`` at once. One that is being deleted is
     still there."""
@@ -62,7 +62,7 @@ def _worker(pod: Object) -> Hashable:
     )
 
 
-def told_once(cluster: Cluster, namespace: str, *reasons: str) -> None:
+def assert_events_once(cluster: LocalCluster, namespace: str, *reasons: str) -> None:
     """Of the jobs of that namespace exactly these Events tell, each of them once."""
     events = cluster.list(
         f"/api/v1/namespaces/{namespace}/events", fieldSelector="involvedObject.kind=FineTuneJob"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 
 type Object = dict[str, Any]
 PROFILE = "double"
@@ -43,12 +43,12 @@ def charged(job: Object) -> Object:
     return {name: job["status"]["attempts"][name] for name in ("preemption", "infrastructure", "user")}
 
 
-def jobsets(cluster: Cluster, namespace: str) -> list[str]:
+def jobsets(cluster: LocalCluster, namespace: str) -> list[str]:
     found = cluster.list(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")
     return sorted(each["metadata"]["name"] for each in found)
 
 
-def uid_of(cluster: Cluster, namespace: str, jobset: str) -> str:
+def uid_of(cluster: LocalCluster, namespace: str, jobset: str) -> str:
     return str(cluster.get(jobset_path(namespace, jobset))["metadata"]["uid"])
 
 

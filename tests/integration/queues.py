@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from devcluster.build import module_folder
-from devcluster.testing import Cluster
-from tests.integration import trainer_double
+from devcluster.testing import LocalCluster
+from tests.integration import fake_trainer
 
 type Object = dict[str, Any]
 
@@ -25,7 +25,7 @@ PRIORITIES = {LOW: 10, HIGH: 1000}
 class Team:
     """A namespace, its queue, and a profile whose TPU stages wait in it."""
 
-    cluster: Cluster
+    cluster: LocalCluster
     namespace: str
     folder: Path
 
@@ -52,7 +52,7 @@ class Team:
 
     def profile(self, name: str, capacity: str = "OnDemand", **queue: object) -> str:
         """A profile of the trainer's double with that ``queue``; its name."""
-        profile: Object = trainer_double.profile(f"{name}-{self.namespace}", self.folder)
+        profile: Object = fake_trainer.profile(f"{name}-{self.namespace}", self.folder)
         profile["spec"]["flavors"][0]["capacity"] = capacity
         profile["spec"]["queue"] = queue
         self.cluster.apply(profile)
@@ -104,7 +104,7 @@ def provisioning_requests() -> Object:
     return crd
 
 
-def queued_provisioning(cluster: Cluster, name: str) -> None:
+def queued_provisioning(cluster: LocalCluster, name: str) -> None:
     """An AdmissionCheck that asks for nodes as GKE's queued provisioning gives them."""
     config = {"provisioningClassName": "queued-provisioning.gke.io", "managedResources": ["google.com/tpu"]}
     cluster.apply({**kueue("ProvisioningRequestConfig", name), "spec": config})

@@ -14,9 +14,9 @@ from google.cloud import storage
 
 from devcluster import samples
 from devcluster.bucketproxy import BucketProxy
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.jobs import Object, condition, condition_of, job_path
 
 #: Its stages take no time.
@@ -41,7 +41,7 @@ class Answer:
 class Tenant:
     """One team: its user in the API server, and its accounts in the store."""
 
-    cluster: Cluster
+    cluster: LocalCluster
     proxy: BucketProxy
     namespace: str
 
@@ -87,9 +87,7 @@ class Tenant:
         """A job that keeps to the profile."""
         model = {"uri": f"gs://{MODELS}/tiny"}
         data = {"train": [{"uri": f"gs://{DATA}/train.jsonl"}], "maxSeqLength": 64}
-        return trainer_double.job(
-            self.namespace, name, profile, **({"model": model, "datasets": data} | spec)
-        )
+        return fake_trainer.job(self.namespace, name, profile, **({"model": model, "datasets": data} | spec))
 
     def bucket(self, name: str, account: str = "ft-cpu") -> storage.Bucket:
         """With the rights of a pod that the tenant starts in its namespace."""
@@ -119,7 +117,7 @@ class Tenant:
         return condition_of(found, "Valid")
 
 
-def admit(cluster: Cluster, namespace: str, user: str) -> None:
+def admit(cluster: LocalCluster, namespace: str, user: str) -> None:
     """Gives the user ``edit`` and JobSets in the namespace."""
     role = "rbac.authorization.k8s.io/v1"
     subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
@@ -143,9 +141,9 @@ def admit(cluster: Cluster, namespace: str, user: str) -> None:
         )
 
 
-def profile(name: str, image: str = trainer_double.IMAGE, **spec: Any) -> Object:
+def profile(name: str, image: str = fake_trainer.IMAGE, **spec: Any) -> Object:
     """A strict profile over the store's buckets."""
-    double: Object = trainer_double.profile(name, folder=samples.FIXTURES)
+    double: Object = fake_trainer.profile(name, folder=samples.FIXTURES)
     places = {"read": [f"gs://{MODELS}/*", f"gs://{DATA}/*"]}
     return {
         **double,
@@ -161,7 +159,7 @@ def profile(name: str, image: str = trainer_double.IMAGE, **spec: Any) -> Object
 
 
 @dataclass(frozen=True, slots=True)
-class Belongings:
+class TenantState:
     """All of a tenant that another must not change."""
 
     job: Mapping[str, Any]
@@ -171,7 +169,7 @@ class Belongings:
     """Its process: it has not been started again."""
 
     @classmethod
-    def of(cls, tenant: Tenant, job: str) -> "Belongings":
+    def of(cls, tenant: Tenant, job: str) -> "TenantState":
         cluster = tenant.cluster
         return cls(
             job=_lasting(cluster.get(tenant.path(job))),
@@ -200,7 +198,7 @@ def _lasting(job: Object) -> Mapping[str, Any]:
     }
 
 
-def _children(cluster: Cluster, namespace: str) -> dict[str, str]:
+def _children(cluster: LocalCluster, namespace: str) -> dict[str, str]:
     paths = (
         f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets",
         f"/api/v1/namespaces/{namespace}/pods",
@@ -212,7 +210,7 @@ def _children(cluster: Cluster, namespace: str) -> dict[str, str]:
     }
 
 
-def stored(cluster: Cluster, namespace: str) -> dict[str, Any]:
+def stored(cluster: LocalCluster, namespace: str) -> dict[str, Any]:
     """Everything in the team's folders: name -> generation and checksum."""
     client = samples.client(cluster.gcs)
     return {

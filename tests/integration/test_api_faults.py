@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.faultproxy import Call, Fault, FaultProxy
-from devcluster.testing import Cluster
+from devcluster.faultproxy import FaultProxy, InjectedFault, ProxiedRequest
+from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
-from tests.integration import trainer_double, warm_operator
-from tests.integration.invariants import nothing_doubled, told_once
+from tests.integration import fake_trainer, warm_operator
+from tests.integration.invariants import assert_events_once, nothing_doubled
 from tests.integration.jobs import PROFILE, Object, await_file, charged, job_path, jobset_path, jobsets, phase
 from tests.integration.warm_operator import WarmOperator
 
@@ -40,14 +40,16 @@ class Strikes:
     """Chooses which requests are struck."""
 
     def __init__(self) -> None:
-        self._writes: Mapping[str, Fault] = {}
-        self._reads: Mapping[str, Fault] = {}
+        self._writes: Mapping[str, InjectedFault] = {}
+        self._reads: Mapping[str, InjectedFault] = {}
         self._struck = Counter()
         self._known: set[tuple[str, str, bytes]] = set()
         self._read: Counter[str] = Counter()
 
     @contextmanager
-    def on(self, *, writes: Mapping[str, Fault], reads: Mapping[str, Fault] = {}) -> Iterator[Struck]:
+    def on(
+        self, *, writes: Mapping[str, InjectedFault], reads: Mapping[str, InjectedFault] = {}
+    ) -> Iterator[Struck]:
         """During the block: part of a path or body -> what becomes of each new write there, and of every third read.
         Yields what was struck, by method and resource."""
         self._struck, self._known, self._read = Counter(), set(), Counter()
@@ -55,7 +57,7 @@ class Strikes:
         yield self._struck
         self._writes, self._reads = {}, {}
 
-    def __call__(self, call: Call) -> Fault | None:
+    def __call__(self, call: ProxiedRequest) -> InjectedFault | None:
         faults = self._writes if call.writes else self._reads
         # A job's plan is written in the operator's namespace, and names the job's.
         body = call.body if call.writes else b""
@@ -85,17 +87,17 @@ def _resource(path: str) -> str:
 class Bench:
     """The cluster, the proxy and the operator behind it."""
 
-    cluster: Cluster
+    cluster: LocalCluster
     proxy: FaultProxy
     operator: WarmOperator
     strikes: Strikes
 
 
 @pytest.fixture(scope="module")
-def bench(cluster: Cluster, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+def bench(cluster: LocalCluster, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "bin"))
     cluster.start("operator")
-    cluster.apply(trainer_double.profile(PROFILE, runs))
+    cluster.apply(fake_trainer.profile(PROFILE, runs))
     strikes = Strikes()
     folder = tmp_path_factory.mktemp("warm") / "operator"
     with (
@@ -105,14 +107,14 @@ def bench(cluster: Cluster, runs: Path, tmp_path_factory: pytest.TempPathFactory
         yield Bench(cluster, proxy, operator, strikes)
 
 
-def ended_well(cluster: Cluster, namespace: str) -> None:
+def ended_well(cluster: LocalCluster, namespace: str) -> None:
     """As without any fault."""
     done = cluster.wait(job_path(namespace, "job"), phase("Succeeded", "Failed"), seconds=180)
     assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
     assert jobsets(cluster, namespace) == sorted(f"job-{stage.short}-1" for stage in Stage)
     assert charged(done) == {"preemption": 0, "infrastructure": 0, "user": 0}
     assert done["status"]["attempts"]["total"] == len(Stage)
-    told_once(cluster, namespace, "Checked", "Proven", "Succeeded")
+    assert_events_once(cluster, namespace, "Checked", "Proven", "Succeeded")
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -120,13 +122,13 @@ def test_an_operator_that_is_killed_at_every_write_makes_nothing_twice(
     bench: Bench, namespace: str, done: bool
 ) -> None:
     """Before the API server has seen it, or before its answer is there."""
-    death = Fault(done=done, act=bench.operator.kill)
+    death = InjectedFault(done=done, act=bench.operator.kill)
     before = bench.operator.starts
     with (
         nothing_doubled(bench.cluster),
         bench.strikes.on(writes={namespace: death, "/leases/": death}) as struck,
     ):
-        bench.cluster.apply(trainer_double.job(namespace, "job", PROFILE))
+        bench.cluster.apply(fake_trainer.job(namespace, "job", PROFILE))
         ended_well(bench.cluster, namespace)
     assert struck.keys() >= EVERY_WRITE | {("PATCH", "leases")}
     assert struck["POST", "jobsets"] == len(Stage)
@@ -135,13 +137,13 @@ def test_an_operator_that_is_killed_at_every_write_makes_nothing_twice(
 
 
 #: As name -> what becomes of each write, and of every third read. An API server answers 409 to no read.
-ANSWERS: dict[str, tuple[Fault, Fault | None]] = {
-    "too-many": (Fault(done=False, status=429, retry_after=1), Fault(done=False, status=429)),
-    "conflict": (Fault(done=False, status=409), None),
-    "broken": (Fault(done=False, status=500), Fault(done=False, status=500)),
-    "broken-late": (Fault(done=True, status=500), None),
-    "reset": (Fault(done=False), Fault(done=False)),
-    "reset-late": (Fault(done=True), Fault(done=True)),
+ANSWERS: dict[str, tuple[InjectedFault, InjectedFault | None]] = {
+    "too-many": (InjectedFault(done=False, status=429, retry_after=1), InjectedFault(done=False, status=429)),
+    "conflict": (InjectedFault(done=False, status=409), None),
+    "broken": (InjectedFault(done=False, status=500), InjectedFault(done=False, status=500)),
+    "broken-late": (InjectedFault(done=True, status=500), None),
+    "reset": (InjectedFault(done=False), InjectedFault(done=False)),
+    "reset-late": (InjectedFault(done=True), InjectedFault(done=True)),
 }
 
 
@@ -158,7 +160,7 @@ def test_whatever_is_answered_to_a_request_jobs_come_to_their_end(bench: Bench) 
         ) as struck,
     ):
         for space in spaces.values():
-            cluster.apply(trainer_double.job(space, "job", PROFILE))
+            cluster.apply(fake_trainer.job(space, "job", PROFILE))
         for space in spaces.values():
             ended_well(cluster, space)
     assert struck.keys() >= EVERY_WRITE | {("GET", "finetunejobs"), ("GET", "pods"), ("GET", "jobsets")}
@@ -171,9 +173,9 @@ def test_a_child_that_vanished_in_a_gap_of_the_watches_is_missed(
 ) -> None:
     """The server has forgotten what the watches had seen (410); their next listing shows no trace of the child."""
     cluster, proxy = bench.cluster, bench.proxy
-    slow = trainer_double.install(runs / "gap", seconds=3600, stages=[Stage.CONVERT])
-    cluster.add_image(trainer_double.IMAGE, slow)
-    cluster.apply(trainer_double.job(namespace, "job", PROFILE))
+    slow = fake_trainer.install(runs / "gap", seconds=3600, stages=[Stage.CONVERT])
+    cluster.add_image(fake_trainer.IMAGE, slow)
+    cluster.apply(fake_trainer.job(namespace, "job", PROFILE))
     found = cluster.wait(
         job_path(namespace, "job"),
         lambda job: job.get("status", {}).get("stage") == "Convert",
@@ -181,7 +183,7 @@ def test_a_child_that_vanished_in_a_gap_of_the_watches_is_missed(
     await_file(RunFolder(found["status"]["resolved"]["runFolder"]).request("conv", 1))
     for watched in (JOBSETS, PODS):
         proxy.forget(watched)
-    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+    cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "bin"))
     cluster.delete(jobset_path(namespace, "job-conv-1"))
     cluster.wait_gone(jobset_path(namespace, "job-conv-1"))
     for watched in (JOBSETS, PODS):
@@ -197,11 +199,11 @@ def test_a_clock_that_is_set_on_the_operators_machine_costs_nothing(
 ) -> None:
     """Its own clock is an hour ahead, then an hour behind: no deadline comes early, nobody is charged."""
     cluster, path = bench.cluster, job_path(namespace, "job")
-    slow = trainer_double.install(runs / "clock", seconds=3600, stages=[Stage.TRAIN])
-    cluster.add_image(trainer_double.IMAGE, slow)
+    slow = fake_trainer.install(runs / "clock", seconds=3600, stages=[Stage.TRAIN])
+    cluster.add_image(fake_trainer.IMAGE, slow)
     limits: Object = {"activeDeadlineSeconds": 600, "preRunningDeadlineSeconds": 600}
     limits["hangPolicy"] = {"startupSeconds": 600, "noStepSeconds": 600}
-    cluster.apply(trainer_double.job(namespace, "job", PROFILE, **limits))
+    cluster.apply(fake_trainer.job(namespace, "job", PROFILE, **limits))
     cluster.wait(path, lambda job: phase("Running")(job) and job["status"]["stage"] == "Train")
     began = datetime.now(UTC) - timedelta(minutes=10)
     try:
@@ -215,7 +217,7 @@ def test_a_clock_that_is_set_on_the_operators_machine_costs_nothing(
             assert cluster.get(path)["status"]["phase"] == "Running"
             # …and so does an operator that begins with it.
             bench.operator.kill()
-        cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+        cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "bin"))
         cluster.delete(jobset_path(namespace, "job-train-1"))
         done = cluster.wait(path, phase("Succeeded", "Failed"))
     finally:

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from devcluster.testing import Cluster
-from tests.integration import trainer_double
+from devcluster.testing import LocalCluster
+from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, condition, job_path, jobset_path, jobsets, phase
 from tests.stage_outcomes import DOES_NOT_FIT
 
 
 def test_training_runs_on_the_slice_that_preflight_chose_and_the_status_says_why(
-    double: Cluster, namespace: str, runs: Path
+    double: LocalCluster, namespace: str, runs: Path
 ) -> None:
-    double.add_image(trainer_double.IMAGE, trainer_double.install(runs / "choosing", least_chips=8))
-    double.apply(trainer_double.job(namespace, "bot", PROFILE))
+    double.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "choosing", least_chips=8))
+    double.apply(fake_trainer.job(namespace, "bot", PROFILE))
     done = double.wait(job_path(namespace, "bot"), phase("Succeeded", "Failed"), seconds=120)
     assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
     resources = done["status"]["resolved"]["resources"]

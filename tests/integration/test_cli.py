@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_operator.cli.validate import validate_text
 from tests.unit.cli.scalars import KEYS, SCALARS
 
@@ -21,7 +21,7 @@ STATUSES = ROOT / "tests" / "unit" / "cli" / "jobs"
 GROUP = "/apis/tpu-finetune.dev/v1alpha1"
 
 
-def finetune(cluster: Cluster, *arguments: object) -> subprocess.CompletedProcess[str]:
+def finetune(cluster: LocalCluster, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [FINETUNE, *map(str, arguments)],
         env={"PATH": "/usr/bin:/bin", **cluster.environment},
@@ -38,7 +38,7 @@ def status_of(phase: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def job(cluster: Cluster, namespace: str) -> str:
+def job(cluster: LocalCluster, namespace: str) -> str:
     """Path of the quickstart's job in a fresh namespace; no operator looks at it."""
     cluster.stop("operator")
     cluster.kubectl("apply", "-n", namespace, "-f", str(QUICKSTART))
@@ -46,7 +46,7 @@ def job(cluster: Cluster, namespace: str) -> str:
 
 
 def test_kubectl_takes_every_jobset_that_plan_prints(
-    cluster: Cluster, namespace: str, tmp_path: Path
+    cluster: LocalCluster, namespace: str, tmp_path: Path
 ) -> None:
     manifest = yaml.safe_load(QUICKSTART.read_text())
     manifest["metadata"]["namespace"] = namespace
@@ -61,7 +61,7 @@ def test_kubectl_takes_every_jobset_that_plan_prints(
     ]
 
 
-def test_kubectl_reads_scalars_and_keys_as_the_commands_do(cluster: Cluster) -> None:
+def test_kubectl_reads_scalars_and_keys_as_the_commands_do(cluster: LocalCluster) -> None:
     values = "".join(f"  v{number}: {text}\n" for number, text in enumerate(SCALARS))
     keys = "".join(f"  {text}: x\n" for text in KEYS)
     head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
@@ -80,6 +80,11 @@ def test_kubectl_reads_scalars_and_keys_as_the_commands_do(cluster: Cluster) -> 
     [
         "hyperparameters: {learningRate: 2e-5}",
         'hyperparameters: {learningRate: "2e-5"}',
+        "hyperparameters: {learningRate: .5}",
+        "hyperparameters: {learningRate: 0}",
+        "hyperparameters: {learningRate: 1e400}",
+        "hyperparameters: {learningRate: 1_000.5}",
+        "hyperparameters: {warmupRatio: 1.0}",
         "hyperparameters: {seed: 1_000}",
         "hyperparameters: {seed: 0x10}",
         "hyperparameters: {seed: 017}",
@@ -102,7 +107,7 @@ def test_kubectl_reads_scalars_and_keys_as_the_commands_do(cluster: Cluster) -> 
     ],
 )
 def test_validate_judges_as_the_server_does(
-    cluster: Cluster, namespace: str, line: str, tmp_path: Path
+    cluster: LocalCluster, namespace: str, line: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
@@ -118,7 +123,7 @@ def test_validate_judges_as_the_server_does(
     assert (validate_text(file.read_text(), file="job.yaml") == []) is taken
 
 
-def test_examples_are_taken_by_the_api_server(cluster: Cluster, namespace: str) -> None:
+def test_examples_are_taken_by_the_api_server(cluster: LocalCluster, namespace: str) -> None:
     files = sorted((ROOT / "examples").rglob("*.yaml"))
     for manifest in (each for file in files for each in yaml.safe_load_all(file.read_text())):
         if manifest["kind"] != "FineTuneProfile":
@@ -128,13 +133,15 @@ def test_examples_are_taken_by_the_api_server(cluster: Cluster, namespace: str) 
 
 @pytest.mark.parametrize("path", sorted(STATUSES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_statuses_of_the_unit_tests_are_ones_that_the_api_server_stores(
-    cluster: Cluster, job: str, path: Path
+    cluster: LocalCluster, job: str, path: Path
 ) -> None:
     status = yaml.safe_load(path.read_text())["status"]
     assert cluster.patch(f"{job}/status", {"status": status})["status"] == status
 
 
-def test_watch_tells_the_way_of_a_job_through_a_restart_of_the_server(cluster: Cluster, job: str) -> None:
+def test_watch_tells_the_way_of_a_job_through_a_restart_of_the_server(
+    cluster: LocalCluster, job: str
+) -> None:
     namespace = job.split("/")[5]
     with subprocess.Popen(
         [FINETUNE, "watch", "quickstart", "-n", namespace],
@@ -157,7 +164,7 @@ def test_watch_tells_the_way_of_a_job_through_a_restart_of_the_server(cluster: C
     assert "Exported    gs://ft-artifacts" in rest
 
 
-def test_status_logs_and_unknown_names(cluster: Cluster, job: str) -> None:
+def test_status_logs_and_unknown_names(cluster: LocalCluster, job: str) -> None:
     namespace = job.split("/")[5]
     cluster.patch(f"{job}/status", {"status": status_of("failed")})
     page = finetune(cluster, "status", "quickstart", "-n", namespace)

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from devcluster.kube import KubeError
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
+from finetune_operator.cli.documents import read_documents
 from tests.unit.api.bad_jobs import BAD_JOBS
 from tests.unit.api.documents import JOB, PROFILE, Document, job
 
@@ -24,7 +25,7 @@ def placed(document: Document, namespace: str) -> Document:
     return {**document, "metadata": {**document["metadata"], "namespace": namespace}}
 
 
-def refusal(cluster: Cluster, document: Document) -> str:
+def refusal(cluster: LocalCluster, document: Document) -> str:
     """kubectl's words when it may not apply the document."""
     with pytest.raises(AssertionError) as caught:
         cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(document))
@@ -32,7 +33,7 @@ def refusal(cluster: Cluster, document: Document) -> str:
 
 
 @pytest.mark.parametrize("name", ["finetunejobs", "finetuneprofiles"])
-def test_crds_are_established_without_complaint(cluster: Cluster, name: str) -> None:
+def test_crds_are_established_without_complaint(cluster: LocalCluster, name: str) -> None:
     crd = cluster.get(f"{CRDS}/{name}.tpu-finetune.dev")
     conditions = {condition["type"]: condition["status"] for condition in crd["status"]["conditions"]}
     assert conditions["Established"] == "True"
@@ -41,7 +42,7 @@ def test_crds_are_established_without_complaint(cluster: Cluster, name: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["tpu", "gpu"])
-def test_manifests_for_serving_are_accepted(cluster: Cluster, shared_namespace: str, kind: str) -> None:
+def test_manifests_for_serving_are_accepted(cluster: LocalCluster, shared_namespace: str, kind: str) -> None:
     for document in yaml.safe_load_all((SERVING / f"{kind}.yaml").read_text()):
         document["metadata"]["namespace"] = shared_namespace
         said = cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(document))
@@ -50,7 +51,7 @@ def test_manifests_for_serving_are_accepted(cluster: Cluster, shared_namespace: 
 
 @BAD_JOBS
 def test_a_bad_job_is_refused_with_the_place(
-    cluster: Cluster, shared_namespace: str, document: Document, path: str
+    cluster: LocalCluster, shared_namespace: str, document: Document, path: str
 ) -> None:
     said = refusal(cluster, placed(document, shared_namespace))
     assert path in said
@@ -58,13 +59,13 @@ def test_a_bad_job_is_refused_with_the_place(
 
 
 @pytest.fixture(scope="module")
-def shared_namespace(cluster: Cluster) -> str:
+def shared_namespace(cluster: LocalCluster) -> str:
     """For tests that leave nothing behind."""
     return cluster.namespace()
 
 
 @pytest.fixture
-def stored(cluster: Cluster, namespace: str) -> Iterator[Document]:
+def stored(cluster: LocalCluster, namespace: str) -> Iterator[Document]:
     """A job with every identity field but resumeFrom, and a retry. The operator does not run, so that its status is the
     test's alone."""
     cluster.stop("operator")
@@ -94,7 +95,9 @@ IDENTITY_EDITS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("edit", IDENTITY_EDITS.values(), ids=IDENTITY_EDITS)
-def test_what_decides_the_result_cannot_be_edited(cluster: Cluster, stored: Document, edit: Document) -> None:
+def test_what_decides_the_result_cannot_be_edited(
+    cluster: LocalCluster, stored: Document, edit: Document
+) -> None:
     (field,) = edit
     with pytest.raises(KubeError, match=f"spec: Invalid value.*{field} cannot be changed") as caught:
         cluster.patch(path_of(stored), {"spec": edit})
@@ -110,7 +113,7 @@ def test_what_decides_the_result_cannot_be_edited(cluster: Cluster, stored: Docu
     ],
 )
 def test_what_only_goes_forward_cannot_be_set_back(
-    cluster: Cluster, stored: Document, edit: Document, said: str
+    cluster: LocalCluster, stored: Document, edit: Document, said: str
 ) -> None:
     with pytest.raises(KubeError, match=said):
         cluster.patch(path_of(stored), {"spec": edit})
@@ -125,33 +128,134 @@ def test_what_only_goes_forward_cannot_be_set_back(
         {"resources": {"tpu": "v6e-4"}},
         {"checkpointing": {"everySteps": 10}},
         {"evaluation": {"prompts": ["Reset my password"]}},
-        {"budget": {"maxChipHours": "200"}},
+        {"budget": {"maxChipHours": 200}},
         {"cache": "Refresh"},
     ],
     ids=lambda edit: next(iter(edit)),
 )
 def test_lifecycle_and_placement_stay_open_to_edits(
-    cluster: Cluster, stored: Document, edit: Document
+    cluster: LocalCluster, stored: Document, edit: Document
 ) -> None:
     changed = cluster.patch(path_of(stored), {"spec": edit})
     assert changed["metadata"]["generation"] == 2
 
 
-def test_an_unseen_job_says_so_and_status_is_the_operators_alone(cluster: Cluster, stored: Document) -> None:
+#: As written in a manifest, and as the API server stores it.
+NUMBERS = {
+    "2e-5": 2e-5,
+    "2.0e-5": 2e-5,
+    "1e-7": 1e-7,
+    "1.0": 1,
+    "1": 1,
+    "1e0": 1,
+    "0.1": 0.1,
+    "1_000.5": 1000.5,
+    "1e20": 1e20,
+    "1e21": 1e21,
+    "1.7e308": 1.7e308,
+    "5e-324": 5e-324,
+}
+
+
+def written(namespace: str, numbers: str) -> str:
+    """A manifest as a user writes it, with these hyperparameters."""
+    document = placed(job(suspend=True), namespace)
+    return yaml.safe_dump(document) + f"  hyperparameters: {numbers}\n"
+
+
+@pytest.mark.parametrize(("text", "value"), NUMBERS.items())
+def test_a_decimal_is_stored_as_the_number_that_was_written(
+    cluster: LocalCluster, shared_namespace: str, text: str, value: float
+) -> None:
+    manifest = written(shared_namespace, f"{{learningRate: {text}}}")
+    said = cluster.kubectl("apply", "--dry-run=server", "-o", "json", "-f", "-", stdin=manifest)
+    assert json.loads(said)["spec"]["hyperparameters"]["learningRate"] == value
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        "{learningRate: '2e-5'}",
+        "{learningRate: 0}",
+        "{learningRate: -1e-9}",
+        "{learningRate: 1e-400}",
+        "{learningRate: 1e400}",
+        "{warmupRatio: 1.0}",
+        "{warmupRatio: -0.1}",
+        "{weightDecay: -1e-9}",
+    ],
+)
+def test_text_and_numbers_out_of_bounds_are_refused_with_the_place(
+    cluster: LocalCluster, shared_namespace: str, numbers: str
+) -> None:
+    field = numbers.strip("{").partition(":")[0]
+    with pytest.raises(AssertionError, match=rf"spec\.hyperparameters\.{field}"):
+        cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=written(shared_namespace, numbers))
+
+
+ALL_NUMBERS = "{learningRate: 1e-7, warmupRatio: 0.1, weightDecay: 1.0, maxGradNorm: 1e20}"
+SERVER_SIDE = ("apply", "--server-side", "--field-manager=argocd-controller", "-f", "-")
+
+
+def test_a_manifest_that_is_applied_twice_changes_nothing_and_differs_from_nothing(
+    cluster: LocalCluster, namespace: str
+) -> None:
+    """Argo CD is not installed here. For it stand: its apply, kubectl's server-side apply by its field manager; its
+    server-side diff, which compares the answer to a dry run of that apply with the live object; and its structured
+    diff, which compares desired and live state as JSON, that is each number by its value. ``kubectl diff`` is the
+    same of the API server's own clients."""
+    cluster.stop("operator")
+    manifest = written(namespace, ALL_NUMBERS)
+    cluster.kubectl(*SERVER_SIDE, stdin=manifest)
+    path = path_of(placed(JOB, namespace))
+    live = cluster.get(path)
+    (desired,) = read_documents(manifest)
+    numbers = json.loads(json.dumps(desired.content))["spec"]["hyperparameters"]
+    assert numbers == live["spec"]["hyperparameters"]
+    predicted = json.loads(cluster.kubectl(*SERVER_SIDE, "--dry-run=server", "-o", "json", stdin=manifest))
+    assert predicted["spec"] == live["spec"]
+    assert predicted["metadata"]["generation"] == live["metadata"]["generation"]
+    cluster.kubectl("diff", "--server-side", "--field-manager=argocd-controller", "-f", "-", stdin=manifest)
+    # The first apply after the creation moves the resourceVersion once, of a manifest without decimals, too.
+    cluster.kubectl(*SERVER_SIDE, stdin=manifest)
+    stored = cluster.get(path)["metadata"]
+    assert stored["generation"] == live["metadata"]["generation"]
+    for notation in (manifest, manifest.replace("1.0", "1"), manifest.replace("1e-7", "0.0000001")):
+        cluster.kubectl(*SERVER_SIDE, stdin=notation)
+        again = cluster.get(path)["metadata"]
+        for each in ("managedFields", "resourceVersion", "generation"):
+            assert again[each] == stored[each], notation
+    cluster.delete(path)
+
+
+def test_immutable_numbers_are_compared_by_value(cluster: LocalCluster, namespace: str) -> None:
+    """A client that sends 1.0 where 1 is stored does not change what decides the result."""
+    stored = cluster.apply(placed(job(hyperparameters={"maxGradNorm": 1, "learningRate": 2e-5}), namespace))
+    same = {"maxGradNorm": 1.0, "learningRate": 2.0e-5}
+    changed = cluster.patch(path_of(stored), {"spec": {"hyperparameters": same}})
+    assert changed["spec"]["hyperparameters"] == same
+    with pytest.raises(KubeError, match="hyperparameters cannot be changed"):
+        cluster.patch(path_of(stored), {"spec": {"hyperparameters": {"maxGradNorm": 1.0000001}}})
+    cluster.delete(path_of(stored))
+
+
+def test_an_unseen_job_says_so_and_status_is_the_operators_alone(
+    cluster: LocalCluster, stored: Document
+) -> None:
     assert stored["status"] == {"observedGeneration": -1}
     assert (stored["spec"]["suspend"], stored["spec"]["planOnly"]) == (True, True)
     changed = cluster.patch(path_of(stored), {"status": {"phase": "Succeeded"}})
     assert changed["status"] == {"observedGeneration": -1}
 
 
-def test_a_job_of_another_name_starts_plain(cluster: Cluster, shared_namespace: str) -> None:
+def test_a_job_of_another_name_starts_plain(cluster: LocalCluster, shared_namespace: str) -> None:
     document = cluster.apply(placed(JOB, shared_namespace))
     assert (document["spec"]["suspend"], document["spec"]["planOnly"]) == (False, False)
     cluster.delete(path_of(document))
 
 
 def test_every_identity_field_at_its_largest_can_be_stored_and_edited(
-    cluster: Cluster, namespace: str
+    cluster: LocalCluster, namespace: str
 ) -> None:
     """The cost of the rules is estimated at installation; this is the cost in use."""
     source = {
@@ -172,7 +276,7 @@ def test_every_identity_field_at_its_largest_can_be_stored_and_edited(
     cluster.delete(path_of(stored))
 
 
-def test_a_profile_is_stored_and_a_bad_one_refused(cluster: Cluster) -> None:
+def test_a_profile_is_stored_and_a_bad_one_refused(cluster: LocalCluster) -> None:
     name = "crd-test"
     good = {**PROFILE, "metadata": {"name": name}}
     cluster.apply(good)
@@ -181,7 +285,7 @@ def test_a_profile_is_stored_and_a_bad_one_refused(cluster: Cluster) -> None:
     for flavors, said in (
         ([], "spec.flavors"),
         ([flavor, flavor], "spec.flavors[1]"),
-        ([flavor | {"chipHourPrice": "1.20"}], "currency"),
+        ([flavor | {"chipHourPrice": 1.20}], "currency"),
         ([flavor | {"topology": "2x2"}], "spec.flavors[0].topology"),
     ):
         assert said in refusal(cluster, {**good, "spec": {**good["spec"], "flavors": flavors}})
@@ -189,7 +293,7 @@ def test_a_profile_is_stored_and_a_bad_one_refused(cluster: Cluster) -> None:
     assert "spec.pod.hostNetwork" in refusal(cluster, {**good, "spec": {**good["spec"], **on_host}})
 
 
-def test_explain_has_text_for_every_level(cluster: Cluster) -> None:
+def test_explain_has_text_for_every_level(cluster: LocalCluster) -> None:
     for place, said in {
         "ftj": "Fine-tune a language model on TPUs",
         "ftj.spec.hyperparameters.learningRate": "Highest learning rate.",
@@ -202,7 +306,7 @@ def test_explain_has_text_for_every_level(cluster: Cluster) -> None:
         assert "<empty>" not in text
 
 
-def test_printer_columns_show_the_status(cluster: Cluster, stored: Document) -> None:
+def test_printer_columns_show_the_status(cluster: LocalCluster, stored: Document) -> None:
     condition = {
         "type": "GatePassed",
         "status": "Unknown",

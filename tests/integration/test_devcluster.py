@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.identity import Identity
+from devcluster.identity import ProcessIdentity
 from devcluster.kube import KubeError
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from tests.integration import pods
 from tests.integration.pods import exit_code, over, running, shell, waiting_reason
 
 
 @pytest.fixture(autouse=True)
-def machine_image(cluster: Cluster) -> None:
+def machine_image(cluster: LocalCluster) -> None:
     cluster.add_image(pods.IMAGE, Path("/usr/bin"))
 
 
@@ -23,7 +23,7 @@ def path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
-def test_nodes_look_like_gke_tpu_nodes(cluster: Cluster) -> None:
+def test_nodes_look_like_gke_tpu_nodes(cluster: LocalCluster) -> None:
     nodes = {node["metadata"]["name"]: node for node in cluster.list("/api/v1/nodes")}
     shapes = {
         name: (
@@ -49,7 +49,7 @@ def test_nodes_look_like_gke_tpu_nodes(cluster: Cluster) -> None:
 
 
 def test_a_jobset_with_a_two_host_slice_is_placed_and_its_hosts_find_each_other(
-    cluster: Cluster, namespace: str
+    cluster: LocalCluster, namespace: str
 ) -> None:
     script = "echo $TPU_WORKER_ID $TPU_WORKER_HOSTNAMES $JAX_COORDINATOR_ADDRESS $XLA_FLAGS; sleep 1"
     cluster.apply(
@@ -80,7 +80,7 @@ def test_a_jobset_with_a_two_host_slice_is_placed_and_its_hosts_find_each_other(
     assert on_cpu.split() == ["--xla_force_host_platform_device_count=1"]
 
 
-def test_a_third_single_host_slice_waits_for_a_node(cluster: Cluster, namespace: str) -> None:
+def test_a_third_single_host_slice_waits_for_a_node(cluster: LocalCluster, namespace: str) -> None:
     for name in ("one", "two", "three"):
         job = pods.replicated_job("slice", pods.slice_spec("sleep 600", "2x2"))
         cluster.apply(pods.jobset(namespace, name, job))
@@ -120,7 +120,13 @@ def test_a_third_single_host_slice_waits_for_a_node(cluster: Cluster, namespace:
     ],
 )
 def test_a_pod_ends_as_its_process_does(
-    cluster: Cluster, namespace: str, script: str, phase: str, code: int, reason: str, message: str | None
+    cluster: LocalCluster,
+    namespace: str,
+    script: str,
+    phase: str,
+    code: int,
+    reason: str,
+    message: str | None,
 ) -> None:
     cluster.apply(shell(namespace, "p", script))
     pod = cluster.wait(path(namespace, "p"), over)
@@ -135,7 +141,7 @@ def test_a_pod_ends_as_its_process_does(
     assert ready["status"] == "False"
 
 
-def test_a_missing_program_is_a_start_error(cluster: Cluster, namespace: str) -> None:
+def test_a_missing_program_is_a_start_error(cluster: LocalCluster, namespace: str) -> None:
     pod = shell(namespace, "p", "")
     pod["spec"]["containers"][0]["command"] = ["no-such-program"]
     cluster.apply(pod)
@@ -145,7 +151,9 @@ def test_a_missing_program_is_a_start_error(cluster: Cluster, namespace: str) ->
     assert 'exec: "no-such-program": executable file not found in $PATH' in ended["message"]
 
 
-def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_seen(cluster: Cluster, namespace: str) -> None:
+def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_seen(
+    cluster: LocalCluster, namespace: str
+) -> None:
     script = "trap 'echo saved; exit 75' TERM; echo began; while :; do sleep 0.05; done"
     cluster.apply(shell(namespace, "p", script, meta={"finalizers": ["test.dev/look"]}))
     cluster.wait(path(namespace, "p"), running)
@@ -158,7 +166,7 @@ def test_a_deleted_pod_gets_sigterm_and_its_last_status_is_seen(cluster: Cluster
 
 
 def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(
-    cluster: Cluster, namespace: str
+    cluster: LocalCluster, namespace: str
 ) -> None:
     script = "trap '' TERM; while :; do sleep 0.05; done"
     meta = {"finalizers": ["test.dev/look"]}
@@ -170,7 +178,7 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(
     cluster.wait_gone(path(namespace, "p"))
 
 
-def test_a_pod_of_the_same_name_can_follow_at_once(cluster: Cluster, namespace: str) -> None:
+def test_a_pod_of_the_same_name_can_follow_at_once(cluster: LocalCluster, namespace: str) -> None:
     cluster.apply(shell(namespace, "p", "sleep 600", terminationGracePeriodSeconds=1))
     first = cluster.wait(path(namespace, "p"), running)
     cluster.delete(path(namespace, "p"))
@@ -182,7 +190,7 @@ def test_a_pod_of_the_same_name_can_follow_at_once(cluster: Cluster, namespace: 
 
 
 def test_a_missing_secret_shows_as_a_config_error_and_the_pod_recovers(
-    cluster: Cluster, namespace: str
+    cluster: LocalCluster, namespace: str
 ) -> None:
     env = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}]
     cluster.apply(shell(namespace, "p", 'test "$TOKEN" = s3cret', main={"env": env}))
@@ -201,7 +209,7 @@ def test_a_missing_secret_shows_as_a_config_error_and_the_pod_recovers(
     assert cluster.wait(path(namespace, "p"), over)["status"]["phase"] == "Succeeded"
 
 
-def test_an_unknown_image_backs_off_until_nodes_have_it(cluster: Cluster, namespace: str) -> None:
+def test_an_unknown_image_backs_off_until_nodes_have_it(cluster: LocalCluster, namespace: str) -> None:
     image = f"localhost/{namespace}:1"
     cluster.apply(shell(namespace, "p", "exit 0", main={"image": image}))
     cluster.wait(path(namespace, "p"), lambda pod: waiting_reason(pod) == "ImagePullBackOff")
@@ -209,7 +217,7 @@ def test_an_unknown_image_backs_off_until_nodes_have_it(cluster: Cluster, namesp
     cluster.wait(path(namespace, "p"), lambda pod: pod["status"]["phase"] == "Succeeded")
 
 
-def test_scratch_is_a_folder_of_the_pod_that_goes_with_it(cluster: Cluster, namespace: str) -> None:
+def test_scratch_is_a_folder_of_the_pod_that_goes_with_it(cluster: LocalCluster, namespace: str) -> None:
     main = {
         "env": [{"name": "TMPDIR", "value": "/scratch"}, {"name": "DATA", "value": "/scratch/data"}],
         "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
@@ -226,7 +234,7 @@ def test_scratch_is_a_folder_of_the_pod_that_goes_with_it(cluster: Cluster, name
     assert cluster.wait(path(namespace, "next"), over)["status"]["phase"] == "Succeeded"
 
 
-def test_kubectl_reads_and_follows_logs(cluster: Cluster, namespace: str) -> None:
+def test_kubectl_reads_and_follows_logs(cluster: LocalCluster, namespace: str) -> None:
     script = "echo one; echo two; read line <$TMPDIR/go; echo $line"
     main = {"env": [{"name": "TMPDIR", "value": "/t"}], "volumeMounts": [{"name": "t", "mountPath": "/t"}]}
     pod = shell(
@@ -254,7 +262,7 @@ def test_kubectl_reads_and_follows_logs(cluster: Cluster, namespace: str) -> Non
         cluster.kubectl("logs", "-n", namespace, "p", "--timestamps")
 
 
-def test_on_failure_containers_are_started_again(cluster: Cluster, namespace: str) -> None:
+def test_on_failure_containers_are_started_again(cluster: LocalCluster, namespace: str) -> None:
     main = {"env": [{"name": "TMPDIR", "value": "/t"}], "volumeMounts": [{"name": "t", "mountPath": "/t"}]}
     script = "test -e $TMPDIR/second && exit 0; touch $TMPDIR/second; exit 9"
     volumes = [{"name": "t", "emptyDir": {}}]
@@ -274,7 +282,7 @@ def test_on_failure_containers_are_started_again(cluster: Cluster, namespace: st
     ],
 )
 def test_what_local_nodes_can_not_do_is_refused_aloud(
-    cluster: Cluster, more: dict[str, object], main: dict[str, object], words: str
+    cluster: LocalCluster, more: dict[str, object], main: dict[str, object], words: str
 ) -> None:
     # not restricted, so that the API server lets a host path through to the node
     name = cluster.namespace("open")
@@ -287,13 +295,13 @@ def test_what_local_nodes_can_not_do_is_refused_aloud(
     assert words in pod["status"]["message"]
 
 
-def test_pods_below_the_restricted_standard_are_refused(cluster: Cluster, namespace: str) -> None:
+def test_pods_below_the_restricted_standard_are_refused(cluster: LocalCluster, namespace: str) -> None:
     pod = shell(namespace, "p", "true", main={"securityContext": {}})
     with pytest.raises(KubeError, match="violates PodSecurity"):
         cluster.apply(pod)
 
 
-def test_buckets_outlive_the_store(cluster: Cluster, namespace: str) -> None:
+def test_buckets_outlive_the_store(cluster: LocalCluster, namespace: str) -> None:
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import storage
 
@@ -314,7 +322,7 @@ def test_buckets_outlive_the_store(cluster: Cluster, namespace: str) -> None:
 
 
 def test_pods_of_a_killed_node_agent_are_lost_and_their_processes_end(
-    cluster: Cluster, namespace: str
+    cluster: LocalCluster, namespace: str
 ) -> None:
     cluster.apply(shell(namespace, "p", "sleep 600"))
     uid = cluster.wait(path(namespace, "p"), running)["metadata"]["uid"]
@@ -324,7 +332,7 @@ def test_pods_of_a_killed_node_agent_are_lost_and_their_processes_end(
     cluster.await_ready("node-agent")
     pod = cluster.wait(path(namespace, "p"), over)
     assert pod["status"]["reason"] == "NodeAgentRestarted"
-    assert Identity.of(pid) is None
+    assert ProcessIdentity.of(pid) is None
     assert not record.exists()
     cluster.apply(shell(namespace, "next", "exit 0"))
     cluster.wait(path(namespace, "next"), over)

@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 
 from devcluster import control
-from devcluster.errors import ClusterError
-from devcluster.identity import Identity
+from devcluster.errors import LocalClusterError
+from devcluster.identity import ProcessIdentity
 from devcluster.options import Options
-from devcluster.supervisor import recorded
-from devcluster.testing import Cluster
+from devcluster.supervisor import recorded_processes
+from devcluster.testing import LocalCluster
 
 
-def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: Cluster, tmp_path: Path) -> None:
-    with Cluster.started(tmp_path / "deep" / "own", warm=False) as own:
+def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: LocalCluster, tmp_path: Path) -> None:
+    with LocalCluster.started(tmp_path / "deep" / "own", warm=False) as own:
         assert own.server != cluster.server
         own.apply(
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kept", "namespace": "default"}}
         )
-        first = recorded(own.state)
+        first = recorded_processes(own.state)
 
         # a second `up` finds all of it running
         control.up(own.state, Options.chosen(warm=False), operator=False)
-        assert recorded(own.state) == first
+        assert recorded_processes(own.state) == first
 
         # a component that dies is started again
         own.kill("kube-scheduler")
@@ -32,10 +32,10 @@ def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: Cluster, tmp_pat
         assert own.status()["kube-scheduler"]["restarts"] == 1
 
         # the supervisor is killed: its children live on, and `up` replaces them
-        first = recorded(own.state)
+        first = recorded_processes(own.state)
         first["supervisor"].signal_group(signal.SIGKILL)
         control.up(own.state, Options.chosen(warm=False), operator=False)
-        second = recorded(own.state)
+        second = recorded_processes(own.state)
         assert set(second) == set(first)
         assert not any(identity.lives() for identity in first.values())
         assert own.find("/api/v1/namespaces/default/configmaps/kept") is not None
@@ -43,28 +43,28 @@ def test_a_cluster_is_mended_and_leaves_nothing_behind(cluster: Cluster, tmp_pat
         # an operator whose code has changed since is exchanged, and nothing else
         options = Options.chosen(warm=False)
         control.up(own.state, options, operator=True)
-        older = recorded(own.state)
+        older = recorded_processes(own.state)
         control.up(own.state, replace(options, operator_code="edited"), operator=True)
-        second = recorded(own.state)
+        second = recorded_processes(own.state)
         assert {name for name in second if second[name] != older[name]} == {"operator"}
 
     assert not any(identity.lives() for identity in second.values())
-    with pytest.raises(ClusterError, match="no cluster runs in"):
+    with pytest.raises(LocalClusterError, match="no cluster runs in"):
         control.call(own.state, {"do": "status"})
     assert cluster.status()["kube-apiserver"]["state"] == "ready"
 
 
 def test_only_recorded_processes_are_ever_ended(tmp_path: Path) -> None:
-    own = Identity.of(1)
+    own = ProcessIdentity.of(1)
     assert own is not None
-    other_boot = Identity(pid=own.pid, start=own.start, boot="before the reboot")
-    reused = Identity(pid=own.pid, start=own.start + 1, boot=own.boot)
+    other_boot = ProcessIdentity(pid=own.pid, start=own.start, boot="before the reboot")
+    reused = ProcessIdentity(pid=own.pid, start=own.start + 1, boot=own.boot)
     assert own.lives()
     assert not other_boot.lives()
     assert not reused.lives()
 
 
-def test_the_operator_runs_as_its_own_service_account(operator: Cluster) -> None:
+def test_the_operator_runs_as_its_own_service_account(operator: LocalCluster) -> None:
     assert operator.status()["operator"]["state"] == "ready"
     token = (operator.service_account / "token").read_text()
     review = operator.create(
@@ -90,7 +90,7 @@ def test_the_operator_runs_as_its_own_service_account(operator: Cluster) -> None
     assert not allowed("update", "tpu-finetune.dev", "finetunejobs")
 
 
-def test_a_killed_operator_comes_back_and_leads_again(operator: Cluster) -> None:
+def test_a_killed_operator_comes_back_and_leads_again(operator: LocalCluster) -> None:
     before = operator.status()["operator"]["pid"]
     operator.kill("operator")
     operator.await_ready("operator")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from tests.integration.jobs import Object, await_file, charged, job_path, jobset_path, jobsets, uid_of
 from tests.integration.training import (
     FAULT,
@@ -21,7 +21,7 @@ from tests.integration.training import (
 )
 
 
-def evict(cluster: Cluster, namespace: str, pod: Object) -> None:
+def evict(cluster: LocalCluster, namespace: str, pod: Object) -> None:
     name = pod["metadata"]["name"]
     cluster.create(
         f"/api/v1/namespaces/{namespace}/pods/{name}/eviction",
@@ -33,16 +33,16 @@ def evict(cluster: Cluster, namespace: str, pod: Object) -> None:
     )
 
 
-def one_pod_is_evicted(cluster: Cluster, namespace: str, uid: str) -> None:
+def one_pod_is_evicted(cluster: LocalCluster, namespace: str, uid: str) -> None:
     evict(cluster, namespace, pods_of(cluster, namespace)[1])
 
 
-def one_pod_is_deleted(cluster: Cluster, namespace: str, uid: str) -> None:
+def one_pod_is_deleted(cluster: LocalCluster, namespace: str, uid: str) -> None:
     name = pods_of(cluster, namespace)[1]["metadata"]["name"]
     cluster.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
-def a_node_is_tainted(cluster: Cluster, namespace: str, uid: str) -> None:
+def a_node_is_tainted(cluster: LocalCluster, namespace: str, uid: str) -> None:
     """As of a node that is going away; the taint manager then takes its pods. (Of one that does not answer, it does so
     after the five minutes that every pod tolerates.)"""
     node = f"/api/v1/nodes/{pods_of(cluster, namespace)[1]['spec']['nodeName']}"
@@ -53,22 +53,22 @@ def a_node_is_tainted(cluster: Cluster, namespace: str, uid: str) -> None:
     cluster.patch(node, {"spec": {"taints": taints}})
 
 
-def all_processes_crash(cluster: Cluster, namespace: str, uid: str) -> None:
+def all_processes_crash(cluster: LocalCluster, namespace: str, uid: str) -> None:
     for pid in processes(uid):
         os.kill(pid, signal.SIGUSR1)
 
 
-def one_process_crashes(cluster: Cluster, namespace: str, uid: str) -> None:
+def one_process_crashes(cluster: LocalCluster, namespace: str, uid: str) -> None:
     os.kill(processes(uid)[1], signal.SIGUSR1)
 
 
-def one_crashes_and_then_another_is_evicted(cluster: Cluster, namespace: str, uid: str) -> None:
+def one_crashes_and_then_another_is_evicted(cluster: LocalCluster, namespace: str, uid: str) -> None:
     pod = pods_of(cluster, namespace)[1]
     os.kill(processes(uid)[0], signal.SIGUSR1)
     evict(cluster, namespace, pod)
 
 
-def the_jobset_is_deleted(cluster: Cluster, namespace: str, uid: str) -> None:
+def the_jobset_is_deleted(cluster: LocalCluster, namespace: str, uid: str) -> None:
     cluster.delete(jobset_path(namespace, "job-train-1"))
 
 
@@ -83,7 +83,7 @@ ANEW = [
 
 @pytest.mark.parametrize("disrupt", INSIDE)
 def test_a_disruption_is_repaired_inside_the_jobset(
-    training: Cluster, namespace: str, runs: Path, disrupt: Callable[[Cluster, str, str], None]
+    training: LocalCluster, namespace: str, runs: Path, disrupt: Callable[[LocalCluster, str, str], None]
 ) -> None:
     run = started(training, namespace, "job")
     uid = uid_of(training, namespace, "job-train-1")
@@ -103,10 +103,10 @@ def test_a_disruption_is_repaired_inside_the_jobset(
 
 @pytest.mark.parametrize(("fault", "budget"), ANEW)
 def test_what_is_no_disruption_is_judged_and_tried_again(
-    training: Cluster,
+    training: LocalCluster,
     namespace: str,
     runs: Path,
-    fault: Callable[[Cluster, str, str], None],
+    fault: Callable[[LocalCluster, str, str], None],
     budget: Object,
 ) -> None:
     started(training, namespace, "job")
@@ -120,7 +120,7 @@ def test_what_is_no_disruption_is_judged_and_tried_again(
 
 
 def test_without_an_operator_training_comes_back_and_the_operator_learns_of_it(
-    training: Cluster, namespace: str, runs: Path
+    training: LocalCluster, namespace: str, runs: Path
 ) -> None:
     started(training, namespace, "job")
     training.stop("operator")
@@ -138,7 +138,7 @@ def test_without_an_operator_training_comes_back_and_the_operator_learns_of_it(
 
 
 def test_while_the_jobset_controller_is_away_nothing_is_doubled(
-    training: Cluster, namespace: str, runs: Path
+    training: LocalCluster, namespace: str, runs: Path
 ) -> None:
     started(training, namespace, "job")
     training.stop("jobset")

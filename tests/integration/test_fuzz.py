@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from devcluster.kube import KubeError
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_operator.planning import Refused, admit, check_profile_object
 from finetune_operator.rendering import CpuPoolTooSmall, plan_offline
 from tests.fuzz.specs import EXAMPLES, JOB, PROFILE, Document, jobs, profiles
@@ -50,7 +50,7 @@ class Seen:
         )
 
 
-def accepted(cluster: Cluster, path: str, document: Document) -> bool:
+def accepted(cluster: LocalCluster, path: str, document: Document) -> bool:
     """Whether the API server takes it. What it refuses it refuses as invalid, with the place."""
     refusal = None
     try:
@@ -78,7 +78,7 @@ def plans(job: Document, profile: Document, seen: Seen) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_a_generated_job_is_planned_or_refused_with_the_place(cluster: Cluster, namespace: str) -> None:
+def test_a_generated_job_is_planned_or_refused_with_the_place(cluster: LocalCluster, namespace: str) -> None:
     seen = Seen()
 
     @fuzzed
@@ -97,7 +97,7 @@ def test_a_generated_job_is_planned_or_refused_with_the_place(cluster: Cluster, 
 
 
 @pytest.mark.timeout(0)
-def test_a_generated_profile_is_judged_and_plans_or_refuses_with_the_place(cluster: Cluster) -> None:
+def test_a_generated_profile_is_judged_and_plans_or_refuses_with_the_place(cluster: LocalCluster) -> None:
     seen = Seen()
 
     @fuzzed

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from devcluster import build
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from finetune_operator.rendering import plan_offline
 from tests.integration.jobs import Object
@@ -17,7 +17,7 @@ CRD_FILE = "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"
 
 
 @pytest.fixture(scope="module", params=["0.8.0", "0.10.1", "0.12.0"])
-def group(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
+def group(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[str]:
     """An API group of its own with that release's JobSet, beside the one that the cluster runs."""
     text = (build.module_folder("sigs.k8s.io/jobset", request.param) / CRD_FILE).read_text()
     name = f"v{request.param.replace('.', '-')}.jobset.example"
@@ -37,7 +37,9 @@ def group(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("tpu", ["v6e-4", "v6e-8"])
-def test_every_field_of_every_stage_is_known(cluster: Cluster, namespace: str, group: str, tpu: str) -> None:
+def test_every_field_of_every_stage_is_known(
+    cluster: LocalCluster, namespace: str, group: str, tpu: str
+) -> None:
     for stage, jobset in plan_offline(job(resources={"tpu": tpu}), profile()):
         moved = {
             **jobset,
@@ -52,7 +54,7 @@ def test_every_field_of_every_stage_is_known(cluster: Cluster, namespace: str, g
 
 
 def test_a_field_that_a_release_does_not_know_would_be_told(
-    cluster: Cluster, namespace: str, group: str
+    cluster: LocalCluster, namespace: str, group: str
 ) -> None:
     jobset = dict(plan_offline(job(), profile()))[Stage.TRAIN]
     jobset["spec"]["replicatedJobs"][0]["fromTheFuture"] = "x"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import Stage
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import Object, charged, job_path, jobsets, phase
 from tests.integration.training import PREEMPTED, end, pods_of, processes, quick, started
@@ -33,24 +33,24 @@ def disrupted(reason: str) -> Callable[[Object], bool]:
 
 
 @pytest.fixture(scope="module")
-def gone(cluster: Cluster, runs: Path) -> Iterator[str]:
+def gone(cluster: LocalCluster, runs: Path) -> Iterator[str]:
     """The namespace of a job whose node has been deleted, and the machine lives on."""
     namespace, image = cluster.namespace(), "localhost/trainer-double:gone"
     cluster.start("operator")
-    cluster.add_image(image, trainer_double.install(runs / "gone", seconds=3600, stages=[Stage.TRAIN]))
-    profile: Object = trainer_double.profile("gone", runs)
+    cluster.add_image(image, fake_trainer.install(runs / "gone", seconds=3600, stages=[Stage.TRAIN]))
+    profile: Object = fake_trainer.profile("gone", runs)
     profile["spec"]["images"]["trainer"] = image
     cluster.apply(profile)
     with nothing_doubled(cluster):
         started(cluster, namespace, "job", profile="gone", tpu="v6e-4")
-        cluster.add_image(image, trainer_double.install(runs / "bin"))
+        cluster.add_image(image, fake_trainer.install(runs / "bin"))
         (pod,) = pods_of(cluster, namespace)
         cluster.delete(f"{NODES}/{pod['spec']['nodeName']}")
         yield namespace
     registered_again(cluster)
 
 
-def registered_again(cluster: Cluster) -> None:
+def registered_again(cluster: LocalCluster) -> None:
     """A kubelet registers its node when it starts."""
     cluster.kill("node-agent")
     cluster.await_ready("node-agent")
@@ -58,10 +58,10 @@ def registered_again(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("gone")
 def test_a_node_that_falls_silent_loses_its_pod_and_the_slice_comes_back_when_it_is_heard_of(
-    training: Cluster, namespace: str, runs: Path
+    training: LocalCluster, namespace: str, runs: Path
 ) -> None:
     """Its container runs on all the while, so nothing may take its place before the node says that it has ended."""
-    profile: Object = trainer_double.profile("impatient", runs)
+    profile: Object = fake_trainer.profile("impatient", runs)
     profile["spec"]["flavors"][0]["tolerations"] = [
         {
             "key": "node.kubernetes.io/unreachable",
@@ -89,18 +89,18 @@ def test_a_node_that_falls_silent_loses_its_pod_and_the_slice_comes_back_when_it
     assert "job-train-2" not in jobsets(training, namespace)
 
 
-def lose_touch(cluster: Cluster, node: str) -> None:
+def lose_touch(cluster: LocalCluster, node: str) -> None:
     """What the node controller writes when no heartbeat has come for its grace period, which is two minutes here; its
     taints and the eviction are then its own."""
     ready(cluster, node, "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
 
 
-def heard_of(cluster: Cluster, node: str) -> None:
+def heard_of(cluster: LocalCluster, node: str) -> None:
     """What a node writes of itself, now and then."""
     ready(cluster, node, "True", "KubeletReady", "the node agent is posting ready status")
 
 
-def ready(cluster: Cluster, node: str, status: str, reason: str, message: str) -> None:
+def ready(cluster: LocalCluster, node: str, status: str, reason: str, message: str) -> None:
     path = f"{NODES}/{node}"
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     told = {"type": "Ready", "status": status, "reason": reason, "message": message}
@@ -111,7 +111,7 @@ def ready(cluster: Cluster, node: str, status: str, reason: str, message: str) -
 
 @pytest.mark.usefixtures("gone")
 def test_a_host_out_of_memory_fails_the_job_and_says_what_to_change(
-    training: Cluster, namespace: str, runs: Path
+    training: LocalCluster, namespace: str, runs: Path
 ) -> None:
     started(training, namespace, "job")
     quick(training, runs)
@@ -128,7 +128,7 @@ def test_a_host_out_of_memory_fails_the_job_and_says_what_to_change(
     assert "job-train-2" not in jobsets(training, namespace)
 
 
-def test_a_node_that_was_deleted_under_a_training_is_a_preemption(training: Cluster, gone: str) -> None:
+def test_a_node_that_was_deleted_under_a_training_is_a_preemption(training: LocalCluster, gone: str) -> None:
     """Nothing tells its pod so but the garbage collector of pods, after 40 to 80 s."""
     done = end(training, gone)
     assert charged(done) == PREEMPTED
@@ -136,7 +136,7 @@ def test_a_node_that_was_deleted_under_a_training_is_a_preemption(training: Clus
 
 
 def test_a_crash_beside_a_node_that_is_gone_is_a_preemption(
-    training: Cluster, namespace: str, runs: Path
+    training: LocalCluster, namespace: str, runs: Path
 ) -> None:
     started(training, namespace, "job")
     quick(training, runs)

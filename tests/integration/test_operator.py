@@ -6,9 +6,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.jobs import (
     PROFILE,
     await_file,
@@ -24,8 +24,8 @@ from tests.integration.jobs import (
 type Object = dict[str, Any]
 
 
-def test_a_job_goes_through_all_stages_once(double: Cluster, namespace: str) -> None:
-    double.apply(trainer_double.job(namespace, "whole", PROFILE))
+def test_a_job_goes_through_all_stages_once(double: LocalCluster, namespace: str) -> None:
+    double.apply(fake_trainer.job(namespace, "whole", PROFILE))
     done = double.wait(
         job_path(namespace, "whole"), lambda job: condition(job, "Finished") == "True", seconds=120
     )
@@ -41,13 +41,13 @@ def test_a_job_goes_through_all_stages_once(double: Cluster, namespace: str) -> 
 
 
 def test_jobs_of_one_name_in_two_namespaces_share_nothing_and_the_longest_name_fits(
-    double: Cluster, namespace: str
+    double: LocalCluster, namespace: str
 ) -> None:
     name = "as-long-a-name-as-is-allowed"
     assert len(name) == 28
     namespaces = [namespace, double.namespace()]
     for each in namespaces:
-        double.apply(trainer_double.job(each, name, PROFILE))
+        double.apply(fake_trainer.job(each, name, PROFILE))
     folders = set()
     for each in namespaces:
         done = double.wait(job_path(each, name), phase("Succeeded", "Failed"), seconds=120)
@@ -59,20 +59,20 @@ def test_jobs_of_one_name_in_two_namespaces_share_nothing_and_the_longest_name_f
 
 
 def test_a_job_without_its_profile_waits_and_goes_on_when_it_appears(
-    double: Cluster, namespace: str, runs: Path
+    double: LocalCluster, namespace: str, runs: Path
 ) -> None:
-    double.apply(trainer_double.job(namespace, "early", f"late-{namespace}"))
+    double.apply(fake_trainer.job(namespace, "early", f"late-{namespace}"))
     waiting = double.wait(
         job_path(namespace, "early"), lambda job: condition(job, "Valid") == "False", seconds=30
     )
     assert f"late-{namespace}" in waiting["status"]["summary"]
-    double.apply(trainer_double.profile(f"late-{namespace}", runs))
+    double.apply(fake_trainer.profile(f"late-{namespace}", runs))
     double.wait(job_path(namespace, "early"), lambda job: condition(job, "Valid") == "True", seconds=30)
     double.delete(job_path(namespace, "early"))
 
 
-def test_an_operator_that_is_killed_makes_nothing_twice(double: Cluster, namespace: str) -> None:
-    double.apply(trainer_double.job(namespace, "survivor", PROFILE))
+def test_an_operator_that_is_killed_makes_nothing_twice(double: LocalCluster, namespace: str) -> None:
+    double.apply(fake_trainer.job(namespace, "survivor", PROFILE))
     for stage in (Stage.PREFLIGHT, Stage.TRAIN):
         # At the very moment at which the next stage exists and its status may not be written yet.
         double.wait(jobset_path(namespace, f"survivor-{stage.short}-1"), lambda _: True, seconds=60)
@@ -81,7 +81,7 @@ def test_an_operator_that_is_killed_makes_nothing_twice(double: Cluster, namespa
     assert jobsets(double, namespace) == sorted(f"survivor-{stage.short}-1" for stage in Stage)
 
 
-def test_a_stopped_operator_lets_go_of_its_lease_and_exits_with_zero(operator: Cluster) -> None:
+def test_a_stopped_operator_lets_go_of_its_lease_and_exits_with_zero(operator: LocalCluster) -> None:
     lease = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
     assert operator.get(lease)["spec"]["holderIdentity"] == "finetune-operator-local"
     operator.stop("operator")
@@ -90,9 +90,9 @@ def test_a_stopped_operator_lets_go_of_its_lease_and_exits_with_zero(operator: C
     operator.start("operator")
 
 
-def test_a_jobset_that_vanished_unseen_is_missed_and_made_again(held: Cluster, namespace: str) -> None:
+def test_a_jobset_that_vanished_unseen_is_missed_and_made_again(held: LocalCluster, namespace: str) -> None:
     """The watch's cache still has it (the operator is frozen while it goes): the live look decides."""
-    held.apply(trainer_double.job(namespace, "ghost", PROFILE))
+    held.apply(fake_trainer.job(namespace, "ghost", PROFILE))
     started = held.wait(job_path(namespace, "ghost"), phase("Running", "Validating"), seconds=30)
     await_file(RunFolder(started["status"]["resolved"]["runFolder"]).request("prep", 1))
     process = int(held.status()["operator"]["pid"])
@@ -107,14 +107,14 @@ def test_a_jobset_that_vanished_unseen_is_missed_and_made_again(held: Cluster, n
     held.delete(job_path(namespace, "ghost"))
 
 
-def test_a_lost_api_server_costs_no_attempt(held: Cluster, namespace: str) -> None:
-    held.apply(trainer_double.job(namespace, "patient", PROFILE))
+def test_a_lost_api_server_costs_no_attempt(held: LocalCluster, namespace: str) -> None:
+    held.apply(fake_trainer.job(namespace, "patient", PROFILE))
     held.wait(jobset_path(namespace, "patient-prep-1"), lambda _: True, seconds=30)
     before = uid_of(held, namespace, "patient-prep-1")
     held.stop("kube-apiserver")
     held.start("kube-apiserver")
     # Another job that goes on shows that the operator is back, whether it outlived the outage or was restarted.
-    held.apply(trainer_double.job(namespace, "later", PROFILE))
+    held.apply(fake_trainer.job(namespace, "later", PROFILE))
     held.wait(jobset_path(namespace, "later-prep-1"), lambda _: True, seconds=90)
     assert uid_of(held, namespace, "patient-prep-1") == before
     assert jobsets(held, namespace) == ["later-prep-1", "patient-prep-1"]
@@ -122,8 +122,8 @@ def test_a_lost_api_server_costs_no_attempt(held: Cluster, namespace: str) -> No
         held.delete(job_path(namespace, name))
 
 
-def test_deleting_a_job_takes_its_children_and_leaves_no_trace(held: Cluster, namespace: str) -> None:
-    held.apply(trainer_double.job(namespace, "brief", PROFILE))
+def test_deleting_a_job_takes_its_children_and_leaves_no_trace(held: LocalCluster, namespace: str) -> None:
+    held.apply(fake_trainer.job(namespace, "brief", PROFILE))
     held.wait(jobset_path(namespace, "brief-prep-1"), lambda _: True, seconds=30)
     uid = held.get(job_path(namespace, "brief"))["metadata"]["uid"]
     plan = f"/api/v1/namespaces/finetune-system/configmaps/finetune-plan-{uid}"
@@ -134,12 +134,12 @@ def test_deleting_a_job_takes_its_children_and_leaves_no_trace(held: Cluster, na
 
 
 def test_without_kueue_a_queued_stage_does_not_run_past_the_quota(
-    double: Cluster, namespace: str, runs: Path
+    double: LocalCluster, namespace: str, runs: Path
 ) -> None:
-    profile: Object = trainer_double.profile(f"queued-{namespace}", runs)
+    profile: Object = fake_trainer.profile(f"queued-{namespace}", runs)
     profile["spec"]["queue"] = {"localQueue": "team-tpu"}
     double.apply(profile)
-    double.apply(trainer_double.job(namespace, "queued", profile["metadata"]["name"]))
+    double.apply(fake_trainer.job(namespace, "queued", profile["metadata"]["name"]))
     path = job_path(namespace, "queued")
     stuck = double.wait(path, lambda found: condition(found, "Stalled") == "True", seconds=90)
     assert condition_of(stuck, "Stalled")["reason"] == "KueueNotInstalled"
@@ -152,8 +152,8 @@ def test_without_kueue_a_queued_stage_does_not_run_past_the_quota(
     double.delete(path)
 
 
-def test_metrics_and_probes_of_a_leader(double: Cluster, namespace: str) -> None:
-    double.apply(trainer_double.job(namespace, "measured", PROFILE))
+def test_metrics_and_probes_of_a_leader(double: LocalCluster, namespace: str) -> None:
+    double.apply(fake_trainer.job(namespace, "measured", PROFILE))
     double.wait(job_path(namespace, "measured"), phase("Succeeded"), seconds=120)
 
     for path in ("healthz", "readyz"):

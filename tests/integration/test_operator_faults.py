@@ -10,9 +10,9 @@ import pytest
 
 from devcluster import operator_process
 from devcluster.kube import KubeError
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
-from tests.integration import pods, trainer_double
+from tests.integration import fake_trainer, pods
 from tests.integration.jobs import (
     PROFILE,
     Object,
@@ -31,9 +31,9 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 
 
-def started(cluster: Cluster, namespace: str, name: str, **spec: object) -> RunFolder:
+def started(cluster: LocalCluster, namespace: str, name: str, **spec: object) -> RunFolder:
     """A job whose preflight runs, for as long as it is let."""
-    cluster.apply(trainer_double.job(namespace, name, PROFILE, **spec))
+    cluster.apply(fake_trainer.job(namespace, name, PROFILE, **spec))
     found = cluster.wait(
         job_path(namespace, name), lambda job: "resolved" in job.get("status", {}), seconds=30
     )
@@ -42,19 +42,19 @@ def started(cluster: Cluster, namespace: str, name: str, **spec: object) -> RunF
     return run
 
 
-def speed_up(cluster: Cluster, runs: Path) -> None:
+def speed_up(cluster: LocalCluster, runs: Path) -> None:
     """From now on stages take no time."""
-    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+    cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "bin"))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def without_accounts(cluster: Cluster, runs: Path) -> str:
+def without_accounts(cluster: LocalCluster, runs: Path) -> str:
     """A namespace where a job has been waiting for pods since the module's start: the operator is patient for 20 s."""
     cluster.start("operator")
-    cluster.apply(trainer_double.profile(PROFILE, runs))
+    cluster.apply(fake_trainer.profile(PROFILE, runs))
     namespace = cluster.namespace()
     cluster.delete(f"/api/v1/namespaces/{namespace}/serviceaccounts/ft-cpu")
-    cluster.apply(trainer_double.job(namespace, "nobody", PROFILE, planOnly=True))
+    cluster.apply(fake_trainer.job(namespace, "nobody", PROFILE, planOnly=True))
     return namespace
 
 
@@ -63,7 +63,7 @@ def without_accounts(cluster: Cluster, runs: Path) -> str:
 
 @pytest.mark.parametrize("operator_is_there", [True, False])
 def test_a_deleted_job_takes_its_children_and_leaves_its_artefacts(
-    held: Cluster, namespace: str, operator_is_there: bool
+    held: LocalCluster, namespace: str, operator_is_there: bool
 ) -> None:
     run = started(held, namespace, "brief")
     pods = held.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/job=brief")
@@ -85,11 +85,13 @@ def test_a_deleted_job_takes_its_children_and_leaves_its_artefacts(
     await_file(run.request("prep", 1), seconds=0)
 
 
-def test_a_job_created_again_under_its_name_starts_fresh(held: Cluster, namespace: str, runs: Path) -> None:
+def test_a_job_created_again_under_its_name_starts_fresh(
+    held: LocalCluster, namespace: str, runs: Path
+) -> None:
     first = started(held, namespace, "again")
     speed_up(held, runs)
     held.delete(job_path(namespace, "again"))
-    held.apply(trainer_double.job(namespace, "again", PROFILE))
+    held.apply(fake_trainer.job(namespace, "again", PROFILE))
     done = held.wait(job_path(namespace, "again"), phase("Succeeded"), seconds=120)
     assert done["status"]["resolved"]["runFolder"] != first.uri
     assert done["status"]["attempts"]["total"] == len(Stage)
@@ -98,7 +100,7 @@ def test_a_job_created_again_under_its_name_starts_fresh(held: Cluster, namespac
 # --- edits
 
 
-def test_an_edit_that_is_refused_is_told_and_stops_nothing(held: Cluster, namespace: str) -> None:
+def test_an_edit_that_is_refused_is_told_and_stops_nothing(held: LocalCluster, namespace: str) -> None:
     started(held, namespace, "edited")
     before = uid_of(held, namespace, "edited-prep-1")
     path = job_path(namespace, "edited")
@@ -116,7 +118,9 @@ def test_an_edit_that_is_refused_is_told_and_stops_nothing(held: Cluster, namesp
     held.delete(path)
 
 
-def test_an_edit_of_what_is_still_to_come_takes_effect(held: Cluster, namespace: str, runs: Path) -> None:
+def test_an_edit_of_what_is_still_to_come_takes_effect(
+    held: LocalCluster, namespace: str, runs: Path
+) -> None:
     started(held, namespace, "shorter")
     held.patch(job_path(namespace, "shorter"), {"spec": {"evaluation": None}})
     speed_up(held, runs)
@@ -128,16 +132,16 @@ def test_an_edit_of_what_is_still_to_come_takes_effect(held: Cluster, namespace:
 # --- lifecycle
 
 
-def test_a_job_that_is_born_suspended_waits_and_starts(double: Cluster, namespace: str) -> None:
+def test_a_job_that_is_born_suspended_waits_and_starts(double: LocalCluster, namespace: str) -> None:
     path = job_path(namespace, "later")
-    double.apply(trainer_double.job(namespace, "later", PROFILE, suspend=True))
+    double.apply(fake_trainer.job(namespace, "later", PROFILE, suspend=True))
     double.wait(path, phase("Suspended"), seconds=30)
     assert jobsets(double, namespace) == []
     double.patch(path, {"spec": {"suspend": False}})
     double.wait(path, phase("Succeeded"), seconds=120)
 
 
-def test_a_job_is_suspended_in_the_middle_and_goes_on(held: Cluster, namespace: str, runs: Path) -> None:
+def test_a_job_is_suspended_in_the_middle_and_goes_on(held: LocalCluster, namespace: str, runs: Path) -> None:
     started(held, namespace, "paused")
     path = job_path(namespace, "paused")
     held.patch(path, {"spec": {"suspend": True}})
@@ -153,8 +157,8 @@ def test_a_job_is_suspended_in_the_middle_and_goes_on(held: Cluster, namespace: 
     assert attempts["history"][0]["reason"] == "Suspended"
 
 
-def test_plan_only_ends_after_preflight(double: Cluster, namespace: str) -> None:
-    double.apply(trainer_double.job(namespace, "planned", PROFILE, planOnly=True))
+def test_plan_only_ends_after_preflight(double: LocalCluster, namespace: str) -> None:
+    double.apply(fake_trainer.job(namespace, "planned", PROFILE, planOnly=True))
     done = double.wait(job_path(namespace, "planned"), phase("Planned"), seconds=60)
     assert condition(done, "Finished") == "True"
     assert "No TPU time was used." in done["status"]["summary"]
@@ -164,9 +168,9 @@ def test_plan_only_ends_after_preflight(double: Cluster, namespace: str) -> None
 # --- what is missing
 
 
-def test_a_profile_that_is_deleted_is_not_missed(held: Cluster, namespace: str, runs: Path) -> None:
+def test_a_profile_that_is_deleted_is_not_missed(held: LocalCluster, namespace: str, runs: Path) -> None:
     name = f"gone-{namespace}"
-    held.apply(trainer_double.profile(name, runs))
+    held.apply(fake_trainer.profile(name, runs))
     started(held, namespace, "orphan", profileRef={"name": name})
     held.delete(f"/apis/tpu-finetune.dev/v1alpha1/finetuneprofiles/{name}")
     speed_up(held, runs)
@@ -174,10 +178,12 @@ def test_a_profile_that_is_deleted_is_not_missed(held: Cluster, namespace: str, 
     held.wait(job_path(namespace, "orphan"), phase("Succeeded"), seconds=120)
 
 
-def test_a_secret_that_is_missing_is_named_and_its_arrival_noticed(double: Cluster, namespace: str) -> None:
+def test_a_secret_that_is_missing_is_named_and_its_arrival_noticed(
+    double: LocalCluster, namespace: str
+) -> None:
     path = job_path(namespace, "secretive")
     double.apply(
-        trainer_double.job(
+        fake_trainer.job(
             namespace, "secretive", PROFILE, huggingFaceTokenSecretRef={"name": "hf"}, planOnly=True
         )
     )
@@ -196,7 +202,9 @@ def test_a_secret_that_is_missing_is_named_and_its_arrival_noticed(double: Clust
     assert jobsets(double, namespace) == ["secretive-prep-1"]
 
 
-def test_a_namespace_without_the_service_accounts_is_told(double: Cluster, without_accounts: str) -> None:
+def test_a_namespace_without_the_service_accounts_is_told(
+    double: LocalCluster, without_accounts: str
+) -> None:
     path = job_path(without_accounts, "nobody")
     double.wait(
         path, says("makes no pods", 'ServiceAccount "ft-cpu"', f'namespace "{without_accounts}"'), seconds=90
@@ -215,10 +223,10 @@ def test_a_namespace_without_the_service_accounts_is_told(double: Cluster, witho
     assert jobsets(double, without_accounts) == ["nobody-prep-1"]
 
 
-def test_a_request_that_no_container_can_be_given_is_refused(double: Cluster, namespace: str) -> None:
+def test_a_request_that_no_container_can_be_given_is_refused(double: LocalCluster, namespace: str) -> None:
     path = job_path(namespace, "wordy")
     double.apply(
-        trainer_double.job(
+        fake_trainer.job(
             namespace, "wordy", PROFILE, evaluation={"prompts": ["€" * 2048] * 16}, planOnly=True
         )
     )
@@ -232,12 +240,12 @@ def test_a_request_that_no_container_can_be_given_is_refused(double: Cluster, na
 # --- what is in the way
 
 
-def test_a_jobset_of_a_stranger_is_neither_adopted_nor_touched(double: Cluster, namespace: str) -> None:
+def test_a_jobset_of_a_stranger_is_neither_adopted_nor_touched(double: LocalCluster, namespace: str) -> None:
     strange = pods.jobset(namespace, "squat-prep-1", pods.replicated_job("cpu", pods.spec("sleep", "3600")))
     double.apply(strange)
     before = double.get(jobset_path(namespace, "squat-prep-1"))["metadata"]
     path = job_path(namespace, "squat")
-    double.apply(trainer_double.job(namespace, "squat", PROFILE, planOnly=True))
+    double.apply(fake_trainer.job(namespace, "squat", PROFILE, planOnly=True))
     told = double.wait(
         path, lambda job: condition_of(job, "Reconciling").get("reason") == "NameTaken", seconds=60
     )
@@ -251,7 +259,7 @@ def test_a_jobset_of_a_stranger_is_neither_adopted_nor_touched(double: Cluster, 
 
 
 @contextmanager
-def without_right(cluster: Cluster, resource: str, verb: str) -> Iterator[None]:
+def without_right(cluster: LocalCluster, resource: str, verb: str) -> Iterator[None]:
     """The operator's roles lack one right for a while."""
     spoilt: list[tuple[str, list[Object]]] = []
     for role in cluster.list(ROLES, labelSelector="app.kubernetes.io/name=finetune-operator"):
@@ -274,10 +282,10 @@ def without_right(cluster: Cluster, resource: str, verb: str) -> Iterator[None]:
             cluster.patch(path, {"rules": rules})
 
 
-def test_a_right_that_is_missing_is_told_and_its_return_noticed(double: Cluster, namespace: str) -> None:
+def test_a_right_that_is_missing_is_told_and_its_return_noticed(double: LocalCluster, namespace: str) -> None:
     path = job_path(namespace, "powerless")
     with without_right(double, "jobsets", "create"):
-        double.apply(trainer_double.job(namespace, "powerless", PROFILE, planOnly=True))
+        double.apply(fake_trainer.job(namespace, "powerless", PROFILE, planOnly=True))
         told = double.wait(
             path,
             lambda job: condition_of(job, "Reconciling").get("reason") == "RefusedByAPIServer",
@@ -294,7 +302,9 @@ def test_a_right_that_is_missing_is_told_and_its_return_noticed(double: Cluster,
 
 
 @contextmanager
-def operators(cluster: Cluster, folder: Path, *names: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def operators(
+    cluster: LocalCluster, folder: Path, *names: str
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Processes of the operator, which nobody starts again; the cluster's own is down meanwhile."""
     cluster.stop("operator")
     component = operator_process.operator(cluster.state, cluster.ports)
@@ -320,7 +330,7 @@ def operators(cluster: Cluster, folder: Path, *names: str) -> Iterator[dict[str,
 
 
 def test_of_two_operators_one_acts_and_the_other_takes_over(
-    held: Cluster, namespace: str, runs: Path, tmp_path: Path
+    held: LocalCluster, namespace: str, runs: Path, tmp_path: Path
 ) -> None:
     def holds(lease: Object) -> bool:
         return lease["spec"].get("holderIdentity") in running

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_operator.artifacts.google_store import GoogleStore
 from finetune_operator.artifacts.port import StorageError
+from finetune_operator.cluster.api_server_client import ApiServerClient, CallLimits
 from finetune_operator.cluster.connect import kubeconfig
-from finetune_operator.cluster.kubernetes_cluster import CallLimits, KubernetesCluster
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
@@ -20,13 +20,13 @@ from finetune_operator.cluster.port import (
     NotFound,
     Rejected,
 )
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 
 
 @pytest.fixture
-async def api(cluster: Cluster) -> AsyncIterator[KubernetesCluster]:
+async def api(cluster: LocalCluster) -> AsyncIterator[ApiServerClient]:
     configuration = await kubeconfig(str(cluster.kubeconfig))
-    async with KubernetesCluster(configuration, limits=CallLimits(page_size=2)) as made:
+    async with ApiServerClient(configuration, limits=CallLimits(page_size=2)) as made:
         yield made
 
 
@@ -40,9 +40,9 @@ def config_map(namespace: str, name: str, **labels: str) -> dict[str, Any]:
 
 
 async def test_a_status_is_replaced_whole_at_the_version_that_was_seen(
-    api: KubernetesCluster, namespace: str
+    api: ApiServerClient, namespace: str
 ) -> None:
-    made = await api.create(JOBS, trainer_double.job(namespace, "demo", "no-such-profile"))
+    made = await api.create(JOBS, fake_trainer.job(namespace, "demo", "no-such-profile"))
     version = made["metadata"]["resourceVersion"]
     assert made["status"] == {"observedGeneration": -1}
     first = {"observedGeneration": 1, "phase": "Pending", "summary": "one"}
@@ -59,14 +59,14 @@ async def test_a_status_is_replaced_whole_at_the_version_that_was_seen(
 
 
 async def test_a_status_that_the_schema_does_not_allow_is_rejected_by_path(
-    api: KubernetesCluster, namespace: str
+    api: ApiServerClient, namespace: str
 ) -> None:
-    await api.create(JOBS, trainer_double.job(namespace, "demo", "no-such-profile"))
+    await api.create(JOBS, fake_trainer.job(namespace, "demo", "no-such-profile"))
     with pytest.raises(Rejected, match=r"status\.phase"):
         await api.patch_status(JOBS, namespace, "demo", {"phase": "Sleeping"}, resource_version=None)
 
 
-async def test_create_get_list_and_delete(api: KubernetesCluster, namespace: str) -> None:
+async def test_create_get_list_and_delete(api: ApiServerClient, namespace: str) -> None:
     for number in range(5):
         await api.create(CONFIG_MAPS, config_map(namespace, f"c{number}", wanted="yes"))
     await api.create(CONFIG_MAPS, config_map(namespace, "other"))
@@ -84,7 +84,7 @@ async def test_create_get_list_and_delete(api: KubernetesCluster, namespace: str
     await api.delete(CONFIG_MAPS, namespace, "c0", uid=found["metadata"]["uid"], foreground=False)
 
 
-async def test_an_apply_that_changes_nothing_writes_nothing(api: KubernetesCluster, namespace: str) -> None:
+async def test_an_apply_that_changes_nothing_writes_nothing(api: ApiServerClient, namespace: str) -> None:
     first = await api.apply(CONFIG_MAPS, config_map(namespace, "c"))
     again = await api.apply(CONFIG_MAPS, config_map(namespace, "c"))
     assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
@@ -94,7 +94,7 @@ async def test_an_apply_that_changes_nothing_writes_nothing(api: KubernetesClust
         await api.apply(CONFIG_MAPS, stale)
 
 
-async def test_leadership_goes_from_hand_to_hand(api: KubernetesCluster, namespace: str) -> None:
+async def test_leadership_goes_from_hand_to_hand(api: ApiServerClient, namespace: str) -> None:
     started: asyncio.Queue[str] = asyncio.Queue()
     ends = {"a": asyncio.Event(), "b": asyncio.Event()}
 
@@ -122,7 +122,7 @@ async def test_leadership_goes_from_hand_to_hand(api: KubernetesCluster, namespa
 
 
 async def test_the_object_store_as_the_operator_uses_it(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
@@ -141,7 +141,7 @@ async def test_the_object_store_as_the_operator_uses_it(
 
 
 async def test_collections_are_read_page_by_page_and_without_their_data_where_asked(
-    api: KubernetesCluster, namespace: str
+    api: ApiServerClient, namespace: str
 ) -> None:
     empty = [
         page async for page in api.pages(CONFIG_MAPS, namespace, labels={"none": "here"}, metadata_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_operator.catalog import TpuShape, shape_by_name
 from tests.pathways_plans import SHAPES, plan, train
 
@@ -16,7 +16,7 @@ LONGEST = ("longest-names", shape_by_name("v5p-4096"), 256)
 
 
 @pytest.fixture(scope="module")
-def shared_namespace(cluster: Cluster) -> str:
+def shared_namespace(cluster: LocalCluster) -> str:
     """For tests that leave nothing behind."""
     return cluster.namespace()
 
@@ -28,7 +28,7 @@ def rendered(shape: TpuShape, slices: int, namespace: str, *, name: str = "bot",
     return jobset | {"metadata": metadata | {"namespace": namespace}}
 
 
-def dry_run(cluster: Cluster, manifest: Object) -> Object:
+def dry_run(cluster: LocalCluster, manifest: Object) -> Object:
     """The object as it would be stored. Raises AssertionError with the server's words."""
     told = cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(manifest))
     stored: Object = json.loads(told)
@@ -49,7 +49,7 @@ def missing(ours: Any, stored: Any, where: str = "") -> list[str]:
 
 @pytest.mark.parametrize(("name", "shape", "slices"), [*SHAPES, LONGEST], ids=lambda value: str(value)[:20])
 def test_the_api_server_takes_the_jobset_and_keeps_all_of_it(
-    cluster: Cluster, shared_namespace: str, name: str, shape: TpuShape, slices: int
+    cluster: LocalCluster, shared_namespace: str, name: str, shape: TpuShape, slices: int
 ) -> None:
     long = name == LONGEST[0]
     manifest = rendered(
@@ -62,7 +62,9 @@ def test_the_api_server_takes_the_jobset_and_keeps_all_of_it(
 
 
 @pytest.mark.parametrize("group", [0, 1], ids=["head", "worker"])
-def test_a_restricted_namespace_lets_the_pods_in(cluster: Cluster, shared_namespace: str, group: int) -> None:
+def test_a_restricted_namespace_lets_the_pods_in(
+    cluster: LocalCluster, shared_namespace: str, group: int
+) -> None:
     jobset = rendered(shape_by_name("v6e-16"), 1, shared_namespace)
     template = jobset["spec"]["replicatedJobs"][group]["template"]["spec"]["template"]
     metadata = template["metadata"] | {"name": "pod", "namespace": shared_namespace}
@@ -72,7 +74,9 @@ def test_a_restricted_namespace_lets_the_pods_in(cluster: Cluster, shared_namesp
         assert missing(template["spec"].get(kind), stored.get(kind)) == [], kind
 
 
-def test_the_head_comes_first_and_every_pod_is_told_its_address(cluster: Cluster, namespace: str) -> None:
+def test_the_head_comes_first_and_every_pod_is_told_its_address(
+    cluster: LocalCluster, namespace: str
+) -> None:
     """No node here has room for a head, so it never becomes ready, and no worker is made."""
     name, attempt = "a" * 28, 999
     jobset = cluster.apply(rendered(shape_by_name("v6e-16"), 1, namespace, name=name, attempt=attempt))

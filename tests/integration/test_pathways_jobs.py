@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from devcluster.pathways.images import PROXY, SERVER
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.jobs import await_file, condition, job_path, jobset_path, jobsets, phase, uid_of
 from tests.integration.pods import over, running
 
@@ -31,18 +31,18 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 class Run:
     """One job that trains under Pathways on a slice of two hosts, until it is let go."""
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path, **spec: object) -> None:
+    def __init__(self, cluster: LocalCluster, namespace: str, folder: Path, **spec: object) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.path = job_path(namespace, "job")
         self._folder = folder
         self.trainer(saves=False)
-        profile: Object = trainer_double.profile(PROFILE, folder)
+        profile: Object = fake_trainer.profile(PROFILE, folder)
         profile["spec"]["images"] |= {"pathwaysServer": SERVER, "pathwaysProxy": PROXY}
         profile["spec"]["storage"]["pathwaysScratch"] = "gs://ft-scratch"
         cluster.apply(profile)
         resources = {"tpu": "v6e-8", "controller": "Pathways"}
-        cluster.apply(trainer_double.job(namespace, "job", PROFILE, resources=resources, **spec))
+        cluster.apply(fake_trainer.job(namespace, "job", PROFILE, resources=resources, **spec))
 
     @property
     def job(self) -> Object:
@@ -51,8 +51,8 @@ class Run:
     def trainer(self, *, saves: bool) -> None:
         """What attempts run that begin from now on. Having saved, training takes no time."""
         folder = self._folder / ("pathways-saving" if saves else "pathways")
-        slow = trainer_double.install(folder, seconds=3600, stages=[Stage.TRAIN], saves=saves)
-        self.cluster.add_image(trainer_double.IMAGE, slow)
+        slow = fake_trainer.install(folder, seconds=3600, stages=[Stage.TRAIN], saves=saves)
+        self.cluster.add_image(fake_trainer.IMAGE, slow)
 
     def wait(self, until: Callable[[Object], bool]) -> Object:
         return self.cluster.wait(self.path, until, seconds=90)
@@ -87,7 +87,7 @@ class Run:
 
     def let_go(self) -> None:
         (head,) = self.pods(HEAD)
-        self.signal(head, "trainer", trainer_double.RELEASE)
+        self.signal(head, "trainer", fake_trainer.RELEASE)
 
     def ends_well(self) -> Object:
         done = self.wait(lambda job: condition(job, "Finished") == "True")
@@ -96,7 +96,7 @@ class Run:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, operator: Cluster, namespace: str, runs: Path) -> Iterator[Run]:
+def run(request: pytest.FixtureRequest, operator: LocalCluster, namespace: str, runs: Path) -> Iterator[Run]:
     """With Evaluate, where the test's parameter says so."""
     wanted = {} if getattr(request, "param", False) else {"evaluation": {}}
     made = Run(operator, namespace, runs, **wanted)
@@ -115,7 +115,7 @@ def charged(job: Object) -> tuple[int, int, int]:
     return attempts["preemption"], attempts["infrastructure"], attempts["user"]
 
 
-def log(cluster: Cluster, pod: Object, container: str) -> str:
+def log(cluster: LocalCluster, pod: Object, container: str) -> str:
     meta = pod["metadata"]
     return cluster.kubectl("logs", "-n", meta["namespace"], meta["name"], "-c", container)
 
@@ -188,7 +188,7 @@ def test_a_heads_end_is_that_of_the_attempt(run: Run) -> None:
     run.cluster.patch(run.path, {"spec": {"suspend": False}})
     done = run.ends_well()
     assert charged(done) == (1, 1, 0)
-    assert train(done)["resumedFromStep"] == trainer_double.SAVED_STEP
+    assert train(done)["resumedFromStep"] == fake_trainer.SAVED_STEP
 
 
 def test_workers_that_keep_ending_end_the_attempt(run: Run) -> None:

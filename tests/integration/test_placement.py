@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from devcluster.fakenodes import tpu_pool
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import Stage
 from finetune_operator.catalog import TpuShape, shape_by_name
 from finetune_operator.rendering import plan_offline
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.jobs import jobset_path
 
 type Object = dict[str, Any]
@@ -48,14 +48,14 @@ SCENARIOS: Mapping[str, Sequence[Slices]] = {
 
 
 @pytest.fixture(scope="module")
-def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster with fake nodes, apart from the one of the other suites."""
     folder = tmp_path_factory.mktemp("fakes") / "cluster"
-    with Cluster.started(folder, warm=False, extra=("kwok",)) as running:
+    with LocalCluster.started(folder, warm=False, extra=("kwok",)) as running:
         yield running
 
 
-def add_pools(cluster: Cluster, scenario: str, wanted: Slices) -> None:
+def add_pools(cluster: LocalCluster, scenario: str, wanted: Slices) -> None:
     """One pool a slice where it has several hosts; else one pool for all, with room to spare."""
     shape = wanted.shape
     for number in range(wanted.jobs * wanted.slices if shape.multi_host else 1):
@@ -84,7 +84,7 @@ def _placement_policy(shape: TpuShape) -> dict[str, str]:
 def train_jobset(namespace: str, name: str, wanted: Slices, scenario: str) -> Object:
     """Training's, as the operator renders it, less the owner, which does not exist here."""
     shape = wanted.shape
-    profile: Object = trainer_double.profile("placement", folder=trainer_double.Path("/nowhere"))
+    profile: Object = fake_trainer.profile("placement", folder=fake_trainer.Path("/nowhere"))
     profile["spec"]["flavors"] = [
         {
             "name": "only",
@@ -97,7 +97,7 @@ def train_jobset(namespace: str, name: str, wanted: Slices, scenario: str) -> Ob
         }
     ]
     resources = {"tpu": wanted.tpu, "chipsPerHost": shape.chips_per_host, "slices": wanted.slices}
-    job = trainer_double.job(namespace, name, "placement", resources=resources)
+    job = fake_trainer.job(namespace, name, "placement", resources=resources)
     jobset = dict(plan_offline(job, profile))[Stage.TRAIN]
     del jobset["metadata"]["ownerReferences"]
     return jobset
@@ -111,7 +111,7 @@ def all_ready(jobset: Object) -> bool:
 
 
 @pytest.mark.parametrize("title", SCENARIOS)
-def test_every_slice_is_alone_on_nodes_that_are_made_for_it(fakes: Cluster, title: str) -> None:
+def test_every_slice_is_alone_on_nodes_that_are_made_for_it(fakes: LocalCluster, title: str) -> None:
     namespace = fakes.namespace()
     for wanted in SCENARIOS[title]:
         add_pools(fakes, namespace, wanted)

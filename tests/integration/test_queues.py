@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.invariants import nothing_doubled
 from tests.integration.jobs import (
     await_file,
@@ -37,9 +37,9 @@ type Object = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("queues")
-    with Cluster.started(folder / "cluster", operator=True, warm=False, extra=("kueue",)) as running:
+    with LocalCluster.started(folder / "cluster", operator=True, warm=False, extra=("kueue",)) as running:
         running.apply(provisioning_requests())
         running.stop("kueue")
         running.start("kueue")
@@ -50,11 +50,11 @@ def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def team(queues: Cluster, tmp_path: Path) -> Team:
+def team(queues: LocalCluster, tmp_path: Path) -> Team:
     """Only training takes time, for as long as it is not asked to stop."""
     queues.add_image(
-        trainer_double.IMAGE,
-        trainer_double.install(tmp_path / "bin", seconds=3600, stages=[Stage.TRAIN], saves=True),
+        fake_trainer.IMAGE,
+        fake_trainer.install(tmp_path / "bin", seconds=3600, stages=[Stage.TRAIN], saves=True),
     )
     made = Team(queues, queues.namespace(), tmp_path)
     made.quota(4)
@@ -66,7 +66,7 @@ def team(queues: Cluster, tmp_path: Path) -> Team:
 
 def start(team: Team, name: str, profile: str, **labels: str) -> str:
     """Applies a job; its path."""
-    job: Object = trainer_double.job(team.namespace, name, profile)
+    job: Object = fake_trainer.job(team.namespace, name, profile)
     job["metadata"]["labels"] = labels
     team.cluster.apply(job)
     return job_path(team.namespace, name)
@@ -143,7 +143,7 @@ def test_a_job_of_higher_priority_takes_the_quota_and_the_other_resumes_in_its_p
         "class": "Quota",
         "reason": "KueuePreempted",
         "startStep": 0,
-        "endStep": trainer_double.SAVED_STEP,
+        "endStep": fake_trainer.SAVED_STEP,
     }
     assert waits_for_quota(evicted)
     assert condition(evicted, "Stalled") == "False"
@@ -157,7 +157,7 @@ def test_a_job_of_higher_priority_takes_the_quota_and_the_other_resumes_in_its_p
     assert [name for name in jobsets(team.cluster, team.namespace) if "train" in name] == ["low-train-1"]
     assert charged(done) == {"preemption": 0, "infrastructure": 0, "user": 0}
     (train,) = (stage for stage in status["stages"] if stage["name"] == "Train")
-    assert train["resumedFromStep"] == trainer_double.SAVED_STEP
+    assert train["resumedFromStep"] == fake_trainer.SAVED_STEP
     assert history(done)[-1]["reason"] == "Succeeded"
     assert [each["reason"] for each in history(done)].count("KueuePreempted") == 1
     told = team.cluster.list(
@@ -293,4 +293,4 @@ def test_a_workload_that_is_deleted_costs_no_retry(team: Team) -> None:
     # The same JobSet, from its checkpoint.
     assert uid_of(team.cluster, team.namespace, "lost-train-1") == before
     (train,) = (stage for stage in status["stages"] if stage["name"] == "Train")
-    assert train["resumedFromStep"] == trainer_double.SAVED_STEP
+    assert train["resumedFromStep"] == fake_trainer.SAVED_STEP

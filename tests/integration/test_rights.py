@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_operator.cluster.port import Object
 from finetune_operator.runtime.kopf_adapter import watches
 from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES
-from tests.integration import pods, trainer_double
+from tests.integration import fake_trainer, pods
 
 PROFILE = "rights"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases/finetune-operator"
@@ -19,10 +19,10 @@ type Right = tuple[str, str]
 
 
 @pytest.fixture
-def newborn(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
+def newborn(cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
     """An operator that has asked for nothing yet and finds no Lease; its stages last until they are killed."""
-    cluster.add_image(trainer_double.IMAGE, trainer_double.install(tmp_path / "bin", seconds=3600))
-    cluster.apply(trainer_double.profile(PROFILE, tmp_path))
+    cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(tmp_path / "bin", seconds=3600))
+    cluster.apply(fake_trainer.profile(PROFILE, tmp_path))
     cluster.stop("operator")
     cluster.delete(LEASE)
     cluster.start("operator")
@@ -30,7 +30,7 @@ def newborn(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     cluster.stop("operator")
 
 
-def requests(cluster: Cluster) -> set[tuple[Right, int]]:
+def requests(cluster: LocalCluster) -> set[tuple[Right, int]]:
     """What the operator's own client has asked for, and the HTTP status of the answers."""
     # To the API server, an apply is a patch.
     verbs = {"apply": "patch"}
@@ -42,7 +42,7 @@ def requests(cluster: Cluster) -> set[tuple[Right, int]]:
     }
 
 
-def _metadata_of_a_pod(cluster: Cluster, namespace: str, name: str) -> Object:
+def _metadata_of_a_pod(cluster: LocalCluster, namespace: str, name: str) -> Object:
     """Of one more pod of the job's first JobSet. Its Job is one that no controller manages."""
     jobset = cluster.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1")
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
@@ -69,7 +69,7 @@ def _metadata_of_a_pod(cluster: Cluster, namespace: str, name: str) -> Object:
     }
 
 
-def _fail_a_pod_on_a_slice(cluster: Cluster, namespace: str) -> None:
+def _fail_a_pod_on_a_slice(cluster: LocalCluster, namespace: str) -> None:
     """The operator then lists the slice's nodes."""
     selector = {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
@@ -88,7 +88,7 @@ def _fail_a_pod_on_a_slice(cluster: Cluster, namespace: str) -> None:
     cluster.patch(f"{path}/crashed/status", {"status": {"phase": "Failed"}})
 
 
-def _let_a_pod_wait(cluster: Cluster, namespace: str) -> None:
+def _let_a_pod_wait(cluster: LocalCluster, namespace: str) -> None:
     """The operator then looks at the pod's Events."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     waiting = {"metadata": _metadata_of_a_pod(cluster, namespace, "waiting")}
@@ -109,15 +109,15 @@ def _let_a_pod_wait(cluster: Cluster, namespace: str) -> None:
     cluster.delete(f"{path}/waiting")
 
 
-def test_every_right_is_used_and_none_is_missing(newborn: Cluster, namespace: str) -> None:
+def test_every_right_is_used_and_none_is_missing(newborn: LocalCluster, namespace: str) -> None:
     # The plan of a job goes with it.
-    newborn.apply(trainer_double.job(namespace, "brief", PROFILE))
+    newborn.apply(fake_trainer.job(namespace, "brief", PROFILE))
     brief = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/brief"
     admitted = newborn.wait(brief, lambda found: "resolved" in found["status"])
     stored = admitted["status"]["resolved"]["plan"]["name"]
     newborn.delete(brief)
     newborn.wait_gone(f"/api/v1/namespaces/finetune-system/configmaps/{stored}")
-    newborn.apply(trainer_double.job(namespace, "lived", PROFILE))
+    newborn.apply(fake_trainer.job(namespace, "lived", PROFILE))
     jobset = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/lived-prep-1"
     newborn.wait(jobset, lambda _: True)
     _fail_a_pod_on_a_slice(newborn, namespace)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from tests.integration import pods
 from tests.integration.pods import exit_code, over, running, shell
 
@@ -22,7 +22,7 @@ type Object = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def machine_image(cluster: Cluster) -> None:
+def machine_image(cluster: LocalCluster) -> None:
     cluster.add_image(pods.IMAGE, Path("/usr/bin"))
 
 
@@ -43,7 +43,7 @@ def pod(namespace: str, script: str, *inits: Object, **more: Any) -> Object:
     return shell(namespace, "p", script, main=SHARED, initContainers=list(inits), volumes=volumes, **more)
 
 
-def told(cluster: Cluster, found: Object) -> list[str]:
+def told(cluster: LocalCluster, found: Object) -> list[str]:
     meta = found["metadata"]
     folder = cluster.state.pods / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / "volumes" / "t"
     return (folder / "told").read_text().split()
@@ -57,7 +57,9 @@ def code(status: Object) -> int:
     return int(status["state"]["terminated"]["exitCode"])
 
 
-def test_sidecars_begin_in_order_and_end_in_reverse_after_the_work(cluster: Cluster, namespace: str) -> None:
+def test_sidecars_begin_in_order_and_end_in_reverse_after_the_work(
+    cluster: LocalCluster, namespace: str
+) -> None:
     first = init("first", f"echo first >>{TOLD}")
     one, two = sidecar("one"), sidecar("two", f"{AWAIT.replace('$0', 'one')}; {SERVE}")
     work = f"{AWAIT.replace('$0', 'two')}; echo work >>{TOLD}"
@@ -71,7 +73,7 @@ def test_sidecars_begin_in_order_and_end_in_reverse_after_the_work(cluster: Clus
 
 
 def test_a_sidecar_that_ends_is_started_again_whatever_the_pods_policy(
-    cluster: Cluster, namespace: str
+    cluster: LocalCluster, namespace: str
 ) -> None:
     once = f"test -e $TMPDIR/second && {{ {SERVE}; }}; touch $TMPDIR/second; exit 0"
     cluster.apply(pod(namespace, AWAIT.replace("$0", "again"), sidecar("again", once)))
@@ -82,7 +84,7 @@ def test_a_sidecar_that_ends_is_started_again_whatever_the_pods_policy(
 
 
 def test_the_work_of_a_deleted_pod_saves_while_its_sidecars_still_serve(
-    cluster: Cluster, namespace: str
+    cluster: LocalCluster, namespace: str
 ) -> None:
     save = f"sleep 0.3; echo saved >>{TOLD}; exit 75"
     work = f"trap '{save}' TERM; {AWAIT.replace('$0', 'one')}; while :; do sleep 0.05; done"
@@ -97,7 +99,7 @@ def test_the_work_of_a_deleted_pod_saves_while_its_sidecars_still_serve(
     cluster.wait_gone(path(namespace, "p"))
 
 
-def test_a_failed_init_container_ends_the_sidecars_before_it(cluster: Cluster, namespace: str) -> None:
+def test_a_failed_init_container_ends_the_sidecars_before_it(cluster: LocalCluster, namespace: str) -> None:
     fails = init("fails", f"{AWAIT.replace('$0', 'one')}; exit 7")
     cluster.apply(pod(namespace, f"echo work >>{TOLD}", sidecar("one"), fails))
     found = cluster.wait(path(namespace, "p"), over)
@@ -106,7 +108,9 @@ def test_a_failed_init_container_ends_the_sidecars_before_it(cluster: Cluster, n
     assert {name: code(status) for name, status in states(found).items()} == {"one": 3, "fails": 7}
 
 
-def test_a_pod_that_is_deleted_before_it_has_begun_is_gone_at_once(cluster: Cluster, namespace: str) -> None:
+def test_a_pod_that_is_deleted_before_it_has_begun_is_gone_at_once(
+    cluster: LocalCluster, namespace: str
+) -> None:
     waiting = sidecar("waiting") | {"image": f"localhost/{namespace}:none"}
     cluster.apply(pod(namespace, "true", waiting))
     cluster.wait(path(namespace, "p"), lambda found: "initContainerStatuses" in found["status"])
@@ -114,7 +118,9 @@ def test_a_pod_that_is_deleted_before_it_has_begun_is_gone_at_once(cluster: Clus
     cluster.wait_gone(path(namespace, "p"))
 
 
-def test_pods_listen_on_the_same_port_at_addresses_of_their_own(cluster: Cluster, namespace: str) -> None:
+def test_pods_listen_on_the_same_port_at_addresses_of_their_own(
+    cluster: LocalCluster, namespace: str
+) -> None:
     script = (
         'exec python3 -c \'import os, socket, time; s = socket.create_server((os.environ["POD_ADDRESS"], 29000));'
         " print(s.getsockname()[0], flush=True); time.sleep(600)'"

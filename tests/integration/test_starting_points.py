@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder, Stage, StageRequest
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, Object, condition_of, job_path, jobsets, phase
 from tests.integration.training import started
 
@@ -17,16 +17,16 @@ def request(job: Object, stage: str, number: int = 1) -> StageRequest:
 
 
 def test_a_job_starts_from_what_another_one_exports_as_soon_as_it_has(
-    double: Cluster, namespace: str
+    double: LocalCluster, namespace: str
 ) -> None:
-    chained = trainer_double.job(namespace, "second", PROFILE, model={"fromJob": {"name": "first"}})
+    chained = fake_trainer.job(namespace, "second", PROFILE, model={"fromJob": {"name": "first"}})
     double.apply(chained)
     double.wait(
         job_path(namespace, "second"),
         lambda job: condition_of(job, "Valid").get("reason") == "SourceJobNotFound",
         seconds=30,
     )
-    double.apply(trainer_double.job(namespace, "first", PROFILE))
+    double.apply(fake_trainer.job(namespace, "first", PROFILE))
     second = double.wait(job_path(namespace, "second"), phase("Succeeded", "Failed"), seconds=120)
     assert second["status"]["phase"] == "Succeeded", second["status"]["summary"]
     first = double.get(job_path(namespace, "first"))
@@ -36,19 +36,19 @@ def test_a_job_starts_from_what_another_one_exports_as_soon_as_it_has(
         "name": "first",
         "uid": first["metadata"]["uid"],
         "base": "file:///models/tiny",
-        "step": trainer_double.STEPS,
+        "step": fake_trainer.STEPS,
         "digest": model["digest"],
     }
 
 
-def test_a_maxtext_checkpoint_is_trained_as_it_is(double: Cluster, namespace: str) -> None:
+def test_a_maxtext_checkpoint_is_trained_as_it_is(double: LocalCluster, namespace: str) -> None:
     items = "file:///checkpoints/tiny/0/items"
     model = {
         "orbax": {"uri": items},
         "maxtextModel": "qwen3-0.6b",
         "tokenizer": {"uri": "file:///models/tiny"},
     }
-    double.apply(trainer_double.job(namespace, "given", PROFILE, model=model))
+    double.apply(fake_trainer.job(namespace, "given", PROFILE, model=model))
     done = double.wait(job_path(namespace, "given"), phase("Succeeded", "Failed"), seconds=120)
     assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
     convert = next(each for each in done["status"]["stages"] if each["name"] == "Convert")
@@ -59,12 +59,12 @@ def test_a_maxtext_checkpoint_is_trained_as_it_is(double: Cluster, namespace: st
 
 
 def test_a_job_goes_on_in_the_run_folder_of_one_that_was_deleted(
-    double: Cluster, namespace: str, runs: Path
+    double: LocalCluster, namespace: str, runs: Path
 ) -> None:
-    slow = trainer_double.install(runs / "saving", seconds=3600, stages=[Stage.TRAIN], saves=True)
-    double.add_image(trainer_double.IMAGE, slow)
+    slow = fake_trainer.install(runs / "saving", seconds=3600, stages=[Stage.TRAIN], saves=True)
+    double.add_image(fake_trainer.IMAGE, slow)
     begun = started(double, namespace, "begun", tpu="v6e-4")
-    double.apply(trainer_double.job(namespace, "follower", PROFILE, resumeFrom={"runFolder": begun.uri}))
+    double.apply(fake_trainer.job(namespace, "follower", PROFILE, resumeFrom={"runFolder": begun.uri}))
     waiting = double.wait(
         job_path(namespace, "follower"),
         lambda job: condition_of(job, "Valid").get("reason") == "RunFolderInUse",
@@ -80,4 +80,4 @@ def test_a_job_goes_on_in_the_run_folder_of_one_that_was_deleted(
         for stage, number in (("conv", 2), ("eval", 1), ("export", 1), ("prep", 2), ("train", 2))
     ]
     train = next(each for each in done["status"]["stages"] if each["name"] == "Train")
-    assert (train["attempt"], train["resumedFromStep"]) == (1, trainer_double.SAVED_STEP)
+    assert (train["attempt"], train["resumedFromStep"]) == (1, fake_trainer.SAVED_STEP)

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from devcluster.layout import ROOT
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import ExitCode, Stage
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, Object, condition, condition_of, job_path, jobset_path, phase
-from tests.judges.run import Verdict, judge
+from tests.judges.run import HealthResult, check_health
 from tests.unit.lifecycle.states import FAILED, STATES, SUCCEEDED, UNSEEN, Row, reach
 
 # The program that judges is built once, and may be built from nothing.
@@ -26,12 +26,14 @@ FAILING = "localhost/trainer-failing:test"
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> Mapping[str, Verdict]:
-    return dict(zip(STATES, judge([reach(state) for state in STATES]), strict=True))
+def verdicts() -> Mapping[str, HealthResult]:
+    return dict(zip(STATES, check_health([reach(state) for state in STATES]), strict=True))
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_kstatus_and_argo_cd_say_what_the_table_says(state: str, verdicts: Mapping[str, Verdict]) -> None:
+def test_kstatus_and_argo_cd_say_what_the_table_says(
+    state: str, verdicts: Mapping[str, HealthResult]
+) -> None:
     row, said = STATES[state][1], verdicts[state]
     assert (said.kstatus, said.argo) == (row.kstatus, row.argo)
     assert said.message
@@ -40,7 +42,7 @@ def test_kstatus_and_argo_cd_say_what_the_table_says(state: str, verdicts: Mappi
 # --- on the real control plane
 
 
-def waits(cluster: Cluster, namespace: str, job: str, wanted: str, seconds: int) -> bool:
+def waits(cluster: LocalCluster, namespace: str, job: str, wanted: str, seconds: int) -> bool:
     """Whether kubectl wait ends well; 0 seconds: whether it need not wait."""
     try:
         cluster.kubectl(
@@ -59,42 +61,42 @@ def waits(cluster: Cluster, namespace: str, job: str, wanted: str, seconds: int)
 
 
 def agrees(found: Object, row: Row) -> bool:
-    (said,) = judge([found])
+    (said,) = check_health([found])
     return (said.kstatus, said.argo) == (row.kstatus, row.argo)
 
 
-def events(cluster: Cluster, namespace: str, job: str) -> list[Object]:
+def events(cluster: LocalCluster, namespace: str, job: str) -> list[Object]:
     return cluster.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.name={job}")
 
 
-def test_kubectl_waits_for_a_job_until_it_has_succeeded(double: Cluster, namespace: str) -> None:
-    double.apply(trainer_double.job(namespace, "good", PROFILE))
+def test_kubectl_waits_for_a_job_until_it_has_succeeded(double: LocalCluster, namespace: str) -> None:
+    double.apply(fake_trainer.job(namespace, "good", PROFILE))
     assert waits(double, namespace, "good", "Succeeded", 180)
     assert waits(double, namespace, "good", "Finished", 0)
     assert agrees(double.get(job_path(namespace, "good")), SUCCEEDED)
 
 
 def test_kubectl_sees_a_failed_job_as_finished_and_not_as_succeeded(
-    operator: Cluster, namespace: str, runs: Path
+    operator: LocalCluster, namespace: str, runs: Path
 ) -> None:
     program = runs / "failing" / "finetune-stage"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\nexit {ExitCode.BAD_DATA}\n")
     program.chmod(0o755)
     operator.add_image(FAILING, program.parent)
-    profile = trainer_double.profile(f"failing-{namespace}", runs)
+    profile = fake_trainer.profile(f"failing-{namespace}", runs)
     profile["spec"]["images"] = {"trainer": FAILING}  # type: ignore[index]
     operator.apply(profile)
-    operator.apply(trainer_double.job(namespace, "bad", f"failing-{namespace}"))
+    operator.apply(fake_trainer.job(namespace, "bad", f"failing-{namespace}"))
     assert waits(operator, namespace, "bad", "Finished", 120)
     assert waits(operator, namespace, "bad", "Succeeded=False", 0)
     assert not waits(operator, namespace, "bad", "Succeeded", 0)
     assert agrees(operator.get(job_path(namespace, "bad")), FAILED)
 
 
-def test_what_an_older_generation_said_ends_no_wait(double: Cluster, namespace: str) -> None:
+def test_what_an_older_generation_said_ends_no_wait(double: LocalCluster, namespace: str) -> None:
     path = job_path(namespace, "edited")
-    double.apply(trainer_double.job(namespace, "edited", PROFILE))
+    double.apply(fake_trainer.job(namespace, "edited", PROFILE))
     double.wait(path, phase("Succeeded"), seconds=180)
     double.stop("operator")
     double.patch(path, {"spec": {"cache": "Refresh"}})
@@ -106,10 +108,10 @@ def test_what_an_older_generation_said_ends_no_wait(double: Cluster, namespace: 
 
 
 def test_one_event_tells_each_transition_however_often_the_operator_dies(
-    double: Cluster, namespace: str
+    double: LocalCluster, namespace: str
 ) -> None:
     path = job_path(namespace, "told")
-    double.apply(trainer_double.job(namespace, "told", PROFILE))
+    double.apply(fake_trainer.job(namespace, "told", PROFILE))
     for stage in list(Stage)[1:]:
         # The next stage is there: Event and status of the last one are being written.
         double.wait(jobset_path(namespace, f"told-{stage.short}-1"), lambda _: True, seconds=120)
@@ -118,7 +120,7 @@ def test_one_event_tells_each_transition_however_often_the_operator_dies(
     double.kill("operator")
     # Another job that ends shows that the new process has looked at all of them.
     double.await_ready("operator")
-    double.apply(trainer_double.job(namespace, "after", PROFILE))
+    double.apply(fake_trainer.job(namespace, "after", PROFILE))
     double.wait(job_path(namespace, "after"), phase("Succeeded"), seconds=180)
     told = events(double, namespace, "told")
     assert Counter(event["reason"] for event in told) == Counter(("Checked", "Proven", "Succeeded"))
@@ -128,7 +130,7 @@ def test_one_event_tells_each_transition_however_often_the_operator_dies(
 # --- profiles
 
 
-def column(cluster: Cluster, name: str) -> list[str]:
+def column(cluster: LocalCluster, name: str) -> list[str]:
     """What kubectl shows under Valid and Used By."""
     header, row = cluster.kubectl("get", "finetuneprofile", name).splitlines()
     at = [header.index(title) for title in ("VALID", "USED BY", "AGE")]
@@ -136,35 +138,37 @@ def column(cluster: Cluster, name: str) -> list[str]:
 
 
 def test_a_mistyped_profile_says_so_and_is_valid_when_it_is_mended(
-    operator: Cluster, namespace: str, runs: Path
+    operator: LocalCluster, namespace: str, runs: Path
 ) -> None:
     name, path = f"typo-{namespace}", f"{PROFILES}/typo-{namespace}"
-    profile = trainer_double.profile(name, runs)
-    profile["spec"]["constraints"] = {"limits": [{"path": "hyperparameters.epoch", "max": "5"}]}  # type: ignore[index]
+    profile = fake_trainer.profile(name, runs)
+    profile["spec"]["constraints"] = {"limits": [{"path": "hyperparameters.epoch", "max": 5}]}  # type: ignore[index]
     operator.apply(profile)
     wrong = operator.wait(path, lambda found: condition(found, "Valid") == "False", seconds=30)
     assert "spec.constraints.limits[0].path" in condition_of(wrong, "Valid")["message"]
     assert "did you mean hyperparameters.epochs?" in condition_of(wrong, "Valid")["message"]
-    (said,) = judge([wrong])
+    (said,) = check_health([wrong])
     assert (said.kstatus, said.argo) == ("Failed", "Degraded")
     del profile["spec"]["constraints"]  # type: ignore[attr-defined]
     operator.apply(profile)
     mended = operator.wait(path, lambda found: condition(found, "Valid") == "True", seconds=30)
-    (said,) = judge([mended])
+    (said,) = check_health([mended])
     assert (said.kstatus, said.argo) == ("Current", "Healthy")
     assert mended["status"]["observedGeneration"] == mended["metadata"]["generation"] == 2
 
 
-def test_a_profile_counts_the_jobs_that_have_not_finished(held: Cluster, namespace: str, runs: Path) -> None:
+def test_a_profile_counts_the_jobs_that_have_not_finished(
+    held: LocalCluster, namespace: str, runs: Path
+) -> None:
     name, path = f"counted-{namespace}", f"{PROFILES}/counted-{namespace}"
 
     def used_by(number: int) -> None:
         held.wait(path, lambda found: found["status"].get("usedBy") == number, seconds=60)
 
-    held.apply(trainer_double.profile(name, runs))
+    held.apply(fake_trainer.profile(name, runs))
     used_by(0)
     for job in ("one", "two"):
-        held.apply(trainer_double.job(namespace, job, name))
+        held.apply(fake_trainer.job(namespace, job, name))
     used_by(2)
     assert column(held, name) == ["True", "2"]
     # A new process counts anew.
@@ -176,11 +180,11 @@ def test_a_profile_counts_the_jobs_that_have_not_finished(held: Cluster, namespa
 
 
 def test_a_profile_that_nobody_has_looked_at_is_in_progress_for_every_tool(
-    operator: Cluster, namespace: str, runs: Path
+    operator: LocalCluster, namespace: str, runs: Path
 ) -> None:
     operator.stop("operator")
-    operator.apply(trainer_double.profile(f"unseen-{namespace}", runs))
-    (said,) = judge([operator.get(f"{PROFILES}/unseen-{namespace}")])
+    operator.apply(fake_trainer.profile(f"unseen-{namespace}", runs))
+    (said,) = check_health([operator.get(f"{PROFILES}/unseen-{namespace}")])
     assert (said.kstatus, said.argo) == ("InProgress", "Progressing")
     operator.start("operator")
 
@@ -188,7 +192,7 @@ def test_a_profile_that_nobody_has_looked_at_is_in_progress_for_every_tool(
 # --- the documented way to install the health scripts
 
 
-def test_the_health_scripts_are_added_to_argo_cds_configuration(cluster: Cluster) -> None:
+def test_the_health_scripts_are_added_to_argo_cds_configuration(cluster: LocalCluster) -> None:
     page = (ROOT / "docs" / "gitops.md").read_text()
     (command,) = [
         block.partition("```")[0]

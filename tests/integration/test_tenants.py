@@ -18,21 +18,21 @@ import pytest
 from google.api_core.exceptions import Forbidden
 from google.cloud import storage
 
+from devcluster.bucket_iam import LIST
 from devcluster.bucketproxy import BucketProxy
-from devcluster.bucketrights import LIST
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import CacheLayout, RunFolder, Stage
 from tests import bucket_grants
 from tests.bucket_grants import ARTIFACTS, CACHE
-from tests.integration import pods, trainer_double, training
+from tests.integration import fake_trainer, pods, training
 from tests.integration.jobs import Object, condition, jobset_path, jobsets, phase
 from tests.integration.tenants import (
     LASTING,
     LASTING_IMAGE,
     PROFILE,
     UNPLACED,
-    Belongings,
     Tenant,
+    TenantState,
     admit,
     profile,
     replaced,
@@ -55,13 +55,13 @@ def store() -> Iterator[BucketProxy]:
 
 
 @pytest.fixture(scope="module")
-def cluster(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("tenants")
-    with Cluster.started(folder / "cluster", warm=False, store=store.url) as running:
+    with LocalCluster.started(folder / "cluster", warm=False, store=store.url) as running:
         store.serve(running.gcs)
         running.add_image(pods.IMAGE, Path("/usr/bin"))
-        running.add_image(trainer_double.IMAGE, trainer_double.install(folder / "quick"))
-        lasting = trainer_double.install(folder / "lasting", seconds=3600, stages=[Stage.TRAIN])
+        running.add_image(fake_trainer.IMAGE, fake_trainer.install(folder / "quick"))
+        lasting = fake_trainer.install(folder / "lasting", seconds=3600, stages=[Stage.TRAIN])
         running.add_image(LASTING_IMAGE, lasting)
         running.apply(profile(PROFILE))
         running.apply(profile(LASTING, LASTING_IMAGE))
@@ -70,7 +70,7 @@ def cluster(store: BucketProxy, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield running
 
 
-def _tenant(cluster: Cluster, store: BucketProxy, prefix: str) -> Tenant:
+def _tenant(cluster: LocalCluster, store: BucketProxy, prefix: str) -> Tenant:
     tenant = Tenant(cluster, store, cluster.namespace(prefix))
     admit(cluster, tenant.namespace, tenant.user)
     store.grant(*bucket_grants.of_team(tenant.namespace))
@@ -78,7 +78,7 @@ def _tenant(cluster: Cluster, store: BucketProxy, prefix: str) -> Tenant:
 
 
 @pytest.fixture(scope="module")
-def attacker(cluster: Cluster, store: BucketProxy) -> Tenant:
+def attacker(cluster: LocalCluster, store: BucketProxy) -> Tenant:
     found = _tenant(cluster, store, "team")
     cluster.wait(
         "/apis/rbac.authorization.k8s.io/v1/clusterroles/edit",
@@ -106,7 +106,7 @@ def victim(attacker: Tenant) -> Iterator[Tenant]:
         time.sleep(0.1)  # a bucket has no event that could be awaited
     yield found
     for pid in training.processes(running["metadata"]["uid"]):
-        os.kill(pid, trainer_double.RELEASE)
+        os.kill(pid, fake_trainer.RELEASE)
     done = found.cluster.wait(found.path(KEPT), lambda job: condition(job, "Finished") == "True", seconds=180)
     assert done["status"]["phase"] == "Succeeded", done["status"]["summary"]
     assert {stage["attempt"] for stage in done["status"]["stages"]} == {1}
@@ -115,10 +115,10 @@ def victim(attacker: Tenant) -> Iterator[Tenant]:
 @pytest.fixture(autouse=True)
 def untouched(victim: Tenant) -> Iterator[None]:
     """The victim has, after the operator has looked once more, exactly what it had."""
-    before = Belongings.of(victim, KEPT)
+    before = TenantState.of(victim, KEPT)
     yield
     victim.settled(KEPT)
-    after = Belongings.of(victim, KEPT)
+    after = TenantState.of(victim, KEPT)
     assert dataclasses.asdict(after) == dataclasses.asdict(before)
 
 
@@ -182,7 +182,7 @@ def test_the_api_server_keeps_a_tenant_in_its_namespace(
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def _forged(cluster: Cluster, victim: Tenant, job: Object, name: str) -> Object:
+def _forged(cluster: LocalCluster, victim: Tenant, job: Object, name: str) -> Object:
     """A plan that opens everything to that job, complete as the operator writes it."""
     their_uid = cluster.get(victim.path(KEPT))["metadata"]["uid"]
     true: Object = cluster.get(f"/api/v1/namespaces/{SYSTEM}/configmaps/finetune-plan-{their_uid}")
@@ -223,7 +223,7 @@ def _forged(cluster: Cluster, victim: Tenant, job: Object, name: str) -> Object:
 
 @pytest.mark.parametrize("name", ["{job}-plan", "finetune-plan-{uid}"])
 def test_a_plan_that_lies_ready_before_admission_is_not_taken(
-    cluster: Cluster, attacker: Tenant, victim: Tenant, name: str
+    cluster: LocalCluster, attacker: Tenant, victim: Tenant, name: str
 ) -> None:
     job = "early" if "uid" in name else "earlier"
     waits = replaced(attacker.job(job, UNPLACED), ["spec", "datasets", "chatTemplate"], NO_TEMPLATE)
@@ -239,12 +239,12 @@ def test_a_plan_that_lies_ready_before_admission_is_not_taken(
     finally:
         attacker.succeed("delete", "configmap", "template", "-n", attacker.namespace)
     assert EVIL_IMAGE not in json.dumps(jobset)
-    assert trainer_double.IMAGE in json.dumps(jobset)
+    assert fake_trainer.IMAGE in json.dumps(jobset)
     assert '"serviceAccountName": "ft-cpu"' in json.dumps(jobset)
 
 
 def test_a_plan_that_is_forged_after_admission_changes_nothing(
-    cluster: Cluster, attacker: Tenant, victim: Tenant
+    cluster: LocalCluster, attacker: Tenant, victim: Tenant
 ) -> None:
     made = cluster.get(attacker.path(OWN))
     before = cluster.get(jobset_path(attacker.namespace, f"{OWN}-prep-1"))["metadata"]["uid"]
@@ -286,7 +286,7 @@ HOSTILE_LABELS = {
 @pytest.mark.parametrize("labels", HOSTILE_LABELS.values(), ids=HOSTILE_LABELS.keys())
 @pytest.mark.parametrize("owned", [False, True])
 def test_labels_of_a_pod_cost_at_most_the_job_that_they_name(
-    cluster: Cluster, attacker: Tenant, labels: Mapping[str, str], owned: bool
+    cluster: LocalCluster, attacker: Tenant, labels: Mapping[str, str], owned: bool
 ) -> None:
     name = f"labelled-{_short(labels, owned)}"
     job = cluster.get(f"/apis/batch/v1/namespaces/{attacker.namespace}/jobs/{OWN}-prep-1-cpu-0")
@@ -300,7 +300,7 @@ def test_labels_of_a_pod_cost_at_most_the_job_that_they_name(
 @pytest.mark.parametrize("with_owner", [False, True])
 @pytest.mark.parametrize("kind", ["Pod", "JobSet"])
 def test_children_that_claim_another_namespaces_job_are_none(
-    cluster: Cluster, attacker: Tenant, victim: Tenant, kind: str, with_owner: bool
+    cluster: LocalCluster, attacker: Tenant, victim: Tenant, kind: str, with_owner: bool
 ) -> None:
     """The garbage collector deletes what names an owner that its namespace does not have."""
     theirs = cluster.get(victim.path(KEPT))
@@ -321,7 +321,7 @@ def test_children_that_claim_another_namespaces_job_are_none(
 
 
 def test_a_jobset_that_only_carries_a_jobs_labels_is_not_deleted_with_it(
-    cluster: Cluster, attacker: Tenant
+    cluster: LocalCluster, attacker: Tenant
 ) -> None:
     """Somebody else's JobSet in the same namespace, labelled by whoever may do so."""
     manifest = pods.jobset(
@@ -397,7 +397,7 @@ PLACES: Mapping[tuple[tuple[str, ...], str], str] = {
 
 @pytest.mark.parametrize(("place", "door"), PLACES.items(), ids=[f"{p[-1]} {u!r}" for p, u in PLACES])
 def test_a_job_names_no_place_of_another_tenant(
-    cluster: Cluster, attacker: Tenant, victim: Tenant, place: tuple[tuple[str, ...], str], door: str
+    cluster: LocalCluster, attacker: Tenant, victim: Tenant, place: tuple[tuple[str, ...], str], door: str
 ) -> None:
     field, text = place
     uri = _filled(text, attacker, victim)
@@ -449,7 +449,7 @@ REFERENCES: Mapping[str, tuple[tuple[str, ...], Any, str]] = {
 
 @pytest.mark.parametrize("case", REFERENCES)
 def test_a_job_refers_to_nothing_outside_its_namespace(
-    cluster: Cluster, attacker: Tenant, victim: Tenant, case: str
+    cluster: LocalCluster, attacker: Tenant, victim: Tenant, case: str
 ) -> None:
     field, value, reason = REFERENCES[case]
     theirs = cluster.get(victim.path(KEPT))["metadata"]["uid"]
@@ -464,7 +464,7 @@ def test_a_job_refers_to_nothing_outside_its_namespace(
 
 
 def test_a_secret_is_taken_from_the_jobs_own_namespace_alone(
-    cluster: Cluster, attacker: Tenant, victim: Tenant
+    cluster: LocalCluster, attacker: Tenant, victim: Tenant
 ) -> None:
     victim.succeed(*f"create secret generic hub -n {victim.namespace} --from-literal=token=hf_theirs".split())
     outside = replaced(
@@ -581,7 +581,7 @@ def test_what_a_tenant_writes_into_its_own_run_folder_reaches_nobody_else(
     attacker.succeed("delete", "finetunejob", name, "-n", attacker.namespace)
 
 
-def test_more_names_than_a_listing_takes_reach_nobody_else(cluster: Cluster, attacker: Tenant) -> None:
+def test_more_names_than_a_listing_takes_reach_nobody_else(cluster: LocalCluster, attacker: Tenant) -> None:
     """As if each were uploaded, which ``ft-cpu`` may."""
     attacker.make(attacker.job("names", UNPLACED))
     cluster.wait(jobset_path(attacker.namespace, "names-prep-1"), lambda _: True)
@@ -598,7 +598,7 @@ def test_more_names_than_a_listing_takes_reach_nobody_else(cluster: Cluster, att
 
 @pytest.mark.parametrize("content", ["junk", "a manifest that points to the other team's cache"])
 def test_a_poisoned_cache_gives_nothing_of_another_team(
-    cluster: Cluster, attacker: Tenant, victim: Tenant, content: str
+    cluster: LocalCluster, attacker: Tenant, victim: Tenant, content: str
 ) -> None:
     """The entry is there before the job looks for it: the job waits for its template meanwhile."""
     name = "poison" if content == "junk" else "pointer"
@@ -626,7 +626,7 @@ def test_a_poisoned_cache_gives_nothing_of_another_team(
     assert not [each for each in made if f"{CACHE}/{victim.namespace}/" in json.dumps(each)]
 
 
-def _content(cluster: Cluster, uri: str) -> str:
+def _content(cluster: LocalCluster, uri: str) -> str:
     """Content of an object, as the administrator."""
     return (cluster.state.buckets / uri.removeprefix("gs://")).read_text()
 
@@ -657,7 +657,7 @@ def _looks(tenant: Tenant) -> float:
 
 
 def test_a_queue_full_of_jobs_on_a_dead_store_does_not_keep_another_tenant_waiting(
-    cluster: Cluster,
+    cluster: LocalCluster,
     attacker: Tenant,
     victim: Tenant,
     store: BucketProxy,

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from finetune_contract import RunFolder
-from tests.integration import trainer_double
+from tests.integration import fake_trainer
 from tests.integration.jobs import PROFILE, Object, await_file, job_path, phase
 
 PREEMPTED = {"preemption": 1, "infrastructure": 0, "user": 0}
@@ -12,10 +12,10 @@ FAULT = {"preemption": 0, "infrastructure": 1, "user": 0}
 
 
 def started(
-    cluster: Cluster, namespace: str, name: str, *, profile: str = PROFILE, tpu: str = "v6e-8"
+    cluster: LocalCluster, namespace: str, name: str, *, profile: str = PROFILE, tpu: str = "v6e-8"
 ) -> RunFolder:
     """A job that trains, on two hosts unless another slice is asked for."""
-    cluster.apply(trainer_double.job(namespace, name, profile, resources={"tpu": tpu}))
+    cluster.apply(fake_trainer.job(namespace, name, profile, resources={"tpu": tpu}))
     running = cluster.wait(
         job_path(namespace, name),
         lambda job: phase("Running")(job) and job["status"]["stage"] == "Train",
@@ -26,7 +26,7 @@ def started(
     return run
 
 
-def pods_of(cluster: Cluster, namespace: str) -> list[Object]:
+def pods_of(cluster: LocalCluster, namespace: str) -> list[Object]:
     found = cluster.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector="tpu-finetune.dev/stage=Train")
     return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
@@ -51,7 +51,7 @@ def trained(job: Object) -> Object:
     return found
 
 
-def end(cluster: Cluster, namespace: str) -> Object:
+def end(cluster: LocalCluster, namespace: str) -> Object:
     """The next attempt takes no time, and training comes to its end; what is left of the job is of no interest."""
     done = cluster.wait(
         job_path(namespace, "job"),
@@ -62,6 +62,6 @@ def end(cluster: Cluster, namespace: str) -> Object:
     return done
 
 
-def quick(cluster: Cluster, runs: Path) -> None:
+def quick(cluster: LocalCluster, runs: Path) -> None:
     """From now on no stage takes any time."""
-    cluster.add_image(trainer_double.IMAGE, trainer_double.install(runs / "bin"))
+    cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(runs / "bin"))

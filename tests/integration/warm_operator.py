@@ -17,7 +17,7 @@ from pathlib import Path
 
 from devcluster import operator_process
 from devcluster.layout import ROOT
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class WarmOperator:
 
 
 @contextmanager
-def running(cluster: Cluster, folder: Path, server: int) -> Iterator[WarmOperator]:
+def running(cluster: LocalCluster, folder: Path, server: int) -> Iterator[WarmOperator]:
     """The operator, speaking to the API server at that port, in the place of the cluster's own."""
     cluster.start("operator")  # once: it has an account then
     cluster.stop("operator")

@@ -18,7 +18,7 @@ SCRIPTS = ROOT / "examples" / "argo-cd" / "tpu-finetune.dev"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthResult:
     """What the two say of one object."""
 
     kstatus: str
@@ -27,7 +27,7 @@ class Verdict:
     """What Argo CD shows beside the health."""
 
 
-def judge(objects: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+def check_health(objects: Sequence[Mapping[str, Any]]) -> list[HealthResult]:
     """One verdict each, by the health script of the object's kind that the project ships."""
     asked = "".join(
         json.dumps({"object": each, "health": (SCRIPTS / each["kind"] / "health.lua").read_text()}) + "\n"
@@ -35,7 +35,7 @@ def judge(objects: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     )
     done = subprocess.run([_program()], input=asked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [Verdict(**json.loads(line)) for line in done.stdout.splitlines()]
+    return [HealthResult(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
 @cache

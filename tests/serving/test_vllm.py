@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from devcluster.fixtures.chat_data import CAPITALS, row
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ConvertOutcome, EvaluateOutcome, ExportOutcome, Sample
 from tests.serving.server import serve
 from tests.trainer.stages import Stages
@@ -16,7 +16,7 @@ from tests.trainer.stages import Stages
 NEW_TOKENS = 24
 QUESTIONS = [f"What is the capital of {country}?" for country in CAPITALS]
 #: vLLM's attention on CPU has kernels for heads of 64 and more.
-MODEL = Spec(hidden=128, heads=2, kv_heads=1, head_dim=64)
+MODEL = TinyModelSpec(hidden=128, heads=2, kv_heads=1, head_dim=64)
 #: Steps until the answers are sure, and what else the request says.
 METHODS: dict[str, tuple[int, dict[str, Any]]] = {
     "full": (100, {"export": {"serving_account": "default"}}),

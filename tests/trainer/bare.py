@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 
-class Given:
+class FixedBatchHooks:
     """MaxText's data hooks, with batches that were made before."""
 
     def __init__(self, path: str, steps: int) -> None:
@@ -45,7 +45,7 @@ def losses(program: str, arguments: list[str], batches: str, steps: int) -> list
     found: list[float] = []
     module = {"sft": train_sft, "dpo": train_dpo}[program]
     kind = "SFTDataHooks" if program == "sft" else "DPODataHooks"
-    setattr(module.hooks, kind, lambda *_: Given(batches, steps))
+    setattr(module.hooks, kind, lambda *_: FixedBatchHooks(batches, steps))
     write = peft_trainer.PeftTrainer._write_metrics
 
     def noted(self: Any, buffer: Any) -> None:

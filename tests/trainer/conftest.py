@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.hub import Hub
+from devcluster.fixtures.hub import FakeHub
 from tests.trainer.models import qwen3
 from tests.trainer.stages import Stages, serve
 from tests.trainer.stores import BUCKET, fake_gcs, program
@@ -26,7 +26,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 # Before anything imports huggingface_hub: there is one hub for all tests, of this process. Whoever asks for something
 # by mistake is told that it is not there; no token or cache of this machine is used.
-_HUB = Hub()
+_HUB = FakeHub()
 _HOME = tempfile.mkdtemp(prefix="finetune-hub-")
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING"))]:
@@ -35,7 +35,7 @@ os.environ.update({"HF_ENDPOINT": _HUB.address, "HF_HOME": _HOME, "HF_HUB_DISABL
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     """The stand-in, empty, with a cache of the test's own."""
     from huggingface_hub import constants
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer.stopping import Stopper
+from finetune_trainer.stopping import SigtermHandler
 
 
 def raise_at_step(step: int, kind: str, text: str) -> None:
@@ -29,17 +29,17 @@ def raise_at_step(step: int, kind: str, text: str) -> None:
     _wrap(TrainBatches, "batch", batch)
 
 
-def seconds_a_look(seconds: float) -> None:
+def fixed_save_clock(seconds: float) -> None:
     """By the clock that decides when to save so much time passes between two looks at it."""
-    from finetune_trainer.training.saving import SaveTimes
+    from finetune_trainer.training.saving import CheckpointSavePolicy
 
     looks = itertools.count()
-    original = SaveTimes.__init__
+    original = CheckpointSavePolicy.__init__
 
-    def init(self: SaveTimes, **named: Any) -> None:
+    def init(self: CheckpointSavePolicy, **named: Any) -> None:
         original(self, **named, clock=lambda: next(looks) * seconds)
 
-    SaveTimes.__init__ = init  # type: ignore[method-assign]
+    CheckpointSavePolicy.__init__ = init  # type: ignore[method-assign]
 
 
 def disk_full_at(place: str) -> None:
@@ -141,16 +141,16 @@ def _found(place: str) -> tuple[Any, str]:
     return holder, name
 
 
-def _stoppers() -> list[Stopper]:
+def _stoppers() -> list[SigtermHandler]:
     """Those that are made from now on."""
-    made: list[Stopper] = []
-    original = Stopper.__init__
+    made: list[SigtermHandler] = []
+    original = SigtermHandler.__init__
 
-    def init(self: Stopper, *arguments: Any, **named: Any) -> None:
+    def init(self: SigtermHandler, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
         made.append(self)
 
-    Stopper.__init__ = init  # type: ignore[method-assign]
+    SigtermHandler.__init__ = init  # type: ignore[method-assign]
     return made
 
 
@@ -168,9 +168,9 @@ def keep_what_tunix_keeps() -> None:
     """Training runs Tunix's own compiled step, which donates the optimizer's state alone."""
     from maxtext.trainers.post_train.sft.train_sft import MaxTextPeftTrainer
 
-    from finetune_trainer.training.trainer import SftTrainer
+    from finetune_trainer.training.trainer import FineTuneTrainer
 
-    SftTrainer.jit_train_and_eval_step = MaxTextPeftTrainer.jit_train_and_eval_step  # type: ignore[method-assign]
+    FineTuneTrainer.jit_train_and_eval_step = MaxTextPeftTrainer.jit_train_and_eval_step  # type: ignore[method-assign]
 
 
 def without_gradient(stack: str, number: int) -> None:
@@ -224,26 +224,26 @@ def compiled_beforehand() -> None:
 
     from finetune_contract import StageRequest
     from finetune_trainer import engine
-    from finetune_trainer.compiled.collected import Collected
+    from finetune_trainer.compilation_cache import StorageCompilationCache
+    from finetune_trainer.compiled.collecting_cache import CollectingCache
+    from finetune_trainer.compiled.compile_protocol import Candidate, CompileSuccess
     from finetune_trainer.compiled.compiler import Compiler
-    from finetune_trainer.compiled.question import Candidate, Measured
     from finetune_trainer.processes import Processes
-    from finetune_trainer.programs import Programs
-    from finetune_trainer.stages.context import Context, late_environment
-    from finetune_trainer.stages.programs import programs
+    from finetune_trainer.stages.context import StageContext, late_environment
+    from finetune_trainer.stages.slice_programs import programs
     from finetune_trainer.storage import open_store
 
     late_environment(os.environ)
     request = StageRequest.of_environment(os.environ)
-    context = Context(
+    context = StageContext(
         request=request,
         store=open_store(),
         processes=Processes(count=1, index=0),
-        stopper=Stopper(lambda: None),
+        stopper=SigtermHandler(lambda: None),
     )
     plan = context.plan(context.model(weights=False))
     engine.prepare(plan)
-    collected = Collected.begin(context.scratch)
+    collected = CollectingCache.begin(context.scratch)
 
     class ThisMachine:
         platform = "cpu"
@@ -261,16 +261,18 @@ def compiled_beforehand() -> None:
     shape = {"name": "cpu", "family": "cpu", "topology": "4", "hosts": 1, "chips": 4, "devices": 4}
     batch = request.hyperparameters.global_batch_size
     step = Candidate.model_validate({"slice": shape, "mesh": request.mesh, "global_batch": batch})
-    kept = Programs(os.environ["JAX_COMPILATION_CACHE_DIR"], context.store, first=True, now=context.now)
+    kept = StorageCompilationCache(
+        os.environ["JAX_COMPILATION_CACHE_DIR"], context.store, first=True, now=context.now
+    )
     for program in (None, *programs(context, plan, [])):
         answer = compiler.answer(step.model_copy(update={"program": program}))
-        assert isinstance(answer, Measured), answer
+        assert isinstance(answer, CompileSuccess), answer
         for key in collected.take():
             kept.put(key, (context.scratch / key).read_bytes())
     os._exit(0)
 
 
-def placements_told(path: str) -> None:
+def record_shardings(path: str) -> None:
     """No fault: of each array of the model with its adapters the share that one device holds is written to ``path``."""
     import jax
     from flax import nnx
@@ -318,16 +320,16 @@ def restored_alone() -> None:
     config = engine.configure(plan, engine.SFT, **made, load_parameters_path=str(request.converted))
     model, _ = pretrained(config)
     jax.block_until_ready(jax.tree.leaves(model))
-    processes.meet("restored")
+    processes.barrier("restored")
     os._exit(0)
 
 
 def shards_of(most: int) -> None:
     """An export's files hold so many bytes at most, and their headers are read piece by piece."""
-    from finetune_trainer import holes
+    from finetune_trainer import sparse_files
     from finetune_trainer.export import folder
 
-    holes._FIRST = 1000
+    sparse_files._FIRST = 1000
 
     assert folder.write_weights.__kwdefaults__ is not None
     folder.write_weights.__kwdefaults__["max_shard_bytes"] = most
@@ -362,7 +364,7 @@ def libtpu_never_loaded(library: str) -> None:
     succeed."""
     import sys
 
-    from finetune_trainer.attempt import Attempt
+    from finetune_trainer.attempt import AttemptRecorder
 
     imported = []
 
@@ -381,7 +383,7 @@ def libtpu_never_loaded(library: str) -> None:
         assert "libtpu" not in Path("/proc/self/maps").read_text()
         return original(*arguments)
 
-    _wrap(Attempt, "succeeded", succeeded)
+    _wrap(AttemptRecorder, "succeeded", succeeded)
 
 
 def step_lowered_for_tpu(told: str) -> None:
@@ -394,10 +396,10 @@ def step_lowered_for_tpu(told: str) -> None:
 
     from finetune_contract import StageRequest
     from finetune_trainer import families
+    from finetune_trainer.compiled.compile_protocol import Candidate
     from finetune_trainer.compiled.compiler import Compiler, devices_of
-    from finetune_trainer.compiled.question import Candidate
-    from finetune_trainer.compiled.step import Abstract, inside, mesh_of
-    from finetune_trainer.spread import to_devices
+    from finetune_trainer.compiled.step import AbstractTraining, mesh_context, mesh_of
+    from finetune_trainer.sharding import shard_batch
     from finetune_trainer.stages import engine_config
     from finetune_trainer.storage import local_path
     from finetune_trainer.training.session import Session
@@ -420,15 +422,15 @@ def step_lowered_for_tpu(told: str) -> None:
 
     def run(_: Callable[..., Any], session: Session, batches: Any, *__: Any) -> None:
         trainer = session.trainer
-        with inside(session.config, session.mesh):
+        with mesh_context(session.config, session.mesh):
             step = trainer.jit_step()
             object.__setattr__(step, "jitted_fn", ForTpu(step.jitted_fn))
-            batch = to_devices(batches.batch(0), session.mesh)
+            batch = shard_batch(batches.batch(0), session.mesh)
             of_stage = digest(step.lower(trainer.model, trainer.optimizer, batch))
         folder = local_path(request.model.uri or "")
         assert folder is not None
         config = Compiler(families.read(folder), request)._configuration(candidate)
-        training = Abstract(config, mesh_of(config, devices_of(candidate)), request)
+        training = AbstractTraining(config, mesh_of(config, devices_of(candidate)), request)
         with training._inside():
             lowered = training._trainer.jit_step().lower(
                 training._trainer.model, training._trainer.optimizer, training._batch

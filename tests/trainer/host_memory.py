@@ -70,11 +70,11 @@ class Model:
 
 def lower_bounds() -> None:
     from finetune_trainer import forward
-    from finetune_trainer.checkpoints import parts, writing
+    from finetune_trainer.checkpoints import unstacking, writing
     from finetune_trainer.export import folder
 
     writing._WAITING = LOWERED
-    parts._SMALL = LOWERED
+    unstacking._SMALL = LOWERED
     forward._IN_MEMORY = LOWERED
     forward.VOCABULARY = 1024
     assert folder.write_weights.__kwdefaults__ is not None
@@ -86,12 +86,12 @@ def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
     import jax
 
     from devcluster.fixtures.tiny_models import write_model
-    from finetune_trainer import conversion, engine, families, heap, proof
+    from finetune_trainer import conversion, conversion_check, engine, families, malloc
     from finetune_trainer.families.sizes import sizes
     from finetune_trainer.storage import open_store
     from finetune_trainer.weights import open_weights
 
-    heap.return_freed_arrays()
+    malloc.return_freed_arrays()
     folder.mkdir(parents=True)
     write_model(folder / "model", spec)
     plan = families.read(folder / "model")
@@ -104,7 +104,7 @@ def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
         conversion.convert(model.weights, plan, f"file://{folder}/converted", store=model.store)
     with peak(most, "proof"):
         rows = [[5, 7, 9, 20, 33, 44], [6, 8, 10, 12]]
-        proof.prove(model.weights, model.items, plan, rows, scratch=folder)
+        conversion_check.check_conversion(model.weights, model.items, plan, rows, scratch=folder)
     for work in works:
         export(model, work, most)
     found = sizes(plan)
@@ -120,14 +120,14 @@ def measured(folder: Path, spec: Any, works: list[str]) -> dict[str, Any]:
 
 def export(model: Model, work: str, most: dict[str, int]) -> None:
     """One of ``EXPORTS``; ``most`` notes the most memory under that name."""
-    from finetune_trainer.export import CardFacts, ExportInputs, Lora, build
+    from finetune_trainer.export import CardFacts, ExportInputs, LoraConfig, build
 
     facts = CardFacts(
         name="x", base_model="b", base_revision=None, training={}, data={}, evaluation={}, samples=[]
     )
     lora, items = None, model.items
     if work == "adapter":
-        items, lora = _adapter(model), Lora(rank=RANK, alpha=2.0 * RANK)
+        items, lora = _adapter(model), LoraConfig(rank=RANK, alpha=2.0 * RANK)
     if work == "trained":
         items = _trained(model)
     out, scratch, source = (model.folder / name for name in (f"out-{work}", f"scratch-{work}", "model"))
@@ -205,13 +205,13 @@ def main() -> None:
     parser.add_argument("--exports", nargs="*", default=EXPORTS, choices=EXPORTS)
     parser.add_argument("--lower-bounds", action="store_true", help="for small models; see LOWERED")
     options = parser.parse_args()
-    from devcluster.fixtures.tiny_models import Spec
+    from devcluster.fixtures.tiny_models import TinyModelSpec
 
     if options.lower_bounds:
         lower_bounds()
     for layers in options.layers:
         hidden = options.hidden
-        spec = Spec(
+        spec = TinyModelSpec(
             family="qwen3", layers=layers, hidden=hidden, heads=hidden // 64, kv_heads=hidden // 256, head_dim=64,
             intermediate=4 * hidden, vocab=options.vocab, tied=False,
         )  # fmt: skip

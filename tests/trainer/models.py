@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 
 
 def qwen3(folder: Path) -> Path:
@@ -10,5 +10,5 @@ def qwen3(folder: Path) -> Path:
 
 
 def made(folder: Path, family: str) -> Path:
-    write_model(folder, Spec(family=family))  # type: ignore[arg-type]  # the table of families is the caller's
+    write_model(folder, TinyModelSpec(family=family))  # type: ignore[arg-type]  # the table of families is the caller's
     return folder

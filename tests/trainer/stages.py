@@ -15,7 +15,7 @@ from typing import Any
 from finetune_contract import StageRequest, StageResult
 from tests.trainer.requests import request
 
-_STEP_DONE = "finetune_trainer.training.trainer:SftTrainer._post_process_train_step"
+_STEP_DONE = "finetune_trainer.training.trainer:FineTuneTrainer._post_process_train_step"
 
 
 class Running:

@@ -23,18 +23,18 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from safetensors.numpy import load_file, save_file
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
-from finetune_trainer import conversion, engine, export, families, judge, mapping, proof
-from finetune_trainer.checkpoints.reading import Checkpoint
+from finetune_trainer import conversion, conversion_check, engine, export, families, mapping, numpy_reference
+from finetune_trainer.checkpoints.reading import CheckpointReader
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.models import LoadedModel, load, with_adapter
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.forward import Forward
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.weights import Weights, open_weights
+from tests.trainer.full_forward import FullForward
 from tests.trainer.reference import Reference, difference
-from tests.trainer.whole import WholeForward
 
 pytestmark = pytest.mark.reference
 
@@ -57,7 +57,7 @@ GEMMA3_LINEAR = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 #: Weights large enough that every part of the function shows, and a vocabulary that no power of two divides.
-BASE = Spec(std=0.125, vocab=509)
+BASE = TinyModelSpec(std=0.125, vocab=509)
 CASES = {
     "qwen3": replace(BASE),
     "qwen3, untied, head_dim 128, 1 kv head, float16": replace(
@@ -178,7 +178,7 @@ def test_the_converted_model_is_transformers_model(
     case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path
 ) -> None:
     """As MaxText restores it, whole."""
-    forward = WholeForward(case.items, case.plan, rows=len(rows), length=max(LENGTHS), scratch=tmp_path)
+    forward = FullForward(case.items, case.plan, rows=len(rows), length=max(LENGTHS), scratch=tmp_path)
     assert difference(forward.logits(rows), reference.logits(case.folder.name)) < TOLERANCE
 
 
@@ -187,20 +187,22 @@ def test_block_by_block_the_converted_model_computes_the_same(
     case: Case, rows: list[list[int]], reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune_trainer.forward.VOCABULARY", 200)
-    found = list(Forward(Checkpoint(case.items), case.plan, scratch=tmp_path).logits(rows))
+    found = list(Forward(CheckpointReader(case.items), case.plan, scratch=tmp_path).logits(rows))
     assert len(found) == math.ceil(case.plan.vocab_size / 200)
     assert difference(joined(found), reference.logits(case.folder.name)) < TOLERANCE
 
 
 @every_case
 def test_the_judge_of_the_proof_is_right(case: Case, rows: list[list[int]], reference: Reference) -> None:
-    found = judge.Opinion(case.folder, case.weights.read, rows).logits(200)
+    found = numpy_reference.NumpyReference(case.folder, case.weights.read, rows).logits(200)
     assert difference(joined(list(found)), reference.logits(case.folder.name)) < TOLERANCE
 
 
 @every_case
 def test_conversion_and_back_is_exact(case: Case, tmp_path: Path) -> None:
-    tensors, rounded = proof.round_trip(case.weights, Checkpoint(case.items), case.plan, scratch=tmp_path)
+    tensors, rounded = conversion_check.round_trip(
+        case.weights, CheckpointReader(case.items), case.plan, scratch=tmp_path
+    )
     assert tensors == len(case.plan.tensors())
     # the query scale of float32 Llamas, and Gemma's norms near zero, may move by float32's last bit (proof._allowed)
     assert rounded == 0 or case.weights.dtypes == {"F32"} or case.plan.norm_offset
@@ -245,7 +247,7 @@ def test_the_export_for_maxtext_is_transformers_model(
 ) -> None:
     """In MaxText's own format the layers lie one by one."""
     out = build(case, case.items, tmp_path, lora=None, content="Merged", orbax=True)["orbax"]
-    forward = WholeForward(
+    forward = FullForward(
         f"file://{out}/items", case.plan, rows=len(rows), length=max(LENGTHS), scratch=tmp_path, scanned=False
     )
     assert difference(forward.logits(rows), reference.logits(case.folder.name)) < TOLERANCE
@@ -260,7 +262,7 @@ def test_the_export_for_maxtext_is_transformers_model(
 @pytest.mark.parametrize("case", ["mistral"], indirect=True, ids=str)
 def test_a_converted_model_that_is_not_there_is_told_as_that(case: Case, tmp_path: Path) -> None:
     with pytest.raises(StageError) as error:
-        WholeForward(f"file://{tmp_path}/gone", case.plan, rows=1, length=8, scratch=tmp_path)
+        FullForward(f"file://{tmp_path}/gone", case.plan, rows=1, length=8, scratch=tmp_path)
     assert (error.value.code, error.value.reason) == (ExitCode.INPUT_MISSING, "ConvertedModelUnreadable")
 
 
@@ -287,7 +289,11 @@ def test_an_adapter_and_the_merged_model_are_exported(
     params = random_adapter(case.plan, workdir / f"{name} adapter", workdir)
     engine_logits[name] = adapted_logits(case, params, rows, workdir)
     out = build(
-        case, params, workdir / f"{name} export", lora=export.Lora(rank=RANK, alpha=ALPHA), content="Both"
+        case,
+        params,
+        workdir / f"{name} export",
+        lora=export.LoraConfig(rank=RANK, alpha=ALPHA),
+        content="Both",
     )
     config = json.loads((out["adapter"] / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(case.folder)
@@ -317,7 +323,7 @@ def test_an_adapter_of_another_rank_is_refused(
 ) -> None:
     name = LORA_CASES[0]
     engine.prepare(cases[name].plan)
-    lora = export.Lora(rank=RANK + 1, alpha=ALPHA)
+    lora = export.LoraConfig(rank=RANK + 1, alpha=ALPHA)
     params = f"file://{workdir}/{name} adapter"
     with pytest.raises(Exception, match=r"adapters of rank 5"):
         build(cases[name], params, workdir / "refused", lora=lora, content="Adapter")
@@ -331,7 +337,7 @@ def test_the_proof_refuses_an_engine_that_computes_something_else(
     forgetful = replace(good.plan, llama3_scaling=None)
     engine.prepare(forgetful)
     with pytest.raises(Exception, match=r"computes another function .* logits within 0\.001"):
-        proof.prove(good.weights, good.items, forgetful, rows, scratch=tmp_path)
+        conversion_check.check_conversion(good.weights, good.items, forgetful, rows, scratch=tmp_path)
 
 
 def test_the_proof_refuses_a_conversion_of_other_weights(
@@ -341,7 +347,9 @@ def test_the_proof_refuses_a_conversion_of_other_weights(
     engine.prepare(good.plan)
     other = write_model(tmp_path / "other", replace(CASES["qwen3"], seed=5))
     with pytest.raises(Exception, match=r"converting model\.\S+ and back changes it"):
-        proof.prove(open_weights(other, good.plan), good.items, good.plan, rows, scratch=tmp_path)
+        conversion_check.check_conversion(
+            open_weights(other, good.plan), good.items, good.plan, rows, scratch=tmp_path
+        )
 
 
 @pytest.mark.parametrize(
@@ -366,7 +374,9 @@ def test_the_proof_names_the_tensor_of_which_a_single_value_differs(
     tensors[tensor].flat[-1] += 1
     save_file(tensors, changed / "model.safetensors")
     with pytest.raises(StageError, match=rf"converting {re.escape(tensor)} and back .*saw 1 of \d+ values"):
-        proof.prove(open_weights(changed, case.plan), case.items, case.plan, rows, scratch=tmp_path)
+        conversion_check.check_conversion(
+            open_weights(changed, case.plan), case.items, case.plan, rows, scratch=tmp_path
+        )
 
 
 WITH_EXPERTS = pytest.mark.parametrize("case", ["mixtral", "qwen3 moe", "deepseek2"], indirect=True, ids=str)
@@ -374,7 +384,7 @@ WITH_EXPERTS = pytest.mark.parametrize("case", ["mixtral", "qwen3 moe", "deepsee
 
 @WITH_EXPERTS
 def test_a_model_with_experts_is_proven(case: Case, rows: list[list[int]], tmp_path: Path) -> None:
-    found = proof.prove(case.weights, case.items, case.plan, rows, scratch=tmp_path)
+    found = conversion_check.check_conversion(case.weights, case.items, case.plan, rows, scratch=tmp_path)
     assert found.logit_difference < 1e-4
 
 
@@ -385,7 +395,7 @@ def test_a_choice_of_experts_that_the_scores_rule_out_fails_the_proof(
     assert case.plan.experts is not None
     number = case.plan.experts.number
 
-    class Elsewhere(judge.Opinion):
+    class Elsewhere(numpy_reference.NumpyReference):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self.experts = [layer and [others(row) for row in layer] for layer in self.experts]
@@ -393,9 +403,9 @@ def test_a_choice_of_experts_that_the_scores_rule_out_fails_the_proof(
     def others(row: np.ndarray) -> np.ndarray:
         return np.array([np.setdiff1d(np.arange(number), one)[: len(one)] for one in row])
 
-    monkeypatch.setattr(judge, "Opinion", Elsewhere)
+    monkeypatch.setattr(numpy_reference, "Opinion", Elsewhere)
     with pytest.raises(Exception, match=r"computes another function .* off by nan"):
-        proof.prove(case.weights, case.items, case.plan, rows, scratch=tmp_path)
+        conversion_check.check_conversion(case.weights, case.items, case.plan, rows, scratch=tmp_path)
 
 
 def test_of_two_experts_with_nearly_the_same_score_either_is_right(
@@ -413,8 +423,8 @@ def test_of_two_experts_with_nearly_the_same_score_either_is_right(
     engine.prepare(plan)
     weights = open_weights(folder, plan)
     items = conversion.convert(weights, plan, f"file://{tmp_path}/converted", store=open_store()).items
-    forward = Forward(Checkpoint(items), plan, scratch=tmp_path)
-    chosen = judge.Opinion(folder, weights.read, rows).experts
+    forward = Forward(CheckpointReader(items), plan, scratch=tmp_path)
+    chosen = numpy_reference.NumpyReference(folder, weights.read, rows).experts
     # The last layer's, so that no other choice follows from it.
     last = [np.where(one <= 1, 1 - one, one) for one in chosen[-1] or ()]
     swapped = [~np.isin([0, 1], one).all() & np.isin(one, [0, 1]).any() for one in np.concatenate(last)]
@@ -429,9 +439,9 @@ def test_the_proof_tells_what_it_compared(
 ) -> None:
     good = cases["qwen3"]
     engine.prepare(good.plan)
-    found = proof.prove(good.weights, good.items, good.plan, rows, scratch=tmp_path)
+    found = conversion_check.check_conversion(good.weights, good.items, good.plan, rows, scratch=tmp_path)
     assert found.sentence.startswith("24 tensors identical after conversion and back; on 2 rows of ")
-    assert found.loss == pytest.approx(found.judge_loss, rel=1e-6)
+    assert found.loss == pytest.approx(found.numpy_loss, rel=1e-6)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
@@ -449,7 +459,7 @@ def build(
     params: str,
     out: Path,
     *,
-    lora: export.Lora | None,
+    lora: export.LoraConfig | None,
     content: export.Content,
     dtype: str = "FP32",
     orbax: bool = False,

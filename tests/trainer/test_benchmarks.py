@@ -17,24 +17,24 @@ from jax.errors import JaxRuntimeError
 from lm_eval.api import metrics
 from lm_eval.api.registry import AGGREGATION_REGISTRY, FILTER_REGISTRY, METRIC_REGISTRY
 
-from devcluster.fixtures.hub import Hub
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.hub import FakeHub
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import BenchmarkSpec, ExitCode
 from finetune_trainer import conversion, engine, families
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation import benchmarks, plain_tasks
-from finetune_trainer.evaluation.answering import LoadedEngine
-from finetune_trainer.evaluation.batching import Fixed
+from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.harness import HarnessModel
 from finetune_trainer.evaluation.likelihood import Likelihood
+from finetune_trainer.evaluation.loaded_backend import LoadedModelBackend
 from finetune_trainer.evaluation.models import LoadedModel, load
 from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.weights import open_weights
 from tests.trainer import harness_code
-from tests.trainer.whole import WholeForward
+from tests.trainer.full_forward import FullForward
 
 ROWS, NEW, CONTEXT = 4, 12, 96
 COUNTRIES = ("France", "Japan", "Italy", "Spain", "Peru", "Chad")
@@ -49,7 +49,7 @@ SAID = [
 class Case:
     loaded: LoadedModel
     tokenizer: Any
-    forward: WholeForward
+    forward: FullForward
 
     @property
     def renderer(self) -> Renderer:
@@ -57,8 +57,11 @@ class Case:
 
     def harness(self, **changes: Any) -> HarnessModel:
         sizes = {"context": CONTEXT, "seed": 0, **changes}
-        engine = LoadedEngine(
-            self.loaded, room=Fixed(number=ROWS), context=sizes["context"], end_ids=self.renderer.end_ids()
+        engine = LoadedModelBackend(
+            self.loaded,
+            row_capacity=FixedRowCapacity(number=ROWS),
+            context=sizes["context"],
+            end_ids=self.renderer.end_ids(),
         )
         return HarnessModel(engine, self.tokenizer, self.renderer, **sizes)
 
@@ -87,7 +90,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     from transformers import AutoTokenizer
 
     root = tmp_path_factory.mktemp("model")
-    folder = write_model(root / "hf", Spec(std=0.125))
+    folder = write_model(root / "hf", TinyModelSpec(std=0.125))
     plan = families.read(folder)
     engine.prepare(plan)
     items = conversion.convert(open_weights(folder, plan), plan, f"file://{root}/c", store=open_store()).items
@@ -99,7 +102,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(
         loaded=load(config),
         tokenizer=AutoTokenizer.from_pretrained(folder),
-        forward=WholeForward(items, plan, rows=1, length=128, scratch=root),
+        forward=FullForward(items, plan, rows=1, length=128, scratch=root),
     )
 
 
@@ -157,7 +160,9 @@ def test_likelihoods_are_the_same_where_devices_hold_half_of_the_rows(case: Case
         (case.renderer.ids(country), case.renderer.ids(said))
         for country, said in zip(COUNTRIES, SAID, strict=True)
     ]
-    whole, halved = (Likelihood(case.loaded, room=Fixed(number=ROWS), longest=CONTEXT) for _ in range(2))
+    whole, halved = (
+        Likelihood(case.loaded, row_capacity=FixedRowCapacity(number=ROWS), longest=CONTEXT) for _ in range(2)
+    )
     run, refused = halved._run, list[int]()
 
     def half(state: Any, tokens: Any, *others: Any) -> Any:
@@ -192,7 +197,7 @@ def test_answers_are_generated_and_cut_at_the_tasks_own_stops(case: Case, tmp_pa
         case.loaded,
         Sampling(max_new_tokens=NEW),
         end_ids=case.renderer.end_ids(),
-        room=Fixed(number=ROWS),
+        row_capacity=FixedRowCapacity(number=ROWS),
         longest=CONTEXT,
         cached=False,
     ).answers(prompts)
@@ -225,7 +230,7 @@ def test_few_shots_are_the_same_for_every_model(case: Case, tmp_path: Path) -> N
 
 def test_a_pair_longer_than_the_context_loses_its_beginning(case: Case) -> None:
     ids = np.random.default_rng(0).integers(30, 500, 60).tolist()
-    likelihood = Likelihood(case.loaded, room=Fixed(number=2), longest=40)
+    likelihood = Likelihood(case.loaded, row_capacity=FixedRowCapacity(number=2), longest=40)
     ((nats, likeliest),) = likelihood.of([(ids[:50], ids[50:])])
     assert nats == pytest.approx(case.nats(ids[19:50], ids[50:]), rel=1e-5)
     assert not likeliest
@@ -257,11 +262,11 @@ def test_what_the_likeliest_tokens_say_is_told_as_such(case: Case) -> None:
         case.loaded,
         Sampling(max_new_tokens=NEW),
         end_ids=frozenset(),
-        room=Fixed(number=1),
+        row_capacity=FixedRowCapacity(number=1),
         longest=CONTEXT,
         cached=False,
     ).answers([prompt])
-    likelihood = Likelihood(case.loaded, room=Fixed(number=2), longest=CONTEXT)
+    likelihood = Likelihood(case.loaded, row_capacity=FixedRowCapacity(number=2), longest=CONTEXT)
     other = [*answer[:-1], (answer[-1] + 1) % 500]
     assert [greedy for _, greedy in likelihood.of([(prompt, answer), (prompt, other)])] == [True, False]
     jax.clear_caches()
@@ -436,7 +441,7 @@ def test_rows_that_have_changed_since_preflight_are_refused(tmp_path: Path) -> N
     assert error.value.reason == "InputChanged"
 
 
-def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: Hub, tmp_path: Path) -> None:
+def test_a_task_of_the_harness_is_loaded_at_one_commit_of_its_dataset(hub: FakeHub, tmp_path: Path) -> None:
     line = json.dumps({"question": "What is 6 times 7?", "answer": "6 times 7 is 42.\n#### 42"}) + "\n"
     readme = (
         "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train.jsonl\n"

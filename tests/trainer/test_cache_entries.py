@@ -11,11 +11,11 @@ import pytest
 from finetune_contract import CacheLayout, ConvertManifest, ExitCode, StageRequest
 from finetune_contract.failure import CONVERTED_MODEL_DAMAGED
 from finetune_contract.layout import file_list
-from finetune_trainer import cache_entry, converted
-from finetune_trainer.cache_entry import Miss
+from finetune_trainer import cache_entry, conversion_cache
+from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.errors import StageError
 from finetune_trainer.fingerprint import Fingerprint
-from finetune_trainer.storage import Store, open_store
+from finetune_trainer.storage import StorageClient, open_store
 from tests.trainer import requests
 
 INPUTS = {"model": "1", "engine": "maxtext 1"}
@@ -24,7 +24,7 @@ FILES = {"0/items/ocdbt/d/1": b"weights", "0/items/_METADATA": b"{}", "0/commit_
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> StorageClient:
     return open_store()
 
 
@@ -36,10 +36,10 @@ def asked(root: str, tmp_path: Path) -> Callable[..., StageRequest]:
     return request
 
 
-def convert(store: Store, made: StageRequest, run: str = "a", **changes: Any) -> ConvertManifest:
+def convert(store: StorageClient, made: StageRequest, run: str = "a", **changes: Any) -> ConvertManifest:
     """As the Convert stage does it, with files of a few bytes."""
-    found = converted.find(made, PRINTS, store)
-    if not isinstance(found, Miss):
+    found = conversion_cache.find(made, PRINTS, store)
+    if not isinstance(found, CacheMiss):
         return found
     entry = CacheLayout(made.cache).convert_output(PRINTS.value, made.job.uid, made.attempt, 0, run)
     for name, content in FILES.items():
@@ -47,15 +47,15 @@ def convert(store: Store, made: StageRequest, run: str = "a", **changes: Any) ->
     fields: dict[str, Any] = {
         "fingerprint": PRINTS.value, "inputs": INPUTS, "items": f"{entry}/0/items", "size_bytes": 9, "seconds": 1.0,
         "export_proven": made.export_proof, "created": "2026-01-01T00:00:00Z",
-        "files_digest": cache_entry.keep_list(store, entry), **changes,
+        "files_digest": cache_entry.write_file_list(store, entry), **changes,
     }  # fmt: skip
     manifest = ConvertManifest.model_validate(fields)
-    converted.keep(made, manifest, found, store)
+    conversion_cache.keep(made, manifest, found, store)
     return manifest
 
 
 def why(found: object) -> str:
-    assert isinstance(found, Miss), found
+    assert isinstance(found, CacheMiss), found
     return " ".join(found.because)
 
 
@@ -63,13 +63,13 @@ def entry_of(manifest: ConvertManifest) -> str:
     return manifest.items.removesuffix("/0/items")
 
 
-type Poison = Callable[[Store, ConvertManifest], None]
+type Poison = Callable[[StorageClient, ConvertManifest], None]
 
 
 def rewrite(change: Callable[[dict[str, Any], str], object]) -> Poison:
     """Another manifest at the same address."""
 
-    def poison(store: Store, manifest: ConvertManifest) -> None:
+    def poison(store: StorageClient, manifest: ConvertManifest) -> None:
         address = f"{entry_of(manifest).rpartition('/')[0]}/manifest.json"
         fields = json.loads(store.read(address))
         change(fields, entry_of(manifest).rpartition("/")[0])
@@ -120,24 +120,26 @@ POISONS: dict[str, tuple[Poison, str]] = {
 
 @pytest.mark.parametrize(("poison", "told"), POISONS.values(), ids=POISONS)
 def test_a_conversion_that_is_not_what_was_written_is_a_miss_with_the_reason_and_is_made_again(
-    store: Store, asked: Callable[..., StageRequest], poison: Poison, told: str
+    store: StorageClient, asked: Callable[..., StageRequest], poison: Poison, told: str
 ) -> None:
     first = convert(store, asked())
-    assert converted.find(asked(), PRINTS, store) == first
+    assert conversion_cache.find(asked(), PRINTS, store) == first
     poison(store, first)
-    found = converted.find(asked(), PRINTS, store)
+    found = conversion_cache.find(asked(), PRINTS, store)
     assert told in why(found)
-    assert converted.use_of(found).result == "Miss"  # type: ignore[arg-type]
+    assert conversion_cache.use_of(found).result == "Miss"  # type: ignore[arg-type]
     second = convert(store, asked(), "b")
     assert entry_of(second) != entry_of(first)
-    assert converted.find(asked(), PRINTS, store) == second
+    assert conversion_cache.find(asked(), PRINTS, store) == second
 
 
-def test_a_hit_is_reported_with_what_pins_it(store: Store, asked: Callable[..., StageRequest]) -> None:
+def test_a_hit_is_reported_with_what_pins_it(
+    store: StorageClient, asked: Callable[..., StageRequest]
+) -> None:
     made = convert(store, asked())
-    found = converted.find(asked(), PRINTS, store)
-    assert not isinstance(found, Miss)
-    use = converted.use_of(found)
+    found = conversion_cache.find(asked(), PRINTS, store)
+    assert not isinstance(found, CacheMiss)
+    use = conversion_cache.use_of(found)
     assert (use.result, use.uri, use.files_digest, use.size_bytes) == (
         "Hit",
         made.items,
@@ -147,85 +149,85 @@ def test_a_hit_is_reported_with_what_pins_it(store: Store, asked: Callable[..., 
 
 
 def test_what_was_written_again_with_the_same_content_is_another_object(
-    server: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, store: StorageClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
     made = requests.request(tmp_path, "Convert", cache=f"gs://bucket/{tmp_path.name}")
     manifest = convert(store, made)
     store.write(f"{manifest.items}/_METADATA", b"{}")
-    assert "0/items/_METADATA was written again" in why(converted.find(made, PRINTS, store))
+    assert "0/items/_METADATA was written again" in why(conversion_cache.find(made, PRINTS, store))
 
 
 def test_a_miss_names_the_input_that_differs_from_the_models_last_conversion(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
-    assert why(converted.find(asked(), PRINTS, store)) == ""
+    assert why(conversion_cache.find(asked(), PRINTS, store)) == ""
     convert(store, asked())
     other = Fingerprint(value="f" * 32, inputs={**INPUTS, "engine": "maxtext 2"})
-    assert why(converted.find(asked(), other, store)) == "engine: maxtext 1 -> maxtext 2"
+    assert why(conversion_cache.find(asked(), other, store)) == "engine: maxtext 1 -> maxtext 2"
     another = asked(model={"uri": "gs://models/another"})
-    assert why(converted.find(another, other, store)) == ""
+    assert why(conversion_cache.find(another, other, store)) == ""
 
 
 def test_an_entry_that_was_removed_from_the_cache_is_said_to_be(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     manifest = convert(store, asked())
     store.delete(CacheLayout(asked().cache).convert_manifest(PRINTS.value))
     store.delete_folder(entry_of(manifest))
-    assert why(converted.find(asked(), PRINTS, store)) == "the last entry is not in the cache any more"
+    assert why(conversion_cache.find(asked(), PRINTS, store)) == "the last entry is not in the cache any more"
 
 
 def test_a_conversion_without_the_proof_gives_way_to_one_that_is_proven(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     unproven = convert(store, asked(export_proof=False))
-    assert converted.find(asked(export_proof=False), PRINTS, store) == unproven
-    assert "without the export proof" in why(converted.find(asked(), PRINTS, store))
+    assert conversion_cache.find(asked(export_proof=False), PRINTS, store) == unproven
+    assert "without the export proof" in why(conversion_cache.find(asked(), PRINTS, store))
     proven = convert(store, asked(), "b")
-    assert converted.find(asked(), PRINTS, store) == proven
-    assert converted.find(asked(export_proof=False), PRINTS, store) == proven
+    assert conversion_cache.find(asked(), PRINTS, store) == proven
+    assert conversion_cache.find(asked(export_proof=False), PRINTS, store) == proven
 
 
 @pytest.mark.parametrize("setting", ["Refresh", "Off"])
 def test_a_cache_that_is_not_to_be_used_is_not_looked_into(
-    store: Store, asked: Callable[..., StageRequest], setting: str
+    store: StorageClient, asked: Callable[..., StageRequest], setting: str
 ) -> None:
     first = convert(store, asked())
-    assert why(converted.find(asked(use_cache=setting), PRINTS, store)) == f"spec.cache is {setting}"
+    assert why(conversion_cache.find(asked(use_cache=setting), PRINTS, store)) == f"spec.cache is {setting}"
     second = convert(store, asked(use_cache=setting), "b")
-    kept = converted.find(asked(), PRINTS, store)
+    kept = conversion_cache.find(asked(), PRINTS, store)
     assert kept == (second if setting == "Refresh" else first)
 
 
 def test_of_two_that_convert_at_once_the_first_manifest_stays_and_both_entries_are_whole(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
-    missed = converted.find(asked(), PRINTS, store)
-    assert isinstance(missed, Miss)
+    missed = conversion_cache.find(asked(), PRINTS, store)
+    assert isinstance(missed, CacheMiss)
     first = convert(store, asked())
     second = convert(store, asked(use_cache="Off"), "b")
-    converted.keep(asked(), second, missed, store)
-    assert converted.find(asked(), PRINTS, store) == first
+    conversion_cache.keep(asked(), second, missed, store)
+    assert conversion_cache.find(asked(), PRINTS, store) == first
     for each in (first, second):
-        assert cache_entry.verified(store, entry_of(each), each.files_digest)
+        assert cache_entry.verify_entry(store, entry_of(each), each.files_digest)
 
 
 def test_of_two_that_replace_the_same_damage_the_first_wins(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     damaged = convert(store, asked())
     store.delete(f"{damaged.items}/_METADATA")
-    missed = converted.find(asked(), PRINTS, store)
-    assert isinstance(missed, Miss)
+    missed = conversion_cache.find(asked(), PRINTS, store)
+    assert isinstance(missed, CacheMiss)
     first = convert(store, asked(), "b")
     second = convert(store, asked(use_cache="Off"), "c")
-    converted.keep(asked(), second, missed, store)
-    assert converted.find(asked(), PRINTS, store) == first
+    conversion_cache.keep(asked(), second, missed, store)
+    assert conversion_cache.find(asked(), PRINTS, store) == first
 
 
 def test_the_list_of_a_large_conversion_leaves_its_manifest_small(
-    store: Store, asked: Callable[..., StageRequest], monkeypatch: pytest.MonkeyPatch
+    store: StorageClient, asked: Callable[..., StageRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list of thousands of files is megabytes; what the operator reads stays below 2 KiB."""
     many = {f"0/items/params.layers.{n}.kernel/c/{n}": b"" for n in range(300)}
@@ -251,13 +253,13 @@ def pinned(made: StageRequest, manifest: ConvertManifest, **changes: Any) -> Sta
 
 
 def test_a_conversion_that_was_damaged_since_is_a_fault_of_the_infrastructure_that_names_it(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     manifest = convert(store, asked())
-    converted.require_whole(pinned(asked(), manifest), store)
+    conversion_cache.require_whole(pinned(asked(), manifest), store)
     store.write(f"{manifest.items}/ocdbt/d/1", b"weightz")
     with pytest.raises(StageError) as caught:
-        converted.require_whole(pinned(asked(), manifest), store)
+        conversion_cache.require_whole(pinned(asked(), manifest), store)
     failure = caught.value.failure()
     assert (failure.code, failure.reason) == (ExitCode.UNAVAILABLE, CONVERTED_MODEL_DAMAGED)
     assert failure.failure_class == "Infrastructure"
@@ -266,50 +268,50 @@ def test_a_conversion_that_was_damaged_since_is_a_fault_of_the_infrastructure_th
 
 
 def test_a_list_that_was_written_after_the_poisoning_does_not_help_it(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     manifest = convert(store, asked())
     store.write(f"{manifest.items}/ocdbt/d/1", b"weightz")
-    cache_entry.keep_list(store, entry_of(manifest))
+    cache_entry.write_file_list(store, entry_of(manifest))
     with pytest.raises(StageError, match="the list of its files has changed"):
-        converted.require_whole(pinned(asked(), manifest), store)
+        conversion_cache.require_whole(pinned(asked(), manifest), store)
 
 
 def test_a_converted_model_outside_of_its_folder_is_not_loaded(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     manifest = convert(store, asked())
     for changes in ({}, {"converted_files_digest": None}):
         elsewhere = pinned(asked(), manifest, converted="gs://attacker/0/items", **changes)
         with pytest.raises(StageError, match="outside of its folder"):
-            converted.require_whole(elsewhere, store)
+            conversion_cache.require_whole(elsewhere, store)
 
 
 def test_the_users_own_checkpoint_lies_where_the_user_says(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     items = "gs://models/0/items"
     own = asked(model={"orbax": items, "uri": None, "tokenizer": {"uri": "gs://models/t"}})
-    converted.require_whole(own.model_copy(update={"converted": items, "fingerprint": "f1"}), store)
+    conversion_cache.require_whole(own.model_copy(update={"converted": items, "fingerprint": "f1"}), store)
 
 
 def test_what_an_earlier_release_converted_is_loaded_as_it_was_by_that_release(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     manifest = convert(store, asked())
     store.delete(file_list(entry_of(manifest)))
-    converted.require_whole(pinned(asked(), manifest, converted_files_digest=None), store)
+    conversion_cache.require_whole(pinned(asked(), manifest, converted_files_digest=None), store)
 
 
 def test_a_model_that_vanishes_between_comparison_and_loading_is_damaged_not_the_users_fault(
-    store: Store, asked: Callable[..., StageRequest]
+    store: StorageClient, asked: Callable[..., StageRequest]
 ) -> None:
     manifest = convert(store, asked())
-    unreadable = StageError(ExitCode.INPUT_MISSING, converted.UNREADABLE, "gone", saw="NOT_FOUND")
-    with pytest.raises(StageError) as caught, converted.loading(pinned(asked(), manifest)):
+    unreadable = StageError(ExitCode.INPUT_MISSING, conversion_cache.UNREADABLE, "gone", saw="NOT_FOUND")
+    with pytest.raises(StageError) as caught, conversion_cache.loading(pinned(asked(), manifest)):
         raise unreadable
     assert (caught.value.reason, caught.value.where) == (CONVERTED_MODEL_DAMAGED, manifest.items)
     users = asked(model={"orbax": "gs://models/0/items", "uri": None, "tokenizer": {"uri": "gs://models/t"}})
-    with pytest.raises(StageError) as caught, converted.loading(users):
+    with pytest.raises(StageError) as caught, conversion_cache.loading(users):
         raise unreadable
-    assert caught.value.reason == converted.UNREADABLE
+    assert caught.value.reason == conversion_cache.UNREADABLE

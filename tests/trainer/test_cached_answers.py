@@ -6,32 +6,37 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import CacheLayout
 from finetune_trainer import families
-from finetune_trainer.compiled.asking import Asking, NoCompiler
-from finetune_trainer.compiled.question import Answered, Candidate, Measured, NotCompiled
+from finetune_trainer.compiled.compile_client import CompileClient, CompilerUnavailable
+from finetune_trainer.compiled.compile_protocol import (
+    Candidate,
+    CompileFailure,
+    CompileResponse,
+    CompileSuccess,
+)
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 
 SLICE = {
     "name": "v5e-4", "family": "v5e", "topology": "2x2", "hosts": 1, "chips": 4, "devices": 4, "hbm_gib": 16,
 }  # fmt: skip
-ANSWER = Measured(
+ANSWER = CompileSuccess(
     peak_bytes=1, limit_bytes=2, arguments_bytes=1, temporaries_bytes=0, flops=1.0, hbm_bytes=1.0, network_bytes=0.0,
 )  # fmt: skip
 
 
 @pytest.fixture
-def asking(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> Asking:
+def asking(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> CompileClient:
     """A compiler that ends at once: only the cache can answer."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     library = tmp_path / "libtpu.so"
     library.touch()
-    write_model(tmp_path / "model", Spec(family="qwen3"))
+    write_model(tmp_path / "model", TinyModelSpec(family="qwen3"))
     made = request(tmp_path, "Preflight", cache=root, memory={"source": "Compile", "slice": SLICE})
     plan = families.read(tmp_path / "model")
-    return Asking(made, plan, tmp_path / "model", open_store(), {"TPU_LIBRARY_PATH": str(library)})
+    return CompileClient(made, plan, tmp_path / "model", open_store(), {"TPU_LIBRARY_PATH": str(library)})
 
 
 def candidate(batch: int) -> Candidate:
@@ -39,25 +44,25 @@ def candidate(batch: int) -> Candidate:
     return Candidate.model_validate({"slice": SLICE, "mesh": mesh, "global_batch": batch})
 
 
-def test_an_answer_to_the_same_question_is_taken(asking: Asking, root: str) -> None:
+def test_an_answer_to_the_same_question_is_taken(asking: CompileClient, root: str) -> None:
     fingerprint = asking.fingerprint(candidate(4))
-    kept = Answered(answer=ANSWER, fingerprint=fingerprint).to_json()
+    kept = CompileResponse(answer=ANSWER, fingerprint=fingerprint).to_json()
     open_store().write(CacheLayout(root).compiled(fingerprint), kept)
     assert asking(candidate(4)) == ANSWER
 
 
 @pytest.mark.parametrize("kind", ["another question", "an earlier release", "no answer", "huge"])
-def test_anything_else_is_not(asking: Asking, root: str, kind: str) -> None:
+def test_anything_else_is_not(asking: CompileClient, root: str, kind: str) -> None:
     fingerprint = asking.fingerprint(candidate(4))
-    other = Answered(answer=ANSWER, fingerprint=asking.fingerprint(candidate(8))).to_json()
+    other = CompileResponse(answer=ANSWER, fingerprint=asking.fingerprint(candidate(8))).to_json()
     content = {
         "another question": other,
-        "an earlier release": Answered(answer=ANSWER).to_json(),
+        "an earlier release": CompileResponse(answer=ANSWER).to_json(),
         "no answer": json.dumps({"kind": "Measured"}),
-        "huge": Answered(answer=ANSWER, fingerprint=fingerprint).to_json() + " " * (1 << 20),
+        "huge": CompileResponse(answer=ANSWER, fingerprint=fingerprint).to_json() + " " * (1 << 20),
     }[kind]
     open_store().write(CacheLayout(root).compiled(fingerprint), content)
-    with asking, pytest.raises(NoCompiler):
+    with asking, pytest.raises(CompilerUnavailable):
         asking(candidate(4))
 
 
@@ -82,7 +87,7 @@ def test_each_slice_is_compiled_for_with_its_own_flags(
     echo.write_text(ECHO)
     echo.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(echo))
-    write_model(tmp_path / "model", Spec(family="qwen3"))
+    write_model(tmp_path / "model", TinyModelSpec(family="qwen3"))
     (tmp_path / "libtpu.so").touch()
     environment = {
         "TPU_LIBRARY_PATH": str(tmp_path / "libtpu.so"),
@@ -93,10 +98,10 @@ def test_each_slice_is_compiled_for_with_its_own_flags(
     made = request(tmp_path, "Preflight", cache=root, memory={"source": "Compile", "slice": SLICE})
     plan = families.read(tmp_path / "model")
     said: list[str] = []
-    with Asking(made, plan, tmp_path / "model", open_store(), environment) as asking:
+    with CompileClient(made, plan, tmp_path / "model", open_store(), environment) as asking:
         for flags in (None, None, {"LIBTPU_INIT_ARGS": "--second"}, {"XLA_FLAGS": "--third"}, {}):
             answer = asking(on(flags))
-            assert isinstance(answer, NotCompiled)
+            assert isinstance(answer, CompileFailure)
             said.append(answer.message)
         same = asking.fingerprint(on({"LIBTPU_INIT_ARGS": "--first"}))
         assert same == asking.fingerprint(on(None)), "whoever names the flags"

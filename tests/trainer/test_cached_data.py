@@ -9,27 +9,27 @@ import pytest
 
 from finetune_contract import CacheLayout, DataManifest
 from finetune_trainer import cache_entry
-from finetune_trainer.cache_entry import Miss
-from finetune_trainer.data.cache import DataCache, Key, Stored
-from finetune_trainer.storage import Store, open_store
+from finetune_trainer.cache_entry import CacheMiss
+from finetune_trainer.data.cache import CachedSource, DataCache, DataCacheKey
+from finetune_trainer.storage import StorageClient, open_store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-KEY = Key(inputs={"data": "1"}, source="0" * 32)
+KEY = DataCacheKey(inputs={"data": "1"}, source="0" * 32)
 TOKENS, INDEX = b"tokens" * 100, b"index"
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> StorageClient:
     return open_store()
 
 
 def why(found: object) -> str:
-    assert isinstance(found, Miss), found
+    assert isinstance(found, CacheMiss), found
     return " ".join(found.because)
 
 
 @pytest.fixture
-def cached(store: Store, root: str, tmp_path: Path) -> Callable[..., DataCache]:
+def cached(store: StorageClient, root: str, tmp_path: Path) -> Callable[..., DataCache]:
     def cache(run: str = "a", **changes: Any) -> DataCache:
         fields: dict[str, Any] = {
             "store": store, "layout": CacheLayout(root), "scratch": tmp_path / f"scratch-{run}", "reads": True,
@@ -42,7 +42,7 @@ def cached(store: Store, root: str, tmp_path: Path) -> Callable[..., DataCache]:
 
 def prepare(cache: DataCache, folder: Path) -> DataManifest:
     missed = cache.find(KEY)
-    assert isinstance(missed, Miss)
+    assert isinstance(missed, CacheMiss)
     (folder / "t").write_bytes(TOKENS)
     (folder / "i").write_bytes(INDEX)
     kept = cache.keep(
@@ -56,8 +56,8 @@ def data_entry(manifest: DataManifest) -> str:
     return manifest.tokens.removesuffix("/tokens.bin")
 
 
-def rewrite_data(**changes: str) -> Callable[[Store, DataManifest], None]:
-    def poison(store: Store, manifest: DataManifest) -> None:
+def rewrite_data(**changes: str) -> Callable[[StorageClient, DataManifest], None]:
+    def poison(store: StorageClient, manifest: DataManifest) -> None:
         folder = data_entry(manifest).rpartition("/")[0]
         told = {name: value.format(folder=folder) for name, value in changes.items()}
         store.write(f"{folder}/manifest.json", manifest.model_copy(update=told).to_json())
@@ -65,7 +65,7 @@ def rewrite_data(**changes: str) -> Callable[[Store, DataManifest], None]:
     return poison
 
 
-DATA_POISONS: dict[str, tuple[Callable[[Store, DataManifest], None], str]] = {
+DATA_POISONS: dict[str, tuple[Callable[[StorageClient, DataManifest], None], str]] = {
     "a byte of the tokens": (lambda s, m: s.write(m.tokens, b"Tokens" * 100), "tokens.bin has other content"),
     "a byte of the index": (lambda s, m: s.write(m.index, b"indey"), "index.npz has other content"),
     "shorter tokens": (lambda s, m: s.write(m.tokens, TOKENS[:-1]), "tokens.bin has 599 bytes, 600 were saved"),
@@ -83,29 +83,29 @@ DATA_POISONS: dict[str, tuple[Callable[[Store, DataManifest], None], str]] = {
 
 @pytest.mark.parametrize(("poison", "told"), DATA_POISONS.values(), ids=DATA_POISONS)
 def test_prepared_data_that_is_not_what_was_written_is_a_miss_with_the_reason_and_is_made_again(
-    store: Store,
+    store: StorageClient,
     cached: Callable[..., DataCache],
     tmp_path: Path,
-    poison: Callable[[Store, DataManifest], None],
+    poison: Callable[[StorageClient, DataManifest], None],
     told: str,
 ) -> None:
     first = prepare(cached(), tmp_path)
     hit = cached("read").find(KEY)
-    assert isinstance(hit, Stored)
+    assert isinstance(hit, CachedSource)
     assert (hit.tokens.read_bytes(), hit.index.read_bytes()) == (TOKENS, INDEX)
     poison(store, first)
     assert told in why(cached("b").find(KEY))
     second = prepare(cached("b"), tmp_path)
     assert data_entry(second) != data_entry(first)
     again = cached("c").find(KEY)
-    assert isinstance(again, Stored)
+    assert isinstance(again, CachedSource)
     assert again.manifest == second
     assert again.tokens.read_bytes() == TOKENS
 
 
 def test_prepared_data_that_is_replaced_while_it_is_fetched_is_a_miss(
     server: str,
-    store: Store,
+    store: StorageClient,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,7 +116,7 @@ def test_prepared_data_that_is_replaced_while_it_is_fetched_is_a_miss(
         uid="0123456789", attempt=1, restart=0,
     )  # fmt: skip
     kept = prepare(cache, tmp_path)
-    real = cache_entry.verified
+    real = cache_entry.verify_entry
 
     def poisoned_after(*arguments: Any) -> Any:
         held = real(*arguments)

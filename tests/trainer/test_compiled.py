@@ -1,6 +1,5 @@
 """The real TPU compiler, on small models."""
 
-import csv
 import json
 import math
 import os
@@ -27,27 +26,28 @@ from finetune_contract import (
     SliceShape,
     StageRequest,
 )
+from finetune_contract.tpu import all_shapes
 from finetune_trainer import engine, families
-from finetune_trainer.arithmetic import forward_flops, step_flops
-from finetune_trainer.compiled import by_hand
-from finetune_trainer.compiled.asking import Asking, NoCompiler
+from finetune_trainer.compilation_cache import StorageCompilationCache
+from finetune_trainer.compiled import compile_cli
 from finetune_trainer.compiled.check import bounds, check_memory
 from finetune_trainer.compiled.chips import CHIPS, is_slice
-from finetune_trainer.compiled.compiler import Compiler, devices_of
-from finetune_trainer.compiled.question import (
+from finetune_trainer.compiled.compile_client import CompileClient, CompilerUnavailable
+from finetune_trainer.compiled.compile_protocol import (
     Answer,
-    Answered,
     Candidate,
-    Exceeded,
-    Measured,
-    NotCompiled,
-    Program,
+    CompileFailure,
+    CompileResponse,
+    CompileSuccess,
+    MemoryExceeded,
+    SliceProgram,
 )
+from finetune_trainer.compiled.compiler import Compiler, devices_of
 from finetune_trainer.compiled.remedies import remedies
-from finetune_trainer.compiled.search import Choices, search
-from finetune_trainer.compiled.step import Abstract, mesh_of
+from finetune_trainer.compiled.search import SearchSpace, search
+from finetune_trainer.compiled.step import AbstractTraining, mesh_of
 from finetune_trainer.errors import StageError
-from finetune_trainer.programs import Programs
+from finetune_trainer.flops import forward_flops, step_flops
 from finetune_trainer.stages.engine_config import engine_settings
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.trainer import SftTrainer
@@ -107,11 +107,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asking(root: Path, environment: dict[str, str]) -> Iterator[Asking]:
+def asking(root: Path, environment: dict[str, str]) -> Iterator[CompileClient]:
     """One compiler for the module: starting it takes longer than a small step."""
     made = wanted(root)
     model = root / "models/qwen3"
-    with Asking(made, families.read(model), model, open_store(), environment) as compiler:
+    with CompileClient(made, families.read(model), model, open_store(), environment) as compiler:
         yield compiler
 
 
@@ -129,16 +129,16 @@ def candidate(batch: int) -> Candidate:
     return Candidate(slice=made.memory.slice, mesh=made.mesh, global_batch=batch)
 
 
-def test_a_small_step_fits_and_its_cost_is_told(asking: Asking) -> None:
+def test_a_small_step_fits_and_its_cost_is_told(asking: CompileClient) -> None:
     answer = asking(candidate(4))
-    assert isinstance(answer, Measured), answer
+    assert isinstance(answer, CompileSuccess), answer
     assert answer.arguments_bytes < answer.peak_bytes < answer.limit_bytes
     assert answer.limit_bytes == pytest.approx(15.75 * 2**30, rel=1e-3)
     assert answer.step_seconds is not None
     assert 0 < answer.step_seconds[0] < answer.step_seconds[1]
 
 
-def test_the_arithmetic_is_what_the_models_sizes_say(asking: Asking) -> None:
+def test_the_arithmetic_is_what_the_models_sizes_say(asking: CompileClient) -> None:
     """Forward, backward, and forward again: remat keeps nothing but the layers' inputs."""
     answer, plan = asking(candidate(4)), families.resolve(WIDE)
     assert isinstance(answer, Measured), answer
@@ -146,7 +146,9 @@ def test_the_arithmetic_is_what_the_models_sizes_say(asking: Asking) -> None:
     assert answer.flops == pytest.approx(needed, rel=0.15)
 
 
-def test_an_answer_is_remembered_by_shape(root: Path, asking: Asking, environment: dict[str, str]) -> None:
+def test_an_answer_is_remembered_by_shape(
+    root: Path, asking: CompileClient, environment: dict[str, str]
+) -> None:
     asking(candidate(4))
     made = wanted(
         root, hyperparameters={"compute_precision": "BF16", "global_batch_size": 4, "learning_rate": 5e-5}
@@ -181,7 +183,7 @@ def test_by_hand_a_missing_compiler_is_told_for_every_method(
 ) -> None:
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(root / "libtpu.so"))
     model = ["--model", str(root / "models/qwen3")]
-    assert by_hand.main([*model, "--slice", "v6e:2x2", "--batch", "8", *method]) == 69
+    assert compile_cli.main([*model, "--slice", "v6e:2x2", "--batch", "8", *method]) == 69
     assert "no libtpu" in capsys.readouterr().err
 
 
@@ -189,21 +191,21 @@ def answering(monkeypatch: pytest.MonkeyPatch, answers: Callable[[Candidate], An
     """What is asked from now on, answered without a compiler."""
     asked: list[Candidate] = []
 
-    def answer(_: Asking, candidate: Candidate) -> Answer:
+    def answer(_: CompileClient, candidate: Candidate) -> Answer:
         asked.append(candidate)
         return answers(candidate)
 
-    monkeypatch.setattr(Asking, "__call__", answer)
+    monkeypatch.setattr(CompileClient, "__call__", answer)
     return asked
 
 
-FITS = Measured(
+FITS = CompileSuccess(
     peak_bytes=10 * 2**30, limit_bytes=31 * 2**30, arguments_bytes=2**30, temporaries_bytes=2**30, flops=1.0,
     hbm_bytes=1.0, network_bytes=0.0, step_seconds=(1.0, 2.0),
 )  # fmt: skip
-EXCEEDED = Exceeded(needed_bytes=40 * 2**30, limit_bytes=31 * 2**30, arguments_bytes=2**30)
-FAILED = NotCompiled(message="INTERNAL: the compiler fell over")
-REFUSED = NotCompiled(message="UNIMPLEMENTED: this shape", certain=True)
+EXCEEDED = MemoryExceeded(needed_bytes=40 * 2**30, limit_bytes=31 * 2**30, arguments_bytes=2**30)
+FAILED = CompileFailure(message="INTERNAL: the compiler fell over")
+REFUSED = CompileFailure(message="UNIMPLEMENTED: this shape", certain=True)
 BY_HAND = ["--slice", "v6e:2x2", "--batch", "8", "--length", "1000"]
 
 
@@ -215,12 +217,12 @@ def test_by_hand_any_program_of_a_job_is_compiled(
     )
     named = ["--program", "Generate", "--program", "Train", "--program", "Loss", "--program", "Likelihood"]
     sizes = ["--texts", "40", "--width", "600", "--new-tokens", "32"]
-    assert by_hand.main(["--model", str(root / "models/qwen3"), *BY_HAND, *named, *sizes]) == 78
+    assert compile_cli.main(["--model", str(root / "models/qwen3"), *BY_HAND, *named, *sizes]) == 78
     kinds = [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()]
     assert kinds == ["Measured", "Measured", "Exceeded", "Measured"]
     train, loss, generate, likelihood = (each.program for each in asked)
     assert train is None
-    assert loss == Program(kind="Loss")
+    assert loss == SliceProgram(kind="Loss")
     assert generate is not None
     assert (generate.kind, generate.width, generate.count, generate.new_tokens) == ("Generate", 1024, 40, 32)
     assert likelihood is not None
@@ -235,14 +237,14 @@ def test_by_hand_the_choice_is_preflights(
 
     asked = answering(monkeypatch, answer)
     model = ["--model", str(root / "models/qwen3"), *BY_HAND]
-    assert by_hand.main([*model, "--choose", "--program", "Loss"]) == 0
+    assert compile_cli.main([*model, "--choose", "--program", "Loss"]) == 0
     outcome = MemoryOutcome.model_validate_json(capsys.readouterr().out)
     assert outcome.tuning["remat_policy"] == "save_qkv_proj"
     assert len(outcome.tried) > 2, "what would have been possible was compiled, too"
     assert [line.partition(":")[0] for line in outcome.programs] == ["loss on the validation rows"]
     assert asked[-1].tuning == outcome.tuning
     asked.clear()
-    assert by_hand.main([*model, "--choose", "--tensor", "2", "--set", "remat_policy=full"]) == 0
+    assert compile_cli.main([*model, "--choose", "--tensor", "2", "--set", "remat_policy=full"]) == 0
     assert [(each.mesh.fsdp, each.mesh.tensor) for each in asked] == [(2, 2)], "nothing is left open"
 
 
@@ -251,11 +253,11 @@ def test_by_hand_a_named_program_that_was_not_compiled_is_told_beside_the_choice
 ) -> None:
     answering(monkeypatch, lambda each: FAILED if each.program and each.program.kind == "Loss" else FITS)
     model = ["--model", str(root / "models/qwen3"), *BY_HAND]
-    assert by_hand.main([*model, "--choose", "--program", "TrainingLoss", "--program", "Loss"]) == 69
+    assert compile_cli.main([*model, "--choose", "--program", "TrainingLoss", "--program", "Loss"]) == 69
     told = capsys.readouterr()
     assert MemoryOutcome.model_validate_json(told.out).programs
     assert "Not compiled, or not in time: loss on the validation rows (" in told.err
-    assert by_hand.main([*model, "--choose", "--program", "TrainingLoss"]) == 0
+    assert compile_cli.main([*model, "--choose", "--program", "TrainingLoss"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -274,7 +276,7 @@ def test_by_hand_the_exit_code_says_what_is_to_be_changed(
     named = [
         part for kind in ("Loss", "TextLoss", "Reference")[: len(answers)] for part in ("--program", kind)
     ]
-    assert by_hand.main(["--model", str(root / "models/qwen3"), *BY_HAND, *named]) == code
+    assert compile_cli.main(["--model", str(root / "models/qwen3"), *BY_HAND, *named]) == code
 
 
 def test_by_hand_a_flag_that_the_compiler_refuses_is_the_shells(
@@ -285,7 +287,7 @@ def test_by_hand_a_flag_that_the_compiler_refuses_is_the_shells(
 ) -> None:
     monkeypatch.setenv("TPU_LIBRARY_PATH", environment["TPU_LIBRARY_PATH"])
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_no_such_flag=1")
-    assert by_hand.main(["--model", str(root / "models/qwen3"), *BY_HAND]) == 76
+    assert compile_cli.main(["--model", str(root / "models/qwen3"), *BY_HAND]) == 76
     said = capsys.readouterr().err
     assert "CompilerFlagRefused: LIBTPU_INIT_ARGS or XLA_FLAGS of this shell: " in said
     assert "--xla_tpu_no_such_flag=1" in said
@@ -317,14 +319,15 @@ def test_by_hand_arguments_of_another_form_are_refused(
     root: Path, changed: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        by_hand.main(["--model", str(root / "models/qwen3"), "--slice", "v6e:2x2", "--batch", "8", *changed])
+        compile_cli.main(
+            ["--model", str(root / "models/qwen3"), "--slice", "v6e:2x2", "--batch", "8", *changed]
+        )
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
 
 
-def test_by_hand_a_slice_is_what_the_catalogue_of_the_operator_has() -> None:
-    with (ROOT / "operator/finetune_operator/catalog/tpu_types.csv").open() as catalogue:
-        slices = {(row["family"], row["topology"]) for row in csv.DictReader(catalogue)}
+def test_by_hand_a_slice_is_what_the_catalogue_has() -> None:
+    slices = {(shape.family, shape.topology) for shape in all_shapes()}
     known = [each for each in slices if each[0] in CHIPS]
     assert {family for family, _ in known} == set(CHIPS)
     assert [each for each in known if not is_slice(*each)] == []
@@ -335,7 +338,7 @@ def test_by_hand_a_slice_is_what_the_catalogue_of_the_operator_has() -> None:
 def test_by_hand_a_batch_that_does_not_divide_is_told_by_its_option(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = by_hand.main(["--model", str(root / "models/qwen3"), "--slice", "v6e:2x2", "--batch", "7"])
+    code = compile_cli.main(["--model", str(root / "models/qwen3"), "--slice", "v6e:2x2", "--batch", "7"])
     assert code == 64
     said = capsys.readouterr().err
     assert "BatchNotDivisible: --batch: the batch does not divide evenly" in said
@@ -346,8 +349,8 @@ def test_a_compiler_that_ends_is_told(root: Path, environment: dict[str, str]) -
     plan = families.read(root / "models/qwen3")
     made = wanted(root, use_cache="Off")
     with (
-        Asking(made, plan, root / "gone", open_store(), environment) as compiler,
-        pytest.raises(NoCompiler, match="ended with code 1"),
+        CompileClient(made, plan, root / "gone", open_store(), environment) as compiler,
+        pytest.raises(CompilerUnavailable, match="ended with code 1"),
     ):
         compiler(candidate(4))
 
@@ -368,7 +371,7 @@ def test_a_flag_that_the_compiler_refuses_is_the_platforms_fault(
     made = wanted(root, use_cache="Off")
     with pytest.raises(StageError, match="flag of the profile") as caught:
         check_memory(made, families.read(model), model, open_store(), {**environment, variable: flag})
-    assert (caught.value.code, caught.value.reason) == (ExitCode.CONTRACT_NOT_SPOKEN, "CompilerFlagRefused")
+    assert (caught.value.code, caught.value.reason) == (ExitCode.CONTRACT_UNSUPPORTED, "CompilerFlagRefused")
     assert flag in caught.value.saw
 
 
@@ -378,15 +381,17 @@ def test_only_a_certain_refusal_is_answered_without_compiling(
 ) -> None:
     asked: list[Candidate] = []
 
-    def refuse(_: Asking, question: Candidate) -> Answer:
+    def refuse(_: CompileClient, question: Candidate) -> Answer:
         asked.append(question)
-        return NotCompiled(message="UNIMPLEMENTED: this shape", certain=certain)
+        return CompileFailure(message="UNIMPLEMENTED: this shape", certain=certain)
 
-    monkeypatch.setattr(Asking, "_ask", refuse)
+    monkeypatch.setattr(CompileClient, "_ask", refuse)
     made, plan = wanted(tmp_path), families.resolve(WIDE)
     for _ in range(2):
-        with Asking(made, plan, tmp_path, open_store(), environment) as asking:
-            assert asking(candidate(4)) == NotCompiled(message="UNIMPLEMENTED: this shape", certain=certain)
+        with CompileClient(made, plan, tmp_path, open_store(), environment) as asking:
+            assert asking(candidate(4)) == CompileFailure(
+                message="UNIMPLEMENTED: this shape", certain=certain
+            )
     assert len(asked) == compiled
 
 
@@ -395,7 +400,7 @@ def test_steps_and_tokens_that_end_an_answer_do_not_decide_the_answer(
 ) -> None:
     plan, model = families.resolve(WIDE), root / "models/qwen3"
     prints = {
-        Asking(
+        CompileClient(
             wanted(root, hyperparameters={"global_batch_size": 4, "steps": steps}),
             plan, model, open_store(), environment, end_ids=frozenset({end}),
         ).fingerprint(candidate(4))
@@ -405,11 +410,11 @@ def test_steps_and_tokens_that_end_an_answer_do_not_decide_the_answer(
 
 
 def test_flags_of_the_slice_decide_the_answer(
-    root: Path, environment: dict[str, str], asking: Asking
+    root: Path, environment: dict[str, str], asking: CompileClient
 ) -> None:
     flags = {"FINETUNE_SLICE_LIBTPU_INIT_ARGS": "--xla_tpu_scoped_vmem_limit_kib=98304"}
     model = root / "models/qwen3"
-    other = Asking(wanted(root), families.read(model), model, open_store(), {**environment, **flags})
+    other = CompileClient(wanted(root), families.read(model), model, open_store(), {**environment, **flags})
     assert other.fingerprint(candidate(4)) != asking.fingerprint(candidate(4))
 
 
@@ -479,7 +484,9 @@ def test_preflight_checks_the_memory_of_the_step(stages: Stages, environment: di
     assert outcome.memory.unknown == ""
     assert outcome.memory.mesh == made.mesh
     assert outcome.memory.peak_bytes is not None
-    kept = Programs(f"file://{programs}", open_store(), first=False, now=lambda: datetime.now(UTC))
+    kept = StorageCompilationCache(
+        f"file://{programs}", open_store(), first=False, now=lambda: datetime.now(UTC)
+    )
     steps = [path.name for path in programs.iterdir() if path.name.startswith("jit_step-")]
     assert len(steps) >= 2  # training's, and the loss on the validation rows
     assert all(kept.get(key) for key in steps)
@@ -497,17 +504,17 @@ def test_a_step_that_does_not_fit_ends_preflight_with_what_would(stages: Stages)
     library.touch()
     model, store, found = stages.root / "models/qwen3", open_store(), {"TPU_LIBRARY_PATH": str(library)}
     limit = int(15.75 * 2**30)
-    answers: dict[int, Exceeded | Measured] = {
-        8: Exceeded(needed_bytes=20 * 2**30, limit_bytes=limit, arguments_bytes=2**30),
-        4: Measured(
+    answers: dict[int, MemoryExceeded | CompileSuccess] = {
+        8: MemoryExceeded(needed_bytes=20 * 2**30, limit_bytes=limit, arguments_bytes=2**30),
+        4: CompileSuccess(
             peak_bytes=10 * 2**30, limit_bytes=limit, arguments_bytes=2**30, temporaries_bytes=2**30, flops=1.0,
             hbm_bytes=1.0, network_bytes=0.0, step_seconds=(1.0, 2.0),
         ),
     }  # fmt: skip
-    with Asking(made, families.read(model), model, store, found) as asking:
+    with CompileClient(made, families.read(model), model, store, found) as asking:
         for batch, answer in answers.items():
             fingerprint = asking.fingerprint(candidate(batch))
-            answered = Answered(answer=answer, fingerprint=fingerprint)
+            answered = CompileResponse(answer=answer, fingerprint=fingerprint)
             store.write(CacheLayout(made.cache).compiled(fingerprint), answered.to_json())
     running = stages.start(FINETUNE_REQUEST=made.to_json(), **found)
     assert running.wait() == 78, running.log[-4000:]
@@ -523,19 +530,19 @@ def test_a_step_that_does_not_fit_ends_preflight_with_what_would(stages: Stages)
     assert not (stages.root / "exceeded/preflight/report.json").exists()
 
 
-def abstract(root: Path, **changes: Any) -> Abstract:
+def abstract(root: Path, **changes: Any) -> AbstractTraining:
     """On the CPU, whose compiler takes a second."""
     plan = families.resolve(SMALL)
     made = request(root, "Train", **changes)
     chosen = engine_settings(made, plan, steps=1, platform="cpu", output=str(root))
     config = engine.configure(plan, engine.SFT, **chosen)
-    return Abstract(config, mesh_of(config, jax.devices()[:1]), made)
+    return AbstractTraining(config, mesh_of(config, jax.devices()[:1]), made)
 
 
 def test_new_parameters_take_the_place_of_the_old_ones(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = abstract(root).compile_step().memory_analysis().alias_size_in_bytes
     monkeypatch.setattr(
-        SftTrainer,
+        FineTuneTrainer,
         "jit_step",
         lambda trainer: nnx.jit(trainer.create_train_step_fn(), donate_argnames=("optimizer",)),
     )
@@ -583,7 +590,7 @@ def test_a_length_that_the_kernel_does_not_take_compiles(
     plan = families.resolve(SMALL)
     engine.prepare(plan)
     answer = Compiler(plan, wanted(root, data={"max_seq_length": length}, **changes)).answer(candidate(4))
-    assert isinstance(answer, Measured), answer
+    assert isinstance(answer, CompileSuccess), answer
 
 
 @pytest.mark.usefixtures("here")
@@ -594,7 +601,7 @@ def test_dpo_runs_and_holds_the_model_that_it_began_with(root: Path) -> None:
         Compiler(plan, wanted(root, method=method, data={"max_seq_length": 128})).answer(candidate(4))
         for method in (DPO, ORPO)
     ]
-    dpo, orpo = (answer for answer in answers if isinstance(answer, Measured))
+    dpo, orpo = (answer for answer in answers if isinstance(answer, CompileSuccess))
     copy = 4 * plan.parameters / 4  # float32, on four devices
     assert dpo.arguments_bytes - orpo.arguments_bytes == pytest.approx(copy, rel=0.05)
     assert dpo.peak_bytes - orpo.peak_bytes >= 0.9 * copy
@@ -613,10 +620,10 @@ def test_what_is_chosen_and_what_would_fit_is_what_the_compiler_says(root: Path)
     def with_limit(limit: int) -> Callable[[Candidate], Answer]:
         def ask(asked: Candidate) -> Answer:
             answer = known[str(asked)] = known.get(str(asked)) or compiler.answer(asked)
-            assert isinstance(answer, Measured), answer
+            assert isinstance(answer, CompileSuccess), answer
             if answer.peak_bytes <= limit:
                 return answer
-            return Exceeded(
+            return MemoryExceeded(
                 needed_bytes=answer.peak_bytes, limit_bytes=limit, arguments_bytes=answer.arguments_bytes
             )
 
@@ -624,24 +631,24 @@ def test_what_is_chosen_and_what_would_fit_is_what_the_compiler_says(root: Path)
 
     start = candidate(16)
     sizes = bounds(made, plan)
-    search(start, Choices(remat=True, tiles=False, parallelism=False), sizes, with_limit(2**40))
+    search(start, SearchSpace(remat=True, tiles=False, parallelism=False), sizes, with_limit(2**40))
     *faster, thriftiest = sorted(
-        (answer for answer in known.values() if isinstance(answer, Measured)),
+        (answer for answer in known.values() if isinstance(answer, CompileSuccess)),
         key=lambda each: -each.peak_bytes,
     )
     small = with_limit(thriftiest.peak_bytes)
-    found = search(start, Choices(remat=True, tiles=False, parallelism=False), sizes, small)
+    found = search(start, SearchSpace(remat=True, tiles=False, parallelism=False), sizes, small)
     assert found.answer == thriftiest
     assert all(thriftiest.step_seconds > each.step_seconds for each in faster)  # type: ignore[operator]
     assert found.best is not None
     twice = SliceShape.model_validate(
         V5E_4 | {"name": "v5litepod-8", "topology": "2x4", "chips": 8, "devices": 8, "hosts": 2}
     )
-    fixed = Choices(remat=False, tiles=False, parallelism=False)
+    fixed = SearchSpace(remat=False, tiles=False, parallelism=False)
     smaller = with_limit(thriftiest.peak_bytes - 1)
     refused = search(found.best, fixed, sizes, smaller)
     assert refused.best is None
-    assert isinstance(refused.refusal, Exceeded)
+    assert isinstance(refused.refusal, MemoryExceeded)
     remedied = remedies(found.best, refused.refusal, fixed, sizes, smaller, larger=[twice])
     batch, place = remedied[-2:]
     assert batch in {f"hyperparameters.globalBatchSize {size}" for size in (4, 8, 12)}
@@ -713,7 +720,7 @@ def test_a_mesh_on_which_the_model_cannot_be_loaded_is_refused(
     mesh = MeshSpec.model_validate({"hosts": 1, "chips_per_host": 4, **axes})
     asked = candidate(4).model_copy(update={"mesh": mesh})
     answer = Compiler(plan, wanted(root, data={"max_seq_length": 128})).answer(asked)
-    assert isinstance(answer, NotCompiled), answer
+    assert isinstance(answer, CompileFailure), answer
     assert (answer.certain, answer.of_mesh) == (True, True)
     assert "does not divide among" in answer.message
 
@@ -723,7 +730,7 @@ def test_a_size_that_no_axis_divides_may_be_odd(root: Path) -> None:
     plan = families.resolve(SMALL | {"vocab_size": 513})
     engine.prepare(plan)
     answer = Compiler(plan, wanted(root, data={"max_seq_length": 128})).answer(candidate(4))
-    assert isinstance(answer, Measured), answer
+    assert isinstance(answer, CompileSuccess), answer
 
 
 @pytest.mark.usefixtures("here")
@@ -734,17 +741,17 @@ def test_a_base_that_is_quantized_has_to_be_held_whole_first(root: Path) -> None
     made = wanted(root, method={"lora": {**LORA, "quantization": "NF4"}}, data={"max_seq_length": 128})
     compiler, asked = Compiler(plan, made), candidate(4)
     config = compiler._configuration(asked)
-    training = Abstract(config, mesh_of(config, devices_of(asked)), made)
+    training = AbstractTraining(config, mesh_of(config, devices_of(asked)), made)
     step = training.compile_step().memory_analysis()
     assert training.arguments_bytes == pytest.approx(step.argument_size_in_bytes, rel=0.1)
 
     assert compiler._loads(training, asked, 2**30) is None
     (loading,) = compiler._loading.values()
-    assert isinstance(loading, Measured)
+    assert isinstance(loading, CompileSuccess)
     loaded = loading.arguments_bytes
     assert loaded > 1.5 * step.argument_size_in_bytes
     answer = Compiler(plan, made)._loads(training, asked, loaded)
-    assert isinstance(answer, Exceeded)
+    assert isinstance(answer, MemoryExceeded)
     assert answer.arguments_bytes > answer.limit_bytes  # so that no policy is tried
     assert abstract(root).lower_loading() is None
 
@@ -755,7 +762,7 @@ def test_a_fault_of_the_engines_own_is_an_answer_and_no_users_error(
     target = Mock(devices=Mock(return_value=[]), limit=Mock(return_value=2**30))
     monkeypatch.setattr(Compiler, "_step", Mock(side_effect=AttributeError("'NoneType' has no 'astype'")))
     answer = Compiler(families.resolve(SMALL), request(root, "Train"), target=target).answer(candidate(4))
-    assert isinstance(answer, NotCompiled)
+    assert isinstance(answer, CompileFailure)
     assert not answer.certain
     assert "astype" in answer.message
 

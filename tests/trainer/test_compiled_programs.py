@@ -18,9 +18,15 @@ from jax.stages import Lowered
 from finetune_contract import StageRequest
 from finetune_trainer import engine, families
 from finetune_trainer.compiled import compiler as compiling
+from finetune_trainer.compiled.compile_protocol import (
+    Answer,
+    Candidate,
+    CompileFailure,
+    CompileSuccess,
+    SliceProgram,
+)
 from finetune_trainer.compiled.compiler import Compiler, devices_of
-from finetune_trainer.compiled.program import Program as Text
-from finetune_trainer.compiled.question import Answer, Candidate, Measured, NotCompiled, Program
+from finetune_trainer.compiled.hlo_program import HloProgram as Text
 from finetune_trainer.families import Family
 from tests.trainer.requests import request
 
@@ -63,12 +69,12 @@ METHODS: dict[str, dict[str, Any]] = {
 SLICES = {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
 #: Widths beyond Gemma's window, where the cache does not reach and whole forward passes take its place.
 PROGRAMS = (
-    Program(kind="Generate", width=1024, count=40, longest=8000, new_tokens=128),
-    Program(kind="Generate", width=64, count=3, longest=8000, new_tokens=16, temperature=1.0, top_k=20),
-    Program(kind="Likelihood", width=1536, count=40, longest=8192),
-    Program(kind="Likelihood", width=64, count=5, longest=8192),
-    Program(kind="Loss"),
-    Program(kind="TrainingLoss"),
+    SliceProgram(kind="Generate", width=1024, count=40, longest=8000, new_tokens=128),
+    SliceProgram(kind="Generate", width=64, count=3, longest=8000, new_tokens=16, temperature=1.0, top_k=20),
+    SliceProgram(kind="Likelihood", width=1536, count=40, longest=8192),
+    SliceProgram(kind="Likelihood", width=64, count=5, longest=8192),
+    SliceProgram(kind="Loss"),
+    SliceProgram(kind="TrainingLoss"),
 )
 
 
@@ -114,7 +120,7 @@ def asked(
 
 
 def answer(
-    family: str, length: int, method: str, chips: str, program: Program | None = None, **changes: Any
+    family: str, length: int, method: str, chips: str, program: SliceProgram | None = None, **changes: Any
 ) -> Answer:
     plan = families.resolve(_TINY | FAMILIES[family])
     engine.prepare(plan)
@@ -153,7 +159,7 @@ def test_every_length_trains_with_every_family_and_method(
     family: str, length: int, method: str, chips: str
 ) -> None:
     found = answer(family, length, method, chips)
-    assert isinstance(found, Measured), found
+    assert isinstance(found, CompileSuccess), found
 
 
 def test_every_family_is_compiled() -> None:
@@ -168,17 +174,17 @@ OTHERS = sample(
         ("qwen3", "orpo", "v5p", PROGRAMS[2]),
         ("gemma2", "dpo", "v6e", PROGRAMS[4]),
         ("deepseek2", "lora", "v6e", PROGRAMS[5]),
-        ("llama", "dpo", "v6e", Program(kind="Reference")),
+        ("llama", "dpo", "v6e", SliceProgram(kind="Reference")),
     ],
 )
 
 
 @pytest.mark.parametrize(("family", "method", "chips", "program"), OTHERS, ids=str)
 def test_every_evaluation_compiles_with_every_family(
-    family: str, method: str, chips: str, program: Program
+    family: str, method: str, chips: str, program: SliceProgram
 ) -> None:
     found = answer(family, 1000, method, chips, program)
-    assert isinstance(found, Measured), found
+    assert isinstance(found, CompileSuccess), found
     assert (found.rows is not None) == (program.count > 0)
 
 
@@ -188,7 +194,7 @@ def test_no_weights_are_gathered_for_each_token() -> None:
     plan = families.resolve(wide | FAMILIES["qwen3"])
     engine.prepare(plan)
     made, candidate = asked("qwen3", 256, "sft", "v5e")
-    program, rows = Program(kind="Generate", width=128, count=8, longest=8000, new_tokens=32), 8
+    program, rows = SliceProgram(kind="Generate", width=128, count=8, longest=8000, new_tokens=32), 8
     evaluation = Compiler(plan, made).evaluation(candidate, devices_of(candidate), adapter=True)
     text = evaluation.generator(program).lowered(program.width, rows).compile().as_text()
     read = Text(text)
@@ -214,7 +220,7 @@ def test_a_kernels_blocks_that_the_compiler_refuses_are_the_users() -> None:
     found = answer(
         "qwen3", 4096, "sft", "v6e", engine_overrides={f"sa_block_{name}": "100" for name in BLOCKS}
     )
-    assert isinstance(found, NotCompiled), found
+    assert isinstance(found, CompileFailure), found
     assert found.certain, found.message
 
 
@@ -235,7 +241,7 @@ def test_what_the_program_is_refused_for_is_told_from_what_the_platform_sets(
     def refuse(*_: Any, **__: Any) -> Any:
         raise JaxRuntimeError(message)
 
-    monkeypatch.setattr(compiling.Abstract, "compile_step", refuse)
+    monkeypatch.setattr(compiling.AbstractTraining, "compile_step", refuse)
     found = answer("qwen3", 128, "sft", "v6e")
-    assert isinstance(found, NotCompiled), found
+    assert isinstance(found, CompileFailure), found
     assert found.certain is certain

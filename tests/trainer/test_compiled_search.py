@@ -14,18 +14,25 @@ from finetune_contract import ExitCode, MeshSpec, SliceShape, StageRequest
 from finetune_trainer import families
 from finetune_trainer.compiled import check
 from finetune_trainer.compiled.chips import CHIPS, roofline
-from finetune_trainer.compiled.cost import Cost, cost_of
-from finetune_trainer.compiled.evaluating import needed_bytes
-from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled, Program
+from finetune_trainer.compiled.compile_protocol import (
+    Answer,
+    Candidate,
+    CompileFailure,
+    CompileSuccess,
+    MemoryExceeded,
+    SliceProgram,
+)
+from finetune_trainer.compiled.cost import StepCost, cost_of
+from finetune_trainer.compiled.evaluation_programs import needed_bytes
 from finetune_trainer.compiled.remedies import remedies
-from finetune_trainer.compiled.search import Choices, Model, search
+from finetune_trainer.compiled.search import ModelBounds, SearchSpace, search
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 
 GIB = 2**30
-ALL = Choices(remat=True, tiles=True, parallelism=True)
-MODEL = Model(heads=16, kv_heads=8, vocab_size=150_000, sequence=2048)
+ALL = SearchSpace(remat=True, tiles=True, parallelism=True)
+MODEL = ModelBounds(heads=16, kv_heads=8, vocab_size=150_000, sequence=2048)
 
 
 def shape(chips: int, name: str = "") -> SliceShape:
@@ -40,15 +47,15 @@ def candidate(batch: int = 16, chips: int = 4) -> Candidate:
     return Candidate(slice=shape(chips), mesh=mesh, global_batch=batch)
 
 
-def measured(peak: float, seconds: float) -> Measured:
-    return Measured(
+def measured(peak: float, seconds: float) -> CompileSuccess:
+    return CompileSuccess(
         peak_bytes=int(peak * GIB), limit_bytes=31 * GIB, arguments_bytes=GIB, temporaries_bytes=GIB, flops=1.0,
         hbm_bytes=1.0, network_bytes=1.0, step_seconds=(seconds / 2, seconds),
     )  # fmt: skip
 
 
-def exceeded(needed: float) -> Exceeded:
-    return Exceeded(needed_bytes=int(needed * GIB), limit_bytes=31 * GIB, arguments_bytes=GIB)
+def exceeded(needed: float) -> MemoryExceeded:
+    return MemoryExceeded(needed_bytes=int(needed * GIB), limit_bytes=31 * GIB, arguments_bytes=GIB)
 
 
 def by_rule(peak: Callable[[Candidate], float], seconds: dict[str, float]) -> Callable[[Candidate], Answer]:
@@ -62,15 +69,15 @@ def by_rule(peak: Callable[[Candidate], float], seconds: dict[str, float]) -> Ca
 
 def what_would_fit(
     start: Candidate,
-    choices: Choices,
-    model: Model,
+    choices: SearchSpace,
+    model: ModelBounds,
     ask: Callable[[Candidate], Answer],
     larger: Sequence[SliceShape] = (),
 ) -> tuple[str, ...]:
     """Once nothing fits."""
     found = search(start, choices, model, ask)
     assert found.best is None
-    assert isinstance(found.refusal, Exceeded)
+    assert isinstance(found.refusal, MemoryExceeded)
     return remedies(start, found.refusal, choices, model, ask, larger=larger)
 
 
@@ -101,7 +108,7 @@ def test_of_equally_fast_ones_the_thriftiest_is_taken() -> None:
 
 
 def test_what_the_user_has_set_is_compiled_as_it_is() -> None:
-    fixed = Choices(remat=False, tiles=False, parallelism=False)
+    fixed = SearchSpace(remat=False, tiles=False, parallelism=False)
     found = search(candidate(), fixed, MODEL, by_rule(grows, SECONDS))
     assert (found.best, len(found.tried)) == (candidate(), 1)
 
@@ -130,7 +137,7 @@ def counting(rule: Callable[[Candidate], Answer], asked: list[Candidate]) -> Cal
 
 
 def test_a_refusal_names_what_was_compiled_and_fits() -> None:
-    choices = Choices(remat=True, tiles=True, parallelism=False)
+    choices = SearchSpace(remat=True, tiles=True, parallelism=False)
     asked: list[Candidate] = []
     ask = counting(by_rule(grows, SECONDS), asked)
     assert what_would_fit(candidate(512), choices, MODEL, ask, (shape(8), shape(16))) == (
@@ -153,7 +160,7 @@ def test_the_largest_batch_is_found_where_memory_grows_in_a_line(
         return fixed + each * asked.global_batch / unit
 
     fits = int((31 - fixed) / each) * unit
-    choices = Choices(remat=False, tiles=False, parallelism=False)
+    choices = SearchSpace(remat=False, tiles=False, parallelism=False)
     model = replace(MODEL, accumulation=accumulation)
     rule = by_rule(needs, SECONDS)
     wanted = candidate(batch // unit * unit)
@@ -170,7 +177,7 @@ def test_where_the_job_sets_the_policy_another_one_that_fits_is_named() -> None:
         policy = asked.tuning.get("remat_policy") if "remat_policy" in asked.without else "minimal"
         return measured(30, 1.0) if policy == "full" and asked.global_batch == 64 else exceeded(60)
 
-    fixed = Choices(remat=False, tiles=False, parallelism=True)
+    fixed = SearchSpace(remat=False, tiles=False, parallelism=True)
     assert what_would_fit(candidate(64), fixed, MODEL, rule) == ("engineOverrides.remat_policy full",)
 
 
@@ -179,7 +186,7 @@ def test_where_only_the_last_resort_fits_all_of_its_settings_are_named() -> None
         offloads = asked.tuning.get("decoder_layer_input") == "offload"
         return measured(30, 1.0) if offloads else exceeded(60)
 
-    fixed = Choices(remat=False, tiles=False, parallelism=True)
+    fixed = SearchSpace(remat=False, tiles=False, parallelism=True)
     assert what_would_fit(candidate(16), fixed, MODEL, rule) == (
         "engineOverrides.remat_policy custom and engineOverrides.decoder_layer_input offload",
     )
@@ -207,7 +214,7 @@ def test_where_the_job_sets_the_mesh_another_one_that_fits_is_named(
 
     copies = MeshSpec(hosts=1, chips_per_host=4, data=2, fsdp=2)
     start = candidate(batch).model_copy(update={"mesh": copies})
-    fixed = Choices(remat=True, tiles=False, parallelism=False)
+    fixed = SearchSpace(remat=True, tiles=False, parallelism=False)
     assert what_would_fit(start, fixed, MODEL, rule) == remedy
 
 
@@ -273,9 +280,9 @@ def test_a_batch_that_may_not_be_the_largest_is_told_so() -> None:
     def ask(asked: Candidate) -> Answer:
         if asked.global_batch <= 900:
             return measured(30, 1.0)
-        return Exceeded(needed_bytes=None, limit_bytes=31 * GIB, arguments_bytes=GIB)
+        return MemoryExceeded(needed_bytes=None, limit_bytes=31 * GIB, arguments_bytes=GIB)
 
-    fixed = Choices(remat=False, tiles=False, parallelism=False)
+    fixed = SearchSpace(remat=False, tiles=False, parallelism=False)
     (remedy,) = what_would_fit(candidate(4000), fixed, MODEL, ask)
     assert remedy.endswith(" (perhaps more)")
 
@@ -288,8 +295,8 @@ def test_where_nothing_fits_the_search_ends() -> None:
 
 
 def test_a_refusal_for_another_reason_is_no_lack_of_memory() -> None:
-    found = search(candidate(), ALL, MODEL, lambda asked: NotCompiled(message="no"))
-    assert isinstance(found.refusal, NotCompiled)
+    found = search(candidate(), ALL, MODEL, lambda asked: CompileFailure(message="no"))
+    assert isinstance(found.refusal, CompileFailure)
 
 
 MESSAGES: list[tuple[str, float | None]] = [
@@ -435,11 +442,11 @@ def test_experts_kernels_count_the_one_that_each_token_goes_through(
 
 
 def test_no_step_is_faster_than_its_arithmetic_or_its_state() -> None:
-    cost = Cost(flops=918e12, hbm_bytes=1638e9, network_bytes=224e9)
+    cost = StepCost(flops=918e12, hbm_bytes=1638e9, network_bytes=224e9)
     interval = roofline(cost, state_bytes=1000, chip=CHIPS["v6e"])
     assert interval.low == pytest.approx(1.0)
     assert interval.high == pytest.approx(3.0)
-    idle = roofline(Cost(flops=0, hbm_bytes=0, network_bytes=0), int(1638e9), CHIPS["v6e"])
+    idle = roofline(StepCost(flops=0, hbm_bytes=0, network_bytes=0), int(1638e9), CHIPS["v6e"])
     assert idle.low == pytest.approx(1.0)
 
 
@@ -474,7 +481,7 @@ def judged(
     rule: Callable[[Candidate], Answer],
     monkeypatch: pytest.MonkeyPatch,
     folder: Path,
-    programs: Sequence[Program] = (),
+    programs: Sequence[SliceProgram] = (),
     **model: Any,
 ) -> Any:
     """``check_memory`` for a Qwen3 of two layers, changed by ``model``, where ``rule`` answers for the compiler."""
@@ -487,7 +494,7 @@ def checked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     rule: Callable[[Candidate], Answer],
-    programs: Sequence[Program] = (),
+    programs: Sequence[SliceProgram] = (),
 ) -> Any:
     """``check_memory`` for batch 64 of a Qwen3 on v6e-4, where the profile also has v6e-8 and v6e-16."""
     made = request(
@@ -534,7 +541,7 @@ def test_a_step_that_fits_on_nothing_is_refused_without_a_promise(
 def test_a_need_that_the_compiler_does_not_name_is_refused_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unsaid = Exceeded(needed_bytes=None, limit_bytes=31 * GIB, arguments_bytes=GIB)
+    unsaid = MemoryExceeded(needed_bytes=None, limit_bytes=31 * GIB, arguments_bytes=GIB)
     with pytest.raises(StageError, match=r"more than there is of 31\.00 GiB") as caught:
         checked(tmp_path, monkeypatch, lambda _: unsaid)
     assert caught.value.reason == "MemoryExceeded"
@@ -547,7 +554,7 @@ def test_one_refusal_for_memory_is_enough_among_others(
 
     def mixed(asked: Candidate) -> Answer:
         full = asked.tuning.get("remat_policy") == "full"
-        return exceeded(40) if full else NotCompiled(message="not taken")
+        return exceeded(40) if full else CompileFailure(message="not taken")
 
     with pytest.raises(StageError) as caught:
         checked(tmp_path, monkeypatch, mixed)
@@ -557,7 +564,7 @@ def test_one_refusal_for_memory_is_enough_among_others(
 def test_what_does_not_compile_for_another_reason_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = checked(tmp_path, monkeypatch, lambda _: NotCompiled(message="not taken"))
+    outcome = checked(tmp_path, monkeypatch, lambda _: CompileFailure(message="not taken"))
     assert "not taken" in outcome.unknown
     assert outcome.peak_bytes is None
 
@@ -571,18 +578,18 @@ def test_a_step_that_fits_is_not_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_step_that_the_slice_would_refuse_alike_is_the_users_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusal = NotCompiled(message="bkv_compute=100 must be a multiple of 128", certain=True)
+    refusal = CompileFailure(message="bkv_compute=100 must be a multiple of 128", certain=True)
     with pytest.raises(StageError, match=r"bkv_compute=100 .* engineOverrides") as caught:
         checked(tmp_path, monkeypatch, lambda _: refusal)
     assert (caught.value.code, caught.value.reason) == (ExitCode.BAD_REQUEST, "ProgramRefused")
 
 
-LOSS = Program(kind="Loss")
-ANSWERS = Program(kind="Generate", width=1024, new_tokens=128, count=40, longest=4000)
-CHOICES = Program(kind="Likelihood", width=512, count=400, longest=4096)
+LOSS = SliceProgram(kind="Loss")
+ANSWERS = SliceProgram(kind="Generate", width=1024, new_tokens=128, count=40, longest=4000)
+CHOICES = SliceProgram(kind="Likelihood", width=512, count=400, longest=4096)
 
 
-def others(rule: Callable[[Program], Answer]) -> Callable[[Candidate], Answer]:
+def others(rule: Callable[[SliceProgram], Answer]) -> Callable[[Candidate], Answer]:
     """The train step fits."""
     return lambda asked: measured(10, 1.0) if asked.program is None else rule(asked.program)
 
@@ -612,7 +619,7 @@ def test_every_other_program_of_the_job_is_compiled_for_what_was_chosen(
 
 @pytest.mark.parametrize(("program", "fix"), [(LOSS, "globalBatchSize"), (ANSWERS, "maxNewTokens")])
 def test_an_evaluation_that_does_not_fit_is_refused_before_training_is_paid_for(
-    program: Program, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: SliceProgram, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = others(lambda asked: exceeded(40) if asked == program else measured(10, 1.0))
     with pytest.raises(StageError, match=fix) as caught:
@@ -625,7 +632,7 @@ def test_an_evaluation_that_the_compiler_refuses_is_refused_before_training_is_p
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = others(
-        lambda _: NotCompiled(message="q_block_size=512 should divide q_seq_len=1152", certain=True)
+        lambda _: CompileFailure(message="q_block_size=512 should divide q_seq_len=1152", certain=True)
     )
     with pytest.raises(StageError, match="q_seq_len=1152") as caught:
         checked(tmp_path, monkeypatch, rule, [ANSWERS])
@@ -640,7 +647,9 @@ def test_what_was_not_compiled_is_reported_the_largest_first(
     assert late.uncompiled == [str(ANSWERS), str(CHOICES)]
     assert late.programs == []
     monkeypatch.setattr(check, "_PATIENCE_SECONDS", 600.0)
-    failed = checked(tmp_path, monkeypatch, others(lambda _: NotCompiled(message="INTERNAL: no")), [ANSWERS])
+    failed = checked(
+        tmp_path, monkeypatch, others(lambda _: CompileFailure(message="INTERNAL: no")), [ANSWERS]
+    )
     (line,) = failed.uncompiled
     assert "INTERNAL: no" in line
     assert failed.peak_bytes is not None, "that the train step fits is known all the same"
@@ -655,7 +664,7 @@ def chosen(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     rule: Callable[[Candidate], Answer],
-    programs: Sequence[Program] = (),
+    programs: Sequence[SliceProgram] = (),
     **changes: Any,
 ) -> Any:
     """``check_memory`` for batch 8 of a Qwen3 with 16 heads, of which 8 are of keys and values, and v6e-4, v6e-8 and
@@ -778,7 +787,7 @@ def test_a_slice_of_which_nothing_is_known_ends_the_choice(
     """It is not known to be too small, as the cheaper one is."""
 
     def rule(asked: Candidate) -> Answer:
-        return exceeded(40) if asked.slice.chips == 4 else NotCompiled(message="INTERNAL: no")
+        return exceeded(40) if asked.slice.chips == 4 else CompileFailure(message="INTERNAL: no")
 
     outcome = chosen(tmp_path, monkeypatch, rule)
     assert (outcome.slice, [each.slice.name for each in outcome.unfit]) == ("v6e-8", ["v6e-4"])
@@ -798,7 +807,7 @@ def test_without_time_the_next_slice_is_taken_unknown(
 def test_a_setting_that_the_compiler_refuses_is_the_users_error_on_the_first_slice_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = NotCompiled(message="Mosaic failed", certain=True)
+    refused = CompileFailure(message="Mosaic failed", certain=True)
     with pytest.raises(StageError, match="Mosaic failed") as caught:
         chosen(tmp_path, monkeypatch, lambda _: refused)
     assert caught.value.reason == "ProgramRefused"
@@ -811,7 +820,7 @@ def test_a_setting_that_the_compiler_refuses_is_the_users_error_on_the_first_sli
     assert "Mosaic failed" in outcome.unfit[1].why
 
 
-UNEVEN = NotCompiled(
+UNEVEN = CompileFailure(
     message="logits_dense does not divide among fsdp 2, tensor 2", certain=True, of_mesh=True
 )
 
@@ -820,7 +829,9 @@ def test_a_mesh_on_which_the_model_cannot_be_loaded_passes_its_slice_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = chosen(
-        tmp_path, monkeypatch, lambda asked: UNEVEN if asked.slice.chips == 4 else holding(8)(asked)
+        tmp_path,
+        monkeypatch,
+        lambda asked: UNEVEN if asked.slice.chips == 4 else holding(8)(asked),
     )
     assert outcome.slice == "v6e-8"
     assert "does not divide" in outcome.unfit[0].why
@@ -840,7 +851,7 @@ def test_a_program_that_the_compiler_refuses_on_a_later_slice_passes_that_slice_
 ) -> None:
     def rule(asked: Candidate) -> Answer:
         if asked.program == ANSWERS and asked.slice.chips == 8:
-            return NotCompiled(message="Mosaic failed", certain=True)
+            return CompileFailure(message="Mosaic failed", certain=True)
         return holding(8)(asked)
 
     outcome = chosen(tmp_path, monkeypatch, rule, [LOSS, ANSWERS])

@@ -14,8 +14,8 @@ from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import data_check
-from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import EndsAtOnce
+from finetune_trainer.stages.context import StageContext
+from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import hyperparameters, request
 from tests.trainer.requests import method as method_of
@@ -42,7 +42,7 @@ HELD = [chat("one", "first"), chat("two", "another"), chat("three", "third")]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report")
-    write_model(root / "models/qwen3", Spec())
+    write_model(root / "models/qwen3", TinyModelSpec())
     (root / "data").mkdir()
     for name, rows in (("train", TRAIN), ("eval", HELD)):
         (root / f"data/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -52,11 +52,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(folder: Path, **changes: Any) -> DataReport:
     made: StageRequest = request(folder, "Preflight", use_cache="Off", **changes)
     return data_check.check(
-        Context(
+        StageContext(
             request=made,
             store=open_store(),
             processes=Processes(count=1, index=0),
-            stopper=EndsAtOnce(),
+            stopper=ImmediateStop(),
             scratch=folder,
         )
     )
@@ -241,7 +241,7 @@ TOOL = {"type": "function", "function": {"name": "count", "description": "", "pa
 def test_what_the_template_leaves_out_of_rows_is_a_problem_that_names_the_first(
     tmp_path: Path, row: dict[str, Any], told: str
 ) -> None:
-    write_model(tmp_path / "models/qwen3", Spec())
+    write_model(tmp_path / "models/qwen3", TinyModelSpec())
     (tmp_path / "data").mkdir()
     for name in ("train", "eval"):
         lines = [chat("one", "first"), row, row]

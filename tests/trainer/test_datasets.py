@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import readers
 from finetune_trainer.data.schema import Conversation, Format, PlainText, TextPair, checked
 from finetune_trainer.data.sources import open_source
@@ -23,8 +23,8 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he
 GOOD = json.dumps({"messages": TURNS})
 
 
-def source(uri: str, **fields: Any) -> DatasetSource:
-    return DatasetSource(path="spec.datasets.train[0]", name="train-0", uri=uri, **fields)
+def source(uri: str, **fields: Any) -> DatasetSpec:
+    return DatasetSpec(path="spec.datasets.train[0]", name="train-0", uri=uri, **fields)
 
 
 def read(uri: str, scratch: Path, **fields: Any) -> tuple[Format, list[Any]]:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
-from devcluster.fixtures.tiny_models import ARCHITECTURES, Spec, config_of, write_model
+from devcluster.fixtures.tiny_models import ARCHITECTURES, TinyModelSpec, config_of, write_model
 from finetune_contract import ExitCode
-from finetune_trainer import families, miniature
+from finetune_trainer import families, tiny_model
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.folder import write_config
 from finetune_trainer.families import Llama3Scaling, ModelPlan
@@ -49,12 +49,12 @@ PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
 
 
 def plan_of(**spec: Any) -> ModelPlan:
-    return families.resolve(config_of(Spec(**spec)))
+    return families.resolve(config_of(TinyModelSpec(**spec)))
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_names_and_shapes_of_every_family_are_those_of_its_weights(family: Any, tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec(family=family, layers=4, shards=2))
+    folder = write_model(tmp_path, TinyModelSpec(family=family, layers=4, shards=2))
     plan = families.read(folder)
     weights = open_weights(folder, plan)
     assert set(weights.text) == set(plan.tensors())
@@ -123,7 +123,7 @@ def test_a_qwen2_has_its_biases_and_no_window_whatever_unread_keys_say(stated: d
 
 
 def test_a_null_soft_cap_in_the_file_switches_it_off() -> None:
-    config = config_of(Spec(family="gemma2")) | {
+    config = config_of(TinyModelSpec(family="gemma2")) | {
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
     }
@@ -163,7 +163,9 @@ def test_head_dim_of_llama_follows_from_width_and_heads() -> None:
     ("scalar", "name"), [(16, "gemma3-4b"), (24, "gemma3-27b")], ids=["head_dim", "width over heads"]
 )
 def test_query_scale_of_gemma3_selects_the_catalogue_entry(scalar: int, name: str) -> None:
-    spec = Spec(family="gemma3", hidden=96, heads=4, head_dim=16, config={"query_pre_attn_scalar": scalar})
+    spec = TinyModelSpec(
+        family="gemma3", hidden=96, heads=4, head_dim=16, config={"query_pre_attn_scalar": scalar}
+    )
     assert families.resolve(config_of(spec)).model_name == name
 
 
@@ -239,7 +241,7 @@ def test_query_scale_of_gemma3_selects_the_catalogue_entry(scalar: int, name: st
 def test_what_would_change_the_function_is_refused_by_name(
     family: Any, change: dict[str, object], field: str
 ) -> None:
-    config = config_of(Spec(family=family)) | change
+    config = config_of(TinyModelSpec(family=family)) | change
     with pytest.raises(StageError) as caught:
         families.resolve(config, where="gs://b/m/config.json")
     error = caught.value
@@ -257,14 +259,14 @@ def test_models_are_read_as_they_were_published(name: str) -> None:
     published = PUBLISHED[name]
     plan = families.resolve(published["config"])
     assert round(plan.parameters / 1e9, 3) == published["billions"]
-    small = families.resolve(miniature.shrunk(published["config"], plan))
+    small = families.resolve(tiny_model.shrink_config(published["config"], plan))
     assert (small.family, small.vocab_size) == (plan.family, plan.vocab_size)
     assert small.parameters < 2e7
 
 
 def test_deepseeks_own_code_is_named_in_its_models_and_not_needed(tmp_path: Path) -> None:
     """The published config.json names it; transformers and vLLM have the architecture built in."""
-    config = config_of(Spec(family="deepseek2"))
+    config = config_of(TinyModelSpec(family="deepseek2"))
     assert families.resolve({**config, "auto_map": PUBLISHED_CODE}) == families.resolve(config)
     (tmp_path / "source").mkdir()
     (tmp_path / "source/config.json").write_text(json.dumps({**config, "auto_map": PUBLISHED_CODE}))
@@ -281,7 +283,7 @@ def test_another_architecture_is_refused_with_the_supported_ones(architectures: 
 
 
 def test_keys_that_transformers_does_not_read_change_nothing() -> None:
-    config = config_of(Spec(family="llama"))
+    config = config_of(TinyModelSpec(family="llama"))
     assert families.resolve(config | {"unsloth_version": "1", "is_llama_config": True}) == families.resolve(
         config
     )
@@ -330,14 +332,14 @@ _JSON = st.recursive(
 
 @given(
     family=st.sampled_from([name for name in ARCHITECTURES if name != "gemma3-multimodal"]),
-    key=st.sampled_from(sorted({key for name in ARCHITECTURES for key in config_of(Spec(family=name))}  # type: ignore[arg-type]
+    key=st.sampled_from(sorted({key for name in ARCHITECTURES for key in config_of(TinyModelSpec(family=name))}  # type: ignore[arg-type]
                                | {"rope_scaling", "layer_types", "sliding_window_pattern", "quantization_config"})),
     value=_JSON,
 )  # fmt: skip
 def test_any_value_anywhere_gives_a_plan_or_a_named_refusal(family: Any, key: str, value: object) -> None:
     plan, refusal = None, None
     try:
-        plan = families.resolve(config_of(Spec(family=family)) | {key: value})
+        plan = families.resolve(config_of(TinyModelSpec(family=family)) | {key: value})
     except StageError as error:
         refusal = error
     if plan is not None:

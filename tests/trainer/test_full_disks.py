@@ -88,10 +88,10 @@ def test_no_space_is_told_as_that(
 _FILL = """
 import sys
 import numpy as np
-from finetune_trainer.mapped import array_in
+from finetune_trainer.memmap import memmap_array
 try:
     with open(sys.argv[1] + "/file", "w+b") as file:
-        array_in(file, np.dtype(np.float32), (1024, 1024))[:] = 1.0
+        memmap_array(file, np.dtype(np.float32), (1024, 1024))[:] = 1.0
 except OSError as error:
     print(error)
 """

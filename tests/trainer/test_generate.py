@@ -12,9 +12,9 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.errors import JaxRuntimeError
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import conversion, engine, families
-from finetune_trainer.evaluation.batching import Fixed
+from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.decoding import sized, with_cache
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.models import LoadedModel, load
@@ -27,17 +27,19 @@ NEW, ROWS = 12, 4
 #: More than a batch, of very different lengths, so that most rows are padded.
 LENGTHS = (1, 40, 7, 19, 3, 70)
 SPECS = {
-    "qwen3 with an adapter": Spec(std=0.125, vocab=509),
-    "llama": Spec(std=0.125, vocab=509, family="llama", layers=3),
-    "qwen2": Spec(std=0.125, vocab=509, family="qwen2", layers=3),
-    "gemma2": Spec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 256}),
-    "gemma3": Spec(
+    "qwen3 with an adapter": TinyModelSpec(std=0.125, vocab=509),
+    "llama": TinyModelSpec(std=0.125, vocab=509, family="llama", layers=3),
+    "qwen2": TinyModelSpec(std=0.125, vocab=509, family="qwen2", layers=3),
+    "gemma2": TinyModelSpec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 256}),
+    "gemma3": TinyModelSpec(
         std=0.125, vocab=509, family="gemma3", layers=7, kv_heads=1, config={"sliding_window": 256}
     ),
-    "mixtral": Spec(std=0.125, vocab=509, family="mixtral"),
-    "qwen3-moe": Spec(std=0.125, vocab=509, family="qwen3-moe"),
-    "deepseek2": Spec(std=0.125, vocab=509, family="deepseek2", layers=3),
-    "gemma2, short window": Spec(std=0.125, vocab=509, family="gemma2", config={"sliding_window": 8}),
+    "mixtral": TinyModelSpec(std=0.125, vocab=509, family="mixtral"),
+    "qwen3-moe": TinyModelSpec(std=0.125, vocab=509, family="qwen3-moe"),
+    "deepseek2": TinyModelSpec(std=0.125, vocab=509, family="deepseek2", layers=3),
+    "gemma2, short window": TinyModelSpec(
+        std=0.125, vocab=509, family="gemma2", config={"sliding_window": 8}
+    ),
 }
 
 
@@ -59,7 +61,7 @@ class Case:
             self.loaded,
             Sampling(max_new_tokens=NEW, **sampling),
             end_ids=ends,
-            room=Fixed(number=ROWS),
+            row_capacity=FixedRowCapacity(number=ROWS),
             longest=1024,
             cached=cached,
         )

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from devcluster.fixtures.hub import Hub
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.hub import FakeHub
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
 from finetune_trainer import families
 from finetune_trainer import hub as repositories
@@ -24,7 +24,7 @@ TOKEN = "hf_canary0123456789"
 
 
 def tiny(tmp_path: Path, **spec: object) -> dict[str, bytes]:
-    folder = write_model(tmp_path / "written", Spec(**spec))  # type: ignore[arg-type]  # the caller's fields
+    folder = write_model(tmp_path / "written", TinyModelSpec(**spec))  # type: ignore[arg-type]  # the caller's fields
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*")}
 
 
@@ -53,7 +53,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 # --- what is fetched --------------------------------------------------------------------------------------------------
 
 
-def test_a_branch_a_tag_and_a_commit_are_settled_to_the_commit(hub: Hub, tmp_path: Path) -> None:
+def test_a_branch_a_tag_and_a_commit_are_settled_to_the_commit(hub: FakeHub, tmp_path: Path) -> None:
     files = tiny(tmp_path)
     first = hub.push(REPO, files)
     tagged = hub.push(REPO, {**files, "README.md": "tagged"}, to="v1.0")
@@ -66,7 +66,9 @@ def test_a_branch_a_tag_and_a_commit_are_settled_to_the_commit(hub: Hub, tmp_pat
     assert (model.path / "model.safetensors").read_bytes() == files["model.safetensors"]
 
 
-def test_what_was_pinned_is_what_later_stages_get_when_the_branch_has_moved(hub: Hub, tmp_path: Path) -> None:
+def test_what_was_pinned_is_what_later_stages_get_when_the_branch_has_moved(
+    hub: FakeHub, tmp_path: Path
+) -> None:
     files = tiny(tmp_path)
     pinned = hub.push(REPO, files)
     assert fetched(tmp_path, source(), weights=False).revision == pinned
@@ -77,7 +79,7 @@ def test_what_was_pinned_is_what_later_stages_get_when_the_branch_has_moved(hub:
     assert fetched(tmp_path, source(), weights=False).revision != pinned
 
 
-def test_only_what_is_needed_is_fetched(hub: Hub, tmp_path: Path) -> None:
+def test_only_what_is_needed_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
     files = tiny(tmp_path, shards=2)
     others = {
         "pytorch_model.bin": b"x", "model-q4.gguf": b"x", "original/consolidated.00.pth": b"x", "onnx/model.onnx": b"x",
@@ -85,16 +87,16 @@ def test_only_what_is_needed_is_fetched(hub: Hub, tmp_path: Path) -> None:
     }  # fmt: skip
     hub.push(REPO, {**files, **others})
     fetched(tmp_path, source(), weights=False)
-    small = hub.asked(REPO)
+    small = hub.requested_files(REPO)
     assert not any(name.endswith(".safetensors") for name in small)
     assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= small
     fetched(tmp_path, source())
-    assert hub.asked(REPO) - small == {name for name in files if name.endswith(".safetensors")}
-    assert not hub.asked(REPO) & set(others)
+    assert hub.requested_files(REPO) - small == {name for name in files if name.endswith(".safetensors")}
+    assert not hub.requested_files(REPO) & set(others)
 
 
 def test_a_download_leaves_one_line_in_the_log_and_no_bars(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     commit = hub.push(REPO, tiny(tmp_path))
     with caplog.at_level("INFO", logger="finetune_trainer"):
@@ -103,14 +105,14 @@ def test_a_download_leaves_one_line_in_the_log_and_no_bars(
     assert capfd.readouterr().err == ""
 
 
-def test_a_listing_of_several_pages_is_read_whole(hub: Hub, tmp_path: Path) -> None:
+def test_a_listing_of_several_pages_is_read_whole(hub: FakeHub, tmp_path: Path) -> None:
     hub.push(REPO, {**tiny(tmp_path), **{f"runs/{number:03}.txt": "x" for number in range(120)}})
     found = repositories.find(HubRef(repo=REPO), "model", "model.huggingFace")
     assert sum(name.startswith("runs/") for name in found.files) == 120
     assert "tokenizer.json" in found.files
 
 
-def test_a_tokenizer_of_its_own_repository_is_fetched_and_pinned(hub: Hub, tmp_path: Path) -> None:
+def test_a_tokenizer_of_its_own_repository_is_fetched_and_pinned(hub: FakeHub, tmp_path: Path) -> None:
     files = tiny(tmp_path)
     hub.push(REPO, {name: data for name, data in files.items() if not name.startswith("token")})
     commit = hub.push("acme/words", {name: data for name, data in files.items() if name.startswith("token")})
@@ -124,7 +126,7 @@ def test_a_tokenizer_of_its_own_repository_is_fetched_and_pinned(hub: Hub, tmp_p
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_a_repository_that_is_not_there_is_told_with_its_name(hub: Hub, tmp_path: Path) -> None:
+def test_a_repository_that_is_not_there_is_told_with_its_name(hub: FakeHub, tmp_path: Path) -> None:
     error = refusal(tmp_path, source(repo="acme/tinny"))
     assert (error.code, error.reason) == (ExitCode.INPUT_MISSING, "HubRepositoryMissing")
     assert "acme/tinny" in str(error)
@@ -132,7 +134,7 @@ def test_a_repository_that_is_not_there_is_told_with_its_name(hub: Hub, tmp_path
     assert hub.address in error.expected
 
 
-def test_a_revision_that_is_not_there_is_told_with_those_that_are(hub: Hub, tmp_path: Path) -> None:
+def test_a_revision_that_is_not_there_is_told_with_those_that_are(hub: FakeHub, tmp_path: Path) -> None:
     hub.push(REPO, tiny(tmp_path))
     hub.push(REPO, {"config.json": "{}"}, to="v2")
     error = refusal(tmp_path, source("v3"))
@@ -141,12 +143,12 @@ def test_a_revision_that_is_not_there_is_told_with_those_that_are(hub: Hub, tmp_
     assert "main, v2" in error.expected
 
 
-def test_a_commit_that_is_not_there_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_a_commit_that_is_not_there_is_told(hub: FakeHub, tmp_path: Path) -> None:
     hub.push(REPO, tiny(tmp_path))
     assert refusal(tmp_path, source("0" * 40)).reason == "HubRevisionMissing"
 
 
-def test_a_private_repository_looks_like_none_and_the_secret_is_named(hub: Hub, tmp_path: Path) -> None:
+def test_a_private_repository_looks_like_none_and_the_secret_is_named(hub: FakeHub, tmp_path: Path) -> None:
     # the hub tells nobody without a token which of the two it is
     hub.push(REPO, tiny(tmp_path), private=True)
     error = refusal(tmp_path, source())
@@ -157,7 +159,7 @@ def test_a_private_repository_looks_like_none_and_the_secret_is_named(hub: Hub, 
 
 
 def test_a_gated_repository_is_told_with_where_to_accept_its_terms(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.push(REPO, tiny(tmp_path), gated="manual")
     hub.tokens = {TOKEN: frozenset()}
@@ -170,7 +172,7 @@ def test_a_gated_repository_is_told_with_where_to_accept_its_terms(
 
 
 def test_a_token_that_the_hub_does_not_know_is_told(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.push(REPO, tiny(tmp_path))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -181,7 +183,7 @@ def test_a_token_that_the_hub_does_not_know_is_told(
 
 
 def test_a_token_opens_private_and_gated_and_goes_to_the_hub_alone(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tiny(tmp_path)
     hub.push(REPO, files, private=True)
@@ -206,18 +208,18 @@ def test_a_token_opens_private_and_gated_and_goes_to_the_hub_alone(
     ],
 )
 def test_what_is_no_model_in_safetensors_is_refused_before_anything_is_fetched(
-    hub: Hub, tmp_path: Path, files: dict[str, str], reason: str, saw: str
+    hub: FakeHub, tmp_path: Path, files: dict[str, str], reason: str, saw: str
 ) -> None:
     hub.push(REPO, files)
     error = refusal(tmp_path, source())
     assert (error.code, error.reason) == (ExitCode.INPUT_MISSING, reason)
     assert saw in error.saw
     assert error.fix
-    assert hub.asked(REPO) == set()
+    assert hub.requested_files(REPO) == set()
 
 
 def test_an_index_that_names_a_file_that_is_not_there_is_refused_in_preflight(
-    hub: Hub, tmp_path: Path
+    hub: FakeHub, tmp_path: Path
 ) -> None:
     files = tiny(tmp_path, shards=2)
     gone = max(name for name in files if name.endswith(".safetensors"))
@@ -232,7 +234,7 @@ def test_an_index_that_names_a_file_that_is_not_there_is_refused_in_preflight(
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_hub_that_fails_is_asked_again_and_then_named(
-    hub: Hub, tmp_path: Path, hasty: list[float], status: int
+    hub: FakeHub, tmp_path: Path, hasty: list[float], status: int
 ) -> None:
     hub.push(REPO, tiny(tmp_path))
     hub.fail(status)
@@ -242,7 +244,7 @@ def test_a_hub_that_fails_is_asked_again_and_then_named(
     assert len(hasty) == 3
 
 
-def test_a_hub_that_recovers_is_not_noticed(hub: Hub, tmp_path: Path, hasty: list[float]) -> None:
+def test_a_hub_that_recovers_is_not_noticed(hub: FakeHub, tmp_path: Path, hasty: list[float]) -> None:
     commit = hub.push(REPO, tiny(tmp_path))
     hub.fail(429, times=1, headers={"Retry-After": "7"})
     hub.fail(503, times=1, part="/tree/")
@@ -252,9 +254,9 @@ def test_a_hub_that_recovers_is_not_noticed(hub: Hub, tmp_path: Path, hasty: lis
 
 
 def test_a_hub_that_is_not_there_is_told(
-    hub: Hub, tmp_path: Path, hasty: list[float], monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, hasty: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Hub() as gone:
+    with FakeHub() as gone:
         nowhere = gone.address
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
     error = refusal(tmp_path, source())
@@ -265,7 +267,7 @@ def test_a_hub_that_is_not_there_is_told(
 
 @pytest.mark.parametrize("status", [403, 503])
 def test_a_branch_is_never_taken_from_the_cache_while_the_hub_is_asked(
-    hub: Hub, tmp_path: Path, hasty: list[float], status: int
+    hub: FakeHub, tmp_path: Path, hasty: list[float], status: int
 ) -> None:
     commit = hub.push(REPO, tiny(tmp_path))
     fetched(tmp_path, source())
@@ -294,7 +296,7 @@ def cached(cache: Path, files: dict[str, bytes], commit: str = "c0ffee" + "0" * 
 
 
 def test_a_filled_cache_is_enough_and_the_network_is_left_alone(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tiny(tmp_path)
     commit = cached(tmp_path / "hub", files)
@@ -307,7 +309,7 @@ def test_a_filled_cache_is_enough_and_the_network_is_left_alone(
 
 
 def test_a_cache_that_lacks_the_weights_is_told_without_a_network(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = hub.push(REPO, tiny(tmp_path))
     fetched(tmp_path, source(), weights=False)

@@ -11,10 +11,10 @@ import pytest
 from huggingface_hub import constants
 from pyarrow import parquet
 
-from devcluster.fixtures.hub import Hub
-from finetune_contract import DatasetSource, ExitCode, HubRef
+from devcluster.fixtures.hub import FakeHub
+from finetune_contract import DatasetSpec, ExitCode, HubRef
 from finetune_trainer.data.schema import Conversation, checked
-from finetune_trainer.data.sources import OpenSource, open_source
+from finetune_trainer.data.sources import LocatedSource, open_source
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
 
@@ -36,13 +36,13 @@ def columns(*rows: Mapping[str, Any]) -> bytes:
     return out.getvalue()
 
 
-def opened(tmp_path: Path, *, revision: str = "main", repo: str = REPO, **fields: Any) -> OpenSource:
+def opened(tmp_path: Path, *, revision: str = "main", repo: str = REPO, **fields: Any) -> LocatedSource:
     reference = HubRef(repo=repo, revision=revision)
-    spec = DatasetSource(path=PATH, name="train-0", hugging_face=reference, **fields)
+    spec = DatasetSpec(path=PATH, name="train-0", hugging_face=reference, **fields)
     return open_source(spec, open_store(), tmp_path / "scratch")
 
 
-def answers(source: OpenSource) -> list[str]:
+def answers(source: LocatedSource) -> list[str]:
     _, examples = checked(source)
     return [example.messages[-1]["content"] for example in examples if isinstance(example, Conversation)]
 
@@ -53,7 +53,7 @@ def refusal(tmp_path: Path, **fields: Any) -> StageError:
     return caught.value
 
 
-def push(hub: Hub, files: Mapping[str, bytes | str], **options: Any) -> str:
+def push(hub: FakeHub, files: Mapping[str, bytes | str], **options: Any) -> str:
     return hub.push(REPO, files, kind="dataset", **options)
 
 
@@ -82,7 +82,7 @@ def readme(*configs: str) -> str:
     ids=["jsonl", "json", "one file", "split", "parquet shards", "config and split", "default config"],
 )  # fmt: skip
 def test_rows_of_a_configuration_and_split_are_read(
-    hub: Hub, tmp_path: Path, files: dict[str, str], fields: dict[str, str], expected: Sequence[str]
+    hub: FakeHub, tmp_path: Path, files: dict[str, str], fields: dict[str, str], expected: Sequence[str]
 ) -> None:
     commit = push(hub, files)
     source = opened(tmp_path, **fields)
@@ -91,7 +91,7 @@ def test_rows_of_a_configuration_and_split_are_read(
     assert answers(source) == expected
 
 
-def test_only_the_files_of_the_split_are_fetched(hub: Hub, tmp_path: Path) -> None:
+def test_only_the_files_of_the_split_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
     push(
         hub,
         {
@@ -103,10 +103,10 @@ def test_only_the_files_of_the_split_are_fetched(hub: Hub, tmp_path: Path) -> No
         },
     )
     answers(opened(tmp_path))
-    assert hub.asked(REPO) == {"README.md", "train.jsonl"}
+    assert hub.requested_files(REPO) == {"README.md", "train.jsonl"}
 
 
-def test_a_branch_that_moved_does_not_change_what_was_pinned(hub: Hub, tmp_path: Path) -> None:
+def test_a_branch_that_moved_does_not_change_what_was_pinned(hub: FakeHub, tmp_path: Path) -> None:
     pinned = push(hub, {"train.jsonl": jsonl("first")})
     assert opened(tmp_path).revision == pinned
     push(hub, {"train.jsonl": jsonl("second")})
@@ -114,14 +114,14 @@ def test_a_branch_that_moved_does_not_change_what_was_pinned(hub: Hub, tmp_path:
     assert answers(opened(tmp_path)) == ["second"]
 
 
-def test_columns_and_roles_are_mapped_and_the_first_rows_taken(hub: Hub, tmp_path: Path) -> None:
+def test_columns_and_roles_are_mapped_and_the_first_rows_taken(hub: FakeHub, tmp_path: Path) -> None:
     rows = [{"chat": [{"role": "bot", "content": str(number)}]} for number in range(5)]
     push(hub, {"train.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
     source = opened(tmp_path, columns={"messages": "chat"}, role_map={"bot": "assistant"}, max_examples=2)
     assert answers(source) == ["0", "1"]
 
 
-def test_keys_that_a_columnar_file_had_to_fill_are_no_keys(hub: Hub, tmp_path: Path) -> None:
+def test_keys_that_a_columnar_file_had_to_fill_are_no_keys(hub: FakeHub, tmp_path: Path) -> None:
     # Llama's template, for one, takes a message with tool_calls, be it null, for a call
     called = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}
     push(hub, {"train.parquet": columns({"messages": [called]}, row("a"))})
@@ -133,7 +133,7 @@ def test_keys_that_a_columnar_file_had_to_fill_are_no_keys(hub: Hub, tmp_path: P
     assert plain.messages == row("a")["messages"]
 
 
-def test_a_filled_cache_is_enough(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filled_cache_is_enough(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "hub" / f"datasets--{REPO.replace('/', '--')}"
     commit = "c0ffee" + "0" * 34
     (folder / "snapshots" / commit / "data").mkdir(parents=True)
@@ -172,7 +172,7 @@ TWO = {
     ids=["split", "config", "none of several", "config of a plain dataset"],
 )
 def test_a_name_that_is_not_there_is_told_with_those_that_are(
-    hub: Hub, tmp_path: Path, files: dict[str, str], fields: dict[str, str], field: str, known: str
+    hub: FakeHub, tmp_path: Path, files: dict[str, str], fields: dict[str, str], field: str, known: str
 ) -> None:
     push(hub, files)
     error = refusal(tmp_path, **fields)
@@ -181,7 +181,7 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are(
     assert error.expected == f"one of {known}"
 
 
-def test_a_dataset_that_is_not_there_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_a_dataset_that_is_not_there_is_told(hub: FakeHub, tmp_path: Path) -> None:
     push(hub, {"train.jsonl": jsonl("a")})
     missing = refusal(tmp_path, repo="acme/chatz")
     assert (missing.code, missing.reason) == (ExitCode.INPUT_MISSING, "HubRepositoryMissing")
@@ -191,23 +191,23 @@ def test_a_dataset_that_is_not_there_is_told(hub: Hub, tmp_path: Path) -> None:
     assert "main" in revision.expected
 
 
-def test_a_gated_dataset_is_told_with_its_page(hub: Hub, tmp_path: Path) -> None:
+def test_a_gated_dataset_is_told_with_its_page(hub: FakeHub, tmp_path: Path) -> None:
     push(hub, {"train.jsonl": jsonl("a")}, gated="auto")
     error = refusal(tmp_path)
     assert (error.code, error.reason) == (ExitCode.PERMISSION_DENIED, "HubAccessDenied")
     assert f"{hub.address}/datasets/{REPO}" in error.fix
 
 
-def test_a_program_that_makes_a_dataset_is_never_run(hub: Hub, tmp_path: Path) -> None:
+def test_a_program_that_makes_a_dataset_is_never_run(hub: FakeHub, tmp_path: Path) -> None:
     push(hub, {"chats.py": "raise SystemExit('ran')", "train.jsonl": jsonl("a")})
     error = refusal(tmp_path)
     assert (error.code, error.reason) == (ExitCode.BAD_DATA, "HubDatasetUnreadable")
     assert "never run" in str(error)
     assert "refs/convert/parquet" in error.fix
-    assert hub.asked(REPO) == set()
+    assert hub.requested_files(REPO) == set()
 
 
-def test_the_parquet_copy_that_the_hub_keeps_can_be_named(hub: Hub, tmp_path: Path) -> None:
+def test_the_parquet_copy_that_the_hub_keeps_can_be_named(hub: FakeHub, tmp_path: Path) -> None:
     push(hub, {"chats.py": "raise SystemExit('ran')"})
     push(hub, {"default/train/0000.parquet": columns(row("a"))}, to="refs/convert/parquet")
     assert answers(opened(tmp_path, revision="refs/convert/parquet")) == ["a"]
@@ -229,7 +229,7 @@ def test_the_parquet_copy_that_the_hub_keeps_can_be_named(hub: Hub, tmp_path: Pa
     ids=["csv", "no data", "archive", "a way of reading", "wrong configs", "README that is no YAML"],
 )
 def test_what_cannot_be_read_is_told_with_what_can(
-    hub: Hub, tmp_path: Path, files: dict[str, str], saw: str
+    hub: FakeHub, tmp_path: Path, files: dict[str, str], saw: str
 ) -> None:
     push(hub, files)
     error = refusal(tmp_path)
@@ -239,7 +239,7 @@ def test_what_cannot_be_read_is_told_with_what_can(
     assert "JSON lines" in error.fix
 
 
-def test_a_bad_row_is_told_with_its_file_and_line(hub: Hub, tmp_path: Path) -> None:
+def test_a_bad_row_is_told_with_its_file_and_line(hub: FakeHub, tmp_path: Path) -> None:
     commit = push(hub, {"data/train-0.jsonl": jsonl("a"), "data/train-1.jsonl": jsonl("b") + "{broken\n"})
     error = refusal(tmp_path)
     assert (error.code, error.reason) == (ExitCode.BAD_DATA, "DatasetNotJson")
@@ -247,14 +247,14 @@ def test_a_bad_row_is_told_with_its_file_and_line(hub: Hub, tmp_path: Path) -> N
     assert f"hf://datasets/{REPO}@{commit}/data/train-1.jsonl" in error.fix
 
 
-def test_a_file_that_is_not_whole_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_a_file_that_is_not_whole_is_told(hub: FakeHub, tmp_path: Path) -> None:
     push(hub, {"train.parquet": columns(row("a"))[:-9]})
     error = refusal(tmp_path)
     assert (error.code, error.reason) == (ExitCode.BAD_DATA, "UnreadableFile")
     assert error.where == f"{PATH}.huggingFace"
 
 
-def test_names_that_would_leave_the_folder_are_left_out(hub: Hub, tmp_path: Path) -> None:
+def test_names_that_would_leave_the_folder_are_left_out(hub: FakeHub, tmp_path: Path) -> None:
     push(hub, {"../train.jsonl": jsonl("x"), "/train-1.jsonl": jsonl("x"), "train.jsonl": jsonl("a")})
     assert answers(opened(tmp_path)) == ["a"]
-    assert hub.asked(REPO) == {"train.jsonl"}
+    assert hub.requested_files(REPO) == {"train.jsonl"}

@@ -16,8 +16,8 @@ import yaml
 from pyarrow import parquet
 
 from devcluster.fixtures.chat_data import CAPITALS, row
-from devcluster.fixtures.hub import Hub
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.hub import FakeHub
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, StageRequest, StageResult
 from tests.trainer.requests import request
 
@@ -95,12 +95,12 @@ def rows(count: int) -> bytes:
     return out.getvalue()
 
 
-def push_model(hub: Hub, folder: Path, **spec: Any) -> str:
-    written = write_model(folder, Spec(**spec))
+def push_model(hub: FakeHub, folder: Path, **spec: Any) -> str:
+    written = write_model(folder, TinyModelSpec(**spec))
     return hub.push(MODEL, {path.name: path.read_bytes() for path in written.iterdir()})
 
 
-def push_data(hub: Hub, *, train: int) -> str:
+def push_data(hub: FakeHub, *, train: int) -> str:
     shards = {f"data/train_sft-{at:05}-of-00003.parquet": rows(train) for at in range(3)}
     test = {"data/test_sft-00000-of-00001.parquet": rows(8)}
     other = {f"data/{name}_gen-00000-of-00001.parquet": b"large" for name in ("train", "test")}
@@ -132,7 +132,7 @@ def pinned(planned: StageRequest, found: Any) -> StageRequest:
 
 
 def test_the_example_is_checked_and_converted_at_the_commits_that_preflight_found(
-    hub: Hub, tmp_path: Path
+    hub: FakeHub, tmp_path: Path
 ) -> None:
     model, data = push_model(hub, tmp_path / "first"), push_data(hub, train=16)
     planned = example(tmp_path)
@@ -142,8 +142,8 @@ def test_the_example_is_checked_and_converted_at_the_commits_that_preflight_foun
     assert (details.model.source, details.model.revision) == (MODEL, model)
     assert (details.train[0].revision, details.validation[0].revision) == (data, data)
     assert (details.train[0].rows, details.validation[0].rows) == (48, 8)
-    assert not any("_gen-" in name for name in hub.asked(DATA))
-    assert not any(name.endswith(".safetensors") for name in hub.asked(MODEL))
+    assert not any("_gen-" in name for name in hub.requested_files(DATA))
+    assert not any(name.endswith(".safetensors") for name in hub.requested_files(MODEL))
 
     push_model(hub, tmp_path / "second", seed=1, std=0.5)
     push_data(hub, train=1)
@@ -158,7 +158,7 @@ def test_the_example_is_checked_and_converted_at_the_commits_that_preflight_foun
 @pytest.mark.parametrize(
     "known", [True, False], ids=["a token that opens it", "a token that the hub refuses"]
 )
-def test_a_token_is_told_nowhere(hub: Hub, tmp_path: Path, known: bool) -> None:
+def test_a_token_is_told_nowhere(hub: FakeHub, tmp_path: Path, known: bool) -> None:
     push_model(hub, tmp_path / "model")
     push_data(hub, train=1)
     hub.tokens = {TOKEN: frozenset({MODEL})} if known else {}

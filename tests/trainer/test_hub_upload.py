@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.fixtures.hub import Hub
-from finetune_contract import Destination, ExitCode, HubDestination
+from devcluster.fixtures.hub import FakeHub
+from finetune_contract import DestinationSpec, ExitCode, HubDestinationSpec
 from finetune_trainer import hub as downloads
 from finetune_trainer.errors import StageError
-from finetune_trainer.export.hub_upload import Part, push
+from finetune_trainer.export.hub_upload import UploadFolder, push
 from finetune_trainer.export.publish import write_manifest
 
 TOKEN = "hf_canary_writer"
@@ -17,20 +17,20 @@ REPO = "acme/support-bot"
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> None:
     monkeypatch.setenv("HF_UPLOAD_TOKEN_0", TOKEN)
     monkeypatch.setattr(downloads, "_PAUSES", (0.0,))
     hub.writers[TOKEN] = frozenset({"acme"})
 
 
-def destination(*, private: bool = True, repo: str = REPO) -> Destination:
-    return Destination(
+def destination(*, private: bool = True, repo: str = REPO) -> DestinationSpec:
+    return DestinationSpec(
         path="spec.export.destinations[0].huggingFaceHub",
-        hub=HubDestination(repo=repo, private=private, token_variable="HF_UPLOAD_TOKEN_0"),
+        hub=HubDestinationSpec(repo=repo, private=private, token_variable="HF_UPLOAD_TOKEN_0"),
     )
 
 
-def export(folder: Path, **files: str) -> dict[str, Part]:
+def export(folder: Path, **files: str) -> dict[str, UploadFolder]:
     """A model's folder and an adapter's; names with underscores for dots."""
     parts = {}
     for name, kind, prefix in (("model", "HuggingFace", ""), ("adapter", "Adapter", "adapter/")):
@@ -40,11 +40,11 @@ def export(folder: Path, **files: str) -> dict[str, Part]:
             (out / key.replace("_", ".")).write_text(content)
         (out / "model.safetensors").write_bytes(name.encode() * 1000)
         write_manifest(out, kind)  # type: ignore[arg-type]
-        parts[name] = Part(folder=out, kind=kind, prefix=prefix)  # type: ignore[arg-type]
+        parts[name] = UploadFolder(folder=out, kind=kind, prefix=prefix)  # type: ignore[arg-type]
     return parts
 
 
-def test_everything_arrives_in_one_commit(hub: Hub, tmp_path: Path) -> None:
+def test_everything_arrives_in_one_commit(hub: FakeHub, tmp_path: Path) -> None:
     pushed = push(export(tmp_path), destination(), "support-bot, step 20")
     files = hub.files(REPO)
     assert hub.is_private(REPO)
@@ -68,7 +68,7 @@ def test_everything_arrives_in_one_commit(hub: Hub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["/preupload/", "/lfs/objects/batch", "/upload/", "/commit/"])
 def test_an_upload_that_breaks_off_changes_nothing_that_anybody_sees(
-    hub: Hub, tmp_path: Path, part: str
+    hub: FakeHub, tmp_path: Path, part: str
 ) -> None:
     push(export(tmp_path / "first"), destination(), "first")
     before = dict(hub.files(REPO))
@@ -83,13 +83,13 @@ def test_an_upload_that_breaks_off_changes_nothing_that_anybody_sees(
     assert hub.files(REPO)["model.safetensors"] == b"newer" * 1000
 
 
-def test_a_hub_that_is_down_for_a_moment_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_hub_that_is_down_for_a_moment_is_asked_again(hub: FakeHub, tmp_path: Path) -> None:
     hub.fail(503, part="/api/repos/create", times=1)
     push(export(tmp_path), destination(), "patient")
     assert "manifest.json" in hub.files(REPO)
 
 
-def test_a_commit_that_another_overtakes_is_made_on_top_of_it(hub: Hub, tmp_path: Path) -> None:
+def test_a_commit_that_another_overtakes_is_made_on_top_of_it(hub: FakeHub, tmp_path: Path) -> None:
     """The hub answers 412 where somebody commits while the large files go up."""
     hub.fail(412, part="/commit/", times=1)
     push(export(tmp_path), destination(), "mine")
@@ -97,7 +97,7 @@ def test_a_commit_that_another_overtakes_is_made_on_top_of_it(hub: Hub, tmp_path
     assert len([seen for seen in hub.seen if "/commit/" in seen.path]) == 2
 
 
-def test_what_an_earlier_export_had_and_this_one_has_not_goes(hub: Hub, tmp_path: Path) -> None:
+def test_what_an_earlier_export_had_and_this_one_has_not_goes(hub: FakeHub, tmp_path: Path) -> None:
     push(export(tmp_path / "first", chat_jinja="{{ x }}"), destination(), "first")
     both = hub.files(REPO)
     only_model = {"model": export(tmp_path / "second")["model"]}
@@ -106,7 +106,7 @@ def test_what_an_earlier_export_had_and_this_one_has_not_goes(hub: Hub, tmp_path
     assert gone == {"chat.jinja", *(name for name in both if name.startswith("adapter/"))}
 
 
-def test_other_peoples_files_are_never_touched(hub: Hub, tmp_path: Path) -> None:
+def test_other_peoples_files_are_never_touched(hub: FakeHub, tmp_path: Path) -> None:
     hub.push(REPO, {"weights.gguf": b"theirs"}, private=True)
     with pytest.raises(StageError) as caught:
         push(export(tmp_path), destination(), "mine")
@@ -114,7 +114,7 @@ def test_other_peoples_files_are_never_touched(hub: Hub, tmp_path: Path) -> None
     assert hub.files(REPO) == {"weights.gguf": b"theirs"}
 
 
-def test_a_model_that_is_to_be_private_never_lands_in_public(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_that_is_to_be_private_never_lands_in_public(hub: FakeHub, tmp_path: Path) -> None:
     hub.push(REPO, {"README.md": "# public"})
     with pytest.raises(StageError) as caught:
         push(export(tmp_path), destination(), "mine")
@@ -125,7 +125,7 @@ def test_a_model_that_is_to_be_private_never_lands_in_public(hub: Hub, tmp_path:
 
 @pytest.mark.parametrize(("token", "repo"), [("hf_nobody", REPO), (TOKEN, "others/bot"), ("", REPO)])
 def test_a_token_that_may_not_write_is_the_users_to_mend(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, repo: str
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, repo: str
 ) -> None:
     monkeypatch.setenv("HF_UPLOAD_TOKEN_0", token)
     with pytest.raises(StageError) as caught:

@@ -9,7 +9,7 @@ import pytest
 from devcluster.gcs import client_environment
 from finetune_contract import ConvertOutcome, ExitCode, ExportOutcome, Outcome, PreflightOutcome, StageResult
 from finetune_trainer.export.publish import MANIFEST
-from finetune_trainer.storage import Store, open_store
+from finetune_trainer.storage import StorageClient, open_store
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
 
@@ -109,7 +109,7 @@ def test_an_export_that_was_killed_is_no_model(
     assert whole(place.store, place.root)
 
 
-def whole(store: Store, uri: str) -> bool:
+def whole(store: StorageClient, uri: str) -> bool:
     """Whether the folder holds what its manifest lists."""
     listed = json.loads(
         store.read_or_none(f"{uri}/{MANIFEST}") or b'{"files": [{"path": "none", "size": 0}]}'

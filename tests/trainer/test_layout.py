@@ -9,20 +9,22 @@ from hypothesis import strategies as st
 
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
 from finetune_trainer.data.examples import TokenFile
-from finetune_trainer.data.layout import Rows, lay_out, pack
-from finetune_trainer.data.template import Tokens
+from finetune_trainer.data.layout import SequenceRows, assign_rows, pack
+from finetune_trainer.data.template import TokenizedExample
 
 FOLDER = tempfile.TemporaryDirectory()
 
 
-def examples(lengths: list[int], length: int, *, packing: bool) -> Rows:
+def examples(lengths: list[int], length: int, *, packing: bool) -> SequenceRows:
     """Example i holds the ids 100*i, 100*i + 1, …; its second half is trained."""
     file = TokenFile(Path(tempfile.mkdtemp(dir=FOLDER.name)) / "tokens")
     for index, size in enumerate(lengths):
         ids = np.arange(size, dtype=np.int32) + 100 * index
-        file.append(Tokens(ids=ids, trained=np.arange(size) >= size // 2))
+        file.append(TokenizedExample(ids=ids, trained=np.arange(size) >= size // 2))
     file.finish()
-    return Rows(tokens=file, members=lay_out(file.lengths(), length=length, packing=packing), length=length)
+    return SequenceRows(
+        tokens=file, members=assign_rows(file.lengths(), length=length, packing=packing), length=length
+    )
 
 
 @given(st.lists(st.integers(1, 40), max_size=200), st.integers(40, 64))

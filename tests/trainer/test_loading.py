@@ -13,7 +13,7 @@ from flax.core.spmd import logical_axis_rules
 from maxtext.utils import maxtext_utils_nnx
 from orbax import checkpoint as ocp
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import conversion, engine, families
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.loading import pretrained
@@ -24,7 +24,7 @@ from finetune_trainer.weights import open_weights
 from tests.trainer.requests import request
 
 #: Its embeddings, 16 MiB in float32, outweigh what the program itself allocates meanwhile.
-SPEC = Spec(hidden=256, heads=2, kv_heads=1, head_dim=128, intermediate=256, vocab=16384, std=0.125)
+SPEC = TinyModelSpec(hidden=256, heads=2, kv_heads=1, head_dim=128, intermediate=256, vocab=16384, std=0.125)
 
 
 @pytest.fixture(scope="module")

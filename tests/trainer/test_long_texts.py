@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import DataReport, DatasetSource, SplitSpec
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
+from finetune_contract import DataReport, DatasetSpec, SplitSpec
 from finetune_trainer.data import notes
 from finetune_trainer.data.batches import steps_for
-from finetune_trainer.data.dataset import Piece, assemble, hold_back
-from finetune_trainer.data.layout import Sequences
-from finetune_trainer.data.prepare import Prepared, Texts, prepare
+from finetune_trainer.data.dataset import SourceSubset, assemble, split_validation
+from finetune_trainer.data.layout import SequenceLayout
+from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.storage import open_store
 from tests.trainer.test_data_report import check
@@ -23,13 +23,13 @@ from tests.trainer.test_template import CHATML, tokenizer
 LENGTH = 16
 
 
-def prepared(folder: Path, texts: list[str], *, bos: bool = True, **fields: Any) -> Prepared:
+def prepared(folder: Path, texts: list[str], *, bos: bool = True, **fields: Any) -> PreparedSource:
     """Of texts in bytes, in sequences of at most LENGTH tokens."""
     file = folder / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     renderer = Renderer(beginning() if bos else tokenizer(CHATML), train_on_prompt=False)
-    source = DatasetSource(path="spec.datasets.train[0]", name="books", uri=f"file://{file}", **fields)
-    return prepare(source, Texts(renderer=renderer, max_length=LENGTH), open_store(), folder)
+    source = DatasetSpec(path="spec.datasets.train[0]", name="books", uri=f"file://{file}", **fields)
+    return prepare(source, TextPreprocessor(renderer=renderer, max_length=LENGTH), open_store(), folder)
 
 
 def beginning() -> Any:
@@ -41,7 +41,7 @@ def beginning() -> Any:
     return of
 
 
-def sequences(source: Prepared) -> list[list[int]]:
+def sequences(source: PreparedSource) -> list[list[int]]:
     return [source.tokens.read(number).ids.tolist() for number in range(len(source))]
 
 
@@ -69,7 +69,7 @@ def test_a_text_without_a_first_token_gets_none_in_later_sequences_either(tmp_pa
 
 def test_rows_are_counted_as_rows_and_the_most_of_them_are_the_first_ones(tmp_path: Path) -> None:
     source = prepared(tmp_path, ["a" * 100, "b" * 5, "c" * 50, "d" * 50], max_examples=3)
-    data = assemble("train", [Piece.all_of(source)], Sequences(length=LENGTH, packing=False))
+    data = assemble("train", [SourceSubset.all_of(source)], SequenceLayout(length=LENGTH, packing=False))
     (report,) = data.reports
     assert (report.rows, report.truncated_rows, report.dropped_rows, report.duplicate_rows) == (3, 0, 0, 0)
     assert report.tokens == 102 + 7 + 52
@@ -81,33 +81,35 @@ def test_rows_are_counted_as_rows_and_the_most_of_them_are_the_first_ones(tmp_pa
 def test_what_is_held_back_is_whole_texts(tmp_path: Path) -> None:
     texts = [chr(ord("a") + n) * (20 + 7 * n) for n in range(12)]
     source = prepared(tmp_path, texts)
-    (kept,), (held,) = hold_back([source], SplitSpec(fraction=0.25, seed=3))
+    (kept,), (held,) = split_validation([source], SplitSpec(fraction=0.25, seed=3))
     of = source.index
     assert set(of.row_number[kept.chosen]) | set(of.row_number[held.chosen]) == set(range(1, 13))
     assert not set(of.row_number[kept.chosen]) & set(of.row_number[held.chosen])
     assert len(set(of.row_number[held.chosen])) == 3
-    (_,), (two,) = hold_back([source], SplitSpec(fraction=0.25, seed=3, max_examples=2))
+    (_,), (two,) = split_validation([source], SplitSpec(fraction=0.25, seed=3, max_examples=2))
     assert sorted(set(of.row_number[two.chosen])) == sorted(set(of.row_number[held.chosen]))[:2]
     assert np.array_equal(two.chosen, held.chosen[: len(two.chosen)])
 
 
 def test_equal_texts_stay_on_one_side(tmp_path: Path) -> None:
     source = prepared(tmp_path, [("a" if n % 2 else "b") * 60 for n in range(10)])
-    (kept,), (held,) = hold_back([source], SplitSpec(fraction=0.1, seed=3))
+    (kept,), (held,) = split_validation([source], SplitSpec(fraction=0.1, seed=3))
     assert not set(source.index.content[kept.chosen]) & set(source.index.content[held.chosen])
 
 
 def test_a_text_is_equal_to_an_earlier_one_only_as_a_whole(tmp_path: Path) -> None:
     head, tail = "same beginning, longer than a sequence", "end" * 9
     source = prepared(tmp_path, [head, head + tail, head, head + tail, head + tail[::-1]])
-    (report,) = assemble("train", [Piece.all_of(source)], Sequences(length=LENGTH, packing=False)).reports
+    (report,) = assemble(
+        "train", [SourceSubset.all_of(source)], SequenceLayout(length=LENGTH, packing=False)
+    ).reports
     assert (report.rows, report.duplicate_rows) == (5, 2)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> DataReport:
     root = tmp_path_factory.mktemp("long")
-    write_model(root / "models/qwen3", Spec())
+    write_model(root / "models/qwen3", TinyModelSpec())
     (root / "data").mkdir()
     texts = ["word " * 300, "short", "other " * 400]
     (root / "data/train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -133,7 +135,7 @@ def test_steps_come_from_the_sequences(found: DataReport) -> None:
 
 def test_few_long_rows_are_tokenized_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """512 books at once took 15 GB in a pod of 8."""
-    monkeypatch.setattr("finetune_trainer.data.groups._CHARACTERS", 1000)
+    monkeypatch.setattr("finetune_trainer.data.tokenize_batches._CHARACTERS", 1000)
     sizes: list[list[int]] = []
     many = Renderer.many
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer import families
 from finetune_trainer.errors import StageError
 from finetune_trainer.merging import merged_folder
@@ -31,7 +31,7 @@ def test_an_adapter_whose_halves_do_not_fit_is_refused(
     tmp_path: Path, change: str, reason: str | None
 ) -> None:
     """One column was stretched over all, and another rank scaled otherwise than PEFT does."""
-    model, adapter = write_model(tmp_path / "model", Spec()), tmp_path / "adapter"
+    model, adapter = write_model(tmp_path / "model", TinyModelSpec()), tmp_path / "adapter"
     plan = families.read(model)
     weights = open_weights(model, plan)
     high, low = weights.text[f"{NAME}.weight"].shape

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune_contract import DatasetSource, SplitSpec
-from finetune_trainer.data.batches import Part, TrainBatches, permutation, shares
-from finetune_trainer.data.dataset import Piece, assemble, hold_back
-from finetune_trainer.data.layout import Groups, Sequences
-from finetune_trainer.data.prepare import Prepared, Texts, prepare
+from finetune_contract import DatasetSpec, SplitSpec
+from finetune_trainer.data.batches import MixtureComponent, TrainBatches, permutation, shares
+from finetune_trainer.data.dataset import SourceSubset, assemble, split_validation
+from finetune_trainer.data.layout import RaggedIndices, SequenceLayout
+from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import open_store
@@ -29,7 +29,7 @@ def stream(parts: list[tuple[int, int]], *, seed: int = 7, shuffle: bool = True)
     total = sum(rows for rows, _ in parts)
     return TrainBatches(
         rows=examples([3] * total, 4, packing=False),
-        parts=[Part(rows=rows, shown=shown) for rows, shown in parts],
+        parts=[MixtureComponent(rows=rows, shown=shown) for rows, shown in parts],
         batch_size=2,
         seed=seed,
         shuffle=shuffle,
@@ -114,14 +114,16 @@ def test_the_order_of_a_mixture_is_fixed_for_all_time() -> None:
 
 
 def test_groups_that_are_joined_keep_their_members_apart() -> None:
-    joined = Groups.joined([Groups.single(2), Groups(numbers=np.array([1, 0, 2]), ends=np.array([2, 3]))])
+    joined = RaggedIndices.joined(
+        [RaggedIndices.single(2), RaggedIndices(numbers=np.array([1, 0, 2]), ends=np.array([2, 3]))]
+    )
     assert list(joined) == [[0], [1], [3, 2], [4]]
 
 
 # --- sources ----------------------------------------------------------------------------------------------------
 
 
-def prepared(path: Path, answers: list[str], **fields: object) -> Prepared:
+def prepared(path: Path, answers: list[str], **fields: object) -> PreparedSource:
     """A source of question and answer."""
     path.write_text("".join(json.dumps({"question": f"q{a}", "answer": a}) + "\n" for a in answers))
     source = {
@@ -131,20 +133,20 @@ def prepared(path: Path, answers: list[str], **fields: object) -> Prepared:
         **fields,
     }
     renderer = Renderer(tokenizer(CHATML), train_on_prompt=False)
-    spec = DatasetSource.model_validate(source)
-    return prepare(spec, Texts(renderer=renderer, max_length=256), open_store(), path.parent)
+    spec = DatasetSpec.model_validate(source)
+    return prepare(spec, TextPreprocessor(renderer=renderer, max_length=256), open_store(), path.parent)
 
 
 def test_sources_without_weights_stand_one_after_the_other_and_are_packed_together(tmp_path: Path) -> None:
     sources = [prepared(tmp_path / f"{name}.jsonl", list("abc")) for name in ("one", "two")]
     joined = assemble(
-        "train", [Piece.all_of(source) for source in sources], Sequences(length=256, packing=True)
+        "train", [SourceSubset.all_of(source) for source in sources], SequenceLayout(length=256, packing=True)
     )
     assert len(joined.parts) == 1
     assert sorted(member for group in joined.rows.members for member in group) == list(range(6))
     assert len(joined.rows) < 6
     assert [report.rows for report in joined.reports] == [3, 3]
-    apart = assemble("train", [Piece.all_of(sources[1])], Sequences(length=256, packing=False))
+    apart = assemble("train", [SourceSubset.all_of(sources[1])], SequenceLayout(length=256, packing=False))
     assert joined.rows.tokens.read(3).ids.tolist() == apart.rows.tokens.read(0).ids.tolist()
 
 
@@ -157,7 +159,9 @@ def test_sources_with_weights_are_mixed_by_them_and_the_report_says_how_often_ro
         prepared(tmp_path / "many.jsonl", list("abcdef"), weight=1.0),
     ]
     mixed = assemble(
-        "train", [Piece.all_of(source) for source in sources], Sequences(length=40, packing=packing)
+        "train",
+        [SourceSubset.all_of(source) for source in sources],
+        SequenceLayout(length=40, packing=packing),
     )
     few, many = mixed.reports
     assert (few.sequences, many.sequences) == (2, 6)  # too long for two in a row
@@ -176,7 +180,7 @@ def test_rows_are_held_back_by_content_whatever_their_order(
 
     def sides(some: list[str]) -> tuple[Counter[int], Counter[int]]:
         source = prepared(folder / "a.jsonl", some)
-        kept, held = hold_back([source], split)
+        kept, held = split_validation([source], split)
         kept_content, held_content = (
             Counter(source.index.content[piece.chosen].tolist()) for (piece,) in (kept, held)
         )
@@ -192,7 +196,7 @@ def test_rows_are_held_back_by_content_whatever_their_order(
 def test_of_the_rows_held_back_no_more_are_measured_than_asked_for(tmp_path: Path) -> None:
     source = prepared(tmp_path / "a.jsonl", [f"a{i}" for i in range(20)])
     whole, cut = (
-        hold_back([source], SplitSpec(fraction=0.5, seed=1, max_examples=most)) for most in (None, 3)
+        split_validation([source], SplitSpec(fraction=0.5, seed=1, max_examples=most)) for most in (None, 3)
     )
     assert [piece.chosen.tolist() for piece in cut[0]] == [piece.chosen.tolist() for piece in whole[0]]
     assert cut[1][0].chosen.tolist() == whole[1][0].chosen.tolist()[:3]
@@ -201,5 +205,5 @@ def test_of_the_rows_held_back_no_more_are_measured_than_asked_for(tmp_path: Pat
 def test_one_row_cannot_be_on_both_sides(tmp_path: Path) -> None:
     source = prepared(tmp_path / "a.jsonl", ["a", "a"])
     with pytest.raises(StageError, match="rows of one and the same content") as caught:
-        hold_back([source], SplitSpec(fraction=0.5, seed=1))
+        split_validation([source], SplitSpec(fraction=0.5, seed=1))
     assert caught.value.reason == "SplitImpossible"

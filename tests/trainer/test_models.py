@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.fixtures.hub import Hub
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.hub import FakeHub
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
 from finetune_trainer import families
 from finetune_trainer.errors import StageError
@@ -16,13 +16,13 @@ from finetune_trainer.models import Values, fetch_model
 from finetune_trainer.storage import open_store
 from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.weights import Weights, open_weights, read_tensor
-from tests.trainer.between import between
+from tests.trainer.storage_proxy import between
 from tests.trainer.stores import BUCKET
 
 
 @pytest.mark.parametrize("changed", ["config.json", "model.safetensors", "README.md"])
 def test_config_and_weights_must_stay_as_preflight_found_them(tmp_path: Path, changed: str) -> None:
-    folder = write_model(tmp_path / "model", Spec())
+    folder = write_model(tmp_path / "model", TinyModelSpec())
     (folder / "README.md").write_text("A tiny model.")
     source = ModelSource(uri=f"file://{folder}")
     found = fetch_model(source, tmp_path, open_store(), weights=False).revision
@@ -50,8 +50,8 @@ def test_config_and_weights_must_stay_as_preflight_found_them(tmp_path: Path, ch
 def test_a_tokenizer_in_a_folder_must_stay_as_preflight_found_it(
     tmp_path: Path, changed: str, apart: bool
 ) -> None:
-    folder = write_model(tmp_path / "model", Spec())
-    words = write_model(tmp_path / "words", Spec()) if apart else folder
+    folder = write_model(tmp_path / "model", TinyModelSpec())
+    words = write_model(tmp_path / "words", TinyModelSpec()) if apart else folder
     source = ModelSource(
         uri=f"file://{folder}", tokenizer=ModelSource(uri=f"file://{words}") if apart else None
     )
@@ -74,7 +74,7 @@ def test_a_tokenizer_in_a_folder_must_stay_as_preflight_found_it(
 
 
 def test_the_same_model_with_another_tokenizer_is_converted_alike(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "model", Spec())
+    folder = write_model(tmp_path / "model", TinyModelSpec())
     source = ModelSource(uri=f"file://{folder}")
     before = fetch_model(source, tmp_path, open_store(), weights=False)
     (folder / "chat_template.jinja").write_text("{{ messages }}")
@@ -89,7 +89,7 @@ def test_a_shard_that_changes_during_the_fetch_is_refused_by_name(
 ) -> None:
     """Pinned or not: what is fetched is the version that was listed, or nothing."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
-    original, new = (write_model(tmp_path / str(seed), Spec(shards=2, seed=seed)) for seed in (0, 1))
+    original, new = (write_model(tmp_path / str(seed), TinyModelSpec(shards=2, seed=seed)) for seed in (0, 1))
     uri, file = f"gs://{BUCKET}/{tmp_path.name}", "model-00002-of-00002.safetensors"
     store = open_store()
     store.upload_folder(original, uri)
@@ -120,7 +120,7 @@ def test_objects_of_a_bucket_are_written_nowhere_but_into_the_scratch_folder(
     """A key with two slashes is an absolute path below the folder's address."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
     store, uri = open_store(), f"gs://{BUCKET}/{tmp_path.name}"
-    store.upload_folder(write_model(tmp_path / "model", Spec()), uri)
+    store.upload_folder(write_model(tmp_path / "model", TinyModelSpec()), uri)
     victim = tmp_path / "outside" / "usercustomize.py"
     names = (str(victim), "../outside/x.safetensors", "below/config.json")
     store.write(
@@ -140,7 +140,7 @@ def test_objects_of_a_bucket_are_written_nowhere_but_into_the_scratch_folder(
 
 @pytest.mark.parametrize("changed", ["config.json", "model.safetensors", "README.md"])
 def test_a_folder_that_is_read_in_place_can_be_compared_again(tmp_path: Path, changed: str) -> None:
-    folder = write_model(tmp_path / "model", Spec())
+    folder = write_model(tmp_path / "model", TinyModelSpec())
     (folder / "README.md").write_text("A tiny model.")
     found = fetch_model(ModelSource(uri=f"file://{folder}"), tmp_path, open_store(), weights=True)
     found.require_unchanged()
@@ -156,7 +156,9 @@ def test_a_folder_that_is_read_in_place_can_be_compared_again(tmp_path: Path, ch
 
 
 #: With parts for images, which are in one of the files.
-SHARDED = Spec(family="gemma3-multimodal", shards=3, layers=6, hidden=128, intermediate=1024, vocab=1024)
+SHARDED = TinyModelSpec(
+    family="gemma3-multimodal", shards=3, layers=6, hidden=128, intermediate=1024, vocab=1024
+)
 
 
 def require_parts(folder: Path, original: Path, values: Values) -> Weights:
@@ -182,7 +184,7 @@ def test_of_weights_in_a_bucket_the_values_that_are_wanted_are_read(
     uri = f"gs://{BUCKET}/{tmp_path.name}"
     with between(server) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        monkeypatch.setattr("finetune_trainer.holes._FIRST", 1000)
+        monkeypatch.setattr("finetune_trainer.sparse_files._FIRST", 1000)
         store = open_store()
         store.upload_folder(original, uri)
         found = fetch_model(ModelSource(uri=uri), tmp_path / "copy", store, weights=True, values=values)
@@ -201,7 +203,7 @@ def test_of_weights_in_a_bucket_the_values_that_are_wanted_are_read(
 
 @pytest.mark.parametrize("values", ["Foreign", "None"])
 def test_of_weights_on_the_hub_the_files_with_values_that_are_wanted_are_fetched(
-    hub: Hub, tmp_path: Path, values: Values
+    hub: FakeHub, tmp_path: Path, values: Values
 ) -> None:
     original = write_model(tmp_path / "model", SHARDED)
     files = {path.name: path.read_bytes() for path in original.iterdir()}
@@ -225,7 +227,7 @@ def test_of_weights_on_the_hub_the_files_with_values_that_are_wanted_are_fetched
 def test_a_header_that_is_nested_too_deeply_is_that_of_a_broken_file(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: Values
 ) -> None:
-    original = write_model(tmp_path / "model", Spec())
+    original = write_model(tmp_path / "model", TinyModelSpec())
     header = b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
     (original / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
@@ -242,7 +244,7 @@ def test_a_header_that_is_nested_too_deeply_is_that_of_a_broken_file(
 def test_a_truncated_file_is_told_whatever_is_read_of_it(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    original = write_model(tmp_path / "model", Spec(shards=2))
+    original = write_model(tmp_path / "model", TinyModelSpec(shards=2))
     file = "model-00002-of-00002.safetensors"
     (original / file).write_bytes((original / file).read_bytes()[:length])
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)

@@ -9,7 +9,7 @@ import pytest
 
 from finetune_contract import TrainOutcome
 from finetune_trainer.errors import StageError
-from finetune_trainer.training.movement import require_movement
+from finetune_trainer.training.parameter_changes import require_parameter_changes
 from tests.trainer.stages import Stages
 
 RATES = np.asarray([0.0, 1e-3])
@@ -31,13 +31,13 @@ def test_single_tensors_may_stay_as_they_were_and_are_named() -> None:
         "model.layers.1.input_layernorm.weight",
         "model.layers.2.mlp.down_proj.weight",
     ]
-    assert require_movement(all_but(*still), step=2, rates=RATES) == still
-    assert require_movement(all_but(), step=2, rates=RATES) == []
+    assert require_parameter_changes(all_but(*still), step=2, rates=RATES) == still
+    assert require_parameter_changes(all_but(), step=2, rates=RATES) == []
 
 
 def test_experts_without_tokens_are_single_tensors() -> None:
     experts = {f"model.layers.0.mlp.experts.{e}.up_proj.weight": e == 0 for e in range(8)}
-    found = require_movement(all_but(layers=1) | experts, step=1, rates=RATES)
+    found = require_parameter_changes(all_but(layers=1) | experts, step=1, rates=RATES)
     assert found == [name for name, moved in experts.items() if not moved]
 
 
@@ -51,14 +51,14 @@ def test_experts_without_tokens_are_single_tensors() -> None:
 )
 def test_a_layer_that_stays_as_it_was_is_a_failure(still: list[str], told: str) -> None:
     with pytest.raises(StageError) as error:
-        require_movement(all_but(*still), step=2, rates=RATES)
+        require_parameter_changes(all_but(*still), step=2, rates=RATES)
     assert (error.value.reason, error.value.code, error.value.where) == ("NothingTrained", 70, "step 2")
     assert told in error.value.saw
 
 
 def test_where_every_learning_rate_was_zero_the_warm_up_is_named() -> None:
     with pytest.raises(StageError, match=r"hyperparameters\.warmupSteps"):
-        require_movement(all_but(*all_but()), step=1, rates=np.zeros(1))
+        require_parameter_changes(all_but(*all_but()), step=1, rates=np.zeros(1))
 
 
 # --- through the stage ------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_weights_that_the_last_step_made_no_numbers_are_a_failure(stages: Stages
 
 
 def test_bit_sums_tell_arrays_apart() -> None:
-    from finetune_trainer.training.movement import _bit_sum
+    from finetune_trainer.training.parameter_changes import _bit_sum
 
     base = np.random.default_rng(0).normal(size=(6, 3, 5)).astype(np.float32)
     sums = np.asarray(jax.jit(lambda a: _bit_sum(a, (1,)))(base))

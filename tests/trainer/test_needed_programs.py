@@ -13,19 +13,19 @@ import yaml
 from flax import nnx
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_trainer.compiled.question import Program
-from finetune_trainer.evaluation.answering import LoadedEngine
-from finetune_trainer.evaluation.batching import Fixed
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
+from finetune_trainer.compiled.compile_protocol import SliceProgram
+from finetune_trainer.evaluation.batching import FixedRowCapacity
 from finetune_trainer.evaluation.benchmarks import scores
 from finetune_trainer.evaluation.generate import Generator
 from finetune_trainer.evaluation.likelihood import Likelihood
+from finetune_trainer.evaluation.loaded_backend import LoadedModelBackend
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.processes import Processes
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.evaluate import benchmarks_of, harness_of
-from finetune_trainer.stages.programs import programs
-from finetune_trainer.stopping import EndsAtOnce
+from finetune_trainer.stages.slice_programs import programs
+from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from finetune_trainer.widths import DECIDING
 from tests.trainer.requests import request
@@ -34,25 +34,25 @@ DPO = {"type": "DPO", "max_prompt_length": 24}
 LORA = {"rank": 4, "alpha": 8.0}
 
 
-def context_of(root: Path, **changes: Any) -> Context:
-    write_model(root / "models/qwen3", Spec(context=4096))
+def context_of(root: Path, **changes: Any) -> StageContext:
+    write_model(root / "models/qwen3", TinyModelSpec(context=4096))
     write_data(root / "data", train=12, evaluation=40)
-    return Context(
+    return StageContext(
         request=request(root, "Preflight", **changes),
         store=open_store(),
         processes=Processes(count=1, index=0),
-        stopper=EndsAtOnce(),
+        stopper=ImmediateStop(),
         scratch=root,
     )
 
 
-def found(root: Path, **changes: Any) -> list[Program]:
+def found(root: Path, **changes: Any) -> list[SliceProgram]:
     context = context_of(root, **changes)
     plan = context.plan(context.model(weights=False))
     return programs(context, plan, benchmarks_of(context))
 
 
-def kinds(programs: list[Program]) -> list[tuple[str, bool]]:
+def kinds(programs: list[SliceProgram]) -> list[tuple[str, bool]]:
     return [(each.kind, each.adapter) for each in programs]
 
 
@@ -121,12 +121,14 @@ class Ran:
         monkeypatch.setattr(Generator, "_batch", answered)
         monkeypatch.setattr(Generator, "_needs", lambda *_: {"tokens": 1, "logits": 1})
 
-    def engine(self, context: Context, length: int) -> LoadedEngine:
+    def engine(self, context: StageContext, length: int) -> LoadedModelBackend:
         config = SimpleNamespace(**dict.fromkeys(DECIDING), logical_axis_rules=())
         config.attention = "autoselected"
         loaded = LoadedModel(model=nnx.Dict(), config=config, mesh=jax.make_mesh((1,), ("data",)))
         ends = context.renderer.end_ids()
-        return LoadedEngine(loaded, room=Fixed(number=4), context=length, end_ids=ends)
+        return LoadedModelBackend(
+            loaded, row_capacity=FixedRowCapacity(number=4), context=length, end_ids=ends
+        )
 
 
 @pytest.mark.parametrize("kind", ["multiple_choice", "generate_until", "loglikelihood_rolling"])

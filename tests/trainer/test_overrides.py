@@ -15,7 +15,7 @@ from finetune_contract import ExitCode
 from finetune_contract.engine import Setting, SettingClass, engine_settings, parse_value
 from finetune_trainer import engine, families
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation.placement import Room
+from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.stages.engine_config import engine_settings as made_for
 from finetune_trainer.stages.engine_config import evaluation_config, training_config
 from finetune_trainer.training import overrides, settings
@@ -177,7 +177,7 @@ def test_evaluation_decodes_where_what_training_is_set_to_cannot(tmp_path: Path)
     context: Any = SimpleNamespace(request=wanted, folder=SimpleNamespace(uri=f"file://{tmp_path}/run"))
     plan = families.read(qwen3(tmp_path))
     training = training_config(context, plan, steps=9, parameters="/converted")
-    room = Room.of(wanted, plan, memory=None)
-    evaluation = evaluation_config(context, room, parameters="/converted")
+    row_capacity = DeviceRowCapacity.of(wanted, plan, memory=None)
+    evaluation = evaluation_config(context, row_capacity, parameters="/converted")
     assert (training.attention, evaluation.attention) == ("flash", "autoselected")
     assert (training.num_vocab_tiling, evaluation.num_vocab_tiling) == (8, 1)

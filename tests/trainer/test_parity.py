@@ -21,7 +21,7 @@ from finetune_contract import ConvertOutcome, DpoMethod, Outcome, StageRequest
 from finetune_trainer import engine, families
 from finetune_trainer.data.batches import TrainBatches
 from finetune_trainer.processes import Processes
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import engine_path, open_store
 from finetune_trainer.training.settings import settings
 from tests.trainer.requests import request
@@ -42,7 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def model(stages: Stages) -> str:
     # with tied embeddings MaxText rounds the logits' table to bfloat16 also where it computes in float32
-    write_model(stages.root / "models" / "untied", Spec(tied=False))
+    write_model(stages.root / "models" / "untied", TinyModelSpec(tied=False))
     for form in ("messages", "preference"):
         write_data(stages.root / "data" / form, train=64, form=form)
     return f"file://{stages.root}/models/untied"
@@ -71,7 +71,7 @@ def asked(stages: Stages, name: str, model: str, items: str) -> StageRequest:
 
 
 def batches(made: StageRequest, scratch: Path) -> Path:
-    context = Context(
+    context = StageContext(
         request=made, store=open_store(), processes=Processes(count=1, index=0),
         stopper=None, scratch=scratch,  # type: ignore[arg-type]  # nothing here is stopped
     )  # fmt: skip

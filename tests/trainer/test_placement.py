@@ -12,8 +12,8 @@ from finetune_contract import StageRequest
 from finetune_trainer import families
 from finetune_trainer.compiled.chips import usable_bytes
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation.batching import Batching, Fixed
-from finetune_trainer.evaluation.placement import Room
+from finetune_trainer.evaluation.batching import Batching, FixedRowCapacity
+from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.training.settings import per_device_batch_size
 from tests.trainer.requests import request
@@ -46,41 +46,41 @@ def asked(chips: int, batch: int, **changes: Any) -> StageRequest:
     return request(Path("/tmp"), "Evaluate", mesh=mesh, hyperparameters=hyperparameters, **changes)
 
 
-def room(
+def row_capacity(
     chips: int, *, batch: int = 64, memory: int | None = V6E, plan: ModelPlan | None = None, **changes: Any
-) -> Room:
-    return Room.of(asked(chips, batch, **changes), plan or plan_of(), memory=memory)
+) -> DeviceRowCapacity:
+    return DeviceRowCapacity.of(asked(chips, batch, **changes), plan or plan_of(), memory=memory)
 
 
-def axes(found: Room) -> tuple[int, int, int]:
+def axes(found: DeviceRowCapacity) -> tuple[int, int, int]:
     mesh = found.request.mesh
     return mesh.data, mesh.fsdp, mesh.tensor
 
 
 def test_devices_share_matrices_and_groups_of_them_hold_copies() -> None:
-    assert axes(room(16)) == (2, 1, 8)
-    assert axes(room(4)) == (1, 1, 4)
-    assert axes(room(1, mesh={"fsdp": 1})) == (1, 1, 1)
+    assert axes(row_capacity(16)) == (2, 1, 8)
+    assert axes(row_capacity(4)) == (1, 1, 4)
+    assert axes(row_capacity(1, mesh={"fsdp": 1})) == (1, 1, 1)
 
 
 def test_as_many_devices_share_a_matrix_as_heads_and_widths_divide() -> None:
-    assert axes(room(16, plan=plan_of(num_key_value_heads=2))) == (8, 1, 2)
-    assert axes(room(16, plan=plan_of(vocab_size=128_258, num_key_value_heads=8))) == (8, 1, 2)
-    assert axes(room(8, memory=V5E, plan=plan_of(vocab_size=32_003))) == (1, 8, 1), (
+    assert axes(row_capacity(16, plan=plan_of(num_key_value_heads=2))) == (8, 1, 2)
+    assert axes(row_capacity(16, plan=plan_of(vocab_size=128_258, num_key_value_heads=8))) == (8, 1, 2)
+    assert axes(row_capacity(8, memory=V5E, plan=plan_of(vocab_size=32_003))) == (1, 8, 1), (
         "copies would take all of a device"
     )
 
 
 def test_a_model_too_large_for_copies_is_spread_over_the_groups() -> None:
     large = plan_of(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64)
-    assert axes(room(32, plan=large, memory=V5E)) == (1, 4, 8)
-    assert axes(room(32, memory=None)) == (1, 4, 8), "nothing is known of the devices"
+    assert axes(row_capacity(32, plan=large, memory=V5E)) == (1, 4, 8)
+    assert axes(row_capacity(32, memory=None)) == (1, 4, 8), "nothing is known of the devices"
 
 
 def test_slices_hold_copies_and_the_users_own_sharing_stays() -> None:
-    several = room(8, mesh={"slices": 2, "data": 2, "hosts": 2, "fsdp": 8})
+    several = row_capacity(8, mesh={"slices": 2, "data": 2, "hosts": 2, "fsdp": 8})
     assert axes(several) == (2, 1, 8)
-    assert axes(room(16, mesh={"fsdp": 1, "tensor": 16})) == (1, 1, 16)
+    assert axes(row_capacity(16, mesh={"fsdp": 1, "tensor": 16})) == (1, 1, 16)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -88,7 +88,7 @@ def test_slices_hold_copies_and_the_users_own_sharing_stays() -> None:
 def test_rows_of_training_divide_among_the_groups_for_every_family(name: str, chips: int) -> None:
     plan = families.resolve(PUBLISHED[name]["config"])
     for memory in (None, V6E):
-        found = Room.of(asked(chips, 2 * chips), plan, memory=memory)
+        found = DeviceRowCapacity.of(asked(chips, 2 * chips), plan, memory=memory)
         assert found.request.mesh.devices == chips
         assert (2 * chips) % found.groups == 0
         assert per_device_batch_size(found.request.hyperparameters, found.request.mesh) > 0
@@ -96,26 +96,30 @@ def test_rows_of_training_divide_among_the_groups_for_every_family(name: str, ch
 
 
 def test_weights_are_held_as_they_are_multiplied() -> None:
-    assert room(4).request.hyperparameters.weight_precision == "BF16"
-    exact = room(4, hyperparameters={"compute_precision": "FP32", "weight_precision": "FP32"})
+    assert row_capacity(4).request.hyperparameters.weight_precision == "BF16"
+    exact = row_capacity(4, hyperparameters={"compute_precision": "FP32", "weight_precision": "FP32"})
     assert exact.request.hyperparameters.weight_precision == "FP32"
 
 
 def test_rows_come_from_memory_and_not_from_the_training_batch() -> None:
     """256 prompts of 8,192 tokens of an 8B model need 279 GB of cache."""
-    assert {room(4, batch=batch).rows(tokens=8320, logits=1) for batch in (4, 256, 1024)} == {
-        room(4).rows(tokens=8320, logits=1)
+    assert {row_capacity(4, batch=batch).rows(tokens=8320, logits=1) for batch in (4, 256, 1024)} == {
+        row_capacity(4).rows(tokens=8320, logits=1)
     }
-    taken = room(4, batch=256).rows(tokens=8320, logits=1)
+    taken = row_capacity(4, batch=256).rows(tokens=8320, logits=1)
     cache = 2 * 32 * 8 * 128 * 2 * 8320
     assert 1 <= taken * cache < 4 * 32e9 - plan_of().parameters * 2
-    assert room(4).rows(tokens=640, logits=1) > taken
-    assert room(4).rows(tokens=8192, logits=8192) < taken, "logits of every place are larger than a cache"
+    assert row_capacity(4).rows(tokens=640, logits=1) > taken
+    assert row_capacity(4).rows(tokens=8192, logits=8192) < taken, (
+        "logits of every place are larger than a cache"
+    )
 
 
 def test_without_known_memory_rows_are_those_of_a_forward_pass() -> None:
     accumulated = {"gradient_accumulation_steps": 16}
-    assert room(4, batch=256, memory=None, hyperparameters=accumulated).rows(tokens=64, logits=1) == 16
+    assert (
+        row_capacity(4, batch=256, memory=None, hyperparameters=accumulated).rows(tokens=64, logits=1) == 16
+    )
 
 
 class Refusing:
@@ -133,7 +137,7 @@ class Refusing:
 
 
 def test_rows_that_do_not_fit_are_halved_and_nothing_is_lost_or_done_twice() -> None:
-    batching, devices = Batching(room=Fixed(number=32, groups=2)), Refusing(8)
+    batching, devices = Batching(row_capacity=FixedRowCapacity(number=32, groups=2)), Refusing(8)
     found = [pair for some, results in batching.over(range(50), devices, tokens=1, logits=1)
              for pair in zip(some, results, strict=True)]  # fmt: skip
     assert found == [(number, 10 * number) for number in range(50)]
@@ -144,7 +148,7 @@ def test_rows_that_do_not_fit_are_halved_and_nothing_is_lost_or_done_twice() -> 
 
 
 def test_one_row_that_does_not_fit_names_what_to_change() -> None:
-    batching, devices = Batching(room=Fixed(number=8, groups=2)), Refusing(1)
+    batching, devices = Batching(row_capacity=FixedRowCapacity(number=8, groups=2)), Refusing(1)
     with pytest.raises(StageError, match=r"maxNewTokens") as caught:
         list(batching.over(range(3), devices, tokens=1, logits=1))
     assert (caught.value.code, caught.value.reason) == (78, "EvaluationOutOfMemory")
@@ -156,11 +160,11 @@ def test_another_fault_of_the_device_is_not_taken_for_lack_of_memory() -> None:
         raise JaxRuntimeError("INTERNAL: a chip is gone")
 
     with pytest.raises(JaxRuntimeError, match="a chip is gone"):
-        list(Batching(room=Fixed(number=8)).over(range(3), broken, tokens=1, logits=1))
+        list(Batching(row_capacity=FixedRowCapacity(number=8)).over(range(3), broken, tokens=1, logits=1))
 
 
 def test_few_texts_take_few_rows_and_one_program() -> None:
-    batching, devices = Batching(room=Fixed(number=64)), Refusing(64)
+    batching, devices = Batching(row_capacity=FixedRowCapacity(number=64)), Refusing(64)
     list(batching.over(range(5), devices, tokens=1, logits=1))
     assert devices.tried == [8]
     list(batching.over(range(65), devices, tokens=1, logits=1))

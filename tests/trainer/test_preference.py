@@ -14,6 +14,7 @@ from finetune_trainer.data.dataset import Piece, assemble
 from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.preference import Pair, PairReader, Pairs, divided
 from finetune_trainer.data.prepare import prepare
+from finetune_trainer.data.row_location import Row, RowLocation
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.methods import method_of
@@ -35,15 +36,17 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     return Renderer(AutoTokenizer.from_pretrained(folder), train_on_prompt=False)
 
 
-def spec(**fields: Any) -> DatasetSource:
-    return DatasetSource.model_validate(
+def spec(**fields: Any) -> DatasetSpec:
+    return DatasetSpec.model_validate(
         {"path": "spec.datasets.train[0]", "name": "pairs", "uri": "file:///x", **fields}
     )
 
 
-def read(value: dict[str, Any], renderer: Renderer, **fields: Any) -> Pair:
-    examples = PairReader(spec(**fields)).examples(Row(place=Place(path="p", file="f", row=1), value=value))
-    return divided(*renderer.many(examples))
+def read(value: dict[str, Any], renderer: Renderer, **fields: Any) -> PreferencePair:
+    examples = PairReader(spec(**fields)).examples(
+        Row(place=RowLocation(path="p", file="f", row=1), value=value)
+    )
+    return split_common_prompt(*renderer.many(examples))
 
 
 SAME = {
@@ -116,9 +119,9 @@ def test_pairs_are_laid_out_cut_counted_and_dropped(renderer: Renderer, tmp_path
     ]
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    form = Pairs(renderer=renderer, prompt_length=24, max_length=40, width=48)
+    form = PreferencePreprocessor(renderer=renderer, prompt_length=24, max_length=40, width=48)
     source = prepare(spec(uri=f"file://{path}"), form, open_store(), tmp_path)
-    made = assemble("train", [Piece.all_of(source)], form)
+    made = assemble("train", [SourceSubset.all_of(source)], form)
     (report,) = made.reports
     assert (report.rows, report.dropped_rows, report.truncated_rows) == (2, 1, 1)
     assert report.drop_reasons == {"both answers are the same": 1}

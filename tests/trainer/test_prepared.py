@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finetune_contract import CacheLayout, DatasetSource
+from finetune_contract import CacheLayout, DatasetSpec
 from finetune_trainer.data.cache import DataCache
-from finetune_trainer.data.prepare import Prepared, Texts, prepare
+from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.storage import open_store
 from tests.trainer.test_template import CHATML, LLAMA3, tokenizer
 
-Prepare = Callable[..., Prepared]
+Prepare = Callable[..., PreparedSource]
 
 
 def write(path: Path, rows: int) -> str:
@@ -35,7 +35,7 @@ def made(tmp_path: Path) -> Prepare:
     def once(
         *, template: str = CHATML, max_length: int = 128, renderer: Renderer | None = None, refresh: bool = False,
         **fields: Any,
-    ) -> Prepared:  # fmt: skip
+    ) -> PreparedSource:  # fmt: skip
         source = {
             "path": "spec.datasets.train[0]",
             "name": "a",
@@ -48,7 +48,7 @@ def made(tmp_path: Path) -> Prepare:
         )  # fmt: skip
         renderer = renderer or Renderer(tokenizer(template), train_on_prompt=False)
         return prepare(
-            DatasetSource.model_validate(source), Texts(renderer=renderer, max_length=max_length), open_store(), tmp_path,
+            DatasetSpec.model_validate(source), TextPreprocessor(renderer=renderer, max_length=max_length), open_store(), tmp_path,
             cache=cache,
         )  # fmt: skip
 
@@ -62,7 +62,7 @@ class Idle(Renderer):
         raise AssertionError(examples)
 
 
-def use(prepared: Prepared) -> tuple[str, list[str]]:
+def use(prepared: PreparedSource) -> tuple[str, list[str]]:
     assert prepared.use is not None
     return prepared.use.result, list(prepared.use.miss_because)
 
@@ -136,9 +136,9 @@ def test_memory_grows_by_a_few_dozen_bytes_a_row(tmp_path: Path) -> None:
     renderer = Renderer(tokenizer(CHATML), train_on_prompt=False)
     peaks = {}
     for rows in (1000, 1000, 5000):  # the first time warms up
-        spec = DatasetSource(path="p", name=f"n{rows}", uri=write(tmp_path / f"{rows}.jsonl", rows))
+        spec = DatasetSpec(path="p", name=f"n{rows}", uri=write(tmp_path / f"{rows}.jsonl", rows))
         tracemalloc.start()
-        prepare(spec, Texts(renderer=renderer, max_length=128), open_store(), tmp_path)
+        prepare(spec, TextPreprocessor(renderer=renderer, max_length=128), open_store(), tmp_path)
         peaks[rows] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peaks[5000] - peaks[1000] < 4000 * 160

@@ -9,42 +9,42 @@ from unittest.mock import Mock
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.hub import Hub
-from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import Destination, ExitCode, ExportSpec, HubDestination
+from devcluster.fixtures.hub import FakeHub
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
+from finetune_contract import DestinationSpec, ExitCode, ExportSpec, HubDestinationSpec
 from finetune_trainer import hub as downloads
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import probe
 from finetune_trainer.export.hub_upload import why_not
-from finetune_trainer.export.marker import Owner
+from finetune_trainer.export.marker import UploadOwner
 from finetune_trainer.export.publish import MARKER, PROBE, publish, write_manifest
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight
-from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import EndsAtOnce
-from finetune_trainer.storage import Entry, Store, base, open_store
+from finetune_trainer.stages.context import StageContext
+from finetune_trainer.stopping import ImmediateStop
+from finetune_trainer.storage import Entry, StorageClient, base, open_store
 from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.storage.local import LocalBackend
 from tests.trainer.requests import request
 from tests.trainer.stores import BUCKET, fake_gcs, program
 
-OWNER = Owner(job="team/bot", uid="1", run_folder="gs://artifacts/team/bot-1", attempt="1.0-a")
+OWNER = UploadOwner(job="team/bot", uid="1", run_folder="gs://artifacts/team/bot-1", attempt="1.0-a")
 PATH = "spec.export.destinations[0]"
 TOKEN, REPO = "hf_canary_writer", "acme/support-bot"
 
 
 def to(uri: str, **changes: Any) -> ExportSpec:
     spec: dict[str, Any] = {"content": "Merged", "dtype": "BF16", **changes}
-    return ExportSpec(**spec, destinations=[Destination(path=PATH, uri=uri)])
+    return ExportSpec(**spec, destinations=[DestinationSpec(path=PATH, uri=uri)])
 
 
 def to_hub(repo: str = REPO, *, private: bool = True) -> ExportSpec:
-    hub = HubDestination(repo=repo, private=private, token_variable="HF_UPLOAD_TOKEN_0")
-    place = Destination(path=f"{PATH}.huggingFaceHub", hub=hub)
+    hub = HubDestinationSpec(repo=repo, private=private, token_variable="HF_UPLOAD_TOKEN_0")
+    place = DestinationSpec(path=f"{PATH}.huggingFaceHub", hub=hub)
     return ExportSpec(content="Merged", dtype="BF16", destinations=[place])
 
 
-def refusal(spec: ExportSpec, store: Store | None = None) -> StageError:
+def refusal(spec: ExportSpec, store: StorageClient | None = None) -> StageError:
     with pytest.raises(StageError) as caught:
         probe.destinations(spec, store or open_store(), OWNER)
     assert PATH in caught.value.where
@@ -85,10 +85,12 @@ def exported(tmp_path: Path) -> Path:
     return model
 
 
-def publish_half(model: Path, uri: str, store: Store, owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def publish_half(
+    model: Path, uri: str, store: StorageClient, owner: UploadOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An upload that is killed between its marker and its first file."""
     with monkeypatch.context() as cut_off:
-        cut_off.setattr(Store, "upload_folder", Mock(side_effect=KeyboardInterrupt))
+        cut_off.setattr(StorageClient, "upload_folder", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             publish(model, uri, "HuggingFace", store, owner)
 
@@ -196,7 +198,7 @@ class Denying(LocalBackend):
 
 @pytest.mark.parametrize("right", ["list", "create", "delete"])
 def test_a_right_that_is_missing_is_named_and_nothing_is_left(right: str, tmp_path: Path) -> None:
-    store = Store(local=Denying(right), gcs=GcsBackend())
+    store = StorageClient(local=Denying(right), gcs=GcsBackend())
     error = refusal(to(f"file://{tmp_path}/out/model"), store)
     assert error.code is ExitCode.PERMISSION_DENIED
     assert f"storage.objects.{right}" in error.saw
@@ -209,7 +211,7 @@ class DeniedBucket(GcsBackend):
 
 
 def test_for_a_bucket_the_fix_names_role_account_and_place() -> None:
-    store = Store(local=LocalBackend(), gcs=DeniedBucket())
+    store = StorageClient(local=LocalBackend(), gcs=DeniedBucket())
     fix = refusal(to("gs://models/team-a/bot"), store).fix
     for word in ("serviceAccounts.cpu", "roles/storage.objectUser", "gs://models/team-a/bot"):
         assert word in fix
@@ -224,7 +226,7 @@ class WritesOnce(LocalBackend):
 
 
 def test_what_could_not_be_removed_again_is_named(tmp_path: Path) -> None:
-    error = refusal(to(f"file://{tmp_path}/out"), Store(local=WritesOnce(), gcs=GcsBackend()))
+    error = refusal(to(f"file://{tmp_path}/out"), StorageClient(local=WritesOnce(), gcs=GcsBackend()))
     (left,) = (tmp_path / "out").iterdir()
     assert left.name in error.what
     assert "retentionPolicyNotMet" in error.saw
@@ -253,19 +255,21 @@ def test_a_folder_that_the_user_may_not_write_is_not_a_fault_of_the_store(
 
 
 @pytest.fixture
-def writer(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
+def writer(monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> FakeHub:
     monkeypatch.setenv("HF_UPLOAD_TOKEN_0", TOKEN)
     monkeypatch.setattr(downloads, "_PAUSES", (0.0,))
     hub.writers[TOKEN] = frozenset({"acme"})
     return hub
 
 
-def unchanged(hub: Hub) -> bool:
+def unchanged(hub: FakeHub) -> bool:
     return {seen.method for seen in hub.seen} <= {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "an earlier export's"])
-def test_a_repository_that_the_token_may_write_passes_and_nothing_is_made(writer: Hub, there: bool) -> None:
+def test_a_repository_that_the_token_may_write_passes_and_nothing_is_made(
+    writer: FakeHub, there: bool
+) -> None:
     if there:
         writer.push(REPO, {"README.md": "#"}, private=True)
     probe.destinations(to_hub(), open_store(), OWNER)
@@ -276,7 +280,7 @@ def test_a_repository_that_the_token_may_write_passes_and_nothing_is_made(writer
 @pytest.mark.parametrize("there", [False, True], ids=["new", "existing"])
 @pytest.mark.parametrize("token", ["hf_unknown", "hf_reader", "hf_member", "hf_scoped", ""])
 def test_a_token_without_the_right_is_named_by_its_secret(
-    writer: Hub, monkeypatch: pytest.MonkeyPatch, token: str, there: bool, repo: str
+    writer: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str, there: bool, repo: str
 ) -> None:
     monkeypatch.setenv("HF_UPLOAD_TOKEN_0", token)
     writer.tokens["hf_reader"] = frozenset({repo})
@@ -297,7 +301,7 @@ def test_a_token_without_the_right_is_named_by_its_secret(
 
 @pytest.mark.parametrize("entity", ["acme", REPO])
 def test_a_fine_grained_token_for_the_place_passes(
-    writer: Hub, monkeypatch: pytest.MonkeyPatch, entity: str
+    writer: FakeHub, monkeypatch: pytest.MonkeyPatch, entity: str
 ) -> None:
     monkeypatch.setenv("HF_UPLOAD_TOKEN_0", "hf_scoped")
     writer.fine_grained["hf_scoped"] = {entity: frozenset({"repo.write"})}
@@ -306,26 +310,26 @@ def test_a_fine_grained_token_for_the_place_passes(
     probe.destinations(to_hub(), open_store(), OWNER)
 
 
-def test_a_name_without_a_namespace_is_the_tokens_own(writer: Hub) -> None:
+def test_a_name_without_a_namespace_is_the_tokens_own(writer: FakeHub) -> None:
     probe.destinations(to_hub("bot"), open_store(), OWNER)
     writer.push("somebody/bot", {"README.md": "#"})
     writer.writers[TOKEN] = frozenset({"somebody"})
     assert refusal(to_hub("bot")).reason == "HubRepositoryPublic"
 
 
-def test_a_public_repository_is_refused_where_a_private_one_is_asked_for(writer: Hub) -> None:
+def test_a_public_repository_is_refused_where_a_private_one_is_asked_for(writer: FakeHub) -> None:
     writer.push(REPO, {"README.md": "#"})
     assert refusal(to_hub()).reason == "HubRepositoryPublic"
     probe.destinations(to_hub(private=False), open_store(), OWNER)
 
 
-def test_a_repository_with_other_files_is_refused(writer: Hub) -> None:
+def test_a_repository_with_other_files_is_refused(writer: FakeHub) -> None:
     writer.push(REPO, {"weights.gguf": b"theirs"}, private=True)
     assert refusal(to_hub()).reason == "DestinationNotEmpty"
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_a_mirror_that_does_not_say_what_a_token_may_do_is_believed(writer: Hub, status: int) -> None:
+def test_a_mirror_that_does_not_say_what_a_token_may_do_is_believed(writer: FakeHub, status: int) -> None:
     writer.fail(status, part="/api/whoami-v2")
     writer.fail(status, part="/auth-check")
     probe.destinations(to_hub(), open_store(), OWNER)
@@ -333,7 +337,7 @@ def test_a_mirror_that_does_not_say_what_a_token_may_do_is_believed(writer: Hub,
     probe.destinations(to_hub(), open_store(), OWNER)
 
 
-def test_a_hub_that_is_down_is_not_the_users_fault(writer: Hub) -> None:
+def test_a_hub_that_is_down_is_not_the_users_fault(writer: FakeHub) -> None:
     writer.fail(503)
     with pytest.raises(StageError) as caught:
         probe.destinations(to_hub(), open_store(), OWNER)
@@ -356,17 +360,17 @@ def test_an_answer_that_does_not_tell_is_no_refusal(who: Any) -> None:
 def test_preflight_tries_the_destinations_before_it_reads_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_model(tmp_path / "models/qwen3", Spec())
+    write_model(tmp_path / "models/qwen3", TinyModelSpec())
     write_data(tmp_path / "data", train=12, evaluation=4)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.pdf").write_text("mine")
-    context = Context(
+    context = StageContext(
         request=request(
             tmp_path, "Preflight", export={"destinations": [{"path": PATH, "uri": f"file://{tmp_path}/out"}]}
         ),
         store=open_store(),
         processes=Processes(count=1, index=0),
-        stopper=EndsAtOnce(),
+        stopper=ImmediateStop(),
         scratch=tmp_path,
     )
     read: list[Callable[..., Any]] = []

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from finetune_contract import ExitCode, Outcome, Progress, StageRequest, StageResult, TrainOutcome
-from finetune_trainer import programs as programs_module
+from finetune_trainer import compilation_cache as programs_module
+from finetune_trainer.compilation_cache import StorageCompilationCache
 from finetune_trainer.errors import StageError
-from finetune_trainer.programs import Programs
-from finetune_trainer.storage import Store, open_store
+from finetune_trainer.storage import StorageClient, open_store
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
 from tests.trainer.stores import BUCKET
@@ -25,9 +25,11 @@ from tests.trainer.stores import BUCKET
 KEY, VALUE = "jit_step-0a1b", b"compressed program" * 100
 
 
-def kept(root: str, *, store: Store | None = None, first: bool = True, days: float = 0.0) -> Programs:
+def kept(
+    root: str, *, store: StorageClient | None = None, first: bool = True, days: float = 0.0
+) -> StorageCompilationCache:
     """As a process sees the folder so many days from now."""
-    return Programs(
+    return StorageCompilationCache(
         f"{root}/programs",
         store or open_store(),
         first=first,
@@ -241,7 +243,7 @@ def test_what_the_first_attempt_never_reached_is_counted_by_the_attempt_that_com
 ) -> None:
     folder, run = tmp_path / "programs", f"programs-{tmp_path.name}"
     attempts = Attempts(stages, converted, f"file://{folder}")
-    done = "finetune_trainer.training.trainer:SftTrainer._post_process_train_step"
+    done = "finetune_trainer.training.trainer:FineTuneTrainer._post_process_train_step"
     stopped, _ = attempts.run(run, 1, fault=("terminated_at", done, 1))
     assert stopped.outcome is Outcome.STOPPED
     before = {path.name for path in folder.iterdir()}

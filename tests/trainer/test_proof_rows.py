@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import DatasetSource
-from finetune_trainer import proof
+from finetune_contract import DatasetSpec
+from finetune_trainer import conversion_check
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.stages import convert
 from finetune_trainer.storage import open_store
@@ -22,7 +22,7 @@ def test_rows_that_predict_nothing_are_passed_over(tmp_path: Path, pairs: bool) 
     texts = ["", "", "", "", "one", "", "two", "three", "four", "five"]
     rows = [{"prompt": "", "chosen": text, "rejected": ""} if pairs else {"text": text} for text in texts]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = DatasetSource(path="spec.datasets.train[0]", name="a", uri=f"file://{tmp_path}/a.jsonl")
+    source = DatasetSpec(path="spec.datasets.train[0]", name="a", uri=f"file://{tmp_path}/a.jsonl")
     of = tokenizer(None)
     context: Any = SimpleNamespace(
         request=SimpleNamespace(
@@ -32,4 +32,4 @@ def test_rows_that_predict_nothing_are_passed_over(tmp_path: Path, pairs: bool) 
     )  # fmt: skip
     plan: Any = SimpleNamespace(context_length=64)
     found = [of.decode(row, skip_special_tokens=True) for row in convert._rows(context, plan)]
-    assert found == ["one", "two", "three", "four"][: proof.ROWS]
+    assert found == ["one", "two", "three", "four"][: conversion_check.ROWS]

@@ -9,14 +9,14 @@ import pytest
 
 from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
-from finetune_trainer.export.marker import Owner
+from finetune_trainer.export.marker import UploadOwner
 from finetune_trainer.export.publish import MANIFEST, MARKER, publish, write_manifest
-from finetune_trainer.storage import Store
+from finetune_trainer.storage import StorageClient
 from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.storage.local import LocalBackend
 
-OWNER = Owner(job="team/bot", uid="1", run_folder="gs://artifacts/team/bot-1", attempt="1.0-a")
-OTHER = Owner(job="team/other", uid="2", run_folder="gs://artifacts/team/other-2", attempt="1.0-b")
+OWNER = UploadOwner(job="team/bot", uid="1", run_folder="gs://artifacts/team/bot-1", attempt="1.0-a")
+OTHER = UploadOwner(job="team/other", uid="2", run_folder="gs://artifacts/team/other-2", attempt="1.0-b")
 
 
 class CutOffError(Exception):
@@ -56,8 +56,8 @@ class Recording(LocalBackend):
         super().delete(uri)
 
 
-def store(backend: LocalBackend) -> Store:
-    return Store(local=backend, gcs=GcsBackend())
+def store(backend: LocalBackend) -> StorageClient:
+    return StorageClient(local=backend, gcs=GcsBackend())
 
 
 @pytest.fixture

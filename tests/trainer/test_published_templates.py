@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import DatasetSource
-from finetune_trainer.data.place import Place, Row
-from finetune_trainer.data.schema import Conversation, Schema
-from finetune_trainer.data.template import Renderer, Tokens
+from finetune_contract import DatasetSpec
+from finetune_trainer.data.row_location import Row, RowLocation
+from finetune_trainer.data.schema import Conversation, DatasetSchema
+from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.errors import StageError
 from tests.trainer.published_templates import template, tokenizer
 
@@ -77,13 +77,15 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def example(case: str) -> Conversation:
-    row = Row(place=Place(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1), value=CASES[case])
-    read = Schema(DatasetSource(path="p", name="n", uri="file:///a.jsonl"), row).example(row)
+    row = Row(
+        place=RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1), value=CASES[case]
+    )
+    read = DatasetSchema(DatasetSpec(path="p", name="n", uri="file:///a.jsonl"), row).example(row)
     assert isinstance(read, Conversation)
     return read
 
 
-def ours(of: Any, case: str, **options: Any) -> Tokens:
+def ours(of: Any, case: str, **options: Any) -> TokenizedExample:
     return Renderer(of, train_on_prompt=False, today=TODAY, **options).tokens(example(case))
 
 
@@ -128,7 +130,7 @@ def stretches(mask: list[bool]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def trained_text(of: Any, tokens: Tokens) -> list[str]:
+def trained_text(of: Any, tokens: TokenizedExample) -> list[str]:
     ids = tokens.ids.tolist()
     return [of.decode(ids[first:past]) for first, past in stretches(tokens.trained.tolist())]
 

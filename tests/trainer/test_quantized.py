@@ -14,7 +14,7 @@ from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from maxtext.utils import model_creation_utils
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import Outcome
 from finetune_trainer import conversion, engine, families
 from finetune_trainer.errors import StageError
@@ -34,13 +34,13 @@ LINEAR = ("query", "key", "value", "out", "wi_0", "wi_1", "wo")
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> ModelPlan:
-    return families.read(write_model(tmp_path_factory.mktemp("model"), Spec(std=0.125)))
+    return families.read(write_model(tmp_path_factory.mktemp("model"), TinyModelSpec(std=0.125)))
 
 
 @pytest.fixture(scope="module")
 def items(tmp_path_factory: pytest.TempPathFactory, plan: ModelPlan) -> str:
     root = tmp_path_factory.mktemp("converted")
-    folder = write_model(root / "model", Spec(std=0.125))
+    folder = write_model(root / "model", TinyModelSpec(std=0.125))
     engine.prepare(plan)
     return conversion.convert(
         open_weights(folder, plan), plan, f"file://{root}/out", store=open_store()
@@ -142,7 +142,9 @@ def test_fewer_bits_change_the_model_a_little(plan: ModelPlan, items: str, tmp_p
 )
 def test_every_layer_of_gemma_3_learns_on_a_quantized_base(kind: str, layers: int, tmp_path: Path) -> None:
     """Its layers are scanned in blocks of six; those beyond the last whole block are computed apart."""
-    gemma = families.read(write_model(tmp_path / "model", Spec(family="gemma3", std=0.125, layers=layers)))
+    gemma = families.read(
+        write_model(tmp_path / "model", TinyModelSpec(family="gemma3", std=0.125, layers=layers))
+    )
     engine.prepare(gemma)
     weights = open_weights(tmp_path / "model", gemma)
     items = conversion.convert(weights, gemma, f"file://{tmp_path}/out", store=open_store()).items

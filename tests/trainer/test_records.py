@@ -20,24 +20,24 @@ from finetune_contract import (
     EvaluationPoint,
     ExitCode,
     Failure,
-    Metrics,
     Outcome,
     Progress,
     RunFolder,
     StageResult,
+    StepMetrics,
 )
 from finetune_contract.failure import PEER_LOST
 from finetune_contract.result import MOST_CHECKPOINTS
-from finetune_trainer import by_hand
-from finetune_trainer.attempt import Attempt, LogTail, as_stage_error
-from finetune_trainer.compilations import Compilations
+from finetune_trainer import evaluate_cli
+from finetune_trainer.attempt import AttemptRecorder, LogTail, as_stage_error
+from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.errors import StageError
 from finetune_trainer.main import main
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import BLOT, Redactor
 from finetune_trainer.stages import resumption
 from finetune_trainer.storage import open_store
-from finetune_trainer.training.report import LatestWriter, Report, thinned
+from finetune_trainer.training.report import LatestWriter, ProgressReporter, thinned
 from finetune_trainer.training.retention import Retention
 from tests.trainer.requests import request
 
@@ -45,9 +45,9 @@ CANARY = "hf_canary5f1dcanary"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def attempt(root: Path, *, host: int = 0, **changes: Any) -> Attempt:
+def attempt(root: Path, *, host: int = 0, **changes: Any) -> AttemptRecorder:
     redact = Redactor({"HF_TOKEN": CANARY})
-    return Attempt(
+    return AttemptRecorder(
         request=request(root, "Preflight", **changes),
         store=open_store(),
         first=host == 0,
@@ -59,7 +59,7 @@ def attempt(root: Path, *, host: int = 0, **changes: Any) -> Attempt:
     )
 
 
-def fail(made: Attempt, error: BaseException) -> int:
+def fail(made: AttemptRecorder, error: BaseException) -> int:
     return made.failed(made.failure_of(error))
 
 
@@ -219,7 +219,7 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
     folder, store = RunFolder(f"file://{tmp_path}"), open_store()
 
     def train(start: int, end: int, attempt: int) -> None:
-        report = Report(
+        report = ProgressReporter(
             folder,
             store,
             attempt=attempt,
@@ -228,14 +228,14 @@ def test_metrics_of_earlier_attempts_stay_and_recomputed_steps_are_replaced(tmp_
             start_step=start,
             discarded=[DiscardedCheckpoint(step=6, why="d/file is missing")] if start else [],
             seconds={"startup": 2.0, "productive": 0.5 * (end - start)},
-            compilations=Compilations(requested=3, found=1),
+            compilations=CompilationCounter(requested=3, found=1),
             peak_memory=lambda: 1000 + start,
             ideal_seconds=0.2,
             now=lambda: NOW,
             pause=0,
         )
         for step in range(start + 1, end + 1):
-            report.step(step, Metrics(loss=1 / step, tokens=10), 0.5)
+            report.step(step, StepMetrics(loss=1 / step, tokens=10), 0.5)
         report.evaluation(EvaluationPoint(step=end, loss=0.5, perplexity=1.6, tokens=3))
         report.checkpoints([end])
         report.close()
@@ -287,8 +287,8 @@ def test_processes_are_numbered_through_all_slices() -> None:
 
 STOPPING = """
 import sys, time
-from finetune_trainer.stopping import Stopper, exit_now
-stopper = Stopper(lambda: exit_now(75))
+from finetune_trainer.stopping import SigtermHandler, exit_now
+stopper = SigtermHandler(lambda: exit_now(75))
 if sys.argv[1] == "deferred":
     stopper.defer()
 print("ready", flush=True)
@@ -334,12 +334,12 @@ def test_what_is_wrong_with_a_request_is_said_a_line_each(
         "FINETUNE_REQUEST": '{"stage": "Trane", "attempt": "hf_secret", "unheard_of": 1}',
         "TERMINATION_MESSAGE_PATH": str(tmp_path / "t"),
     }
-    assert main(told) == ExitCode.CONTRACT_NOT_SPOKEN
+    assert main(told) == ExitCode.CONTRACT_UNSUPPORTED
     said = capsys.readouterr().err
     assert said == f"{(tmp_path / 't').read_text()}\n"
     head, *lines, last = said.splitlines()
     assert head == (
-        "ContractNotSpoken: FINETUNE_REQUEST is not a request that this trainer understands, which speaks version "
+        "ContractUnsupported: FINETUNE_REQUEST is not a request that this trainer understands, which speaks version "
         f"{CONTRACT_VERSION} of the contract:"
     )
     assert "  job: Field required" in lines
@@ -357,11 +357,11 @@ def test_a_request_of_a_newer_contract_is_refused_before_anything_runs(
 ) -> None:
     asked = json.loads(request(tmp_path, "Preflight").to_json()) | {"method": {"type": "Newest"}} | version
     told = {"FINETUNE_REQUEST": json.dumps(asked), "TERMINATION_MESSAGE_PATH": str(tmp_path / "t")}
-    assert main(told) == ExitCode.CONTRACT_NOT_SPOKEN
+    assert main(told) == ExitCode.CONTRACT_UNSUPPORTED
     said = capsys.readouterr().err
     needed = version.get("requires", "2.0")
     assert said.startswith(
-        f"ContractNotSpoken: The request needs version {needed} of the contract, and this trainer speaks "
+        f"ContractUnsupported: The request needs version {needed} of the contract, and this trainer speaks "
         f"{CONTRACT_VERSION}."
     )
     assert said == f"{(tmp_path / 't').read_text()}\n"
@@ -389,13 +389,14 @@ def test_every_result_says_what_the_image_speaks(tmp_path: Path) -> None:
 
 def test_the_help_by_hand_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        by_hand.main(["--help"])
+        evaluate_cli.main(["--help"])
     assert "{evaluate,compile}" in capsys.readouterr().out
 
 
 def test_arguments_that_make_no_request_are_told_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        by_hand.main(["evaluate", "--model", "s3://bucket/model", "--data", "/tmp/x"]) == ExitCode.BAD_REQUEST
+        evaluate_cli.main(["evaluate", "--model", "s3://bucket/model", "--data", "/tmp/x"])
+        == ExitCode.BAD_REQUEST
     )
     said = capsys.readouterr().err
     assert "BadRequest: these arguments make no request:\n  model.uri: String should match pattern" in said

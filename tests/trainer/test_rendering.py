@@ -12,28 +12,28 @@ from lm_eval.api.instance import Instance
 from pyarrow import parquet
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import Spec, write_model
-from finetune_contract import DatasetSource, ExitCode
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import notes, remarks
-from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.preference import PairReader
 from finetune_trainer.data.prepare import read_all
-from finetune_trainer.data.schema import Conversation, Schema
-from finetune_trainer.data.template import Renderer, Tokens
+from finetune_trainer.data.row_location import Row, RowLocation
+from finetune_trainer.data.schema import Conversation, DatasetSchema
+from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.errors import StageError
 from finetune_trainer.evaluation.harness import HarnessModel
 from finetune_trainer.evaluation.questions import question
 from finetune_trainer.evaluation.scores import exact_match, without_reasoning
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight
-from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import EndsAtOnce
+from finetune_trainer.stages.context import StageContext
+from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from tests.trainer.published_templates import template, tokenizer
 from tests.trainer.requests import request
 from tests.trainer.test_template import CHATML, trained_text
 
-PLACE = Place(path="spec.datasets.train[0]", file="file:///a.jsonl", row=7)
+PLACE = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=7)
 USER: dict[str, Any] = {"role": "user", "content": "2 + 2?"}
 ANSWER: dict[str, Any] = {"role": "assistant", "content": "Four."}
 MARCH, APRIL = date(2025, 3, 31), date(2025, 4, 1)
@@ -45,13 +45,13 @@ def renderer(name: str, **options: Any) -> Renderer:
 
 def read(*messages: dict[str, Any], **columns: Any) -> Conversation:
     row = Row(place=PLACE, value={"messages": list(messages), **columns})
-    made = Schema(DatasetSource(path=PLACE.path, name="n", uri="file:///a.jsonl"), row).example(row)
+    made = DatasetSchema(DatasetSpec(path=PLACE.path, name="n", uri="file:///a.jsonl"), row).example(row)
     assert isinstance(made, Conversation)
     return made
 
 
-def text(of: Renderer, tokens: Tokens | list[int]) -> str:
-    ids = tokens.ids if isinstance(tokens, Tokens) else tokens
+def text(of: Renderer, tokens: TokenizedExample | list[int]) -> str:
+    ids = tokens.ids if isinstance(tokens, TokenizedExample) else tokens
     whole: str = of.chat._tokenizer.decode(ids)
     return whole
 
@@ -175,15 +175,15 @@ def test_a_role_that_a_template_refuses_is_told_with_another_way_out() -> None:
 
 
 def test_every_stage_renders_with_the_requests_date_and_arguments(tmp_path: Path) -> None:
-    write_model(tmp_path / "models/qwen3", Spec())
+    write_model(tmp_path / "models/qwen3", TinyModelSpec())
     data = {
         "chat_template": template("llama3_2"),
         "chat_template_arguments": {"tools_in_user_message": False},
         "chat_template_date": "2025-03-31",
     }
     for stage in ("Preflight", "Train", "Evaluate"):
-        context = Context(
-            request=request(tmp_path, stage, data=data), store=open_store(), stopper=EndsAtOnce(),
+        context = StageContext(
+            request=request(tmp_path, stage, data=data), store=open_store(), stopper=ImmediateStop(),
             processes=Processes(count=1, index=0), scratch=tmp_path,
         )  # fmt: skip
         identity = context.renderer.identity()
@@ -193,11 +193,11 @@ def test_every_stage_renders_with_the_requests_date_and_arguments(tmp_path: Path
 
 
 def test_preflight_refuses_an_argument_that_would_change_nothing(tmp_path: Path) -> None:
-    write_model(tmp_path / "models/qwen3", Spec())
+    write_model(tmp_path / "models/qwen3", TinyModelSpec())
     write_data(tmp_path / "data", train=4, evaluation=2)
-    context = Context(
+    context = StageContext(
         request=request(tmp_path, "Preflight", data={"chat_template_arguments": {"enable_thinking": False}}),
-        store=open_store(), stopper=EndsAtOnce(), processes=Processes(count=1, index=0), scratch=tmp_path,
+        store=open_store(), stopper=ImmediateStop(), processes=Processes(count=1, index=0), scratch=tmp_path,
     )  # fmt: skip
     with pytest.raises(StageError, match=r"spec\.datasets\.chatTemplate\.arguments\.enable_thinking"):
         preflight.run(context)
@@ -313,7 +313,7 @@ def test_another_weight_is_refused(message: dict[str, Any], told: str) -> None:
 
 
 def test_an_answer_of_a_pair_has_no_weight_0() -> None:
-    source = DatasetSource(path=PLACE.path, name="n", uri="file:///a.jsonl")
+    source = DatasetSpec(path=PLACE.path, name="n", uri="file:///a.jsonl")
     row = Row(
         place=PLACE, value={"prompt": [USER], "chosen": [{**ANSWER, "weight": 0}], "rejected": [ANSWER]}
     )
@@ -377,7 +377,7 @@ def test_calls_of_different_tools_are_the_same_tokens_from_every_kind_of_file(
     of = renderer(name)
     lines, columns = (
         [of.tokens(example) for example in read_all(
-            DatasetSource(path=PLACE.path, name="n", uri=f"file://{tmp_path}/a.{kind}"), open_store(), tmp_path
+            DatasetSpec(path=PLACE.path, name="n", uri=f"file://{tmp_path}/a.{kind}"), open_store(), tmp_path
         )]
         for kind in ("jsonl", "parquet")
     )  # fmt: skip

@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from devcluster.gcs import client_environment
 from finetune_contract import ConvertOutcome
-from tests.trainer.between import between
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
+from tests.trainer.storage_proxy import between
 from tests.trainer.stores import BUCKET
 
 HOSTS = 4
 #: Slices of some MiB, as in a model of 0.6 billion parameters: what lies less than a MB apart is read in one request, so
 #: of smaller ones every host reads all.
-SPEC = Spec(
+SPEC = TinyModelSpec(
     family="qwen3", layers=2, hidden=1024, heads=16, kv_heads=8, head_dim=128, intermediate=3072, vocab=4000
 )
 
@@ -50,7 +50,7 @@ def test_the_hosts_of_a_slice_read_the_model_once_among_them(
 def test_a_conversion_commits_arrays_and_not_each_of_their_tensors(stages: Stages, server: str) -> None:
     """Cloud Storage takes about one write a second to the same object, and OCDBT's manifest is one."""
     layers = 10
-    model = write_model(stages.root / "models/deep", Spec(layers=layers))
+    model = write_model(stages.root / "models/deep", TinyModelSpec(layers=layers))
     convert = request(
         stages.root, "Convert", "committed", model={"uri": f"file://{model}"},
         cache=f"gs://{BUCKET}/committed", export_proof=False,
@@ -58,6 +58,10 @@ def test_a_conversion_commits_arrays_and_not_each_of_their_tensors(stages: Stage
     with between(server) as proxy:
         running = stages.start(FINETUNE_REQUEST=convert.to_json(), **client_environment(proxy.url))
         assert running.wait() == 0, running.log[-4000:]
-        commits = [each for each in proxy.answered if each.asked.body and "manifest.ocdbt" in each.asked.name]
+        commits = [
+            each
+            for each in proxy.answered
+            if each.requested_files.body and "manifest.ocdbt" in each.requested_files.name
+        ]
     print(f"{len(commits)} commits")
     assert 0 < len(commits) < 7 * layers, "of the matrices alone each layer has seven"

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_contract import Outcome, Progress, RunFolder, StageResult, TrainOutcome
 from finetune_trainer.storage import open_store
-from finetune_trainer.training.seals import discard_damaged, seal_of
+from finetune_trainer.training.checkpoint_checksums import checksums_of, discard_damaged
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
 
@@ -85,7 +85,7 @@ def saved(root: Path, steps: list[int]) -> RunFolder:
     for step in steps:
         for name in ("_CHECKPOINT_METADATA", "model_params/d/0"):
             store.write(f"{folder.checkpoint(step)}/{name}", f"{name} of {step}")
-        store.write(folder.seal(step), seal_of(store, folder, step))
+        store.write(folder.seal(step), checksums_of(store, folder, step))
     return folder
 
 

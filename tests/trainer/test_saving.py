@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_trainer.training.saving import SaveTimes
+from finetune_trainer.training.saving import CheckpointSavePolicy
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def saves(times: SaveTimes, clock: Clock, seconds: list[float], start: int = 0) -> Iterator[int]:
+def saves(times: CheckpointSavePolicy, clock: Clock, seconds: list[float], start: int = 0) -> Iterator[int]:
     for step, took in enumerate(seconds, start=start + 1):
         clock.now += took
         if times.decide(step):
@@ -42,7 +42,7 @@ def test_steps_or_time_whichever_comes_first(
     every_steps: int, every_seconds: int | None, seconds: list[float], expected: list[int]
 ) -> None:
     clock = Clock()
-    times = SaveTimes(
+    times = CheckpointSavePolicy(
         every_steps=every_steps, every_seconds=every_seconds, first_says=lambda number: number, clock=clock
     )
     assert list(saves(times, clock, seconds)) == expected
@@ -50,7 +50,9 @@ def test_steps_or_time_whichever_comes_first(
 
 def test_a_resumed_training_counts_from_where_it_begins() -> None:
     clock = Clock()
-    times = SaveTimes(every_steps=1000, every_seconds=10, first_says=lambda number: number, clock=clock)
+    times = CheckpointSavePolicy(
+        every_steps=1000, every_seconds=10, first_says=lambda number: number, clock=clock
+    )
     assert list(saves(times, clock, [1.0] * 12, start=70)) == [80]
 
 
@@ -61,7 +63,7 @@ def test_far_from_a_save_the_processes_seldom_wait_for_each_other() -> None:
         asked.append(number)
         return number
 
-    times = SaveTimes(every_steps=10**6, every_seconds=600, first_says=first_says, clock=clock)
+    times = CheckpointSavePolicy(every_steps=10**6, every_seconds=600, first_says=first_says, clock=clock)
     assert list(saves(times, clock, [0.25] * 4800)) == [2400, 4800]
     assert len(asked) < 40
 
@@ -83,10 +85,12 @@ def test_all_processes_save_the_same_steps_whatever_their_clocks_say(
         return number
 
     clocks = Clock(), Clock()
-    first = SaveTimes(every_steps=every_steps, every_seconds=every_seconds, first_says=speak, clock=clocks[0])
+    first = CheckpointSavePolicy(
+        every_steps=every_steps, every_seconds=every_seconds, first_says=speak, clock=clocks[0]
+    )
     saved = list(saves(first, clocks[0], seconds))
     words = iter(said)
-    second = SaveTimes(
+    second = CheckpointSavePolicy(
         every_steps=every_steps,
         every_seconds=every_seconds,
         first_says=lambda _: next(words),
@@ -103,7 +107,9 @@ def test_at_an_even_pace_no_save_is_late_by_more_than_a_step(
 ) -> None:
     clock, last = Clock(), 1000.0
     pace = seconds[0]
-    times = SaveTimes(every_steps=10**6, every_seconds=every_seconds, first_says=lambda n: n, clock=clock)
+    times = CheckpointSavePolicy(
+        every_steps=10**6, every_seconds=every_seconds, first_says=lambda n: n, clock=clock
+    )
     for _ in saves(times, clock, [pace] * len(seconds)):
         assert every_seconds <= clock.now - last + 1e-6
         assert clock.now - last < every_seconds + pace + 1e-6

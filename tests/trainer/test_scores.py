@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_contract import Gate
-from finetune_trainer.evaluation.gates import judge
+from finetune_contract import GateSpec
+from finetune_trainer.evaluation.gates import evaluate_gates
 from finetune_trainer.evaluation.scores import exact_match, mean_scores, rouge_l, token_f1, without_reasoning
 
 GSM8K = "She sells 16 - 3 = 13 eggs.\n13 * 2 = $26\n#### 26"
@@ -109,5 +109,5 @@ def test_a_dataset_has_the_mean_of_what_was_asked_for() -> None:
 )
 def test_a_gate(gate: dict[str, object], threshold: float | None, passed: bool) -> None:
     tuned = {"loss": 1.5, "faq/exact_match": 0.5, "nan": float("nan")}
-    (result,) = judge([Gate.model_validate(gate)], {"loss": 2.0}, tuned)
+    (result,) = evaluate_gates([GateSpec.model_validate(gate)], {"loss": 2.0}, tuned)
     assert (result.threshold, result.passed) == (threshold, passed)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.fixtures.tiny_models import Spec, config_of
+from devcluster.fixtures.tiny_models import TinyModelSpec, config_of
 from finetune_trainer import families
-from finetune_trainer.export.serving import KINDS, Served, choose, write
+from finetune_trainer.export.serving import KINDS, ServedModel, choose, write
 from tests import snapshots
 
 GOLDEN = Path(__file__).parent / "golden/serving"
@@ -24,9 +24,9 @@ SIZES = {
 }
 
 
-def served(size: str, **changes: Any) -> Served:
+def served(size: str, **changes: Any) -> ServedModel:
     hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, context = SIZES[size]
-    spec = Spec(
+    spec = TinyModelSpec(
         hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, intermediate=intermediate,
         vocab=vocab, context=context,
     )  # fmt: skip
@@ -39,7 +39,7 @@ def served(size: str, **changes: Any) -> Served:
         "plan": families.resolve(config_of(spec)),
         **changes,
     }
-    return Served(**told)
+    return ServedModel(**told)
 
 
 def test_manifests_are_these(tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from maxtext.utils import maxtext_utils, model_creation_utils
 
-from devcluster.fixtures.tiny_models import Spec, config_of
-from finetune_contract import Hyperparameters, MeshSpec
+from devcluster.fixtures.tiny_models import TinyModelSpec, config_of
+from finetune_contract import HyperparametersSpec, MeshSpec
 from finetune_trainer import engine, families
 from finetune_trainer.errors import StageError
 from finetune_trainer.training import settings
 from tests.trainer.requests import hyperparameters, request
 
 
-def learning_rates(h: Hyperparameters, steps: int) -> list[float]:
+def learning_rates(h: HyperparametersSpec, steps: int) -> list[float]:
     """What MaxText's schedule gives at every step."""
     from maxtext.configs.types import LearningRateScheduleType, WsdDecayStyle
     from maxtext.utils.maxtext_utils import create_learning_rate_schedule
@@ -139,7 +139,7 @@ def test_products_of_float32_are_made_in_float32_on_every_device(
     family: Any, precision: str, tmp_path: Path
 ) -> None:
     """A TPU rounds operands to bfloat16 wherever a product does not ask for more."""
-    plan = families.resolve(config_of(Spec(family=family)))
+    plan = families.resolve(config_of(TinyModelSpec(family=family)))
     engine.prepare(plan)
     made = request(tmp_path, "Train", hyperparameters={"compute_precision": precision})
     chosen = settings.settings(made, plan, steps=1, platform="cpu", output=str(tmp_path))
@@ -170,7 +170,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def test_pairs_of_answers_are_compared_by_logits_in_float32(
     method: dict[str, Any], exact: bool, tmp_path: Path
 ) -> None:
-    plan = families.resolve(config_of(Spec()))
+    plan = families.resolve(config_of(TinyModelSpec()))
     made = request(tmp_path, "Train", method=method, hyperparameters={"compute_precision": "BF16"})
     chosen = settings.settings(made, plan, steps=1, platform="tpu", output=str(tmp_path))
     assert chosen["logits_dot_in_fp32"] is exact

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from devcluster.gcs import client_environment
 from finetune_contract import ConvertOutcome, ExportOutcome, Outcome, StageResult, TrainOutcome
 from finetune_trainer import families
 from finetune_trainer.storage import open_store
 from finetune_trainer.weights import INDEX, open_weights, read_tensor
-from tests.trainer.between import Between, between
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
+from tests.trainer.storage_proxy import StorageProxy, between
 from tests.trainer.stores import BUCKET
 
-SPEC = Spec(family="gemma3-multimodal", shards=3)
+SPEC = TinyModelSpec(family="gemma3-multimodal", shards=3)
 METHODS: dict[str, Any] = {"full": {}, "lora": {"lora": {"rank": 4, "alpha": 8.0}}}
 SHORT = {"steps": 1}
 #: Of the exported files.
@@ -26,7 +26,7 @@ SHARD_BYTES = 80_000
 class Chain:
     """Stages of one run, with the model in a bucket behind a proxy."""
 
-    def __init__(self, stages: Stages, proxy: Between, original: Path, uri: str) -> None:
+    def __init__(self, stages: Stages, proxy: StorageProxy, original: Path, uri: str) -> None:
         self.original, self.uri, self.proxy = original, uri, proxy
         self._stages = stages
         self.converted = ""

@@ -47,10 +47,10 @@ def test_before_the_first_step_a_training_ends_at_once(
 @pytest.mark.parametrize(
     ("place", "call", "step"),
     [
-        ("finetune_trainer.training.trainer:SftTrainer._post_process_train_step", 1, 0),
-        ("finetune_trainer.training.trainer:SftTrainer._post_process_train_step", 2, 2),
+        ("finetune_trainer.training.trainer:FineTuneTrainer._post_process_train_step", 1, 0),
+        ("finetune_trainer.training.trainer:FineTuneTrainer._post_process_train_step", 2, 2),
         ("finetune_trainer.evaluation.loss:LossMeter.measure", 2, 2),
-        ("finetune_trainer.training.trainer:SftTrainer._post_process_train_step", STEPS, STEPS),
+        ("finetune_trainer.training.trainer:FineTuneTrainer._post_process_train_step", STEPS, STEPS),
     ],
     ids=["first step", "second step", "evaluation between steps", "last step"],
 )
@@ -113,7 +113,7 @@ def test_an_evaluation_ends_at_once_and_leaves_no_results(
     ("place", "call"),
     [
         ("finetune_trainer.stages.export:export.build", 1),
-        ("finetune_trainer.storage:Store.upload_folder", 1),
+        ("finetune_trainer.storage:StorageClient.upload_folder", 1),
         ("finetune_trainer.storage.local:LocalBackend.upload", 3),
     ],
     ids=["building", "before the files", "between the files"],
@@ -137,7 +137,7 @@ def test_a_model_that_was_not_exported_whole_does_not_look_whole_and_is_complete
 
 
 def test_a_conversion_that_was_stopped_is_in_no_cache(stages: Stages) -> None:
-    place = "finetune_trainer.stages.convert:proof.prove"
+    place = "finetune_trainer.stages.convert:conversion_check.check_conversion"
     changes = {"cache": f"file://{stages.root}/other-cache"}
     result = stages.run("Convert", "stopped-conversion", fault=("terminated_at", place), **changes)
     assert (result.outcome, result.exit_code) == (Outcome.STOPPED, 75)

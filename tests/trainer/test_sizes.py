@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ModelSizes, ModelSource, host_memory
 from finetune_trainer import families
 from finetune_trainer.families.plan import ModelPlan
@@ -95,7 +95,7 @@ def test_gemma_3_stacks_every_sixth_layer(tmp_path: Path) -> None:
 def test_preflight_counts_the_bytes_of_the_weight_files_without_fetching_them(
     shards: int, tmp_path: Path
 ) -> None:
-    write_model(tmp_path / "model", Spec(family="llama", shards=shards))
+    write_model(tmp_path / "model", TinyModelSpec(family="llama", shards=shards))
     found = fetch_model(
         ModelSource(uri=f"file://{tmp_path}/model"), tmp_path / "scratch", open_store(), weights=False
     )

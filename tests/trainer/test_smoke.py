@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from devcluster.fixtures.tiny_models import ARCHITECTURES, Spec, config_of, write_model
+from devcluster.fixtures.tiny_models import ARCHITECTURES, TinyModelSpec, config_of, write_model
 from finetune_contract import PreflightOutcome, SmokeOutcome
-from finetune_trainer import families, miniature
+from finetune_trainer import families, tiny_model
 from finetune_trainer.stages import smoke
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages
 
 #: Larger than their miniatures, in every size.
-LARGE = Spec(hidden=256, heads=8, kv_heads=4, head_dim=32, intermediate=512, layers=12, experts=8, vocab=509)
+LARGE = TinyModelSpec(
+    hidden=256, heads=8, kv_heads=4, head_dim=32, intermediate=512, layers=12, experts=8, vocab=509
+)
 FAMILIES = tuple(ARCHITECTURES)
 
 
@@ -31,7 +33,7 @@ def tried(stages: Stages, run: str, **changes: Any) -> SmokeOutcome:
 def test_a_miniature_is_small_and_of_the_same_kind(tmp_path: Path, family: Any) -> None:
     model = write_model(tmp_path / "model", replace(LARGE, family=family))
     plan = families.read(model)
-    small = families.read(miniature.write(tmp_path / "small", model, plan, seed=0))
+    small = families.read(tiny_model.write(tmp_path / "small", model, plan, seed=0))
     assert (small.family, small.architecture, small.vocab_size) == (
         plan.family,
         plan.architecture,
@@ -53,14 +55,14 @@ def test_a_miniature_is_small_and_of_the_same_kind(tmp_path: Path, family: Any) 
 @pytest.mark.parametrize(("heads", "kv_heads", "small"), [(32, 8, 2), (32, 32, 4), (8, 1, 1), (64, 4, 2)])
 def test_heads_share_keys_as_the_model_has_them(heads: int, kv_heads: int, small: int) -> None:
     config = config_of(replace(LARGE, heads=heads, kv_heads=kv_heads))
-    assert miniature.shrunk(config, families.resolve(config))["num_key_value_heads"] == small
+    assert tiny_model.shrink_config(config, families.resolve(config))["num_key_value_heads"] == small
 
 
 def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", LARGE)
     plan = families.read(model)
     first, second, other = (
-        (miniature.write(tmp_path / str(i), model, plan, seed=seed) / "model.safetensors").read_bytes()
+        (tiny_model.write(tmp_path / str(i), model, plan, seed=seed) / "model.safetensors").read_bytes()
         for i, seed in enumerate((1, 1, 2))
     )
     assert first == second != other
@@ -138,7 +140,7 @@ def test_it_asks_for_nothing_of_the_slice(tmp_path: Path) -> None:
         export={"destinations": [{"path": "spec.export.destinations[0]", "uri": "gs://elsewhere/model"}]},
         evaluation={"gates": [{"metric": "loss", "op": "LessOrEqual", "value": 0.1}]},
     )  # fmt: skip
-    small = smoke.smaller(made, tmp_path / "m", tmp_path / "t", tmp_path / "small", devices=1)
+    small = smoke.smoke_request(made, tmp_path / "m", tmp_path / "t", tmp_path / "small", devices=1)
     assert (
         small.mesh.devices,
         small.engine_overrides,

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
 from finetune_trainer import families
 from finetune_trainer.data.examples import TokenFile
 from finetune_trainer.data.special_tokens import declared, of_model, require_embeddings
-from finetune_trainer.data.template import Renderer, Tokens
+from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.errors import StageError
 from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight
-from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import EndsAtOnce
+from finetune_trainer.stages.context import StageContext
+from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from finetune_trainer.tokenizer import load_tokenizer
 from tests.trainer.requests import request
@@ -118,7 +118,7 @@ def test_what_training_would_use_has_an_embedding(tokenizer: Published, reason: 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_model(tmp_path / "models/qwen3", Spec())
+    write_model(tmp_path / "models/qwen3", TinyModelSpec())
     write_data(tmp_path / "data", train=12, evaluation=4)
     return tmp_path
 
@@ -145,12 +145,12 @@ def without_room(folder: Path) -> Path:
     return folder
 
 
-def context(folder: Path, stage: str = "Preflight", **changes: Any) -> Context:
-    return Context(
+def context(folder: Path, stage: str = "Preflight", **changes: Any) -> StageContext:
+    return StageContext(
         request=request(folder, stage, **changes),
         store=open_store(),
         processes=Processes(count=1, index=0),
-        stopper=EndsAtOnce(),
+        stopper=ImmediateStop(),
         scratch=folder,
     )
 
@@ -319,5 +319,5 @@ def test_the_first_example_beyond_a_limit_is_found_among_trained_and_other_token
     for trained in (False, True):
         file = TokenFile(tmp_path / f"{trained}.tokens")
         for ids in ([1, 2], [3], [4, 9, 5], [8]):
-            file.append(Tokens(ids=np.asarray(ids, np.int32), trained=np.full(len(ids), trained)))
+            file.append(TokenizedExample(ids=np.asarray(ids, np.int32), trained=np.full(len(ids), trained)))
         assert [file.first_from(limit) for limit in (10, 9, 8, 5, 0)] == [None, 2, 2, 2, 0]

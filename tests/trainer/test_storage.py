@@ -10,35 +10,35 @@ from google.cloud import storage as gcs
 
 from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import Store, join, local_path, open_store
+from finetune_trainer.storage import StorageClient, join, local_path, open_store
 from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.storage.local import LocalBackend
 from tests.trainer.stores import BUCKET
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> StorageClient:
     return open_store()
 
 
-def names(store: Store, root: str) -> list[str]:
+def names(store: StorageClient, root: str) -> list[str]:
     return [entry.uri.removeprefix(root + "/") for entry in store.entries(root)]
 
 
-def test_what_is_written_is_read_and_replaced_as_a_whole(store: Store, root: str) -> None:
+def test_what_is_written_is_read_and_replaced_as_a_whole(store: StorageClient, root: str) -> None:
     store.write(f"{root}/a/b.json", "one")
     store.write(f"{root}/a/b.json", b"two")
     assert store.read(f"{root}/a/b.json") == b"two"
     assert names(store, root) == ["a/b.json"]
 
 
-def test_only_the_first_creation_wins(store: Store, root: str) -> None:
+def test_only_the_first_creation_wins(store: StorageClient, root: str) -> None:
     assert store.create(f"{root}/manifest.json", "mine")
     assert not store.create(f"{root}/manifest.json", "theirs")
     assert store.read(f"{root}/manifest.json") == b"mine"
 
 
-def test_what_is_not_there_is_missing_not_empty(store: Store, root: str) -> None:
+def test_what_is_not_there_is_missing_not_empty(store: StorageClient, root: str) -> None:
     assert store.read_or_none(f"{root}/none") is None
     assert not store.exists(f"{root}/none")
     assert names(store, root) == []
@@ -50,7 +50,7 @@ def test_what_is_not_there_is_missing_not_empty(store: Store, root: str) -> None
         assert root in caught.value.where
 
 
-def test_a_folder_goes_up_and_comes_back_the_same(store: Store, root: str, tmp_path: Path) -> None:
+def test_a_folder_goes_up_and_comes_back_the_same(store: StorageClient, root: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "deep").mkdir(parents=True)
     for name in ("b.bin", "deep/c.bin", "a.json"):
@@ -65,7 +65,7 @@ def test_a_folder_goes_up_and_comes_back_the_same(store: Store, root: str, tmp_p
     assert {e.crc32c for e in store.entries(root)} == {e.crc32c for e in store.entries(f"file://{source}")}
 
 
-def test_a_bucket_gives_only_what_is_asked_for(store: Store, root: str, tmp_path: Path) -> None:
+def test_a_bucket_gives_only_what_is_asked_for(store: StorageClient, root: str, tmp_path: Path) -> None:
     store.write(f"{root}/config.json", "{}")
     store.write(f"{root}/model.safetensors", "weights")
     folder = store.fetch_folder(root, tmp_path / "scratch", include=("*.json",))
@@ -75,7 +75,7 @@ def test_a_bucket_gives_only_what_is_asked_for(store: Store, root: str, tmp_path
         assert folder == local_path(root)
 
 
-def test_globs_stop_at_slashes(store: Store, root: str) -> None:
+def test_globs_stop_at_slashes(store: StorageClient, root: str) -> None:
     for name in ("a/1.jsonl", "a/2.jsonl", "a/3.json", "a/deep/4.jsonl", "b/5.jsonl"):
         store.write(f"{root}/{name}", name)
 
@@ -110,20 +110,22 @@ def test_deleting_a_folder_takes_its_manifest_first(root: str, monkeypatch: pyte
         "file:///a//x", "gs://b/../k", "file:///a/./x", "gs://b/k\0",
     ],
 )  # fmt: skip
-def test_an_address_of_another_kind_is_refused(store: Store, uri: str) -> None:
+def test_an_address_of_another_kind_is_refused(store: StorageClient, uri: str) -> None:
     with pytest.raises(StageError) as caught:
         store.read(uri)
     assert caught.value.code is ExitCode.BAD_REQUEST
     assert repr(uri) in str(caught.value)
 
 
-def test_slashes_at_the_end_of_an_address_mean_nothing(store: Store, root: str) -> None:
+def test_slashes_at_the_end_of_an_address_mean_nothing(store: StorageClient, root: str) -> None:
     store.write(f"{root}/a", "1")
     assert [entry.uri for entry in store.entries(f"{root}//")] == [f"{root}/a"]
 
 
 @pytest.mark.parametrize("name", ["/abs/x", "a//b", "../x", "a/../../x"])
-def test_no_file_is_fetched_out_of_its_folder(store: Store, root: str, tmp_path: Path, name: str) -> None:
+def test_no_file_is_fetched_out_of_its_folder(
+    store: StorageClient, root: str, tmp_path: Path, name: str
+) -> None:
     store.write(f"{root}/a", "1")
     outside = tmp_path / "outside"
     (entry,) = store.entries(root)
@@ -134,12 +136,12 @@ def test_no_file_is_fetched_out_of_its_folder(store: Store, root: str, tmp_path:
     assert {path.name for path in tmp_path.iterdir()} <= {"store"}
 
 
-def test_files_being_written_are_not_listed(store: Store, tmp_path: Path) -> None:
+def test_files_being_written_are_not_listed(store: StorageClient, tmp_path: Path) -> None:
     (tmp_path / ".partial-x").write_text("half")
     assert names(store, f"file://{tmp_path}") == []
 
 
-def test_local_files_are_readable_by_others(store: Store, tmp_path: Path) -> None:
+def test_local_files_are_readable_by_others(store: StorageClient, tmp_path: Path) -> None:
     store.write(f"file://{tmp_path}/x", "1")
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
 
@@ -173,7 +175,7 @@ class Refusing:
     ids=lambda value: type(value).__name__,
 )
 def test_failures_of_a_bucket_become_the_contracts_codes(error: Exception, code: ExitCode) -> None:
-    store = Store(local=LocalBackend(), gcs=GcsBackend(connect=lambda: Refusing(error)))  # type: ignore[arg-type,return-value]
+    store = StorageClient(local=LocalBackend(), gcs=GcsBackend(connect=lambda: Refusing(error)))  # type: ignore[arg-type,return-value]
     with pytest.raises(StageError) as caught:
         store.read("gs://b/k")
     assert caught.value.code is code
@@ -184,7 +186,7 @@ def test_no_client_is_made_before_a_bucket_is_named(tmp_path: Path) -> None:
     def connect() -> gcs.Client:
         raise AssertionError("a client was made")
 
-    store = Store(local=LocalBackend(), gcs=GcsBackend(connect=connect))
+    store = StorageClient(local=LocalBackend(), gcs=GcsBackend(connect=connect))
     store.write(f"file://{tmp_path}/x", "1")
 
 
@@ -199,7 +201,9 @@ def test_an_answer_that_was_lost_does_not_lose_the_creation(
     assert backend.create(uri, b"mine", "application/json")
 
 
-def test_a_file_is_replaced_only_as_long_as_it_is_the_one_that_was_read(store: Store, root: str) -> None:
+def test_a_file_is_replaced_only_as_long_as_it_is_the_one_that_was_read(
+    store: StorageClient, root: str
+) -> None:
     uri = f"{root}/manifest.json"
     assert store.read_current(uri, limit=10) is None
     assert not store.replace(uri, "none", version="1")
@@ -217,7 +221,7 @@ def test_a_file_is_replaced_only_as_long_as_it_is_the_one_that_was_read(store: S
     assert not store.exists(uri)
 
 
-def test_of_many_writers_that_saw_the_same_version_one_wins(store: Store, root: str) -> None:
+def test_of_many_writers_that_saw_the_same_version_one_wins(store: StorageClient, root: str) -> None:
     uri = f"{root}/manifest.json"
     store.write(uri, "damaged")
     seen = store.read_current(uri, limit=10)
@@ -228,7 +232,9 @@ def test_of_many_writers_that_saw_the_same_version_one_wins(store: Store, root: 
     assert store.read(uri) == f"writer {won.index(True)}".encode()
 
 
-def test_a_file_larger_than_the_limit_is_not_read_but_can_be_replaced(store: Store, root: str) -> None:
+def test_a_file_larger_than_the_limit_is_not_read_but_can_be_replaced(
+    store: StorageClient, root: str
+) -> None:
     uri = f"{root}/manifest.json"
     store.write(uri, b"x" * 11)
     found = store.read_current(uri, limit=10)
@@ -237,7 +243,7 @@ def test_a_file_larger_than_the_limit_is_not_read_but_can_be_replaced(store: Sto
     assert store.replace(uri, "small", version=found.version)
 
 
-def test_a_listing_tells_a_new_write_of_the_same_content_in_a_bucket(store: Store, root: str) -> None:
+def test_a_listing_tells_a_new_write_of_the_same_content_in_a_bucket(store: StorageClient, root: str) -> None:
     uri = f"{root}/a"
     store.write(uri, "same")
     (before,) = store.entries(root)
@@ -252,7 +258,7 @@ def test_a_listing_tells_a_new_write_of_the_same_content_in_a_bucket(store: Stor
 
 
 def test_the_object_that_was_listed_is_fetched_or_none(
-    server: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, store: StorageClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
     root = f"gs://{BUCKET}/{tmp_path.name}"
@@ -284,7 +290,7 @@ def test_a_file_that_goes_while_it_is_read_is_missing(
 
 
 @pytest.mark.parametrize("uri", ["gs://b/team-a/../team-b/m", "file:///data/team-a/../team-b", "gs://b/./m"])
-def test_a_way_out_of_a_folder_is_no_address(uri: str, store: Store) -> None:
+def test_a_way_out_of_a_folder_is_no_address(uri: str, store: StorageClient) -> None:
     with pytest.raises(StageError) as caught:
         store.read(uri)
     assert caught.value.reason == "InvalidUri"

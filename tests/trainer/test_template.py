@@ -7,12 +7,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from finetune_trainer.data.place import Place
+from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.schema import Conversation, TextPair
-from finetune_trainer.data.template import Renderer, Tokens
+from finetune_trainer.data.template import Renderer, TokenizedExample
 from finetune_trainer.errors import StageError
 
-PLACE = Place(path="spec.datasets.train[0]", file="file:///a.jsonl", row=3)
+PLACE = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=3)
 MARKS = ("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>",
          "<end_of_turn>", "<bos>", "<eos>")  # fmt: skip
 
@@ -62,7 +62,7 @@ def conversation(*turns: tuple[str, str], trained: Sequence[bool] | None = None)
     )
 
 
-def trained_text(tokens: Tokens, of: Any) -> list[str]:
+def trained_text(tokens: TokenizedExample, of: Any) -> list[str]:
     """The trained stretches, decoded."""
     found, current = [], []
     for token, wanted in zip([*tokens.ids.tolist(), 0], [*tokens.trained.tolist(), False], strict=True):

@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from devcluster.fixtures.hub import Hub
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.hub import FakeHub
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode, HubRef, ModelSource
-from finetune_trainer.data.place import Place
+from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.schema import Conversation
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
@@ -24,7 +24,7 @@ from finetune_trainer.storage import open_store
 from finetune_trainer.tokenizer import load_tokenizer, misreading_class
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-PLACE = Place(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1)
+PLACE = RowLocation(path="spec.datasets.train[0]", file="file:///a.jsonl", row=1)
 
 
 def marked(mark: str) -> str:
@@ -34,7 +34,7 @@ def marked(mark: str) -> str:
 
 def model(tmp_path: Path, *, config: object = None, file: str | None = None) -> Path:
     """``config``: chat_template in tokenizer_config.json; ``file``: chat_template.jinja. None: not there."""
-    folder = write_model(tmp_path / "model", Spec())
+    folder = write_model(tmp_path / "model", TinyModelSpec())
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
@@ -73,14 +73,14 @@ def test_the_template_of_the_folder_is_used(tmp_path: Path, where: dict[str, Any
     assert text == f"<|im_start|>{expected} a<|im_end|><|im_start|>{expected} b<|im_end|>"
 
 
-def test_a_template_file_comes_from_the_hub_too(hub: Hub, tmp_path: Path) -> None:
+def test_a_template_file_comes_from_the_hub_too(hub: FakeHub, tmp_path: Path) -> None:
     folder = model(tmp_path, file=marked("file"))
     hub.push("acme/tiny", {path.name: path.read_bytes() for path in folder.iterdir()})
     source = ModelSource(hugging_face=HubRef(repo="acme/tiny"))
     assert "file b" in rendered(loaded(tmp_path, source))
 
 
-def test_a_tokenizer_of_its_own_brings_its_own_template(hub: Hub, tmp_path: Path) -> None:
+def test_a_tokenizer_of_its_own_brings_its_own_template(hub: FakeHub, tmp_path: Path) -> None:
     folder = model(tmp_path, config=marked("model's"))
     words = model(tmp_path / "other", config=marked("own"))
     files = {path.name: path.read_bytes() for path in words.iterdir() if path.name.startswith("token")}
@@ -92,7 +92,7 @@ def test_a_tokenizer_of_its_own_brings_its_own_template(hub: Hub, tmp_path: Path
         assert "own b" in rendered(loaded(tmp_path, ModelSource(uri=f"file://{folder}", tokenizer=tokenizer)))
 
 
-def test_a_repository_without_a_tokenizer_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_a_repository_without_a_tokenizer_is_told(hub: FakeHub, tmp_path: Path) -> None:
     folder = model(tmp_path)
     hub.push("acme/words", {"README.md": "nothing else"})
     source = ModelSource(
@@ -160,7 +160,7 @@ def at(folder: Path) -> LocalModel:
 
 def bytewise(folder: Path, name: str | None, *, family: str = "llama", **settings: Any) -> Path:
     """A byte-level tokenizer.json beside a tokenizer_config.json that names the class ``name``."""
-    write_model(folder, Spec(family=family))
+    write_model(folder, TinyModelSpec(family=family))
     path = folder / "tokenizer_config.json"
     changed = {**json.loads(path.read_text()), "tokenizer_class": name, **settings}
     path.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
@@ -169,7 +169,7 @@ def bytewise(folder: Path, name: str | None, *, family: str = "llama", **setting
 
 def piecewise(folder: Path, **settings: Any) -> Path:
     """As Llama 2's tokenizer.json, which a SentencePiece model was converted to: a space before each piece of text."""
-    write_model(folder, Spec(family="llama"))
+    write_model(folder, TinyModelSpec(family="llama"))
     inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     inner.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
@@ -276,7 +276,7 @@ def test_qwen3s_tokenizer_is_what_its_own_class_makes_of_it(tmp_path: Path) -> N
     assert spec is not None
     assert spec.submodule_search_locations is not None
     (package,) = spec.submodule_search_locations
-    write_model(tmp_path, Spec())
+    write_model(tmp_path, TinyModelSpec())
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(package) / "assets/tokenizers/qwen3-tokenizer" / name, tmp_path)
     tokenizer = load_tokenizer(at(tmp_path))
@@ -309,7 +309,7 @@ def test_an_exported_tokenizer_of_its_own_is_read_right_beside_the_models_config
     """Which class transformers takes depends on the config.json beside it, too."""
     folder = bytewise(tmp_path / "words", None)
     (folder / "config.json").unlink()
-    beside = write_model(tmp_path / "model", Spec(family="llama"))
+    beside = write_model(tmp_path / "model", TinyModelSpec(family="llama"))
     model = LocalModel(path=beside, tokenizer_path=folder, source="s", tokenizer_source="t", revision="")
     tokenizer = load_tokenizer(model)
     exported = tokenizer_folder(model, tokenizer, None, tmp_path / "export")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import (
     ConvertOutcome,
     EvaluateOutcome,
@@ -21,7 +21,7 @@ from finetune_contract import (
 )
 from finetune_trainer.data.examples import Examples
 from finetune_trainer.processes import Processes
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import open_store
 from tests.trainer.reference import Reference
 from tests.trainer.requests import request
@@ -30,7 +30,7 @@ from tests.trainer.stages import Stages
 pytestmark = pytest.mark.reference
 
 #: Large enough weights that every part of the function shows; an odd vocabulary; heads that do not fill the width.
-BASE = Spec(std=0.125, vocab=509, context=256)
+BASE = TinyModelSpec(std=0.125, vocab=509, context=256)
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
@@ -109,7 +109,8 @@ def changes(family: str, root: Path) -> dict[str, Any]:
 def convert(stages: Stages, family: str, prepared: dict[str, str]) -> str:
     if family not in prepared:
         write_model(
-            stages.root / "models" / f"shaped-{family}", Spec(**{**_fields(BASE), **FAMILIES[family]})
+            stages.root / "models" / f"shaped-{family}",
+            TinyModelSpec(**{**_fields(BASE), **FAMILIES[family]}),
         )
         asked = changes(family, stages.root)
         checked = stages.run("Preflight", f"{family}-base", **asked)
@@ -134,7 +135,11 @@ def test_a_family_is_trained_evaluated_and_exported(
     family: str,
     method: dict[str, Any],
 ) -> None:
-    asked = {**changes(family, stages.root), "method": method, "converted": convert(stages, family, prepared)}
+    asked = {
+        **changes(family, stages.root),
+        "method": method,
+        "converted": convert(stages, family, prepared),
+    }
     run = run_name(family, method)
     trained = stages.run("Train", run, **asked)
     assert isinstance(trained.details, TrainOutcome), trained.failure
@@ -184,12 +189,12 @@ def test_transformers_and_peft_find_the_loss_that_evaluation_reports(
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _fields(spec: Spec) -> dict[str, Any]:
+def _fields(spec: TinyModelSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
 
 
 def validation_tokens(made: StageRequest, scratch: Path) -> Examples:
-    context = Context(
+    context = StageContext(
         request=made, store=open_store(), processes=Processes(count=1, index=0),
         stopper=None, scratch=scratch,  # type: ignore[arg-type]  # nothing here is stopped
     )  # fmt: skip

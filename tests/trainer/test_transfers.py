@@ -14,9 +14,9 @@ from google.cloud.storage import Client
 
 from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import Store, gcs
+from finetune_trainer.storage import StorageClient, gcs
 from finetune_trainer.storage.local import LocalBackend
-from tests.trainer.between import Asked, Between, Fault, between
+from tests.trainer.storage_proxy import ProxyFault, ProxyRequest, StorageProxy, between
 from tests.trainer.stores import BUCKET
 
 MIB = 2**20
@@ -24,7 +24,7 @@ SIZE = 9 * MIB + 5
 
 
 @pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorageProxy]:
     with between(server) as made:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.url)
         monkeypatch.setattr(gcs, "_PIECE", MIB)
@@ -33,9 +33,9 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
 
 
 @pytest.fixture
-def store(proxy: Between) -> Iterator[Store]:
+def store(proxy: StorageProxy) -> Iterator[StorageClient]:
     with closing(Client()) as client:
-        yield Store(local=LocalBackend(), gcs=gcs.GcsBackend(connect=lambda: client))
+        yield StorageClient(local=LocalBackend(), gcs=gcs.GcsBackend(connect=lambda: client))
     with warnings.catch_warnings():  # the library leaves connections that broke to the collector
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -56,11 +56,11 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def now_and_then(method: str, fault: Fault) -> Callable[[Asked], Fault | None]:
-    """For ``Between.fault``: every third request of the method meets ``fault``."""
+def now_and_then(method: str, fault: ProxyFault) -> Callable[[ProxyRequest], ProxyFault | None]:
+    """For ``StorageProxy.fault``: every third request of the method meets ``fault``."""
     seen = 0
 
-    def decide(asked: Asked) -> Fault | None:
+    def decide(asked: ProxyRequest) -> ProxyFault | None:
         nonlocal seen
         if asked.method != method:
             return None
@@ -71,12 +71,12 @@ def now_and_then(method: str, fault: Fault) -> Callable[[Asked], Fault | None]:
 
 
 class InPairs:
-    """For ``Between.meet``: a transfer of contents goes on when another one is under way."""
+    """For ``StorageProxy.meet``: a transfer of contents goes on when another one is under way."""
 
     def __init__(self, method: str) -> None:
         self._method, self._pair = method, threading.Barrier(2)
 
-    def __call__(self, asked: Asked) -> None:
+    def __call__(self, asked: ProxyRequest) -> None:
         if asked.method == self._method and (asked.body or "range" in asked.headers):
             with suppress(threading.BrokenBarrierError):  # then all go on, and the test tells
                 self._pair.wait(timeout=30)
@@ -87,7 +87,7 @@ class InPairs:
 
 
 def test_the_pieces_of_a_file_are_fetched_at_the_same_time(
-    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path
+    proxy: StorageProxy, store: StorageClient, source: Path, uri: str, tmp_path: Path
 ) -> None:
     store.upload_file(source, uri)
     proxy.meet = pieces = InPairs("GET")
@@ -96,7 +96,7 @@ def test_the_pieces_of_a_file_are_fetched_at_the_same_time(
 
 
 def test_the_files_of_a_folder_are_transferred_at_the_same_time(
-    proxy: Between, store: Store, uri: str, tmp_path: Path
+    proxy: StorageProxy, store: StorageClient, uri: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -113,10 +113,12 @@ def test_the_files_of_a_folder_are_transferred_at_the_same_time(
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault(cut=300_000), Fault(cut=-1), Fault(status=503)], ids=["cut off", "no answer", "503"]
+    "fault",
+    [ProxyFault(cut=300_000), ProxyFault(cut=-1), ProxyFault(status=503)],
+    ids=["cut off", "no answer", "503"],
 )
 def test_a_download_goes_on_where_its_connection_broke(
-    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path, fault: Fault
+    proxy: StorageProxy, store: StorageClient, source: Path, uri: str, tmp_path: Path, fault: ProxyFault
 ) -> None:
     store.upload_file(source, uri)
     proxy.fault = now_and_then("GET", fault)
@@ -126,7 +128,12 @@ def test_a_download_goes_on_where_its_connection_broke(
 
 
 def test_the_time_for_retries_counts_for_each_piece(
-    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: StorageProxy,
+    store: StorageClient,
+    source: Path,
+    uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not from the beginning of the file: a download may last longer than storage may be unreachable."""
     begun: list[str] = []
@@ -139,9 +146,11 @@ def test_the_time_for_retries_counts_for_each_piece(
     assert ranges[-1] == f"bytes={9 * MIB}-{SIZE - 1}"
 
 
-@pytest.mark.parametrize("fault", [Fault(lost=True), Fault(status=503)], ids=["no connection", "503"])
+@pytest.mark.parametrize(
+    "fault", [ProxyFault(lost=True), ProxyFault(status=503)], ids=["no connection", "503"]
+)
 def test_an_upload_repeats_no_more_than_a_piece(
-    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path, fault: Fault
+    proxy: StorageProxy, store: StorageClient, source: Path, uri: str, tmp_path: Path, fault: ProxyFault
 ) -> None:
     proxy.fault = now_and_then("PUT", fault)
     store.upload_file(source, uri)
@@ -152,7 +161,12 @@ def test_an_upload_repeats_no_more_than_a_piece(
 
 
 def test_a_download_of_other_bytes_than_the_bucket_lists_is_refused(
-    proxy: Between, store: Store, source: Path, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: StorageProxy,
+    store: StorageClient,
+    source: Path,
+    uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store.upload_file(source, uri)
     monkeypatch.setattr("google_crc32c.extend", lambda crc, _: crc)
@@ -161,7 +175,9 @@ def test_a_download_of_other_bytes_than_the_bucket_lists_is_refused(
     assert caught.value.code is ExitCode.UNAVAILABLE
 
 
-def test_a_part_of_a_file_is_read_alone(proxy: Between, store: Store, source: Path, uri: str) -> None:
+def test_a_part_of_a_file_is_read_alone(
+    proxy: StorageProxy, store: StorageClient, source: Path, uri: str
+) -> None:
     store.upload_file(source, uri)
     for place in (uri, f"file://{source}"):
         before = proxy.read

@@ -26,7 +26,7 @@ from maxtext.utils import maxtext_utils
 from tunix.sft import peft_trainer
 from tunix.sft.dpo import dpo_trainer
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_trainer.engine import BASE
 
 
@@ -183,7 +183,7 @@ def test_maxtexts_qlora_quantizes_the_adapted_modules_alone() -> None:
 def test_transformers_ignores_the_pre_tokenizer_of_tokenizer_json_for_llamas_class(tmp_path: Path) -> None:
     from transformers import AutoTokenizer, LlamaTokenizer
 
-    write_model(tmp_path, Spec(family="llama"))
+    write_model(tmp_path, TinyModelSpec(family="llama"))
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "LlamaTokenizerFast"}))
     loaded = AutoTokenizer.from_pretrained(tmp_path)

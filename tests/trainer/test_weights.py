@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ExitCode
 from finetune_trainer import families
 from finetune_trainer.errors import StageError
@@ -35,20 +35,20 @@ def rewrite(folder: Path, **changes: np.ndarray | None) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_every_dtype_and_sharding_reads_back(tmp_path: Path, dtype: str, shards: int) -> None:
-    folder = write_model(tmp_path, Spec(dtype=dtype, shards=shards))
+    folder = write_model(tmp_path, TinyModelSpec(dtype=dtype, shards=shards))
     weights = open_weights(folder, families.read(folder))
     assert weights.read("model.layers.1.mlp.up_proj.weight").dtype == dtype
     assert weights.dtypes == {{"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[dtype]}
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec())
+    folder = write_model(tmp_path, TinyModelSpec())
     rewrite(folder, **{"model.norm.weight": None})
     assert failure(folder).saw == "no model.norm.weight"
 
 
 def test_experts_that_lie_in_one_tensor_are_named_beside_what_is_missing(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec(family="qwen3-moe", layers=1))
+    folder = write_model(tmp_path, TinyModelSpec(family="qwen3-moe", layers=1))
     apart = {
         f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight": None
         for expert, part in product(range(4), ("gate", "up", "down"))
@@ -64,13 +64,13 @@ def test_experts_that_lie_in_one_tensor_are_named_beside_what_is_missing(tmp_pat
 
 
 def test_a_tensor_the_architecture_does_not_have_is_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec())
+    folder = write_model(tmp_path, TinyModelSpec())
     rewrite(folder, **{"model.layers.0.self_attn.q_proj.bias": np.zeros(64, np.float32)})
     assert "q_proj.bias" in failure(folder).saw
 
 
 def test_another_shape_than_config_json_says_is_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec())
+    folder = write_model(tmp_path, TinyModelSpec())
     rewrite(folder, **{"model.norm.weight": np.zeros(65, np.float32)})
     error = failure(folder)
     assert (error.saw, error.expected) == ("(65,)", "(64,)")
@@ -78,7 +78,7 @@ def test_another_shape_than_config_json_says_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "saw"), [(np.int8, "I8"), (ml_dtypes.float8_e4m3fn, "F8_E4M3")])
 def test_quantized_weights_are_refused(tmp_path: Path, dtype: type, saw: str) -> None:
-    folder = write_model(tmp_path, Spec())
+    folder = write_model(tmp_path, TinyModelSpec())
     rewrite(folder, **{"model.norm.weight": np.zeros(64, dtype)})
     error = failure(folder)
     assert (error.saw, error.expected) == (saw, "BF16, F16, F32")
@@ -87,14 +87,14 @@ def test_quantized_weights_are_refused(tmp_path: Path, dtype: type, saw: str) ->
 
 
 def test_a_cut_off_file_is_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec())
+    folder = write_model(tmp_path, TinyModelSpec())
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
     assert failure(folder).reason == "WeightsMismatch"
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec(shards=2))
+    folder = write_model(tmp_path, TinyModelSpec(shards=2))
     (folder / "model-00002-of-00002.safetensors").unlink()
     error = failure(folder)
     assert error.code is ExitCode.INPUT_MISSING
@@ -107,7 +107,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     ids=["no JSON", "empty", "a number", "deep", "a deep map"],
 )
 def test_an_unreadable_index_is_named(tmp_path: Path, index: str) -> None:
-    folder = write_model(tmp_path, Spec(shards=2))
+    folder = write_model(tmp_path, TinyModelSpec(shards=2))
     (folder / "model.safetensors.index.json").write_text(index)
     assert "index" in failure(folder).where
 
@@ -116,7 +116,7 @@ def test_an_unreadable_index_is_named(tmp_path: Path, index: str) -> None:
     "name", ["/abs/x.safetensors", "../x.safetensors", "below/x.safetensors", "..", "", "a\0b"]
 )
 def test_an_index_that_names_a_file_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
-    folder = write_model(tmp_path, Spec(shards=2))
+    folder = write_model(tmp_path, TinyModelSpec(shards=2))
     index = folder / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     content["weight_map"]["model.norm.weight"] = name
@@ -140,7 +140,7 @@ def test_a_tensor_that_the_index_does_not_assign_to_its_shard_is_refused(
     tmp_path: Path, name: str, architecture: str
 ) -> None:
     """transformers loads whole shards, whatever the index assigns to them."""
-    folder = write_model(tmp_path, Spec(family=architecture, shards=2))
+    folder = write_model(tmp_path, TinyModelSpec(family=architecture, shards=2))
     index = folder / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     tensor, shard = next(iter(content["weight_map"].items()))
@@ -157,7 +157,7 @@ def test_a_tensor_that_the_index_does_not_assign_to_its_shard_is_refused(
 
 
 def test_what_does_no_harm_in_one_file_does_none_in_shards(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec(family="qwen3", shards=2))
+    folder = write_model(tmp_path, TinyModelSpec(family="qwen3", shards=2))
     whole = open_weights(folder, families.read(folder))
     embeddings = whole.read("model.embed_tokens.weight")
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8)}
@@ -172,7 +172,7 @@ def test_what_does_no_harm_in_one_file_does_none_in_shards(tmp_path: Path) -> No
 
 
 def test_a_shard_without_a_tensor_that_the_index_lists_is_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec(shards=2))
+    folder = write_model(tmp_path, TinyModelSpec(shards=2))
     index = folder / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     (file,) = {*SHARDS} - {content["weight_map"]["model.norm.weight"]}
@@ -184,13 +184,13 @@ def test_a_shard_without_a_tensor_that_the_index_lists_is_named(tmp_path: Path) 
 
 
 def test_one_tensor_under_two_spellings_is_refused(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec(family="gemma3-multimodal", spelling="v4"))
+    folder = write_model(tmp_path, TinyModelSpec(family="gemma3-multimodal", spelling="v4"))
     rewrite(folder, **{"model.language_model.norm.weight": np.zeros(64, np.float32)})
     assert "twice" in failure(folder).what
 
 
 def test_weights_in_another_format_are_named(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec())
+    folder = write_model(tmp_path, TinyModelSpec())
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     error = failure(folder)
     assert error.code is ExitCode.INPUT_MISSING
@@ -206,7 +206,7 @@ def test_a_copy_of_tied_embeddings_and_old_buffers_do_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
 ) -> None:
     monkeypatch.setattr("finetune_trainer.weights._PIECE", 1000)
-    folder = write_model(tmp_path, Spec(family=family))
+    folder = write_model(tmp_path, TinyModelSpec(family=family))
     embeddings = open_weights(folder, families.read(folder)).read("model.embed_tokens.weight")
     rewrite(
         folder,
@@ -225,7 +225,7 @@ def test_an_output_layer_of_its_own_beside_tied_embeddings_is_refused(
 ) -> None:
     """transformers computes with it; its values are compared where they are there."""
     monkeypatch.setattr("finetune_trainer.weights._PIECE", 1000)
-    folder = write_model(tmp_path, Spec(family=family))
+    folder = write_model(tmp_path, TinyModelSpec(family=family))
     head = open_weights(folder, families.read(folder)).read("model.embed_tokens.weight").copy()
     if difference == "last value":
         head[-1, -1] += 1
@@ -240,7 +240,7 @@ def test_an_output_layer_of_its_own_beside_tied_embeddings_is_refused(
 
 
 def test_parts_for_images_are_kept_apart(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, Spec(family="gemma3-multimodal", spelling="v4"))
+    folder = write_model(tmp_path, TinyModelSpec(family="gemma3-multimodal", spelling="v4"))
     weights = open_weights(folder, families.read(folder))
     assert set(weights.foreign) == {
         "multi_modal_projector.mm_input_projection_weight",
@@ -254,7 +254,7 @@ def test_parts_for_images_are_kept_apart(tmp_path: Path) -> None:
 def test_a_part_for_images_that_export_could_not_copy_is_refused_before_training(
     tmp_path: Path, dtype: str
 ) -> None:
-    folder = write_model(tmp_path, Spec(family="gemma3-multimodal", spelling="v4"))
+    folder = write_model(tmp_path, TinyModelSpec(family="gemma3-multimodal", spelling="v4"))
     file = folder / "model.safetensors"
     content = file.read_bytes()
     past = 8 + int.from_bytes(content[:8], "little")

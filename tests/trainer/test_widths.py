@@ -15,16 +15,16 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from maxtext.configs import types
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import Outcome, Stage, StageRequest, StageResult
 from finetune_trainer import families, widths
 from finetune_trainer.data.remarks import of_width
 from finetune_trainer.errors import StageError
 from finetune_trainer.processes import Processes
 from finetune_trainer.stages import preflight, resumption
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.engine_config import engine_settings
-from finetune_trainer.stopping import EndsAtOnce
+from finetune_trainer.stopping import ImmediateStop
 from finetune_trainer.storage import open_store
 from tests.trainer.requests import request
 
@@ -143,12 +143,12 @@ def test_few_programs_serve_texts_of_any_length(longest: int) -> None:
         assert width < 128 or width > 4096 or taken(width)
 
 
-def context(root: Path, **changes: Any) -> Context:
-    write_model(root / "models/qwen3", Spec())
+def context(root: Path, **changes: Any) -> StageContext:
+    write_model(root / "models/qwen3", TinyModelSpec())
     write_data(root / "data", train=40, evaluation=4)
     made = request(root, "Preflight", **changes)
-    return Context(
-        request=made, store=open_store(), processes=Processes(count=1, index=0), stopper=EndsAtOnce(), scratch=root,
+    return StageContext(
+        request=made, store=open_store(), processes=Processes(count=1, index=0), stopper=ImmediateStop(), scratch=root,
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def test_all_that_depends_on_the_width_agrees(length: int, method: str, tmp_path
 
 
 def test_the_engine_gets_the_width(tmp_path: Path) -> None:
-    plan = families.read(write_model(tmp_path / "model", Spec(context=4096)))
+    plan = families.read(write_model(tmp_path / "model", TinyModelSpec(context=4096)))
     made = request(tmp_path, "Train", data={"max_seq_length": 1000})
     assert {engine_settings(made, plan, steps=1, platform=name, output="")["max_target_length"]
             for name in ("cpu", "tpu")} == {1024}  # fmt: skip

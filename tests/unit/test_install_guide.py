@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.bucketrights import ROLES, Grant
+from devcluster.bucket_iam import ROLES, Grant
 from tests import bucket_grants
 from tests.bucket_grants import ARTIFACTS, CACHE, DATA, MODELS
 

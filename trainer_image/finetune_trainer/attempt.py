@@ -21,25 +21,19 @@ from typing import IO, TextIO
 
 from finetune_contract import (
     CONTRACT_VERSION,
-    ConvertOutcome,
-    EvaluateOutcome,
+    Details,
     ExitCode,
-    ExportOutcome,
     Failure,
     Outcome,
-    PreflightOutcome,
     RunFolder,
     StageRequest,
     StageResult,
-    TrainOutcome,
 )
 from finetune_contract.failure import PEER_LOST
-from finetune_trainer.compilations import Compilations
+from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.errors import StageError, encodable
 from finetune_trainer.redaction import Redactor
-from finetune_trainer.storage import Store
-
-type Details = PreflightOutcome | ConvertOutcome | TrainOutcome | EvaluateOutcome | ExportOutcome
+from finetune_trainer.storage import StorageClient
 
 #: Kubernetes keeps 4,096 bytes of a termination message.
 _TERMINATION_BYTES = 4096
@@ -95,11 +89,11 @@ class LogTail:
 
 
 @dataclass(slots=True, kw_only=True)
-class Attempt:
+class AttemptRecorder:
     """One attempt at a stage."""
 
     request: StageRequest
-    store: Store
+    store: StorageClient
     first: bool
     """Whether this is process 0."""
     host: int
@@ -107,7 +101,7 @@ class Attempt:
     redact: Redactor
     termination: Path
     now: Callable[[], datetime]
-    compilations: Compilations | None = None
+    compilations: CompilationCounter | None = None
     """Counted by this process; None before the stage begins."""
     started: datetime = field(init=False)
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False)

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ValidationError
 
 from finetune_contract.base import Record
 from finetune_contract.layout import file_list
-from finetune_trainer.storage import Store
-from finetune_trainer.storage.contents import Held, added, changed, held
+from finetune_trainer.storage import StorageClient
+from finetune_trainer.storage.contents import Held, first_added, first_changed, folder_contents
 
 #: Of a manifest; of a list of files, some 300,000 of them.
 _MOST_BYTES, _MOST_LIST_BYTES = 1 << 20, 64 << 20
@@ -27,12 +27,12 @@ _MOST_BYTES, _MOST_LIST_BYTES = 1 << 20, 64 << 20
 _SHOWN = 60
 
 
-class Damaged(Exception):
+class DamagedEntryError(Exception):
     """The entry is not what its manifest was written for; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Miss:
+class CacheMiss:
     """Nothing in the cache can be used."""
 
     because: list[str]
@@ -42,7 +42,7 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest[Kind: BaseModel]:
+class ManifestLookup[Kind: BaseModel]:
     """What lies at a manifest's address."""
 
     record: Kind | None
@@ -57,50 +57,50 @@ class _Files(Record):
     files: dict[str, tuple[int, str] | tuple[int, str, str]]
 
 
-def keep_list(store: Store, entry: str) -> str:
+def write_file_list(store: StorageClient, entry: str) -> str:
     """Writes the list of the files of a complete entry. Returns its sha256."""
-    listed = _Files.model_validate({"files": held(store, entry)}).to_json().encode()
+    listed = _Files.model_validate({"files": folder_contents(store, entry)}).to_json().encode()
     store.write(file_list(entry), listed)
     return hashlib.sha256(listed).hexdigest()
 
 
-def verified(store: Store, entry: str, files_digest: str | None) -> Held:
-    """What the entry holds, file by file as when it was listed. Raises ``Damaged``."""
+def verify_entry(store: StorageClient, entry: str, files_digest: str | None) -> Held:
+    """What the entry holds, file by file as when it was listed. Raises ``DamagedEntryError``."""
     if files_digest is None:
-        raise Damaged("it has no list of its files, as those of earlier releases")
+        raise DamagedEntryError("it has no list of its files, as those of earlier releases")
     current = store.read_current(file_list(entry), limit=_MOST_LIST_BYTES)
     if current is None:
-        raise Damaged("the list of its files is missing")
+        raise DamagedEntryError("the list of its files is missing")
     if current.content is None or hashlib.sha256(current.content).hexdigest() != files_digest:
-        raise Damaged("the list of its files has changed")
+        raise DamagedEntryError("the list of its files has changed")
     try:
         recorded = _Files.model_validate_json(current.content).files
     except ValidationError as error:
-        raise Damaged("the list of its files cannot be read") from error
-    found = held(store, entry, most=len(recorded) + 1)
-    difference = added(recorded, found) or changed(recorded, found)
+        raise DamagedEntryError("the list of its files cannot be read") from error
+    found = folder_contents(store, entry, most=len(recorded) + 1)
+    difference = first_added(recorded, found) or first_changed(recorded, found)
     if difference is not None:
-        raise Damaged(difference)
+        raise DamagedEntryError(difference)
     return found
 
 
-def manifest_at[Kind: BaseModel](store: Store, uri: str, kind: type[Kind]) -> Manifest[Kind]:
+def manifest_at[Kind: BaseModel](store: StorageClient, uri: str, kind: type[Kind]) -> ManifestLookup[Kind]:
     """Anything but a readable manifest of at most 1 MiB is a fault, not an error: whoever may write to the cache may
     have left it."""
     current = store.read_current(uri, limit=_MOST_BYTES)
     if current is None:
-        return Manifest(record=None, version=None)
+        return ManifestLookup(record=None, version=None)
     if current.content is None:
-        return Manifest(
+        return ManifestLookup(
             record=None, version=current.version, fault=f"its manifest has more than {_MOST_BYTES} bytes"
         )
     try:
-        return Manifest(record=kind.model_validate_json(current.content), version=current.version)
+        return ManifestLookup(record=kind.model_validate_json(current.content), version=current.version)
     except ValidationError:
-        return Manifest(record=None, version=current.version, fault="its manifest cannot be read")
+        return ManifestLookup(record=None, version=current.version, fault="its manifest cannot be read")
 
 
-def publish(store: Store, uri: str, manifest: str, found: str | None) -> bool:
+def publish(store: StorageClient, uri: str, manifest: str, found: str | None) -> bool:
     """Writes the manifest where there is none, or in place of the version that was ``found``. False: another writer was
     first, and its manifest stays."""
     if found is None:
@@ -108,7 +108,7 @@ def publish(store: Store, uri: str, manifest: str, found: str | None) -> bool:
     return store.replace(uri, manifest, version=found)
 
 
-def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """The inputs that differ from those of the newest entry of the same source."""
     return [
         f"{name}: {_short(before.get(name, ''))} -> {_short(value)}"

@@ -22,18 +22,18 @@ from finetune_contract.exit_codes import ExitCode
 from finetune_trainer import engine, mapping
 from finetune_trainer.checkpoints.chunks import chunk_shape
 from finetune_trainer.checkpoints.layout import OCDBT, CheckpointLayout
-from finetune_trainer.checkpoints.writing import Index, Streamed, save
+from finetune_trainer.checkpoints.writing import Index, StreamedArray, save
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.mapping import Parameter
-from finetune_trainer.storage import Store, engine_path, join
+from finetune_trainer.storage import StorageClient, engine_path, join
 from finetune_trainer.weights import Weights
 
 _FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
+class ConversionResult:
     """``items`` is what MaxText takes as ``load_parameters_path``."""
 
     items: str
@@ -46,11 +46,11 @@ def convert(
     plan: ModelPlan,
     out: str,
     *,
-    store: Store,
+    store: StorageClient,
     layout: CheckpointLayout = OCDBT,
     scanned: bool = True,
     dtype: np.dtype = _FLOAT32,
-) -> Converted:
+) -> ConversionResult:
     """Writes the checkpoint below ``out`` (``gs://`` or ``file://``, empty or absent) and returns its address.
 
     ``scanned``: layers stacked, as training wants them; inference in MaxText wants each by itself. Takes
@@ -66,7 +66,7 @@ def convert(
     )
     parameters = {parameter.key: parameter for parameter in mapping.parameters(plan, config)}
 
-    def streamed(path: Any, leaf: Any) -> Streamed:
+    def streamed(path: Any, leaf: Any) -> StreamedArray:
         parameter, shape = parameters[_key(path)], tuple(leaf.value.shape)
         axis = config.param_scan_axis
         chunks = chunk_shape(
@@ -74,14 +74,14 @@ def convert(
             itemsize=dtype.itemsize, least_bytes=layout.least_chunk_bytes, tensor_pieces=layout.tensor_pieces,
         )  # fmt: skip
         slices = partial(_slices, weights, parameter, shape, axis, dtype)
-        return Streamed(shape=shape, dtype=dtype, chunks=chunks, slices=slices)
+        return StreamedArray(shape=shape, dtype=dtype, chunks=chunks, slices=slices)
 
     tree = jax.tree_util.tree_map_with_path(streamed, _abstract(config), is_leaf=_is_parameter)
     state = {"params": tree, "step": 0, "opt_state": {}}
     save(join(out, "0"), state, layout, {"scan_layers": scanned})
     items = join(out, "0", "items")
     size = sum(entry.size for entry in store.entries(items))
-    return Converted(items=items, size_bytes=size, seconds=time.monotonic() - started)
+    return ConversionResult(items=items, size_bytes=size, seconds=time.monotonic() - started)
 
 
 def _abstract(config: Any) -> Mapping[str, Any]:

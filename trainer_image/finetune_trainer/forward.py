@@ -25,11 +25,11 @@ from maxtext.layers.moe import RoutedMoE
 from maxtext.utils import model_creation_utils
 
 from finetune_trainer import engine
-from finetune_trainer.checkpoints.reading import Checkpoint
+from finetune_trainer.checkpoints.reading import CheckpointReader
 from finetune_trainer.checkpoints.writing import Index
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.plan import Family
-from finetune_trainer.mapped import array_in
+from finetune_trainer.memmap import memmap_array
 
 #: Rows of the vocabulary whose logits are computed at once.
 VOCABULARY = 16384
@@ -82,7 +82,7 @@ def blocks(plan: ModelPlan) -> list[Block]:
 class Forward:
     """The model of one converted checkpoint. ``engine.prepare(plan)`` comes first."""
 
-    def __init__(self, checkpoint: Checkpoint, plan: ModelPlan, *, scratch: Path) -> None:
+    def __init__(self, checkpoint: CheckpointReader, plan: ModelPlan, *, scratch: Path) -> None:
         self._checkpoint = checkpoint
         self._plan = plan
         self._scratch = scratch
@@ -153,7 +153,7 @@ class Forward:
             return _placed(self._checkpoint.read(key, index))
         # In a file that the system may drop from memory and read again; JAX takes the pages as they are.
         with tempfile.TemporaryFile(dir=self._scratch) as file:
-            values = array_in(file, np.dtype(np.float32), shape)
+            values = memmap_array(file, np.dtype(np.float32), shape)
         step = max(1, shape[0] * _IN_MEMORY // (math.prod(shape) * 4))
         for start in range(0, shape[0], step):
             piece = slice(start, min(start + step, shape[0]))

@@ -19,8 +19,8 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError, SafetensorsParsi
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from finetune_contract import HubRef
-from finetune_trainer import holes
-from finetune_trainer.hub_errors import Kind, asked_pause, explain, passing
+from finetune_trainer import sparse_files
+from finetune_trainer.hub_errors import Kind, explain, is_transient, retry_after_seconds
 from finetune_trainer.storage import is_inside
 
 _LOG = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def fetch_parts(
             whole.append(name)
             continue
         places = {key: (each.dtype, each.shape, each.data_offsets) for key, each in tensors.items()}
-        holes.write_header(out / name, places)
+        sparse_files.write_header(out / name, places)
     if whole:
         folder = fetch(repository, whole)
         for name in whole:
@@ -151,7 +151,7 @@ def _patiently[T](call: Callable[[], T], sleep: Callable[[float], None]) -> T:
         try:
             return call()
         except Exception as error:
-            if not passing(error):
+            if not is_transient(error):
                 raise
-            sleep(min(asked_pause(error) or pause, _LONGEST_PAUSE))
+            sleep(min(retry_after_seconds(error) or pause, _LONGEST_PAUSE))
     return call()

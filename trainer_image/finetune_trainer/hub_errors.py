@@ -16,7 +16,7 @@ _OVERTAKEN = 412
 _SET_SECRET = "put a token that may read it into a Secret and name that in spec.huggingFaceTokenSecretRef."  # noqa: S105  advice, no secret
 
 
-def passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the same call may do better in a while: no answer, too many requests, a fault of the server, or a
     commit that another overtook."""
     cause = _root(error)
@@ -25,7 +25,7 @@ def passing(error: BaseException) -> bool:
     return isinstance(cause, httpx.TransportError)
 
 
-def asked_pause(error: BaseException) -> float | None:
+def retry_after_seconds(error: BaseException) -> float | None:
     """Seconds that the hub asks to wait."""
     cause = _root(error)
     asked = cause.response.headers.get("Retry-After", "") if isinstance(cause, errors.HfHubHTTPError) else ""
@@ -45,7 +45,7 @@ def explain(error: Exception, ref: HubRef, kind: Kind, where: str) -> StageError
     if _unnamed(cause) or isinstance(
         cause, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)
     ):
-        return _not_to_be_had(cause, ref, kind, where, saw)
+        return _not_available(cause, ref, kind, where, saw)
     if isinstance(cause, errors.HfHubHTTPError):
         status = cause.response.status_code
         if _is_passing(status):
@@ -61,7 +61,7 @@ def explain(error: Exception, ref: HubRef, kind: Kind, where: str) -> StageError
     return None
 
 
-def _not_to_be_had(cause: BaseException, ref: HubRef, kind: Kind, where: str, saw: str) -> StageError:
+def _not_available(cause: BaseException, ref: HubRef, kind: Kind, where: str, saw: str) -> StageError:
     if isinstance(cause, errors.GatedRepoError):
         page = ref.repo if kind == "model" else f"datasets/{ref.repo}"
         return StageError(

@@ -14,7 +14,7 @@ from flax import nnx
 from maxtext.utils import maxtext_utils_nnx, model_creation_utils
 
 from finetune_contract.exit_codes import ExitCode
-from finetune_trainer.converted import UNREADABLE
+from finetune_trainer.conversion_cache import UNREADABLE
 from finetune_trainer.errors import StageError
 
 #: How Orbax and TensorStore tell that files are missing, cut short or of another content.

@@ -122,19 +122,19 @@ def shardings(state: Any, mesh: Mesh) -> Any:
     return jax.tree.map(_even, state, places)
 
 
-class NotDivided(ValueError):
+class IndivisibleShapeError(ValueError):
     """A model whose sizes do not suit the mesh."""
 
 
-def require_divided(state: Any, mesh: Mesh) -> None:
-    """Raises ``NotDivided`` for parameters that MaxText refuses to load onto the mesh: it divides those of a model
-    without adapters as their metadata say, evenly or not at all."""
+def require_divisible(state: Any, mesh: Mesh) -> None:
+    """Raises ``IndivisibleShapeError`` for parameters that MaxText refuses to load onto the mesh: it divides those of a
+    model without adapters as their metadata say, evenly or not at all."""
     places = sharding.nnx_construct_named_sharding(state, mesh)
     for (path, array), place in zip(jax.tree.leaves_with_path(state), jax.tree.leaves(places), strict=True):
         if not (even := _even(array, place)).is_equivalent_to(place, len(array.shape)):
             axes = {name: size for name, size in mesh.shape.items() if size > 1}
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise NotDivided(
+            raise IndivisibleShapeError(
                 f"{name} of the model, {array.shape}, does not divide among {axes} "
                 f"as {place.spec}, only as {even.spec}"
             )

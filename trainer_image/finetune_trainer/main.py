@@ -17,34 +17,40 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_contract import CONTRACT_VERSION, ContractNotSpoken, ExitCode, Failure, Stage, StageRequest
+from finetune_contract import (
+    CONTRACT_VERSION,
+    ContractUnsupported,
+    Details,
+    ExitCode,
+    Failure,
+    Stage,
+    StageRequest,
+)
 from finetune_contract.request import REQUEST_VARIABLE
-from finetune_trainer.attempt import Attempt, Details, LogTail
+from finetune_trainer.attempt import AttemptRecorder, LogTail
 from finetune_trainer.errors import faults
 from finetune_trainer.locked_memory import allow_locking
 from finetune_trainer.processes import Processes
 from finetune_trainer.redaction import Redactor
-from finetune_trainer.stopping import Stopper, exit_now
+from finetune_trainer.stopping import SigtermHandler, exit_now
 from finetune_trainer.storage import open_store
-from finetune_trainer.training.report import HostReport
+from finetune_trainer.training.report import HostProgressReporter
 
 _LOG = logging.getLogger(__name__)
 _MODULES: Mapping[Stage, str] = {stage: f"finetune_trainer.stages.{stage.lower()}" for stage in Stage}
-#: Stages that run on the job's slice, in as many processes as it has hosts.
-_ON_SLICE = frozenset({Stage.TRAIN, Stage.EVALUATE})
 
 
 def run() -> None:
     """Console entry. Ends the process with the contract's exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["compile"]:
-        from finetune_trainer.compiled import by_hand as compiled
+        from finetune_trainer.compiled import compile_cli as compiled
 
         sys.exit(compiled.main(arguments[1:]))
     if arguments:
-        from finetune_trainer import by_hand
+        from finetune_trainer import evaluate_cli
 
-        sys.exit(by_hand.main(arguments))
+        sys.exit(evaluate_cli.main(arguments))
     exit_now(main(os.environ))
 
 
@@ -64,14 +70,14 @@ def main(environment: Mapping[str, str]) -> int:
             "--help.",
             termination,
         )
-    except (ContractNotSpoken, ValidationError) as error:
-        return _no_request(ExitCode.CONTRACT_NOT_SPOKEN, redact(_not_understood(error)), termination)
+    except (ContractUnsupported, ValidationError) as error:
+        return _no_request(ExitCode.CONTRACT_UNSUPPORTED, redact(_not_understood(error)), termination)
     tail = LogTail(redact)
     for stream in (sys.stdout, sys.stderr):
         tail.follow(stream)
     _log_to_standard_error(request)
-    processes = Processes.of(environment) if request.stage in _ON_SLICE else Processes(count=1, index=0)
-    attempt = Attempt(
+    processes = Processes.of(environment) if request.stage.on_tpu else Processes(count=1, index=0)
+    attempt = AttemptRecorder(
         request=request,
         store=open_store(),
         first=processes.first,
@@ -81,7 +87,7 @@ def main(environment: Mapping[str, str]) -> int:
         termination=termination,
         now=lambda: datetime.now(UTC),
     )
-    stopper = Stopper(lambda: _end(attempt.stopped, ExitCode.STOPPED))
+    stopper = SigtermHandler(lambda: _end(attempt.stopped, ExitCode.STOPPED))
     try:
         attempt.begin()
         code = _run(request.stage, attempt, processes, stopper, environment)
@@ -92,22 +98,28 @@ def main(environment: Mapping[str, str]) -> int:
 
 
 def _run(
-    stage: Stage, attempt: Attempt, processes: Processes, stopper: Stopper, environment: Mapping[str, str]
+    stage: Stage,
+    attempt: AttemptRecorder,
+    processes: Processes,
+    stopper: SigtermHandler,
+    environment: Mapping[str, str],
 ) -> int:
-    from finetune_trainer.compilations import Compilations
-    from finetune_trainer.programs import keep_programs
-    from finetune_trainer.stages.context import Context, late_environment
+    from finetune_trainer.compilation_cache import use_compilation_cache
+    from finetune_trainer.compilation_counter import CompilationCounter
+    from finetune_trainer.stages.context import StageContext, late_environment
 
     late_environment(environment)
     if "://" in (folder := environment.get("JAX_COMPILATION_CACHE_DIR", "")):
-        keep_programs(folder, attempt.store, first=processes.first)
-    attempt.compilations = compilations = Compilations.begin()
+        use_compilation_cache(folder, attempt.store, first=processes.first)
+    attempt.compilations = compilations = CompilationCounter.begin()
     # Before they meet: a host that does not come is known by the file that it lacks.
     several = stage is Stage.TRAIN and processes.count > 1
     report = (
-        HostReport(attempt.request, attempt.store, host=processes.index, now=attempt.now) if several else None
+        HostProgressReporter(attempt.request, attempt.store, host=processes.index, now=attempt.now)
+        if several
+        else None
     )
-    context = Context(
+    context = StageContext(
         request=attempt.request,
         store=attempt.store,
         processes=processes,
@@ -116,14 +128,14 @@ def _run(
         host_report=report,
     )
     module: Any = importlib.import_module(_MODULES[stage])
-    function: Callable[[Context], Details] = module.run
+    function: Callable[[StageContext], Details] = module.run
     from finetune_trainer.stages.train import TrainingStopped
 
-    if stage in _ON_SLICE and environment.get("JAX_PLATFORMS", "tpu") == "tpu":
+    if stage.on_tpu and environment.get("JAX_PLATFORMS", "tpu") == "tpu":
         allow_locking()
     # Only training has something to save at an agreed step; Evaluate ends at once.
     processes.join(environment.get("JAX_PLATFORMS", ""), agree_on_stops=stage is Stage.TRAIN)
-    processes.watch(lambda told: _end(lambda: attempt.failed(_heard(told)), ExitCode.UNAVAILABLE))
+    processes.watch(lambda told: _end(lambda: attempt.failed(_peer_failure_of(told)), ExitCode.UNAVAILABLE))
     try:
         code: int = attempt.succeeded(function(context))
     except TrainingStopped as stop:
@@ -134,19 +146,19 @@ def _run(
     return code
 
 
-def _failed(error: BaseException, attempt: Attempt, processes: Processes) -> int:
+def _failed(error: BaseException, attempt: AttemptRecorder, processes: Processes) -> int:
     """Records why the stage failed, here or in another process, and ends the others."""
-    told = processes.told()
+    told = processes.peer_failure()
     if told is not None:
-        return attempt.failed(_heard(told))
+        return attempt.failed(_peer_failure_of(told))
     failure = attempt.failure_of(processes.cause(error))
     try:
         return attempt.failed(failure)
     finally:
-        processes.tell(failure.to_json())
+        processes.publish_failure(failure.to_json())
 
 
-def _heard(told: str) -> Failure:
+def _peer_failure_of(told: str) -> Failure:
     return Failure.model_validate_json(told)
 
 
@@ -178,15 +190,15 @@ def _log_to_standard_error(request: StageRequest) -> None:
     )
 
 
-def _not_understood(error: ContractNotSpoken | ValidationError) -> str:
-    if isinstance(error, ContractNotSpoken):
+def _not_understood(error: ContractUnsupported | ValidationError) -> str:
+    if isinstance(error, ContractUnsupported):
         what = str(error)
     else:
         what = (
             f"{REQUEST_VARIABLE} is not a request that this trainer understands, which speaks version "
             f"{CONTRACT_VERSION} of the contract:\n{faults(error)}"
         )
-    return f"ContractNotSpoken: {what}\nUse the trainer image of the operator's release."
+    return f"ContractUnsupported: {what}\nUse the trainer image of the operator's release."
 
 
 def _no_request(code: ExitCode, text: str, termination: Path) -> int:

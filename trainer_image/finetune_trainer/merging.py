@@ -13,13 +13,13 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.export import folder, tensors
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.peft_settings import require_plain
-from finetune_trainer.storage import Store
+from finetune_trainer.storage import StorageClient
 from finetune_trainer.weights import Weights
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 
 
-def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, store: Store) -> Path:
+def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, store: StorageClient) -> Path:
     """The merged model (weights in float32) below ``scratch``. Raises ``StageError`` 64 or 66 for an adapter that is
     not there or not of this model."""
     source = store.fetch_folder(address, scratch / "adapter", include=("adapter_*",))
@@ -56,7 +56,7 @@ def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, s
     pairs = {name: (parts["A"], parts["B"]) for name, parts in found.items()}
     out = scratch / "merged"
     out.mkdir()
-    adapter = tensors.Adapter(pairs=pairs, rank=rank, alpha=alpha)
+    adapter = tensors.LoraAdapter(pairs=pairs, rank=rank, alpha=alpha)
     folder.write_weights(out, tensors.merged(base, adapter), base, plan, "FP32")
     folder.write_config(out, base.folder, "FP32")
     return out

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from finetune_contract import ExitCode, ModelIdentity, ModelSource
-from finetune_trainer import holes, hub
+from finetune_trainer import hub, sparse_files
 from finetune_trainer.checkpoints.layout import OCDBT, CheckpointLayout
 from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.families.sizes import sizes
-from finetune_trainer.storage import Entry, Store, is_inside, local_path, unchanged
-from finetune_trainer.weights import INDEX, SINGLE, is_foreign, weight_files
+from finetune_trainer.storage import Entry, StorageClient, is_inside, local_path, unchanged
+from finetune_trainer.weights import INDEX, SINGLE, is_vision, weight_files
 
 #: Everything but the weights. Folders below hold other formats of the same model (original/, onnx/).
 _SMALL = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "README.md", "LICENSE*", "NOTICE",
@@ -37,7 +37,7 @@ _OTHER_WEIGHTS = (".bin", ".gguf", ".pth", ".pt", ".msgpack", ".h5", ".safetenso
 
 Values = Literal["All", "Foreign", "None"]
 """Which tensors' values are fetched with the headers of the weights; Foreign: those that training leaves alone."""
-_WANTED: Mapping[Values, Callable[[str], bool]] = {"Foreign": is_foreign, "None": lambda _: False}
+_WANTED: Mapping[Values, Callable[[str], bool]] = {"Foreign": is_vision, "None": lambda _: False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class LocalModel:
 
 
 def fetch_model(
-    source: ModelSource, scratch: Path, store: Store, *, weights: bool, values: Values = "All"
+    source: ModelSource, scratch: Path, store: StorageClient, *, weights: bool, values: Values = "All"
 ) -> LocalModel:
     """Fetches config.json, tokenizer and small files, and the weights where ``weights``: of those the headers and at
     least ``values``. Every file of a bucket is fetched at the version that was compared; a ``file://`` folder is used
@@ -117,7 +117,7 @@ def fetch_model(
     )
 
 
-def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: Store) -> LocalModel:
+def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: StorageClient) -> LocalModel:
     """The configuration that lies with the tokenizer, of a model whose weights are the checkpoint's."""
     assert source.tokenizer is not None, "a checkpoint comes with a tokenizer"
     found = _find(source.tokenizer, scratch / "tokenizer", store, "spec.model.tokenizer")
@@ -184,7 +184,7 @@ def _is_any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _find(source: ModelSource, scratch: Path, store: Store, where: str) -> _Found:
+def _find(source: ModelSource, scratch: Path, store: StorageClient, where: str) -> _Found:
     if source.hugging_face is not None:
         repository = hub.find(source.hugging_face, "model", f"{where}.huggingFace")
         return _Found(
@@ -222,7 +222,7 @@ class _Folder:
     has been replaced or removed since."""
 
     listed: Mapping[str, Entry]
-    store: Store
+    store: StorageClient
     scratch: Path
     where: str
     local: Path | None
@@ -240,7 +240,7 @@ class _Folder:
             entry = self.listed[name]
             read = partial(self.store.read_range, entry.uri, generation=entry.generation)
             with reading_listed(self.where):
-                holes.write(folder / name, entry.size, read, wanted)
+                sparse_files.write(folder / name, entry.size, read, wanted)
         return folder
 
 

@@ -111,7 +111,7 @@ def log_probabilities(model: Any, batch: Arrays) -> tuple[jax.Array, jax.Array]:
     return sums[:pairs], sums[pairs:]
 
 
-class Reference:
+class ReferenceModel:
     """The model that training began with: adds its log-probabilities to batches."""
 
     def __init__(self, graph: Any, state: Callable[[], Any], mesh: Mesh, *, rows: int | None) -> None:
@@ -133,20 +133,20 @@ class Reference:
         self._known = jax.jit(known, out_shardings=(whole, whole))
 
     @classmethod
-    def itself(cls, model: Any, mesh: Mesh, *, rows: int | None = None) -> "Reference":
+    def itself(cls, model: Any, mesh: Mesh, *, rows: int | None = None) -> "ReferenceModel":
         """A model that is not trained."""
         graph, state = nnx.split(model)
         return cls(graph, lambda: state, mesh, rows=rows)
 
     @classmethod
-    def copied(cls, model: Any, mesh: Mesh, *, rows: int) -> "Reference":
+    def copied(cls, model: Any, mesh: Mesh, *, rows: int) -> "ReferenceModel":
         """What ``model`` is now, whatever training makes of it."""
         graph, state = nnx.split(model)
         kept = jax.tree.map(jnp.copy, state)
         return cls(graph, lambda: kept, mesh, rows=rows)
 
     @classmethod
-    def without_adapter(cls, model: Any, mesh: Mesh, *, rows: int) -> "Reference":
+    def without_adapter(cls, model: Any, mesh: Mesh, *, rows: int) -> "ReferenceModel":
         """A model whose LoRA adapter alone is trained, with that at zero: costs no memory."""
         graph, _ = nnx.split(model)
 
@@ -162,5 +162,5 @@ class Reference:
 
     def of(self, batch: Batch) -> dict[str, np.ndarray]:
         """The batch with the reference's log-probabilities, on the host. Call inside the mesh and MaxText's rules."""
-        values = self._known(self._state(), to_devices(batch, self._mesh))
+        values = self._known(self._state(), shard_batch(batch, self._mesh))
         return {**batch, **dict(zip(REFERENCE, map(np.asarray, values), strict=True))}

@@ -70,7 +70,7 @@ class Processes:
             return
         if not self.coordinator:
             raise StageError(
-                ExitCode.CONTRACT_NOT_SPOKEN,
+                ExitCode.CONTRACT_UNSUPPORTED,
                 "CoordinatorMissing",
                 "several processes on CPU need a coordinator",
                 where="JAX_COORDINATOR_ADDRESS",
@@ -90,16 +90,18 @@ class Processes:
         """From now on ``end`` is called, on a thread of its own, with what another process has told."""
         client = self._client()
         if client is not None:
-            threading.Thread(target=_await_word, args=(client, end), name="peers", daemon=True).start()
+            threading.Thread(
+                target=_await_peer_failure, args=(client, end), name="peers", daemon=True
+            ).start()
 
-    def meet(self, name: str) -> None:
+    def barrier(self, name: str) -> None:
         """Waits until every process has come here."""
         if self.count > 1:
             from jax.experimental import multihost_utils
 
             multihost_utils.sync_global_devices(name)
 
-    def first_says(self, number: int) -> int:
+    def broadcast_from_first(self, number: int) -> int:
         """The first process's ``number``, in every process. All come here; none goes on before the first has come."""
         if self.count == 1:
             return number
@@ -107,14 +109,14 @@ class Processes:
 
         return int(multihost_utils.broadcast_one_to_all(number))
 
-    def tell(self, failure: str) -> None:
+    def publish_failure(self, failure: str) -> None:
         """Ends the others. The first word counts; to be called when all is recorded, just before the end."""
         client = self._client()
         if client is not None:
             with contextlib.suppress(Exception):  # told already, or nobody is there any more
                 client.key_value_set(_FAILED, failure)
 
-    def told(self) -> str | None:
+    def peer_failure(self) -> str | None:
         """What another process has told."""
         client = self._client()
         if client is None:
@@ -158,7 +160,7 @@ class Processes:
         return distributed.global_state.client
 
 
-def _await_word(client: Any, end: Callable[[str], None]) -> None:
+def _await_peer_failure(client: Any, end: Callable[[str], None]) -> None:
     while True:
         try:
             word: str = client.blocking_key_value_get(_FAILED, _WAIT_MILLISECONDS)

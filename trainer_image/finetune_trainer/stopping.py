@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Stop(Protocol):
+class StopSignal(Protocol):
     """What a training asks."""
 
     @property
@@ -23,7 +23,7 @@ class Stop(Protocol):
     def defer(self) -> None: ...
 
 
-class Stopper:
+class SigtermHandler:
     """Hears SIGTERM from construction on. One per process, made on the main thread."""
 
     def __init__(self, end: Callable[[], None]) -> None:
@@ -58,8 +58,8 @@ class Stopper:
                     self._end()
 
 
-class EndsAtOnce:
-    """A ``Stop`` for work that has nothing to save: the process's own Stopper ends it."""
+class ImmediateStop:
+    """A ``StopSignal`` for work that has nothing to save: the process's own SigtermHandler ends it."""
 
     requested = False
 

@@ -87,7 +87,7 @@ def open_weights(folder: Path, plan: ModelPlan, *, where: str = "", headers_only
         if names is not None:
             _require_listed(tensors, file, shards, plan, shown)
         for tensor in tensors:
-            of_images = is_foreign(tensor.name) and plan.architecture.endswith("ForConditionalGeneration")
+            of_images = is_vision(tensor.name) and plan.architecture.endswith("ForConditionalGeneration")
             kept, key = (foreign, tensor.name) if of_images else (text, _plain(tensor.name))
             if key in kept:
                 raise _mismatch(
@@ -108,7 +108,7 @@ def open_weights(folder: Path, plan: ModelPlan, *, where: str = "", headers_only
     return Weights(folder=folder, text=text, foreign=foreign)
 
 
-def is_foreign(name: str) -> bool:
+def is_vision(name: str) -> bool:
     """Whether a tensor of this name, in an image-and-text model, is of a part that training leaves alone."""
     return _FOREIGN.match(name) is not None
 

@@ -62,7 +62,9 @@ def bucket(length: int, settings: Mapping[str, Any], *, longest: int) -> int:
     return row_width(max(length, min(wide, longest)), settings)
 
 
-def programs(lengths: Sequence[int], settings: Mapping[str, Any], *, longest: int) -> dict[int, list[int]]:
+def group_by_width(
+    lengths: Sequence[int], settings: Mapping[str, Any], *, longest: int
+) -> dict[int, list[int]]:
     """Numbers of the texts by the width of their program, narrow ones first, short texts first. A few texts go along
     with wider ones: to compile a program takes longer than to pad them."""
     found: dict[int, list[int]] = {}

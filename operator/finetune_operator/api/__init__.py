@@ -14,12 +14,12 @@ from finetune_operator.api.conditions import (
     Reason,
     WaitingReason,
 )
-from finetune_operator.api.forms import form
 from finetune_operator.api.job import FineTuneJob, FineTuneJobSpec
 from finetune_operator.api.method import Method, MethodType, options_of
 from finetune_operator.api.model import Model
+from finetune_operator.api.numbers import canonical, exact, unquoted
 from finetune_operator.api.parsing import (
-    Fault,
+    FieldError,
     InvalidObject,
     did_you_mean,
     one_of,
@@ -36,9 +36,10 @@ from finetune_operator.api.profile import (
     FineTuneProfileSpec,
     FineTuneProfileStatus,
 )
-from finetune_operator.api.profile_policy import Defaults
+from finetune_operator.api.profile_policy import ProfileDefaults
 from finetune_operator.api.status import FineTuneJobStatus
-from finetune_operator.api.status_course import StagePhase
+from finetune_operator.api.status_stages import StagePhase
+from finetune_operator.api.string_formats import form
 
 __all__ = [
     "API_VERSION",
@@ -48,8 +49,7 @@ __all__ = [
     "Condition",
     "ConditionStatus",
     "ConditionType",
-    "Defaults",
-    "Fault",
+    "FieldError",
     "FineTuneJob",
     "FineTuneJobSpec",
     "FineTuneJobStatus",
@@ -61,10 +61,13 @@ __all__ = [
     "MethodType",
     "Model",
     "Phase",
+    "ProfileDefaults",
     "Reason",
     "StagePhase",
     "WaitingReason",
+    "canonical",
     "did_you_mean",
+    "exact",
     "field_paths",
     "form",
     "number_paths",
@@ -74,4 +77,5 @@ __all__ = [
     "parse_profile",
     "render_path",
     "unknown_field",
+    "unquoted",
 ]

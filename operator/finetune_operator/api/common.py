@@ -21,19 +21,18 @@ from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from finetune_operator.api.rules import RULES_KEY, Rule, number
+from finetune_operator.api.numbers import SAFE_INTEGER_MAX
+from finetune_operator.api.rules import RULES_KEY, ValidationRule
 
 GROUP: Final = "tpu-finetune.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = "tpu-finetune.dev/v1alpha1"
 
 INT32_MAX = 2**31 - 1
-#: The largest integer that survives every JSON reader.
-SAFE_INTEGER_MAX = 2**53 - 1
 
 
 def _with_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    rules: tuple[Rule, ...] = getattr(model, "rules", ())
+    rules: tuple[ValidationRule, ...] = getattr(model, "rules", ())
     if rules:
         schema[RULES_KEY] = [rule.document() for rule in rules]
 
@@ -54,7 +53,7 @@ class ApiModel(BaseModel):
         use_attribute_docstrings=True,
         json_schema_extra=_with_rules,
     )
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    rules: ClassVar[tuple[ValidationRule, ...]] = ()
 
     @model_validator(mode="after")
     def _obeys_its_rules(self) -> Self:
@@ -79,7 +78,7 @@ Whole = Annotated[int, Strict(), Field(ge=-1, le=SAFE_INTEGER_MAX)]
 """A 64-bit count of the status: sizes, tokens, generations."""
 
 
-def checked(*rules: Rule) -> tuple[Any, Any]:
+def checked(*rules: ValidationRule) -> tuple[Any, Any]:
     """Rules on a scalar, as annotations: checked in Python and written into the schema."""
 
     def check(value: Any) -> Any:
@@ -93,13 +92,14 @@ def checked(*rules: Rule) -> tuple[Any, Any]:
     return AfterValidator(check), Field(json_schema_extra={RULES_KEY: documents})
 
 
-DECIMAL_PATTERN: Final = r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
-Decimal = Annotated[str, Field(pattern=DECIMAL_PATTERN, max_length=24)]
-"""A number in quotes, ``"2e-5"``: JSON numbers with fractions do not survive every client unchanged."""
-PositiveDecimal = Annotated[Decimal, *checked(number(above=0.0))]
-NonNegativeDecimal = Annotated[Decimal, *checked(number(least=0.0))]
-Fraction = Annotated[Decimal, *checked(number(least=0.0, below=1.0))]
-ProperFraction = Annotated[Decimal, *checked(number(above=0.0, below=1.0))]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+"""A decimal of a spec; :mod:`.numbers` says how it keeps its meaning."""
+PositiveNumber = Annotated[Number, Field(gt=0)]
+NonNegativeNumber = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, lt=1)]
+ProperFraction = Annotated[Number, Field(gt=0, lt=1)]
+Decimal = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$", max_length=24)]
+"""A decimal of a status, in a string: it is shown as it was rounded."""
 
 # --- strings
 
@@ -155,7 +155,7 @@ def list_map(key: str) -> tuple[Any, Any]:
 def distinct() -> tuple[Any, Any]:
     """An ordered list of scalars without repetition."""
     return checked(
-        Rule(
+        ValidationRule(
             cel="self.all(x, self.exists_one(y, x == y))",
             message="an entry stands twice: remove the repetition",
             holds=lambda items: len(set(items)) == len(items),

@@ -14,13 +14,13 @@ from finetune_operator.api.common import (
     HubRepo,
     NonNegative,
     Positive,
-    PositiveDecimal,
+    PositiveNumber,
     ProperFraction,
     Revision,
     ShortText,
     Token,
 )
-from finetune_operator.api.rules import Rule, at_most_one, exactly_one
+from finetune_operator.api.rules import ValidationRule, at_most_one, exactly_one
 from finetune_operator.api.uris import DatasetUri
 
 
@@ -35,7 +35,7 @@ class DatasetFormat(StrEnum):
     PREFERENCE = "Preference"
 
 
-class Role(StrEnum):
+class MessageRole(StrEnum):
     """The roles that a conversation knows."""
 
     SYSTEM = "system"
@@ -96,7 +96,7 @@ class DatasetSource(ApiModel):
     """How the rows are shaped. Default: Auto, seen from the columns of the first row."""
     columns: Columns | None = None
     """Where the dataset's columns have other names than ours."""
-    role_map: Annotated[Mapping[Token, Role], Field(max_length=16)] | None = None
+    role_map: Annotated[Mapping[Token, MessageRole], Field(max_length=16)] | None = None
     """The dataset's role on the left, ours on the right, for example bot: assistant."""
     max_examples: Positive | None = None
     """Take only the first rows. Default: all."""
@@ -107,7 +107,7 @@ class TrainDataset(DatasetSource):
 
     name: DnsLabel | None = None
     """Name in reports and metrics. Default: train-0, train-1, …"""
-    weight: PositiveDecimal | None = None
+    weight: PositiveNumber | None = None
     """Share of this source in the sequences of the mixture, relative to the others: all training sources have a weight,
     or none. An epoch still has as many sequences as there are; a source gives its share of them, going through its own
     again and again, or on in the next epoch. Default: every row once."""
@@ -124,7 +124,7 @@ class SplitFromTrain(ApiModel):
     """Rows held back from training for validation."""
 
     fraction: ProperFraction
-    """Share of the training rows, above 0 and below 1, for example "0.02"."""
+    """Share of the training rows, above 0 and below 1, for example 0.02."""
     seed: NonNegative | None = None
     """Seed of the choice. Default: hyperparameters.seed."""
 
@@ -148,12 +148,12 @@ class Datasets(ApiModel):
     """What to train and validate on, and how rows become sequences."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="!(has(self.validation) && has(self.splitFromTrain))",
             message="splitFromTrain is for jobs without validation: remove one of the two",
             holds=lambda self: self.validation is None or self.split_from_train is None,
         ),
-        Rule(
+        ValidationRule(
             cel="self.train.all(source, has(source.weight)) || !self.train.exists(source, has(source.weight))",
             message="give every training source a weight, or none",
             holds=lambda self: len({source.weight is None for source in self.train}) == 1,

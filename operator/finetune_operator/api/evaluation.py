@@ -7,18 +7,18 @@ from pydantic import Field
 
 from finetune_operator.api.common import (
     ApiModel,
-    Decimal,
     DnsLabel,
     Flag,
     NonNegative,
-    NonNegativeDecimal,
+    NonNegativeNumber,
+    Number,
     Positive,
     ShortText,
     distinct,
     list_map,
 )
 from finetune_operator.api.data import DatasetSource
-from finetune_operator.api.rules import Rule, exactly_one
+from finetune_operator.api.rules import ValidationRule, exactly_one
 from finetune_operator.api.uris import StorageUri
 
 
@@ -69,8 +69,8 @@ class Generation(ApiModel):
 
     max_new_tokens: Annotated[Positive, Field(le=8192)] | None = None
     """Longest answer in tokens. Default: 128."""
-    temperature: NonNegativeDecimal | None = None
-    """"0.0" takes the likeliest token every time. Default: "0.0"."""
+    temperature: NonNegativeNumber | None = None
+    """0 takes the likeliest token every time. Default: 0."""
     top_k: NonNegative | None = None
     """Choose among the likeliest tokens; 0: among all. Default: 0."""
 
@@ -84,10 +84,10 @@ class Gate(ApiModel):
     """loss or perplexity (on the validation rows), or <dataset or benchmark>/<metric>, for example faq/exact_match."""
     op: GateOperator
     """How the metric is compared."""
-    value: Decimal | None = None
+    value: Number | None = None
     """The threshold itself."""
-    delta_from_baseline: Decimal | None = None
-    """The threshold relative to the base model, for example "-0.1"; needs the baseline."""
+    delta_from_baseline: Number | None = None
+    """The threshold relative to the base model, for example -0.1; needs the baseline."""
 
 
 class Evaluation(ApiModel):
@@ -95,7 +95,7 @@ class Evaluation(ApiModel):
     prompts or gates."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel=(
                 "!(has(self.baseline) && !self.baseline && has(self.gates) && "
                 "self.gates.exists(g, has(g.deltaFromBaseline)))"

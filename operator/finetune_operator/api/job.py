@@ -34,7 +34,7 @@ from finetune_operator.api.policies import (
     ResumeFrom,
     Retry,
 )
-from finetune_operator.api.rules import Rule, immutable
+from finetune_operator.api.rules import ValidationRule, immutable
 from finetune_operator.api.status import FineTuneJobStatus
 
 #: What decides the result and therefore never changes (names as users write them).
@@ -52,7 +52,7 @@ class FineTuneJobSpec(ApiModel):
 
     rules: ClassVar = (
         *(immutable(name) for name in IDENTITY_FIELDS),
-        Rule(
+        ValidationRule(
             cel=("!(has(oldSelf.planOnly) && oldSelf.planOnly) || (has(self.planOnly) && self.planOnly)"),
             message="planOnly cannot be set back: create a job of another name to train",
             holds=None,
@@ -122,7 +122,7 @@ class FineTuneJob(ApiModel):
     """Fine-tune a language model on TPUs: what to make. The result is a proven model in object storage."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
             message=(
                 f"may have at most {MAX_NAME_LENGTH} characters: the names of pods are made from it "
@@ -131,7 +131,7 @@ class FineTuneJob(ApiModel):
             at=("metadata", "name"),
             holds=lambda self: len(self.metadata.name) <= MAX_NAME_LENGTH,
         ),
-        Rule(
+        ValidationRule(
             cel=f"self.metadata.name.matches('{NAME_PATTERN}')",
             message=(
                 "must be lower-case letters, digits and '-', begin with a letter and end with a "

@@ -11,13 +11,13 @@ from finetune_operator.api.common import (
     Flag,
     Fraction,
     NonNegative,
-    NonNegativeDecimal,
+    NonNegativeNumber,
     Positive,
     PositiveDecimal,
     Whole,
     distinct,
 )
-from finetune_operator.api.rules import Rule, at_most_one
+from finetune_operator.api.rules import ValidationRule, at_most_one
 
 
 class MethodType(StrEnum):
@@ -43,7 +43,7 @@ class Precision(StrEnum):
     FP32 = "FP32"
 
 
-class Schedule(StrEnum):
+class LearningRateSchedule(StrEnum):
     """How the learning rate falls after the warm-up."""
 
     COSINE = "Cosine"
@@ -76,8 +76,8 @@ class PreferenceOptions(ApiModel):
 class DpoOptions(PreferenceOptions):
     """Options of DPO."""
 
-    beta: PositiveDecimal | None = None
-    """How far the model may move from the reference. Default: "0.1"."""
+    beta: PositiveNumber | None = None
+    """How far the model may move from the reference. Default: 0.1."""
     label_smoothing: Fraction | None = None
     """Share of preference pairs that are taken to be wrong, below a half. Default: "0.0"."""
 
@@ -97,7 +97,7 @@ class Lora(ApiModel):
 
     rank: Annotated[Positive, Field(le=1024)] | None = None
     """Rank of the adapter. Default: 16."""
-    alpha: PositiveDecimal | None = None
+    alpha: PositiveNumber | None = None
     """The adapter is scaled by alpha / rank. Default: twice the rank."""
     target_modules: (
         Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=16), *distinct()] | None
@@ -166,19 +166,19 @@ class Hyperparameters(ApiModel):
     """Sequences per device and forward pass; or globalBatchSize."""
     gradient_accumulation_steps: Positive | None = None
     """Forward passes per optimizer step. Default: 1."""
-    learning_rate: PositiveDecimal | None = None
-    """Highest learning rate. Default: "2e-5" for full fine-tuning, "2e-4" for LoRA; with DPO "5e-7" and
-    "5e-6", with ORPO "8e-6" and "8e-5"."""
-    schedule: Schedule | None = None
+    learning_rate: PositiveNumber | None = None
+    """Highest learning rate. Default: 2e-5 for full fine-tuning, 2e-4 for LoRA; with DPO 5e-7 and 5e-6,
+    with ORPO 8e-6 and 8e-5."""
+    schedule: LearningRateSchedule | None = None
     """How the learning rate falls after the warm-up. Default: Cosine."""
     warmup_ratio: Fraction | None = None
-    """Share of the steps in which the learning rate rises; or warmupSteps. Default: "0.03"."""
+    """Share of the steps in which the learning rate rises; or warmupSteps. Default: 0.03."""
     warmup_steps: NonNegative | None = None
     """Steps in which the learning rate rises; or warmupRatio."""
-    weight_decay: NonNegativeDecimal | None = None
-    """Weight decay of AdamW. Default: "0.0"."""
-    max_grad_norm: PositiveDecimal | None = None
-    """Gradients are scaled down to this norm. Default: "1.0"."""
+    weight_decay: NonNegativeNumber | None = None
+    """Weight decay of AdamW. Default: 0."""
+    max_grad_norm: PositiveNumber | None = None
+    """Gradients are scaled down to this norm. Default: 1."""
     optimizer: Optimizer | None = None
     """AdamW, or SGD without momentum and weight decay. Default: AdamW."""
     seed: NonNegative | None = None

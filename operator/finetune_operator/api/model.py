@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from finetune_operator.api.common import ApiModel, HubModelRef, NonNegative
-from finetune_operator.api.rules import Rule, exactly_one
+from finetune_operator.api.rules import ValidationRule, exactly_one
 from finetune_operator.api.uris import StorageUri
 
 
@@ -33,7 +33,7 @@ class OrbaxModel(ApiModel):
     """A checkpoint that MaxText can read as it is, layers stacked (scan_layers)."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="self.uri.endsWith('/items')",
             message="uri names the items folder of a checkpoint: it ends in /items",
             holds=lambda self: self.uri.endswith("/items"),
@@ -48,7 +48,7 @@ class JobModel(ApiModel):
     """The model that another FineTuneJob in the same namespace has exported; this job waits until it has succeeded."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="has(self.step) == (has(self.checkpoint) && self.checkpoint == 'Step')",
             message="step and checkpoint: Step belong together: set both, or remove step",
             holds=lambda self: (self.step is not None) == (self.checkpoint is SourceCheckpoint.STEP),
@@ -68,7 +68,7 @@ class Model(ApiModel):
 
     rules: ClassVar = (
         exactly_one("huggingFace", "uri", "orbax", "fromJob"),
-        Rule(
+        ValidationRule(
             cel="!has(self.orbax) || (has(self.maxtextModel) && has(self.tokenizer))",
             message="orbax needs maxtextModel and tokenizer beside it: a checkpoint names neither",
             holds=lambda self: (

@@ -11,15 +11,16 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from finetune_operator.api.forms import form
 from finetune_operator.api.job import FineTuneJob
+from finetune_operator.api.numbers import canonical, unquoted
 from finetune_operator.api.profile import FineTuneProfile
+from finetune_operator.api.string_formats import form
 
 type Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class FieldError:
     """One thing that is wrong with an object."""
 
     location: tuple[str | int, ...]
@@ -35,7 +36,7 @@ class Fault:
 class InvalidObject(ValueError):
     """The object does not follow the API. ``path`` and ``message`` are those of the first fault."""
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, faults: Sequence[FieldError]) -> None:
         self.faults = tuple(faults)
         self.path = faults[0].path
         self.message = faults[0].message
@@ -54,31 +55,18 @@ def parse_profile(obj: Object) -> FineTuneProfile:
 
 def _parse[M: BaseModel](model: type[M], obj: Object) -> M:
     if not isinstance(obj, Mapping):
-        raise InvalidObject([Fault(location=(), message=f"must be an object, not {type(obj).__name__}")])
+        raise InvalidObject([FieldError(location=(), message=f"must be an object, not {type(obj).__name__}")])
     document = {key: value for key, value in obj.items() if key != "status"}
     nulls = [
-        Fault(location=location, message="is null: leave the field out, or give it a value")
+        FieldError(location=location, message="is null: leave the field out, or give it a value")
         for location in _nulls(document)
     ]
     if nulls:
         raise InvalidObject(nulls)
     try:
-        return model.model_validate(_whole_numbers(document), by_alias=True, by_name=False)
+        return model.model_validate(canonical(document), by_alias=True, by_name=False)
     except ValidationError as error:
         raise InvalidObject(_faults(model, error)) from None
-
-
-def _whole_numbers(value: Any) -> Any:
-    """JSON knows one kind of number: 2.0 is an integer there, and no field of ours takes a fraction."""
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case Mapping():
-            return {key: _whole_numbers(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_whole_numbers(item) for item in value]
-        case _:
-            return value
 
 
 def _nulls(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -95,10 +83,10 @@ def _nulls(value: Any, location: tuple[str | int, ...] = ()) -> Iterator[tuple[s
                 yield from _nulls(item, (*location, index))
 
 
-def _faults(model: type[BaseModel], error: ValidationError) -> list[Fault]:
+def _faults(model: type[BaseModel], error: ValidationError) -> list[FieldError]:
     details = error.errors(include_url=False)
     return [
-        Fault(
+        FieldError(
             location=(*detail["loc"], *_place_of_rule(detail)),
             message=_message(model, detail),
         )
@@ -114,7 +102,7 @@ def _holds_another(detail: ErrorDetails, details: Sequence[ErrorDetails]) -> boo
 
 
 def _place_of_rule(detail: ErrorDetails) -> tuple[str, ...]:
-    """A rule stands on an object and may speak of a place below it (``Rule.at``)."""
+    """A rule stands on an object and may speak of a place below it (``ValidationRule.at``)."""
     at = detail.get("ctx", {}).get("at", "")
     return tuple(at.split(".")) if at else ()
 
@@ -128,6 +116,10 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
             return unknown_field(location, detail["input"], known_fields(model, location[:-1]))
         case "missing":
             return "required, but not set"
+        case "float_type" | "int_type" if isinstance(text := detail["input"], str) and (
+            said := unquoted(text)
+        ):
+            return said
         case _:
             return detail["msg"].removeprefix("Value error, ")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from finetune_operator.api.common import DECIMAL_PATTERN
 from finetune_operator.api.schema import structural_schema
 
 
@@ -25,7 +24,7 @@ def number_paths(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(
         path
         for path, schema in _properties(structural_schema(model), "")
-        if schema["type"] == "integer" or schema.get("pattern") == DECIMAL_PATTERN
+        if schema["type"] in ("integer", "number")
     )
 
 

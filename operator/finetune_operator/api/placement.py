@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from finetune_operator.api.common import ApiModel, Positive, ShortText, Topology, TpuName, distinct
-from finetune_operator.api.rules import Rule, all_or_none
+from finetune_operator.api.rules import ValidationRule, all_or_none
 
 
 class Controller(StrEnum):
@@ -42,7 +42,7 @@ class Resources(ApiModel):
 
     rules: ClassVar = (
         all_or_none("accelerator", "topology"),
-        Rule(
+        ValidationRule(
             cel="!(has(self.tpu) && has(self.accelerator))",
             message="tpu is a shorthand for accelerator and topology: remove tpu, or remove the other two",
             holds=lambda self: self.tpu is None or self.accelerator is None,

@@ -10,10 +10,10 @@ from finetune_operator.api.common import (
     Flag,
     NonNegative,
     Positive,
-    PositiveDecimal,
+    PositiveNumber,
     ShortText,
 )
-from finetune_operator.api.rules import Rule
+from finetune_operator.api.rules import ValidationRule
 from finetune_operator.api.uris import StorageUri
 
 
@@ -74,7 +74,7 @@ class Retry(ApiModel):
     """Run a stage again by hand. Acts once for each new generation and resets the retry counters."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="self.generation >= oldSelf.generation",
             message="generation cannot be lowered: a retry acts once for each higher number",
             holds=None,
@@ -91,9 +91,9 @@ class Budget(ApiModel):
     """The most that the job may use, over all attempts. Where preflight has compiled the train step, a training that
     is sure to take more is not begun."""
 
-    max_chip_hours: PositiveDecimal | None = None
+    max_chip_hours: PositiveNumber | None = None
     """TPU chip hours."""
-    max_cost: PositiveDecimal | None = None
+    max_cost: PositiveNumber | None = None
     """Money, in the profile's currency."""
     on_exhausted: OnExhausted | None = None
     """Suspend: checkpoint and stop; raising the budget resumes. Fail: end. Default: Suspend."""

@@ -22,8 +22,8 @@ from finetune_operator.api.common import (
 from finetune_operator.api.conditions import Condition
 from finetune_operator.api.meta import ObjectMeta
 from finetune_operator.api.profile_nodes import CpuPool, Flavor, PathwaysNodes
-from finetune_operator.api.profile_policy import AllowedModels, Constraints, Defaults
-from finetune_operator.api.rules import Rule
+from finetune_operator.api.profile_policy import AllowedModels, Constraints, ProfileDefaults
+from finetune_operator.api.rules import ValidationRule
 from finetune_operator.api.uris import StorageUri
 
 #: Marks the profile that jobs without profileRef run under.
@@ -69,7 +69,7 @@ class Storage(ApiModel):
     """Where things are kept."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="has(self.cacheScope) && self.cacheScope == 'Profile' ? has(self.cache) : true",
             message="a cache that namespaces share needs a folder of its own: set cache",
             holds=lambda self: self.cache_scope != "Profile" or self.cache is not None,
@@ -106,7 +106,7 @@ class Queue(ApiModel):
     """Kueue queues, each a LocalQueue in the job's namespace."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel=(
                 "has(self.priorityClass) ? has(self.localQueue) || has(self.cpuLocalQueue) "
                 "|| (has(self.allowJobLabels) && self.allowJobLabels) : true"
@@ -163,14 +163,14 @@ class FineTuneProfileSpec(ApiModel):
     """How and where jobs may run, and what they may use."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel=("!has(self.currency) ? !self.flavors.exists(f, has(f.chipHourPrice)) : true"),
             message="a price needs a currency: set currency, for example USD",
             holds=lambda self: (
                 self.currency is not None or all(flavor.chip_hour_price is None for flavor in self.flavors)
             ),
         ),
-        Rule(
+        ValidationRule(
             cel=(
                 "has(self.pod) && has(self.pod.hostNetwork) && self.pod.hostNetwork "
                 "? !has(self.serviceAccounts) || !has(self.serviceAccounts.tpu) : true"
@@ -214,7 +214,7 @@ class FineTuneProfileSpec(ApiModel):
     """Nodes for Pathways' head."""
     models: AllowedModels | None = None
     """Models that may be tuned. Default: what constraints.uris.read allows."""
-    defaults: Defaults | None = None
+    defaults: ProfileDefaults | None = None
     """Values for what a job leaves out."""
     constraints: Constraints | None = None
     """What jobs may not exceed or change."""

@@ -13,7 +13,7 @@ from finetune_operator.api.common import (
     LabelKey,
     LabelValue,
     NonNegative,
-    NonNegativeDecimal,
+    NonNegativeNumber,
     Positive,
     Quantity,
     ShortText,
@@ -21,7 +21,7 @@ from finetune_operator.api.common import (
     distinct,
 )
 from finetune_operator.api.placement import Capacity
-from finetune_operator.api.rules import Rule
+from finetune_operator.api.rules import ValidationRule
 
 _GOOGLE_NAME = "[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
 Reservation = Annotated[
@@ -80,12 +80,12 @@ class Flavor(ApiModel):
     """TPU slices that a job may get, and what they cost."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="(self.capacity == 'Reservation') == has(self.reservation)",
             message="reservation names the reservation of capacity: Reservation: set both or neither",
             holds=lambda self: (self.capacity is Capacity.RESERVATION) == (self.reservation is not None),
         ),
-        Rule(
+        ValidationRule(
             cel="!has(self.queuedProvisioning) || self.capacity == 'FlexStart'",
             message="queuedProvisioning is for capacity: FlexStart: remove it",
             holds=lambda self: self.queued_provisioning is None or self.capacity is Capacity.FLEX_START,
@@ -105,7 +105,7 @@ class Flavor(ApiModel):
     """Where a shape comes with different hosts: which one."""
     max_slices: Annotated[Positive, Field(le=256)] | None = None
     """Most slices per job. Default: 1."""
-    chip_hour_price: NonNegativeDecimal | None = None
+    chip_hour_price: NonNegativeNumber | None = None
     """Price of a chip hour, in the profile's currency. Default: unknown, so no cost is shown."""
     reservation: Reservation | None = None
     """For capacity: Reservation: its name, or projects/PROJECT/reservations/NAME for one of another project; of a part

@@ -5,13 +5,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from finetune_operator.api.common import ApiModel, Decimal, EngineKey, PositiveDecimal, distinct, list_map
+from finetune_operator.api.common import ApiModel, EngineKey, Number, PositiveNumber, distinct, list_map
 from finetune_operator.api.evaluation import Evaluation
 from finetune_operator.api.export import Export
 from finetune_operator.api.method import Hyperparameters
 from finetune_operator.api.placement import Resources
 from finetune_operator.api.policies import Checkpointing, HangPolicy, Preflight, Recovery
-from finetune_operator.api.rules import Rule
+from finetune_operator.api.rules import ValidationRule
 
 FieldPath = Annotated[
     str, Field(pattern=r"^[a-z][A-Za-z0-9]*(\.[a-z][A-Za-z0-9]*)*$", min_length=1, max_length=128)
@@ -23,7 +23,7 @@ SourcePattern = Annotated[
 TargetPattern = Annotated[str, Field(pattern=r"^(gs|file|hf)://.+", max_length=1024)]
 
 
-class Mode(StrEnum):
+class ConstraintMode(StrEnum):
     """What holds where a profile says nothing."""
 
     STRICT = "Strict"
@@ -44,7 +44,7 @@ class AllowedModels(ApiModel):
     constraints.uris.read. Default: every model that constraints.uris.read allows."""
 
 
-class Defaults(ApiModel):
+class ProfileDefaults(ApiModel):
     """Values for what a job leaves out. Lists replace; setting one member of a union drops the others."""
 
     hyperparameters: Hyperparameters | None = None
@@ -69,7 +69,7 @@ class Limit(ApiModel):
     """A range for a number of the job, judged on the resolved value."""
 
     rules: ClassVar = (
-        Rule(
+        ValidationRule(
             cel="has(self.min) || has(self.max)",
             message="a limit without min and max limits nothing: set one",
             holds=lambda self: self.min is not None or self.max is not None,
@@ -78,9 +78,9 @@ class Limit(ApiModel):
 
     path: FieldPath
     """The field, for example hyperparameters.epochs."""
-    min: Decimal | None = None
+    min: Number | None = None
     """Least value."""
-    max: Decimal | None = None
+    max: Number | None = None
     """Highest value."""
 
 
@@ -111,11 +111,11 @@ class AllowedUris(ApiModel):
 class Constraints(ApiModel):
     """What jobs may not exceed or change."""
 
-    mode: Mode | None = None
+    mode: ConstraintMode | None = None
     """Strict: what the profile does not list is refused: namespaces, models and repositories, places to read and write.
     Open: what it does not list is allowed, but for the folders of other namespaces and the cache, and file:// where the
     storage is none. Default: Strict."""
-    max_chip_hours: PositiveDecimal | None = None
+    max_chip_hours: PositiveNumber | None = None
     """Most chip hours per job, as estimated and as used."""
     limits: Annotated[tuple[Limit, ...], Field(max_length=64), *list_map("path")] | None = None
     """Ranges for numbers."""

@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from finetune_operator.api.common import API_VERSION, INT32_MAX, SAFE_INTEGER_MAX
+from finetune_operator.api.common import API_VERSION, INT32_MAX
 from finetune_operator.api.crd import job_crd, profile_crd, root_schema
+from finetune_operator.api.numbers import SAFE_INTEGER_MAX
 from finetune_operator.api.rules import RULES_KEY
 
 _INTRODUCTION = f"""\
 # API reference
 
 Group and version `{API_VERSION}`. Fields that are not listed are refused. A field that is left out takes
-the profile's default, then the built-in one that its description names. Decimals are written in quotes,
-for example `"2e-5"`.
+the profile's default, then the built-in one that its description names. Numbers of a spec are
+written without quotes, for example `2e-5`; a status has decimals as strings.
 """
 
 _UNBOUNDED = (INT32_MAX, SAFE_INTEGER_MAX)
@@ -79,7 +80,14 @@ def _type(schema: Mapping[str, Any]) -> str:
             least, most = schema["minimum"], schema["maximum"]
             return f"integer, {least} or more" if most in _UNBOUNDED else f"integer, {least} to {most}"
         case kind:
-            return str(kind)
+            return ", ".join([kind, *_bounds(schema)])
+
+
+def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
+    if "minimum" in schema:
+        yield f"above {schema['minimum']}" if "exclusiveMinimum" in schema else f"{schema['minimum']} or more"
+    if "maximum" in schema:
+        yield f"below {schema['maximum']}" if "exclusiveMaximum" in schema else f"{schema['maximum']} or less"
 
 
 def _cell(schema: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ The two forms are held together by tests. Only core CEL is used (no Kubernetes e
 ``finetune validate`` evaluates the very text that stands in the CRD.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ RULES_KEY = "x-kubernetes-validations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ValidationRule:
     """``cel`` and ``holds`` say the same of the value they stand on; ``message`` says what to do about it."""
 
     cel: str
@@ -30,68 +29,43 @@ class Rule:
         return entry | {"fieldPath": "." + ".".join(self.at)} if self.at else entry
 
 
-def exactly_one(*names: str) -> Rule:
+def exactly_one(*names: str) -> ValidationRule:
     """One member of a union is set. ``names`` as users write them."""
     listed = _listed(names)
-    return Rule(
+    return ValidationRule(
         cel=f"{_count(names)} == 1",
         message=f"exactly one of {listed} must be set: keep the one that is meant",
         holds=lambda value: _set_members(value, names) == 1,
     )
 
 
-def at_most_one(*names: str) -> Rule:
+def at_most_one(*names: str) -> ValidationRule:
     """The members exclude each other; none is fine."""
-    return Rule(
+    return ValidationRule(
         cel=f"{_count(names)} <= 1",
         message=f"at most one of {_listed(names)} may be set: remove the others",
         holds=lambda value: _set_members(value, names) <= 1,
     )
 
 
-def all_or_none(*names: str) -> Rule:
+def all_or_none(*names: str) -> ValidationRule:
     """The members only make sense together."""
     first, *others = names
-    return Rule(
+    return ValidationRule(
         cel=" && ".join(f"has(self.{first}) == has(self.{other})" for other in others),
         message=f"{_listed(names, 'and')} belong together: set both or neither",
         holds=lambda value: _set_members(value, names) in (0, len(names)),
     )
 
 
-def immutable(name: str) -> Rule:
+def immutable(name: str) -> ValidationRule:
     """A field that decides the result: neither changed, nor added, nor removed after creation."""
-    return Rule(
+    return ValidationRule(
         cel=(
             f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
         ),
         message=f"{name} cannot be changed, because it decides the result: create a job of another name",
         holds=None,
-    )
-
-
-def number(*, above: float | None = None, least: float | None = None, below: float | None = None) -> Rule:
-    """A decimal in a string lies in a range."""
-    bounds = [
-        (operator, bound)
-        for operator, bound in ((">", above), (">=", least), ("<", below))
-        if bound is not None
-    ]
-    compare: dict[str, Callable[[float, float], bool]] = {
-        ">": lambda a, b: a > b,
-        ">=": lambda a, b: a >= b,
-        "<": lambda a, b: a < b,
-    }
-    words = {">": "above", ">=": "at least", "<": "below"}
-
-    def holds(text: str) -> bool:
-        value = float(text)
-        return math.isfinite(value) and all(compare[op](value, bound) for op, bound in bounds)
-
-    return Rule(
-        cel=" && ".join(f"double(self) {op} {bound!r}" for op, bound in bounds),
-        message="must be a number " + " and ".join(f"{words[op]} {bound:g}" for op, bound in bounds),
-        holds=holds,
     )
 
 

@@ -25,7 +25,9 @@ _KEPT = (
     "minLength",
     "maxLength",
     "minimum",
+    "exclusiveMinimum",
     "maximum",
+    "exclusiveMaximum",
     "minItems",
     "maxItems",
     "minProperties",
@@ -65,6 +67,7 @@ def _rewrite(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
         raise UnsupportedSchemaError(f"{path}: has no single type")
     if schema["type"] == "integer":
         schema["format"] = "int32" if schema.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
+    _bound_exclusively(schema)
     if "description" in schema:
         schema["description"] = " ".join(schema["description"].split())
     if "properties" in schema:
@@ -100,6 +103,14 @@ def _resolve(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
             return schema
         rules = [*target.get(RULES_KEY, ()), *schema.get(RULES_KEY, ())]
         schema = {**target, **schema, **({RULES_KEY: rules} if rules else {})}
+
+
+def _bound_exclusively(schema: Schema) -> None:
+    """OpenAPI v3.0 says by a flag beside the bound what JSON Schema says by a keyword of its own."""
+    for bound in ("minimum", "maximum"):
+        keyword = f"exclusive{bound.capitalize()}"
+        if keyword in schema:
+            schema[bound], schema[keyword] = schema[keyword], True
 
 
 def _bound_map_keys(schema: Schema, path: str) -> None:

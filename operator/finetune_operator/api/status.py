@@ -16,19 +16,24 @@ from finetune_operator.api.common import (
     list_map,
 )
 from finetune_operator.api.conditions import Condition, Phase, WaitingReason
-from finetune_operator.api.status_course import (
+from finetune_operator.api.status_resolved import Estimate, Resolved
+from finetune_operator.api.status_results import (
+    ArtifactStatus,
+    CheckpointStatus,
+    EvaluationStatus,
+    FailureStatus,
+)
+from finetune_operator.api.status_stages import (
     ActiveTime,
-    Attempts,
-    Cost,
-    Goodput,
+    AttemptsStatus,
+    CostStatus,
+    GoodputStatus,
     ProgressStatus,
     StageStatus,
 )
-from finetune_operator.api.status_outcome import ArtifactStatus, Checkpoint, EvaluationStatus, FailureStatus
-from finetune_operator.api.status_resolved import Estimate, Resolved
 
 
-class Waiting(ApiModel):
+class WaitingStatus(ApiModel):
     """What the job is waiting for."""
 
     reason: WaitingReason
@@ -69,7 +74,7 @@ class FineTuneJobStatus(ApiModel):
     """Where the job stands, in a sentence."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=32), *list_map("type")] | None = None
     """Conditions; all known ones are there from the first look on."""
-    waiting: Waiting | None = None
+    waiting: WaitingStatus | None = None
     """What the job is waiting for."""
     resolved: Resolved | None = None
     """Everything that decides the result, resolved once."""
@@ -79,18 +84,18 @@ class FineTuneJobStatus(ApiModel):
     """The stages in order."""
     progress: ProgressStatus | None = None
     """How far training is."""
-    attempts: Attempts | None = None
+    attempts: AttemptsStatus | None = None
     """How often stages were started."""
-    goodput: Goodput | None = None
+    goodput: GoodputStatus | None = None
     """Share of the time that moved the training forward."""
     pending: Annotated[tuple[PendingRecord, ...], Field(max_length=16)] | None = None
     """Ends of attempts that the run folder does not hold yet, because it cannot be read or written. They are written
     when it can."""
     active_time: ActiveTime | None = None
     """How long the job has run."""
-    cost: Cost | None = None
+    cost: CostStatus | None = None
     """What the job has used so far."""
-    checkpoints: Annotated[tuple[Checkpoint, ...], Field(max_length=10)] | None = None
+    checkpoints: Annotated[tuple[CheckpointStatus, ...], Field(max_length=10)] | None = None
     """Saved states, newest last."""
     evaluation: EvaluationStatus | None = None
     """What was measured."""

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from finetune_operator.api.common import checked
-from finetune_operator.api.rules import Rule
+from finetune_operator.api.rules import ValidationRule
 
 _PATTERN = r"^(gs://[a-z0-9]|file:///).+"
 #: A name between two slashes: not empty, not "." and not "..".
@@ -24,8 +24,8 @@ _AMBIGUOUS = r"[\x00-\x1f\x7f-\x9f\\#]|%([01][0-9a-fA-F]|2[eEfF5]|5[cC]|7[fF])|^
 _WILDCARD = r"[*?\[\]]"
 
 
-def _matches(pattern: str) -> Rule:
-    return Rule(
+def _matches(pattern: str) -> ValidationRule:
+    return ValidationRule(
         cel=f"self.matches(r'{pattern}')",
         message=(
             "must be gs://bucket/path (the bucket's name of at most 63 characters, 222 with dots) or file:///path "
@@ -35,8 +35,8 @@ def _matches(pattern: str) -> Rule:
     )
 
 
-def _without(pattern: str, message: str) -> Rule:
-    return Rule(
+def _without(pattern: str, message: str) -> ValidationRule:
+    return ValidationRule(
         cel=f"!self.matches(r'{pattern}')", message=message, holds=lambda uri: re.search(pattern, uri) is None
     )
 

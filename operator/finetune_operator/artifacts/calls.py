@@ -7,14 +7,14 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from time import monotonic
 
-from finetune_operator.artifacts.shares import Slots, share_of
+from finetune_operator.artifacts.tenant_shares import CallSlots, share_of
 
 
-class CallOverError(TimeoutError):
+class CallEndedError(TimeoutError):
     """The call's time is over, or its caller has gone: the thread must end."""
 
 
-class Call:
+class StoreCall:
     """The time of one call. Its thread asks :meth:`left` before each step; :meth:`abort` may come from any thread."""
 
     def __init__(self, seconds: float) -> None:
@@ -27,7 +27,7 @@ class Call:
         """Seconds that remain, more than 0. Raises CallOverError when none do."""
         left = self._ends - monotonic()
         if self._aborted or left <= 0:
-            raise CallOverError
+            raise CallEndedError
         return left
 
     def stop_by(self, stop: Callable[[], None]) -> None:
@@ -51,21 +51,21 @@ class Call:
                 self._stop()
 
 
-class Calls:
+class StoreCalls:
     """Runs blocking work. A slot is held until the thread has ended, so threads never pile up.
 
     Args:
         seconds: from the moment at which a call begins; the wait for a slot is not counted.
         total: calls of all tenants at once.
-        each: calls of one tenant at once (see :func:`finetune_operator.artifacts.shares.share_of`).
+        each: calls of one tenant at once (see :func:`finetune_operator.artifacts.tenant_shares.share_of`).
     """
 
     def __init__(self, *, seconds: float, total: int, each: int) -> None:
         self._seconds = seconds
-        self._slots = Slots(total=total, each=each)
-        self._under_way: dict[asyncio.Future[None], Call] = {}
+        self._slots = CallSlots(total=total, each=each)
+        self._under_way: dict[asyncio.Future[None], StoreCall] = {}
 
-    async def run[T](self, uri: str, work: Callable[[Call], T]) -> T:
+    async def run[T](self, uri: str, work: Callable[[StoreCall], T]) -> T:
         """Run ``work`` in a thread and return its result. Raises what it raises, or TimeoutError after the deadline.
 
         At the deadline, and where this coroutine is cancelled, the call is aborted.
@@ -73,7 +73,7 @@ class Calls:
         loop = asyncio.get_running_loop()
         tenant = share_of(uri).tenant
         await self._slots.take(tenant)
-        call = Call(self._seconds)
+        call = StoreCall(self._seconds)
         answer: asyncio.Future[T] = loop.create_future()
         ended: asyncio.Future[None] = loop.create_future()
 

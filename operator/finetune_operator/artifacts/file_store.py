@@ -11,21 +11,21 @@ from pathlib import Path, PurePosixPath
 from secrets import token_hex
 from urllib.parse import unquote, urlsplit
 
-from finetune_operator.artifacts.calls import Call, Calls
+from finetune_operator.artifacts.calls import StoreCall, StoreCalls
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
     RECORD_LIMIT,
+    ListingTooLarge,
+    ObjectTooLarge,
     StorageDenied,
     StorageError,
     StorageUnavailable,
-    TooLarge,
-    TooManyNames,
 )
 
 
 class FileStore:
-    """Implements :class:`finetune_operator.artifacts.port.Store`. A reader sees all of a write or nothing.
+    """Implements :class:`finetune_operator.artifacts.port.ObjectStore`. A reader sees all of a write or nothing.
 
     Only regular files are objects: pipes, devices and sockets are ignored. Run folders and cache entries are written by
     pods, so symbolic links in them are not followed; links in the path above them are the platform's and are followed.
@@ -37,27 +37,27 @@ class FileStore:
 
     def __init__(self, *, deadline_seconds: float = 10, threads: int = 64) -> None:
         self._deadline = deadline_seconds
-        self._calls = Calls(seconds=deadline_seconds, total=threads, each=max(1, threads // 8))
+        self._calls = StoreCalls(seconds=deadline_seconds, total=threads, each=max(1, threads // 8))
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
-        def work(call: Call) -> bytes | None:
+        def work(call: StoreCall) -> bytes | None:
             content: bytes | None = None
             with _absence_passes(), _parent(uri) as (folder, name):
                 content = _read(folder, name, limit + 1, call)
             if content is not None and len(content) > limit:
-                raise TooLarge(uri, limit)
+                raise ObjectTooLarge(uri, limit)
             return content
 
         return await self._run(uri, work)
 
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
-        def work(call: Call) -> Sequence[str]:
+        def work(call: StoreCall) -> Sequence[str]:
             names: list[str] = []
             with _absence_passes(), _parent(uri) as (parent, name), _opened(parent, name, _FOLDER) as folder:
                 for seen, (path, regular) in enumerate(_walk(folder, "", call), start=1):
                     # Folders count, too: a million empty ones take as long.
                     if seen > limit:
-                        raise TooManyNames(uri, limit)
+                        raise ListingTooLarge(uri, limit)
                     if regular and len(path) <= NAME_LENGTH:
                         names.append(path)
             return sorted(names)
@@ -65,7 +65,7 @@ class FileStore:
         return await self._run(uri, work)
 
     async def write(self, uri: str, content: bytes) -> None:
-        def work(call: Call) -> None:
+        def work(call: StoreCall) -> None:
             with _parent(uri, make=True) as (folder, name):
                 _write(folder, name, content, call)
 
@@ -75,7 +75,7 @@ class FileStore:
         """Returns when no call is under way any longer."""
         await self._calls.ended()
 
-    async def _run[T](self, uri: str, work: Callable[[Call], T]) -> T:
+    async def _run[T](self, uri: str, work: Callable[[StoreCall], T]) -> T:
         try:
             return await self._calls.run(uri, work)
         except StorageError:
@@ -154,7 +154,7 @@ def _parent(uri: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         yield descriptor, name
 
 
-def _read(folder: int, name: str, most: int, call: Call) -> bytes | None:
+def _read(folder: int, name: str, most: int, call: StoreCall) -> bytes | None:
     """Up to ``most`` bytes; None where it is no regular file."""
     with _opened(folder, name, _FILE) as descriptor:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -166,7 +166,7 @@ def _read(folder: int, name: str, most: int, call: Call) -> bytes | None:
         return bytes(content)
 
 
-def _walk(folder: int, prefix: str, call: Call, depth: int = 0) -> Iterator[tuple[str, bool]]:
+def _walk(folder: int, prefix: str, call: StoreCall, depth: int = 0) -> Iterator[tuple[str, bool]]:
     """Everything below the folder, as it is found: its path, and whether it is a regular file."""
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -179,7 +179,7 @@ def _walk(folder: int, prefix: str, call: Call, depth: int = 0) -> Iterator[tupl
                     yield from _walk(below, f"{path}/", call, depth + 1)
 
 
-def _write(folder: int, name: str, content: bytes, call: Call) -> None:
+def _write(folder: int, name: str, content: bytes, call: StoreCall) -> None:
     temporary = f"{_TEMPORARY}{token_hex(8)}"
     try:
         with _opened(folder, temporary, _NEW) as descriptor:

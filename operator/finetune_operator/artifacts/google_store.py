@@ -17,16 +17,16 @@ from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests.adapters import HTTPAdapter
 
-from finetune_operator.artifacts.calls import Call, Calls
+from finetune_operator.artifacts.calls import StoreCall, StoreCalls
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
     RECORD_LIMIT,
+    ListingTooLarge,
+    ObjectTooLarge,
     StorageDenied,
     StorageError,
     StorageUnavailable,
-    TooLarge,
-    TooManyNames,
 )
 
 #: Of one HTTP request, seconds; less where the call ends sooner.
@@ -34,11 +34,11 @@ _CONNECT_SECONDS, _READ_SECONDS = 5, 10
 #: All tries of one call together. Beyond it the work queue waits, and the status says so meanwhile.
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.2, maximum=2).with_timeout(10)
 #: The call that a thread works for.
-_call: ContextVar[Call] = ContextVar("call")
+_call: ContextVar[StoreCall] = ContextVar("call")
 
 
 class GoogleStore:
-    """Implements :class:`finetune_operator.artifacts.port.Store`.
+    """Implements :class:`finetune_operator.artifacts.port.ObjectStore`.
 
     Credentials are the environment's (Workload Identity); with ``STORAGE_EMULATOR_HOST`` there are none.
 
@@ -48,7 +48,7 @@ class GoogleStore:
     """
 
     def __init__(self, *, threads: int = 64, deadline_seconds: float = 20) -> None:
-        self._calls = Calls(seconds=deadline_seconds, total=threads, each=max(1, threads // 8))
+        self._calls = StoreCalls(seconds=deadline_seconds, total=threads, each=max(1, threads // 8))
         self._threads = threads
         self._deadline = deadline_seconds
         self._client: storage.Client | None = None
@@ -57,7 +57,7 @@ class GoogleStore:
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
         bucket, name = _split(uri)
 
-        def work(call: Call) -> bytes | None:
+        def work(call: StoreCall) -> bytes | None:
             blob = self._connected().bucket(bucket).blob(name)
             content = _Bounded(uri, limit, call)
             try:
@@ -77,7 +77,7 @@ class GoogleStore:
         bucket, folder = _split(uri)
         prefix = f"{folder}/" if folder else ""
 
-        def work(call: Call) -> Sequence[str]:
+        def work(call: StoreCall) -> Sequence[str]:
             blobs = self._connected().list_blobs(
                 bucket,
                 prefix=prefix,
@@ -90,7 +90,7 @@ class GoogleStore:
                 # Each page is a request, and none begins when the call is over.
                 for seen, blob in enumerate(blobs, start=1):
                     if seen > limit:
-                        raise TooManyNames(uri, limit)
+                        raise ListingTooLarge(uri, limit)
                     name = blob.name.removeprefix(prefix)
                     if len(name) <= NAME_LENGTH:
                         names.append(name)
@@ -103,7 +103,7 @@ class GoogleStore:
     async def write(self, uri: str, content: bytes) -> None:
         bucket, name = _split(uri)
 
-        def work(call: Call) -> None:
+        def work(call: StoreCall) -> None:
             blob = self._connected().bucket(bucket).blob(name)
             # Small and whole, so a repeat is harmless: retried without a generation precondition.
             blob.upload_from_string(content, content_type="application/json", retry=_retry(call))
@@ -135,8 +135,8 @@ class GoogleStore:
                 self._client = client
             return self._client
 
-    async def _run[T](self, uri: str, work: Callable[[Call], T]) -> T:
-        def in_thread(call: Call) -> T:
+    async def _run[T](self, uri: str, work: Callable[[StoreCall], T]) -> T:
+        def in_thread(call: StoreCall) -> T:
             _call.set(call)
             return work(call)
 
@@ -171,14 +171,14 @@ class GoogleStore:
 class _Bounded(io.BytesIO):
     """Takes no more than the call may read, whatever the server sends."""
 
-    def __init__(self, uri: str, limit: int, call: Call) -> None:
+    def __init__(self, uri: str, limit: int, call: StoreCall) -> None:
         super().__init__()
         self._uri, self._limit, self._call = uri, limit, call
 
     def write(self, chunk: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]  # bytes suffice
         self._call.left()
         if self.tell() + len(chunk) > self._limit:
-            raise TooLarge(self._uri, self._limit)
+            raise ObjectTooLarge(self._uri, self._limit)
         return super().write(chunk)
 
 
@@ -198,7 +198,7 @@ class _Adapter(HTTPAdapter):
         return response
 
 
-def _retry(call: Call) -> Retry:
+def _retry(call: StoreCall) -> Retry:
     retry: Retry = _RETRY.with_timeout(min(_RETRY.timeout, call.left()))
     return retry
 

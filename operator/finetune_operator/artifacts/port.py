@@ -31,7 +31,7 @@ class StorageDenied(StorageError):
     """401, 403: the operator's identity lacks a role on the bucket."""
 
 
-class TooLarge(StorageError):
+class ObjectTooLarge(StorageError):
     """The object has more bytes than the caller reads."""
 
     def __init__(self, uri: str, limit: int) -> None:
@@ -39,7 +39,7 @@ class TooLarge(StorageError):
         self.limit = limit
 
 
-class TooManyNames(StorageError):
+class ListingTooLarge(StorageError):
     """The folder holds more objects than the caller lists."""
 
     def __init__(self, uri: str, limit: int) -> None:
@@ -47,7 +47,7 @@ class TooManyNames(StorageError):
         self.limit = limit
 
 
-class Store(Protocol):
+class ObjectStore(Protocol):
     """Reads are strongly consistent. Blocking work happens off the event loop; every call has a deadline.
 
     What a bucket holds was written by tenants: no call takes more memory than its limit allows.

@@ -1,10 +1,9 @@
-"""Facts as data: TPU slice shapes and Pathways' images."""
+"""Facts as data: the slice that a name means, Pathways' images, flags of XLA."""
 
+from finetune_contract.tpu import TpuShape, all_shapes
 from finetune_operator.catalog.pathways import PathwaysImages, jax_of_image, pathways_images
 from finetune_operator.catalog.tpu import (
     CatalogError,
-    TpuShape,
-    all_shapes,
     shape_by_name,
     shape_by_topology,
     shares_labels,

@@ -1,18 +1,16 @@
-"""TPU slice shapes: one row per accelerator label, machine type and topology (``tpu_types.csv``).
+"""Which slice of the catalogue (:mod:`finetune_contract.tpu`) a name or a pair of node labels means.
 
 The names are not unique: ``v6e-8`` is two hosts of four chips for some tools and one host of eight for others,
 with the same labels. A look-up that meets both without being told the chips per host refuses.
 """
 
-import csv
 import difflib
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from finetune_contract.tpu import TpuShape, all_shapes, chips_of_topology, families
 
 #: How many alternatives an error names.
 _NEAR = 4
@@ -24,61 +22,6 @@ class CatalogError(ValueError):
     def __init__(self, message: str, *, ambiguous: bool = False) -> None:
         super().__init__(message)
         self.ambiguous = ambiguous
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TpuShape:
-    """One slice as GKE sells it."""
-
-    name: str
-    """As people write it: ``v6e-8``."""
-    family: str
-    accelerator: str
-    """Value of the node label ``cloud.google.com/gke-tpu-accelerator``."""
-    topology: str
-    """Value of the node label ``cloud.google.com/gke-tpu-topology``: ``2x4``."""
-    machine_type: str
-    hosts: int
-    chips_per_host: int
-    chips: int
-    devices_per_chip: int | None
-    """JAX devices; None where nobody has published it."""
-    hbm_gib_per_chip: int | None
-    requires_placement_policy: bool
-    pathways_instance_type: str | None
-    """As Pathways' resource manager calls the slice (``tpuv6e:4x4``); None where it does not know it."""
-
-    @property
-    def multi_host(self) -> bool:
-        return self.hosts > 1
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text else None
-
-
-@cache
-def all_shapes() -> Sequence[TpuShape]:
-    """Every row of the catalogue, in the order of the file."""
-    text = files("finetune_operator.catalog").joinpath("tpu_types.csv").read_text(encoding="utf-8")
-    return tuple(
-        TpuShape(
-            # The file tells namesakes apart by a suffix ("v6e-8/1host"); people do not write it.
-            name=row["type_name"].partition("/")[0],
-            family=row["family"],
-            accelerator=row["accelerator_label"],
-            topology=row["topology"],
-            machine_type=row["machine_type"],
-            hosts=int(row["hosts_per_slice"]),
-            chips_per_host=int(row["chips_per_host"]),
-            chips=int(row["total_chips"]),
-            devices_per_chip=_number(row["jax_devices_per_chip"]),
-            hbm_gib_per_chip=_number(row["hbm_gib_per_chip"]),
-            requires_placement_policy=row["requires_placement_policy"] == "true",
-            pathways_instance_type=row["pathways_instance_type"] or None,
-        )
-        for row in csv.DictReader(text.splitlines())
-    )
 
 
 @cache
@@ -94,12 +37,7 @@ def _accelerator_of_family() -> dict[str, str]:
 @cache
 def _default_topologies() -> dict[str, str]:
     """Bare name -> topology, for names that several topologies share (``v4-384``)."""
-    text = files("finetune_operator.catalog").joinpath("tpu_types.csv").read_text(encoding="utf-8")
-    return {
-        row["type_name"]: row["topology"]
-        for row in csv.DictReader(text.splitlines())
-        if row["default_for_name"] == "true"
-    }
+    return {shape.name: shape.topology for shape in all_shapes() if shape.default_for_name}
 
 
 def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
@@ -108,15 +46,15 @@ def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
     Raises CatalogError when unknown (with the nearest names) or ambiguous without ``chips_per_host``.
     """
     prefix, _, rest = name.partition("-")
-    # MaxText and gcloud differ in the name of this family; the file has gcloud's.
-    family = "v5e" if prefix == "v5litepod" else prefix
+    # v5e's slices have another prefix in gcloud's names than in MaxText's; both are understood.
+    family = next((each.name for each in families().values() if each.type_prefix == prefix), prefix)
     accelerator = _accelerator_of_family().get(family)
     if accelerator is None:
         known = ", ".join(sorted(_accelerator_of_family()))
         raise CatalogError(f'no TPU family is called "{prefix}" (in "{name}"). Known: {known}.')
     if re.fullmatch(r"\d+(x\d+)+", rest):
         return shape_by_topology(accelerator, rest, chips_per_host=chips_per_host)
-    google = "v5litepod" if family == "v5e" else family
+    google = families()[family].type_prefix
     wanted = f"{google}-{rest}"
     topology = _default_topologies().get(wanted)
     found = [shape for shape in all_shapes() if shape.name == wanted and shape.topology == topology]
@@ -190,8 +128,3 @@ def _one(found: list[TpuShape], asked: str, chips_per_host: int | None) -> TpuSh
     if len(found) > 1:
         raise CatalogError(f"{asked} means more than one machine: chips per host {choices}.", ambiguous=True)
     return found[0]
-
-
-def chips_of_topology(topology: str) -> int:
-    """``4x4`` -> 16."""
-    return math.prod(int(side) for side in topology.split("x"))

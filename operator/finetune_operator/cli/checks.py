@@ -25,7 +25,7 @@ _OFFLINE: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckReport:
     """What there is to say of manifests, a line for each thing."""
 
     problems: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedJob:
     """A job that its profile allows."""
 
     plan: Plan
@@ -52,9 +52,9 @@ class NotPlanned(CliError):
         self.offline = offline
 
 
-def check_files(paths: Iterable[Path], namespace: str | None = None) -> Checked:
+def check_files(paths: Iterable[Path], namespace: str | None = None) -> CheckReport:
     """``namespace``: of jobs whose manifest names none."""
-    checked = Checked()
+    checked = CheckReport()
     objects: list[tuple[str, Object]] = []
     for path in paths:
         name = shown_name(path)
@@ -88,7 +88,7 @@ def check_files(paths: Iterable[Path], namespace: str | None = None) -> Checked:
     return checked
 
 
-def _is_valid(file: str, profile: Object, checked: Checked) -> bool:
+def _is_valid(file: str, profile: Object, checked: CheckReport) -> bool:
     try:
         check_profile_object(profile)
     except Refused as refused:
@@ -101,7 +101,7 @@ def _is_valid(file: str, profile: Object, checked: Checked) -> bool:
 
 
 def _unjudged(
-    file: str, job: Object, profile: Object | None, objects: Sequence[Object], checked: Checked
+    file: str, job: Object, profile: Object | None, objects: Sequence[Object], checked: CheckReport
 ) -> str:
     """Why no profile has judged the job; empty: one has."""
     if profile is None:
@@ -121,7 +121,7 @@ def _unjudged(
     return ""
 
 
-def planned(file: str, job: Object, profile: Object, objects: Sequence[Object]) -> Planned:
+def planned(file: str, job: Object, profile: Object, objects: Sequence[Object]) -> PlannedJob:
     """The job under the profile. Raises NotPlanned with the operator's own words where it would refuse.
 
     ``objects``: among which the ConfigMap of the job's chat template and the job that it starts from may be.
@@ -136,7 +136,7 @@ def planned(file: str, job: Object, profile: Object, objects: Sequence[Object]) 
     except CpuPoolTooSmall as error:
         name = job["metadata"]["name"]
         raise NotPlanned(f"{file}: {name}: CpuPoolTooSmall: {error}", fix=error.fix) from error
-    return Planned(plan=plan, jobsets=jobsets, remark=context.remark)
+    return PlannedJob(plan=plan, jobsets=jobsets, remark=context.remark)
 
 
 def schema_problems(text: str, name: str) -> list[str]:

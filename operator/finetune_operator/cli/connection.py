@@ -12,9 +12,17 @@ from kubernetes.aio.client.rest import RESTResponse
 from kubernetes.aio.config import ConfigException, list_kube_config_contexts
 
 from finetune_operator.cli.errors import CliError, close_names
+from finetune_operator.cluster.api_server_client import ApiServerClient, error_from
 from finetune_operator.cluster.connect import NoCredentials, kubeconfig
-from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster, error_from
-from finetune_operator.cluster.port import JOBS, PODS, ClusterError, Kind, NotFound, Object, Unavailable
+from finetune_operator.cluster.port import (
+    JOBS,
+    PODS,
+    ClusterError,
+    NotFound,
+    Object,
+    ResourceKind,
+    Unavailable,
+)
 
 type Objects = Mapping[str, Object]
 type Sleep = Callable[[float], Awaitable[None]]
@@ -30,12 +38,12 @@ def _untroubled(_message: str | None) -> None:
 
 
 class Connection:
-    """What the commands ask of a cluster. Errors of single calls are :class:`ClusterError`."""
+    """What the commands ask of a cluster. Errors of single calls are :class:`LocalClusterError`."""
 
     def __init__(self, configuration: Configuration, namespace: str, *, sleep: Sleep = asyncio.sleep) -> None:
         self.namespace = namespace
         self.server = str(configuration.host)
-        self._cluster = KubernetesCluster(configuration)
+        self._cluster = ApiServerClient(configuration)
         self._api = ApiClient(configuration)
         self._sleep = sleep
 
@@ -67,7 +75,7 @@ class Connection:
 
     async def follow(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         *,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,

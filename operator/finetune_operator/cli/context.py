@@ -14,7 +14,7 @@ from finetune_operator.rendering.offline_source import foreseen_source, unknown_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class ManifestContext:
     """What a job is judged with, besides its profile."""
 
     template: Object | None
@@ -25,11 +25,13 @@ class Context:
     """Why what depends on that job's model is not judged; empty: it is."""
 
 
-def context_of(job: Object, profile: Object, objects: Sequence[Object], below: Sequence[str] = ()) -> Context:
+def context_of(
+    job: Object, profile: Object, objects: Sequence[Object], below: Sequence[str] = ()
+) -> ManifestContext:
     """``below``: names of the jobs that start from this one."""
     template, name = _template(job, objects), source_name(job["spec"])
     if name is None:
-        return Context(template=template, source=None)
+        return ManifestContext(template=template, source=None)
     source = next(
         (each for each in of_kind(objects, "FineTuneJob") if _id(each) == (_id(job)[0], name)), None
     )
@@ -48,9 +50,9 @@ def context_of(job: Object, profile: Object, objects: Sequence[Object], below: S
             why = f"is refused itself ({refused.reason})"
         else:
             if not given.remark:
-                return Context(template=template, source=foreseen_source(plan))
+                return ManifestContext(template=template, source=foreseen_source(plan))
             why = "starts from a job of which not everything is known"
-    return Context(
+    return ManifestContext(
         template=template,
         source=unknown_source(job, profile),
         remark=f'spec.model.fromJob: FineTuneJob "{name}" {why}. Everything but its model was checked.',

@@ -1,8 +1,8 @@
 """YAML read as the API server's clients read it, with the line of every value.
 
-PyYAML alone differs from kubectl where it hurts: it takes ``2e-5`` for a string (kubectl: a number, which the
-schema then refuses), ``1:30`` for a number, a date for a date and ``y`` for a letter. In one thing this reader is
-stricter than both on purpose: of two equal keys they take the last without a word.
+PyYAML alone differs from kubectl where it hurts: it takes ``2e-5`` for a string (kubectl: a number), ``1:30`` for a
+number, a date for a date and ``y`` for a letter. In one thing this reader is stricter than both on
+purpose: of two equal keys they take the last without a word.
 """
 
 import math

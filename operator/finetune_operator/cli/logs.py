@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from finetune_contract import RunFolder, Stage
-from finetune_operator.artifacts.port import StorageError, Store, TooLarge
-from finetune_operator.cli import story
+from finetune_operator.artifacts.port import ObjectStore, ObjectTooLarge, StorageError
+from finetune_operator.cli import status_view
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import JOBS, PODS, ClusterError, Object
@@ -14,7 +14,6 @@ from finetune_operator.rendering import attempt_of
 
 type Write = Callable[[str], None]
 
-_ORDER = {stage.value: place for place, stage in enumerate(Stage)}
 _OVER = ("Succeeded", "Failed", "Skipped")
 #: Bytes of a kept log. The trainer keeps 200 lines, of any length.
 _KEPT_LIMIT = 16 * 2**20
@@ -25,7 +24,7 @@ type Place = tuple[Stage, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class LogSelection:
     """Which logs: all of a job, of one stage, or of one attempt of a stage."""
 
     stage: Stage | None = None
@@ -44,7 +43,7 @@ class Selection:
 
 def _numbers(job: Object) -> dict[Place, int]:
     """The number that people see of every attempt that the status tells of."""
-    status = story.status_of(job)
+    status = status_view.status_of(job)
     newest = [{**each, "stage": each["name"]} for each in status.get("stages") or []]
     told = [*((status.get("attempts") or {}).get("history") or []), *newest]
     return {_place(each): int(each["attempt"]) for each in told if each.get("attempt") and each.get("jobSet")}
@@ -62,7 +61,13 @@ def has_started(pod: Object) -> bool:
 
 
 async def show_logs(
-    connection: Connection, name: str, selection: Selection, *, follow: bool, store: Store, write: Write
+    connection: Connection,
+    name: str,
+    selection: LogSelection,
+    *,
+    follow: bool,
+    store: ObjectStore,
+    write: Write,
 ) -> None:
     """Print the newest attempt that the selection allows; with ``follow`` all that is still to come, too."""
     job = await connection.job(name)
@@ -75,7 +80,7 @@ async def show_logs(
         write(await kept_log(job, selection, store))
         return
     places = [place for pod in pods if (place := attempt_of(pod))]
-    newest = max(places, key=lambda place: (_ORDER[place[0].value], *place[1:]))
+    newest = max(places, key=lambda place: (place[0].order, *place[1:]))
     chosen = sorted(
         (pod["metadata"]["name"] for pod in pods if attempt_of(pod) == newest),
     )
@@ -84,13 +89,13 @@ async def show_logs(
             write(f"{_prefix(pod, chosen)}{line}")
 
 
-def _over(job: Object, selection: Selection) -> bool:
+def _over(job: Object, selection: LogSelection) -> bool:
     """Whether nothing of the selection is still to come."""
-    if story.is_current(job) and story.phase_of(job) in ("Succeeded", "Failed", "Planned"):
+    if status_view.is_current(job) and status_view.phase_of(job) in ("Succeeded", "Failed", "Planned"):
         return True
     if selection.stage is None:
         return False
-    for stage in story.status_of(job).get("stages") or []:
+    for stage in status_view.status_of(job).get("stages") or []:
         if stage.get("name") == selection.stage:
             current = int(stage.get("attempt") or 0)
             passed = selection.attempt is not None and current > selection.attempt
@@ -109,7 +114,7 @@ def _prefix(pod: str, all_pods: Sequence[str]) -> str:
 class _Follower:
     """Streams every pod of a selection from its start on, as pods come and go."""
 
-    def __init__(self, connection: Connection, job: Object, selection: Selection, write: Write) -> None:
+    def __init__(self, connection: Connection, job: Object, selection: LogSelection, write: Write) -> None:
         self.job = job
         """As it was seen last."""
         self._connection = connection
@@ -159,7 +164,7 @@ def _title(pod: Object) -> str:
 
 
 async def _follow(
-    connection: Connection, job: Object, labels: Mapping[str, str], selection: Selection, write: Write
+    connection: Connection, job: Object, labels: Mapping[str, str], selection: LogSelection, write: Write
 ) -> None:
     """Print the logs of the selection until the job, or the stage that was asked for, is over."""
 
@@ -184,9 +189,9 @@ async def _follow(
         follower.stop()
 
 
-async def kept_log(job: Object, selection: Selection, store: Store) -> str:
+async def kept_log(job: Object, selection: LogSelection, store: ObjectStore) -> str:
     """The end of an attempt's log that the trainer left in the run folder. Raises CliError where there is none."""
-    status = story.status_of(job)
+    status = status_view.status_of(job)
     folder = (status.get("resolved") or {}).get("runFolder")
     if not folder:
         raise CliError(
@@ -197,7 +202,7 @@ async def kept_log(job: Object, selection: Selection, store: Store) -> str:
     uri = RunFolder(str(folder)).log_tail(stage.short, number, restart)
     try:
         content = await store.read(uri, limit=_KEPT_LIMIT)
-    except TooLarge as error:
+    except ObjectTooLarge as error:
         raise CliError(
             f"The pods of {stage} are gone and the kept log is too large to be shown: {error}",
             fix="Copy that file with the store's own client (on Google Cloud: gcloud storage cp).",
@@ -216,7 +221,7 @@ async def kept_log(job: Object, selection: Selection, store: Store) -> str:
     return content.decode(errors="replace").rstrip("\n")
 
 
-def _newest_attempt(job: Object, selection: Selection) -> Place:
+def _newest_attempt(job: Object, selection: LogSelection) -> Place:
     """The last attempt of the last stage that ran, within the selection. Raises CliError."""
     name = job["metadata"]["name"]
     numbers = _numbers(job)
@@ -233,4 +238,4 @@ def _newest_attempt(job: Object, selection: Selection) -> Place:
             f"{'No stage' if not numbers else 'No such attempt'} of {name} has run yet.",
             fix=f"`finetune status {name}` tells what it waits for.",
         )
-    return max(chosen, key=lambda place: (_ORDER[place[0].value], *place[1:]))
+    return max(chosen, key=lambda place: (place[0].order, *place[1:]))

@@ -13,6 +13,7 @@ import typer.core
 from finetune_operator.cli.errors import CliError
 
 if TYPE_CHECKING:
+    from finetune_contract import Stage
     from finetune_operator.cli.connection import Connection
 
 
@@ -85,14 +86,15 @@ class Output(StrEnum):
     YAML = "yaml"
 
 
-class StageName(StrEnum):
-    """The stages, as one types them."""
+def _stage(text: str) -> "Stage":
+    """The stage of that name, in any case."""
+    from finetune_contract import Stage
 
-    PREFLIGHT = "Preflight"
-    CONVERT = "Convert"
-    TRAIN = "Train"
-    EVALUATE = "Evaluate"
-    EXPORT = "Export"
+    found = next((stage for stage in Stage if stage.lower() == text.lower()), None)
+    if found is None:
+        names = ", ".join(repr(stage.lower()) for stage in Stage)
+        raise typer.BadParameter(f"{text!r} is not one of {names}.")
+    return found
 
 
 @app.command()
@@ -187,7 +189,10 @@ def watch(
 def logs(  # noqa: PLR0917  typer passes options by name
     name: Name,
     stage: Annotated[
-        StageName | None, typer.Option("--stage", case_sensitive=False, help="Default: the last that ran.")
+        Any,
+        typer.Option(
+            "--stage", parser=_stage, metavar="STAGE", help="For example Train. Default: the last that ran."
+        ),
     ] = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Default: the last.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
@@ -196,18 +201,17 @@ def logs(  # noqa: PLR0917  typer passes options by name
     context: Context = None,
 ) -> None:
     """Print what a stage's pods write, or the kept end of it when the pods are gone."""
-    from finetune_contract import Stage
-    from finetune_operator.artifacts.stores import UniversalStore
-    from finetune_operator.cli.logs import Selection, show_logs
+    from finetune_operator.artifacts.scheme_router import SchemeRouter
+    from finetune_operator.cli.logs import LogSelection, show_logs
 
-    selection = Selection(stage=Stage(stage.value) if stage else None, attempt=attempt)
+    selection = LogSelection(stage=stage, attempt=attempt)
     try:
         _with_connection(
             kubeconfig,
             context,
             namespace,
             lambda cluster: show_logs(
-                cluster, name, selection, follow=follow, store=UniversalStore(), write=typer.echo
+                cluster, name, selection, follow=follow, store=SchemeRouter(), write=typer.echo
             ),
         )
     except KeyboardInterrupt:

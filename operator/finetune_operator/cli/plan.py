@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,21 +14,15 @@ from finetune_operator.cli.checks import Planned, in_namespace, placed, planned,
 from finetune_operator.cli.context import profile_for
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, of_kind, parse, read, shown_name
+from finetune_operator.cli.text import money
 from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
 from finetune_operator.planning.source_job import source_name
-from finetune_operator.rendering import KNOWN_LATER_ANNOTATION, TPU_STAGES
+from finetune_operator.planning.stages import STAGES
+from finetune_operator.rendering import KNOWN_LATER_ANNOTATION
 from finetune_operator.rendering.memory import largest_piece
 from finetune_operator.rendering.offline_source import UNKNOWN_UID
 from finetune_operator.rendering.pathways import HEAD_CORES, HEAD_GB
-
-_DOES = {
-    Stage.PREFLIGHT: "reads model and data, counts rows and steps",
-    Stage.CONVERT: "to MaxText's format, and back as a proof that export will work",
-    Stage.TRAIN: "the fine-tuning",
-    Stage.EVALUATE: "loss and answers, before and after",
-    Stage.EXPORT: "to Hugging Face format, checked",
-}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -157,16 +150,16 @@ def _facts(plan: Plan) -> dict[str, Any]:
     return facts
 
 
-def _page(found: Planned) -> Iterator[str]:
+def _page(found: PlannedJob) -> Iterator[str]:
     plan, jobsets = found.plan, found.jobsets
     shape, mesh, numbers = plan.placement.shape, plan.mesh, plan.hyperparameters
     yield f"{plan.job.name}, with profile {plan.profile_name}"
     yield ""
     on_tpu = f"{_slices(plan)}{shape.name} {shape.topology}"
     for stage, jobset in zip(plan.stages, jobsets, strict=True):
-        where = on_tpu if stage in TPU_STAGES else "CPU"
+        where = on_tpu if stage.on_tpu else "CPU"
         name = jobset["metadata"]["name"]
-        yield f"  {stage.value:<10} {where:<{max(12, len(on_tpu))}} {name:<36} {_DOES[stage]}"
+        yield f"  {stage.value:<10} {where:<{max(12, len(on_tpu))}} {name:<36} {STAGES[stage].description}"
     yield ""
     yield _row(
         "TPU",
@@ -226,9 +219,10 @@ def _queues(plan: Plan) -> dict[str, str | None]:
 
 
 def _money(plan: Plan) -> Iterator[str]:
-    if price := plan.placement.chip_hour_price:
-        cost = f"{Decimal(price) * plan.chips:f} {plan.currency} an hour"
-        yield _row("Price", f"{cost} ({plan.chips} chips x {price})")
+    if plan.placement.chip_hour_price is not None:
+        price = exact(plan.placement.chip_hour_price)
+        cost = f"{money(price * plan.chips)} {plan.currency} an hour"
+        yield _row("Price", f"{cost} ({plan.chips} chips x {money(price)})")
     ceilings = ((plan.budget.chip_hours, "chip hours"), (plan.budget.cost, plan.currency))
     limits = [f"at most {each.most:.10g} {unit} ({each.path})" for each, unit in ceilings if each is not None]
     if limits:
@@ -344,7 +338,7 @@ def _source(source: ModelSource) -> str:
     return source.address
 
 
-def _dataset(source: DatasetSource) -> str:
+def _dataset(source: DatasetSpec) -> str:
     where = f"{source.hugging_face.repo}, split {source.split}" if source.hugging_face else str(source.uri)
     weight = f", weight {source.weight:g}" if source.weight is not None else ""
     return f"{where} ({source.format}{weight})"

@@ -1,8 +1,8 @@
 """One object against a CRD's schema and rules, each violation told with what was seen and what is expected."""
 
-import re
+import operator
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,17 +12,15 @@ import jsonschema
 from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
-from finetune_operator.api import form, one_of, unknown_field
+from finetune_operator.api import form, one_of, unknown_field, unquoted
 from finetune_operator.api.rules import RULES_KEY
 from finetune_operator.cli.documents import Place
 
 type Schema = Mapping[str, Any]
 
-_WHOLE = re.compile(r"[+-]?\d+")
-
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SchemaViolation:
     """One violation. ``fix`` is empty where the message says it already."""
 
     place: Place
@@ -30,12 +28,12 @@ class Finding:
     fix: str = ""
 
 
-def check_schema(content: Mapping[str, Any], schema: Schema) -> list[Finding]:
+def check_schema(content: Mapping[str, Any], schema: Schema) -> list[SchemaViolation]:
     """Missing and unknown fields, then violated keywords, by their places."""
     return [*_members(content, schema, ()), *_keywords(content, schema)]
 
 
-def check_rules(content: Mapping[str, Any], schema: Schema, *, sound: bool) -> list[Finding]:
+def check_rules(content: Mapping[str, Any], schema: Schema, *, sound: bool) -> list[SchemaViolation]:
     """Violated CEL rules, those on transitions left out.
 
     ``sound`` says that the schema holds; otherwise a rule that cannot be evaluated has been told of already.
@@ -60,18 +58,18 @@ def shown(value: Any) -> str:
             return str(value)
 
 
-def _members(value: Any, schema: Schema, place: Place) -> Iterator[Finding]:
+def _members(value: Any, schema: Schema, place: Place) -> Iterator[SchemaViolation]:
     """Fields that are missing or unknown. A structural schema is closed by pruning, not by a keyword: what it does
     not name is what kubectl refuses."""
     if isinstance(value, Mapping):
         missing = (name for name in schema.get("required", ()) if name not in value)
-        yield from (Finding((*place, name), "required, but not set") for name in missing)
+        yield from (SchemaViolation((*place, name), "required, but not set") for name in missing)
     if place == ("metadata",):  # open: it is Kubernetes' own
         return
     for key, item, below in _children(value, schema):
         if below is None:
             at = (*place, key)
-            yield Finding(at, unknown_field(at, item, tuple(schema["properties"])))
+            yield SchemaViolation(at, unknown_field(at, item, tuple(schema["properties"])))
         else:
             yield from _members(item, below, (*place, key))
 
@@ -86,21 +84,52 @@ def _children(value: Any, schema: Schema) -> Iterator[tuple[str | int, Any, Sche
         yield from ((index, item, schema["items"]) for index, item in enumerate(value))
 
 
-def _keywords(content: Mapping[str, Any], schema: Schema) -> Iterator[Finding]:
-    validator = jsonschema.Draft202012Validator(dict(schema))
+def _keywords(content: Mapping[str, Any], schema: Schema) -> Iterator[SchemaViolation]:
+    validator = _Validator(dict(schema))
     for error in sorted(
         validator.iter_errors(content), key=lambda e: [str(part) for part in e.absolute_path]
     ):
         place: Place = tuple(error.absolute_path)
         keyword = str(error.validator)
         if keyword != "required":  # told by _members, one by one
-            yield Finding(place, *_explained(keyword, error.validator_value, error.instance))
+            limit = error.message if keyword in _BOUNDS else error.validator_value
+            yield SchemaViolation(place, *_explained(keyword, limit, error.instance))
+
+
+def _bound(keyword: str) -> Callable[..., Iterator[jsonschema.ValidationError]]:
+    """OpenAPI v3.0 says by a flag, ``exclusiveMinimum: true``, what JSON Schema says by a keyword of its own."""
+    inclusive, exclusive, words = _BOUNDS[keyword]
+
+    def check(
+        validator: Any, limit: float, value: Any, schema: Schema
+    ) -> Iterator[jsonschema.ValidationError]:
+        flag = schema.get(f"exclusive{keyword.capitalize()}", False)
+        if validator.is_type(value, "number") and not (exclusive if flag else inclusive)(value, limit):
+            yield jsonschema.ValidationError(f"{words[flag]} {limit}")
+
+    return check
+
+
+_BOUNDS: Mapping[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool], tuple[str, str]]] = {
+    "minimum": (operator.ge, operator.gt, ("must be at least", "must be above")),
+    "maximum": (operator.le, operator.lt, ("may be at most", "must be below")),
+}
+_Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
+    jsonschema.Draft202012Validator,
+    {
+        **{keyword: _bound(keyword) for keyword in _BOUNDS},
+        "exclusiveMinimum": None,
+        "exclusiveMaximum": None,
+    },
+)
 
 
 def _explained(keyword: str, limit: Any, saw: Any) -> tuple[str, str]:
     """Message and fix for one violated keyword."""
     message, fix = "", ""
     match keyword:
+        case "type" if limit in ("integer", "number") and isinstance(saw, str) and (said := unquoted(saw)):
+            message = said
         case "type":
             message, fix = f"must be {_article(limit)}, not {shown(saw)}", _type_fix(saw, limit)
         case "enum":
@@ -109,10 +138,8 @@ def _explained(keyword: str, limit: Any, saw: Any) -> tuple[str, str]:
             message = f"must be {form(limit)}, not {shown(saw)}"
             if saw.startswith("hf://") and "hf://models/" in message:
                 fix = f"For a model or tokenizer, write hf://models/{saw.removeprefix('hf://')}."
-        case "minimum":
-            message = f"is {saw}, must be at least {limit}"
-        case "maximum":
-            message = f"is {saw}, may be at most {limit}"
+        case "minimum" | "maximum":
+            message = f"is {saw}, {limit}"
         case "minLength" | "minItems":
             message, fix = "must not be empty", "Leave the field out instead."
         case "maxLength":
@@ -125,9 +152,9 @@ def _explained(keyword: str, limit: Any, saw: Any) -> tuple[str, str]:
 def _type_fix(saw: Any, wanted: str) -> str:
     if wanted == "string" and isinstance(saw, int | float | bool):
         return "Write it in quotes."
-    if wanted == "integer" and isinstance(saw, str) and not _WHOLE.fullmatch(saw):
-        return "Write a whole number alone, without a unit."
-    if wanted in ("integer", "boolean") and isinstance(saw, str):
+    if wanted in ("integer", "number") and isinstance(saw, str):
+        return f"Write {'a whole' if wanted == 'integer' else 'the'} number alone, without a unit."
+    if wanted == "boolean" and isinstance(saw, str):
         return "Write it without quotes."
     if saw is None:
         return "Leave the field out, or give it a value."
@@ -138,7 +165,7 @@ def _article(kind: str) -> str:
     return {"array": "a list", "integer": "an integer", "object": "an object"}.get(kind, f"a {kind}")
 
 
-def _violated(value: Any, schema: Schema, place: Place, *, sound: bool) -> Iterator[Finding]:
+def _violated(value: Any, schema: Schema, place: Place, *, sound: bool) -> Iterator[SchemaViolation]:
     for rule in schema.get(RULES_KEY, ()):
         if "oldSelf" in rule["rule"]:
             continue
@@ -147,7 +174,7 @@ def _violated(value: Any, schema: Schema, place: Place, *, sound: bool) -> Itera
         except (CELEvalError, ValueError, OverflowError):
             holds = not sound
         if not holds:
-            yield Finding((*place, *rule.get("fieldPath", "").split(".")[1:]), rule["message"])
+            yield SchemaViolation((*place, *rule.get("fieldPath", "").split(".")[1:]), rule["message"])
     for key, item, below in _children(value, schema):
         if below is not None:
             yield from _violated(item, below, (*place, key), sound=sound)

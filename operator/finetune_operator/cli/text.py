@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 _BAR = 24
+_CENTS = 2
 
 
 def duration(seconds: float) -> str:
@@ -70,6 +72,12 @@ def number(value: object, digits: int = 3) -> str:
         return f"{float(str(value)):.{digits}f}"
     except ValueError:
         return str(value)
+
+
+def money(amount: Decimal) -> str:
+    """With all its digits, and cents: ``1.20``, ``0.0125``."""
+    exponent = amount.as_tuple().exponent
+    return f"{amount:f}" if isinstance(exponent, int) and exponent < -_CENTS else f"{amount:.{_CENTS}f}"
 
 
 def metric(status: Mapping[str, Any], name: str) -> object | None:

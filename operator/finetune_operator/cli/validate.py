@@ -21,7 +21,7 @@ from finetune_operator.api import (
 )
 from finetune_operator.api.crd import job_crd, profile_crd, root_schema
 from finetune_operator.cli.documents import Place, YamlError, read_documents
-from finetune_operator.cli.schema_check import Finding, Schema, check_rules, check_schema, shown
+from finetune_operator.cli.schema_check import Schema, SchemaViolation, check_rules, check_schema, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +116,9 @@ def _kinds() -> Mapping[str, _Kind]:
     }
 
 
-def _check(content: Any) -> list[Finding]:
+def _check(content: Any) -> list[SchemaViolation]:
     if not isinstance(content, Mapping):
-        return [Finding((), f"must be an object, not {shown(content)}")]
+        return [SchemaViolation((), f"must be an object, not {shown(content)}")]
     head = [*_check_head(content), *_check_metadata(content.get("metadata"))]
     kind = _kinds().get(str(content.get("kind")))
     if kind is None:
@@ -135,25 +135,27 @@ def _check(content: Any) -> list[Finding]:
         try:
             kind.parse(content)
         except InvalidObject as error:
-            findings += [Finding(fault.location, fault.message) for fault in error.faults]
+            findings += [SchemaViolation(fault.location, fault.message) for fault in error.faults]
     return findings
 
 
-def _check_head(content: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_head(content: Mapping[str, Any]) -> Iterator[SchemaViolation]:
     if content.get("apiVersion") != API_VERSION:
-        yield Finding(
+        yield SchemaViolation(
             ("apiVersion",), f"is {shown(content.get('apiVersion'))}", f"Write apiVersion: {API_VERSION}."
         )
     kind = content.get("kind")
     if kind not in _kinds():
-        yield Finding(("kind",), f"unknown kind {shown(kind)}{did_you_mean(str(kind), tuple(_kinds()))}")
+        yield SchemaViolation(
+            ("kind",), f"unknown kind {shown(kind)}{did_you_mean(str(kind), tuple(_kinds()))}"
+        )
 
 
-def _check_metadata(metadata: Any) -> Iterator[Finding]:
+def _check_metadata(metadata: Any) -> Iterator[SchemaViolation]:
     match metadata:
         case {"name": str()}:
             return
         case Mapping():
-            yield Finding(("metadata", "name"), "required, but not set")
+            yield SchemaViolation(("metadata", "name"), "required, but not set")
         case _:
-            yield Finding(("metadata",), "required, but not set", "Write metadata: {name: …}.")
+            yield SchemaViolation(("metadata",), "required, but not set", "Write metadata: {name: …}.")

@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from finetune_operator.cli import story, text
+from finetune_operator.cli import status_view, text
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cluster.port import JOBS, Object
@@ -29,9 +29,9 @@ async def watch_job(connection: Connection, name: str, console: Console, *, cloc
     await connection.job(name)  # says which names there are, where this is none
     show = _live if console.is_terminal else _plain
     job = await show(connection, name, console, clock)
-    for line in story.tell(job, clock()):
+    for line in status_view.status_lines(job, clock()):
         console.print(line, soft_wrap=True)
-    return EXIT_CODES[story.phase_of(job)]
+    return EXIT_CODES[status_view.phase_of(job)]
 
 
 async def _states(
@@ -42,7 +42,7 @@ async def _states(
         if name not in jobs:
             raise CliError(f"FineTuneJob {name} was deleted. What it wrote to its run folder is still there.")
         yield jobs[name]
-        if story.is_current(jobs[name]) and story.phase_of(jobs[name]) in EXIT_CODES:
+        if status_view.is_current(jobs[name]) and status_view.phase_of(jobs[name]) in EXIT_CODES:
             return
 
 
@@ -53,7 +53,7 @@ async def _live(connection: Connection, name: str, console: Console, clock: Cloc
 
     def page() -> RenderableType:
         note = [Text(f"No connection, trying again: {problem}", "yellow")] if problem else []
-        return Group(*story.tell(job, clock()), *note)
+        return Group(*status_view.status_lines(job, clock()), *note)
 
     def trouble(message: str | None) -> None:
         nonlocal problem
@@ -67,7 +67,7 @@ async def _live(connection: Connection, name: str, console: Console, clock: Cloc
 
 async def _plain(connection: Connection, name: str, console: Console, clock: Clock) -> Object:
     """One line for each thing that happened."""
-    chronicle = Chronicle()
+    chronicle = TransitionPrinter()
     job: Object = {}
     troubled = False
 
@@ -85,7 +85,7 @@ async def _plain(connection: Connection, name: str, console: Console, clock: Clo
     return job
 
 
-class Chronicle:
+class TransitionPrinter:
     """Turns the states of a job into lines; each thing that happened is told once."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Chronicle:
         """What is new in this state, each line with the time since the job was created."""
         age = text.elapsed(job.get("metadata", {}).get("creationTimestamp"), None, at)
         clock = text.duration(age.total_seconds()) if age else ""
-        for line in self._lines(story.status_of(job), at):
+        for line in self._lines(status_view.status_of(job), at):
             yield f"{clock:>12}  {line}"
 
     def _lines(self, status: Object, at: datetime) -> Iterator[str]:
@@ -109,8 +109,8 @@ class Chronicle:
         waiting = status.get("waiting") or {}
         # The message may count upwards; only another reason is news.
         if self._new("waiting", str(waiting.get("reason") or "")) and waiting.get("reason"):
-            yield f"… {story.waiting_text(status, at)}"
-        problem = story.problem_text(status)
+            yield f"… {status_view.waiting_text(status, at)}"
+        problem = status_view.problem_text(status)
         # Where the job waits, what it waits for is the problem.
         if self._new("problem", problem) and problem and not waiting:
             yield f"! {problem}"
@@ -125,11 +125,11 @@ class Chronicle:
             yield f"▶ {name:<10}{again}".rstrip()
             return
         spent = text.elapsed(stage.get("startTime"), stage.get("completionTime"), at)
-        notes = "  ".join(story.stage_notes(stage, status))
+        notes = "  ".join(status_view.stage_notes(stage, status))
         if phase == "Skipped" and not notes:
             return
         took = text.duration(spent.total_seconds()) if spent else ""
-        yield f"{story.mark(phase)} {name:<10}{took:<12}{notes}".rstrip()
+        yield f"{status_view.mark(phase)} {name:<10}{took:<12}{notes}".rstrip()
 
     def _progress(self, status: Object) -> Iterator[str]:
         progress = status.get("progress") or {}
@@ -140,7 +140,7 @@ class Chronicle:
         # Back after a resume from an earlier checkpoint: told too.
         if percent < self._percent or percent - self._percent >= _STRIDE:
             self._percent = percent
-            yield f"  {'':<10}{'  '.join(story.progress_notes(status, running=True))}"
+            yield f"  {'':<10}{'  '.join(status_view.progress_notes(status, running=True))}"
 
     def _new(self, key: str, value: str) -> bool:
         changed = self._told.get(key) != value

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
-from finetune_operator.cluster.port import LEASES, Cluster, ClusterError, Conflict, NotFound, Object
+from finetune_operator.cluster.port import LEASES, ClusterError, Conflict, KubernetesClient, NotFound, Object
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class LeaderElection:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesClient,
         settings: LeaseSettings,
         *,
         utc_now: Callable[[], datetime] = _utc_now,

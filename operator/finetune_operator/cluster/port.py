@@ -10,7 +10,7 @@ type Keep = Callable[[Object], Object | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResourceKind:
     """A resource as the URL names it."""
 
     group: str
@@ -23,16 +23,16 @@ class Kind:
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
 
-JOBS = Kind("tpu-finetune.dev", "v1alpha1", "finetunejobs")
-PROFILES = Kind("tpu-finetune.dev", "v1alpha1", "finetuneprofiles")
-JOBSETS = Kind("jobset.x-k8s.io", "v1alpha2", "jobsets")
-PODS = Kind("", "v1", "pods")
-CONFIG_MAPS = Kind("", "v1", "configmaps")
-NODES = Kind("", "v1", "nodes")
-EVENTS = Kind("", "v1", "events")
+JOBS = ResourceKind("tpu-finetune.dev", "v1alpha1", "finetunejobs")
+PROFILES = ResourceKind("tpu-finetune.dev", "v1alpha1", "finetuneprofiles")
+JOBSETS = ResourceKind("jobset.x-k8s.io", "v1alpha2", "jobsets")
+PODS = ResourceKind("", "v1", "pods")
+CONFIG_MAPS = ResourceKind("", "v1", "configmaps")
+NODES = ResourceKind("", "v1", "nodes")
+EVENTS = ResourceKind("", "v1", "events")
 #: Kueue's; there may be none.
-WORKLOADS = Kind("kueue.x-k8s.io", "v1beta2", "workloads")
-LEASES = Kind("coordination.k8s.io", "v1", "leases")
+WORKLOADS = ResourceKind("kueue.x-k8s.io", "v1beta2", "workloads")
+LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
 
 
 class ClusterError(Exception):
@@ -61,7 +61,7 @@ class Rejected(ClusterError):
     """400, 403, 422: asking again the same way will not help. The message is the server's."""
 
 
-class TooLarge(Rejected):
+class ResponseTooLarge(Rejected):
     """The answer, or all pages of a listing together, have more than this process may hold."""
 
 
@@ -69,16 +69,16 @@ class Unavailable(ClusterError):
     """429, 5xx, timeouts, broken connections, after the adapter's own retries."""
 
 
-class Cluster(Protocol):
-    """Every call has a deadline, retries what is safe to retry and raises only :class:`ClusterError`."""
+class KubernetesClient(Protocol):
+    """Every call has a deadline, retries what is safe to retry and raises only :class:`LocalClusterError`."""
 
-    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+    async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object:
         """The live object. Raises NotFound."""
         ...
 
     async def list(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Mapping[str, str | frozenset[str]] | None = None,
@@ -90,7 +90,7 @@ class Cluster(Protocol):
 
     def pages(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Mapping[str, str | frozenset[str]] | None = None,
@@ -104,7 +104,7 @@ class Cluster(Protocol):
 
     def kept(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Mapping[str, str | frozenset[str]] | None = None,
@@ -115,22 +115,28 @@ class Cluster(Protocol):
         before anything else is done. TooLarge where all pages have more than one listing may read."""
         ...
 
-    async def apply(self, kind: Kind, manifest: Object) -> Object:
+    async def apply(self, kind: ResourceKind, manifest: Object) -> Object:
         """Server-side apply with our field manager, forced."""
         ...
 
-    async def create(self, kind: Kind, manifest: Object) -> Object:
+    async def create(self, kind: ResourceKind, manifest: Object) -> Object:
         """Create; Conflict when the name is taken."""
         ...
 
     async def patch_status(
-        self, kind: Kind, namespace: str | None, name: str, status: Object, *, resource_version: str | None
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        name: str,
+        status: Object,
+        *,
+        resource_version: str | None,
     ) -> Object:
         """Replace ``status`` whole (keys that are absent are removed). Conflict when the object moved on."""
         ...
 
     async def delete(
-        self, kind: Kind, namespace: str | None, name: str, *, uid: str, foreground: bool
+        self, kind: ResourceKind, namespace: str | None, name: str, *, uid: str, foreground: bool
     ) -> None:
         """Delete that very object; gone already is fine."""
         ...

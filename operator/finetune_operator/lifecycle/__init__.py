@@ -1,31 +1,38 @@
 """What is observed of a job, and what is decided from it. Pure: no I/O, no clock."""
 
 from finetune_operator.lifecycle.decide import decide, finished
-from finetune_operator.lifecycle.decision import CloserLook, Concerned, Decision, Deletion, EventType, Notice
-from finetune_operator.lifecycle.observed import (
+from finetune_operator.lifecycle.decision import (
+    Decision,
+    Deletion,
+    DetailRequest,
+    EventType,
+    JobEvent,
+    ObjectReference,
+)
+from finetune_operator.lifecycle.observation import (
     AttemptFiles,
     AttemptKey,
-    Observed,
-    Retry,
+    Observation,
+    ReadFailure,
+    RetryRecord,
     RunFolderView,
-    Takeover,
-    Unreadable,
+    TakeoverRecord,
 )
 
 __all__ = [
     "AttemptFiles",
     "AttemptKey",
-    "CloserLook",
-    "Concerned",
     "Decision",
     "Deletion",
+    "DetailRequest",
     "EventType",
-    "Notice",
-    "Observed",
-    "Retry",
+    "JobEvent",
+    "ObjectReference",
+    "Observation",
+    "ReadFailure",
+    "RetryRecord",
     "RunFolderView",
-    "Takeover",
-    "Unreadable",
+    "TakeoverRecord",
     "decide",
     "finished",
 ]

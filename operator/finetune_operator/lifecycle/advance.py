@@ -2,117 +2,119 @@
 
 from dataclasses import replace
 
-from finetune_contract import ContractNotSpoken, ExitCode, Failure, Stage
-from finetune_operator.lifecycle import children, deadlines, live, speech
+from finetune_contract import ContractUnsupported, ExitCode, Failure, Stage
+from finetune_operator.lifecycle import children, contract_mismatch, deadlines, live
 from finetune_operator.lifecycle.attempts import Attempt, attempts_of, next_number
-from finetune_operator.lifecycle.blind import blind, blind_left, halted
-from finetune_operator.lifecycle.budgets import too_many_attempts
 from finetune_operator.lifecycle.classify import RUN_FOLDER_UNREADABLE
 from finetune_operator.lifecycle.conclude import SAFETY_LOOK, conclude, deletion
 from finetune_operator.lifecycle.decision import Decision, Deletion
-from finetune_operator.lifecycle.memory import too_small
-from finetune_operator.lifecycle.observed import Observed, Unreadable
-from finetune_operator.lifecycle.queueing import queueing
-from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.spending import Overspent, overspent
-from finetune_operator.lifecycle.stages import Survey, survey
-from finetune_operator.lifecycle.waits import NO_PODS_SECONDS, input_wait, recovering, retry_wait
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.kueue import queue_status
+from finetune_operator.lifecycle.observation import Observation, ReadFailure
+from finetune_operator.lifecycle.preflight_memory import too_small
+from finetune_operator.lifecycle.retry_budget import too_many_attempts
+from finetune_operator.lifecycle.spending import BudgetExceeded, budget_exceeded
+from finetune_operator.lifecycle.stages import JobStages, derive_stages
+from finetune_operator.lifecycle.unreadable_folder import blind_left, decide_without_run_folder, halted
+from finetune_operator.lifecycle.waiting import NO_PODS_SECONDS, input_wait, recovering, retry_wait
 from finetune_operator.planning import Plan, Refused, judge_findings
 from finetune_operator.planning.requests import MAX_ATTEMPT
-from finetune_operator.rendering import TPU_STAGES, CpuPoolTooSmall, render_jobset
+from finetune_operator.rendering import CpuPoolTooSmall, render_jobset
 
 
 def advance(
-    observed: Observed, plan: Plan, attempts: tuple[Attempt, ...], refused: Refused | None
+    observation: Observation, plan: Plan, attempts: tuple[Attempt, ...], refused: Refused | None
 ) -> Decision:
     """``refused``: why the spec as it reads now cannot be; what runs goes on by the plan that was admitted."""
-    suspend = bool(observed.job["spec"].get("suspend", False))
-    if observed.folder.unreadable:
-        return blind(observed, plan, attempts, observed.folder.unreadable, refused)
-    look = survey(observed, plan, attempts, suspend=suspend)
-    records = tuple((attempt.key, verdict.record) for attempt, verdict in look.judged if verdict.record)
-    decision = _next(observed, look, refused, suspend=suspend)
+    suspend = bool(observation.job["spec"].get("suspend", False))
+    if observation.folder.unreadable:
+        return decide_without_run_folder(observation, plan, attempts, observation.folder.unreadable, refused)
+    stages = derive_stages(observation, plan, attempts, suspend=suspend)
+    records = tuple((attempt.key, verdict.record) for attempt, verdict in stages.judged if verdict.record)
+    decision = _next(observation, stages, refused, suspend=suspend)
     return replace(
         decision,
         records=(*records, *decision.records),
-        deletions=(*decision.deletions, *_outdated_checks(look)),
+        deletions=(*decision.deletions, *_outdated_checks(stages)),
     )
 
 
 def _next(  # noqa: PLR0911  one per case
-    observed: Observed, look: Survey, refused: Refused | None, *, suspend: bool
+    observation: Observation, stages: JobStages, refused: Refused | None, *, suspend: bool
 ) -> Decision:
-    left = deadlines.active_left(look.plan.limits, look.used)
+    left = deadlines.active_left(stages.plan.limits, stages.used)
     expired = left is not None and left <= 0
-    over = overspent(look)
-    if look.live:
-        return _of_live(observed, look, look.live, refused, over, suspend=suspend, expired=expired)
-    if look.succeeded:
-        return conclude(observed, Situation(course=Course.SUCCEEDED), look)
-    if look.failed:
-        return conclude(observed, Situation(course=Course.FAILED, failure=_final(look)), look)
-    if broken := judge_findings(look.plan, look.findings):
-        return conclude(observed, Situation(course=Course.FAILED, failure=_not_allowed(broken)), look)
-    if look.plan.plan_only and look[Stage.PREFLIGHT].done:
-        return conclude(observed, Situation(course=Course.PLANNED), look)
+    over = budget_exceeded(stages)
+    if stages.live:
+        return _of_live(observation, stages, stages.live, refused, over, suspend=suspend, expired=expired)
+    if stages.succeeded:
+        return conclude(observation, JobState(course=JobPhase.SUCCEEDED), stages)
+    if stages.failed:
+        return conclude(observation, JobState(course=JobPhase.FAILED, failure=_final(stages)), stages)
+    if broken := judge_findings(stages.plan, stages.findings):
+        return conclude(observation, JobState(course=JobPhase.FAILED, failure=_not_allowed(broken)), stages)
+    if stages.plan.plan_only and stages[Stage.PREFLIGHT].done:
+        return conclude(observation, JobState(course=JobPhase.PLANNED), stages)
     if suspend:
-        return conclude(observed, Situation(course=Course.SUSPENDED, refused=refused), look)
+        return conclude(observation, JobState(course=JobPhase.SUSPENDED, refused=refused), stages)
     if refused:
-        return conclude(observed, Situation(course=Course.INVALID, refused=refused), look)
-    none_left = deadlines.no_capacity_left(look.plan, look.current.stage, look.fresh)
-    failure = deadlines.active_exceeded(look.plan.limits.active) if expired else none_left
+        return conclude(observation, JobState(course=JobPhase.INVALID, refused=refused), stages)
+    none_left = deadlines.no_capacity_left(stages.plan, stages.current.stage, stages.fresh)
+    failure = deadlines.active_exceeded(stages.plan.limits.active) if expired else none_left
     if failure or (over and over.fails):
         failure = failure or (over.failure if over else None)
-        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
+        return conclude(observation, JobState(course=JobPhase.FAILED, failure=failure), stages)
     if over:
-        return conclude(observed, Situation(course=Course.SUSPENDED, over=over), look)
-    if unknown := _progress_still_unknown(observed, look):
-        return conclude(observed, Situation(course=Course.SUSPENDED, over=halted(unknown)), look, SAFETY_LOOK)
-    due = look.current.retry_at
-    if due is not None and due > observed.now:
-        left = (due - observed.now).total_seconds()
+        return conclude(observation, JobState(course=JobPhase.SUSPENDED, over=over), stages)
+    if unknown := _progress_still_unknown(observation, stages):
         return conclude(
-            observed,
-            Situation(course=Course.ACTIVE, recovering=recovering(look), wait=retry_wait(look)),
-            look,
+            observation, JobState(course=JobPhase.SUSPENDED, over=halted(unknown)), stages, SAFETY_LOOK
+        )
+    due = stages.current.retry_at
+    if due is not None and due > observation.now:
+        left = (due - observation.now).total_seconds()
+        return conclude(
+            observation,
+            JobState(course=JobPhase.ACTIVE, recovering=recovering(stages), wait=retry_wait(stages)),
+            stages,
             left,
         )
-    return _create(observed, look)
+    return _create(observation, stages)
 
 
 def _of_live(
-    observed: Observed,
-    look: Survey,
+    observation: Observation,
+    stages: JobStages,
     attempt: Attempt,
     refused: Refused | None,
-    over: Overspent | None,
+    over: BudgetExceeded | None,
     *,
     suspend: bool,
     expired: bool,
 ) -> Decision:
     """``over``: why it may not spend more. ``expired``: the job has run for as long as it may."""
-    if expired and not look.succeeded and not suspend:
-        return live.end(observed, look, attempt, deadlines.active_exceeded(look.plan.limits.active))
-    if look.failed or look.succeeded:
+    if expired and not stages.succeeded and not suspend:
+        return live.end(observation, stages, attempt, deadlines.active_exceeded(stages.plan.limits.active))
+    if stages.failed or stages.succeeded:
         # A leftover: stopped before the job is called finished.
-        return live.stop(observed, look, attempt, refused)
+        return live.stop(observation, stages, attempt, refused)
     if suspend:
-        return live.suspend(observed, look, attempt, refused)
-    if over and attempt.key.stage in TPU_STAGES:
-        return live.stop_spending(observed, look, attempt, over)
-    unknown = observed.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None
-    left = blind_left(observed, look.plan.limits, unknown)
+        return live.suspend(observation, stages, attempt, refused)
+    if over and attempt.key.stage.on_tpu:
+        return live.stop_spending(observation, stages, attempt, over)
+    unknown = observation.folder.progress_unknown if attempt.key.stage is Stage.TRAIN else None
+    left = blind_left(observation, stages.plan.limits, unknown)
     if unknown and left is not None and left <= 0:
-        return live.stop_unseen(observed, look, attempt, unknown)
-    return live.watch(observed, look, refused)
+        return live.stop_unseen(observation, stages, attempt, unknown)
+    return live.watch(observation, stages, refused)
 
 
-def _progress_still_unknown(observed: Observed, look: Survey) -> Unreadable | None:
+def _progress_still_unknown(observation: Observation, stages: JobStages) -> ReadFailure | None:
     """Why a training is not started again that was stopped because its progress could not be seen: the next one could
     not be seen either."""
-    verdict = look.current.last_verdict
-    stopped = look.current.stage is Stage.TRAIN and verdict and verdict.purpose == RUN_FOLDER_UNREADABLE
-    unknown = observed.folder.progress_unknown
+    verdict = stages.current.last_verdict
+    stopped = stages.current.stage is Stage.TRAIN and verdict and verdict.purpose == RUN_FOLDER_UNREADABLE
+    unknown = observation.folder.progress_unknown
     return unknown if stopped and unknown and unknown.alone else None
 
 
@@ -126,42 +128,46 @@ def _not_allowed(broken: Refused) -> Failure:
     )
 
 
-def _create(observed: Observed, look: Survey) -> Decision:
+def _create(observation: Observation, stages: JobStages) -> Decision:
     """The next attempt of the current stage. Every stage before it is green."""
-    stage = look.current.stage
-    number = next_number(look.current.attempts, stage, observed.folder.takeovers, observed.folder.strangers)
+    stage = stages.current.stage
+    number = next_number(
+        stages.current.attempts, stage, observation.folder.takeovers, observation.folder.strangers
+    )
     if number > MAX_ATTEMPT:
-        return conclude(observed, Situation(course=Course.FAILED, failure=too_many_attempts(stage)), look)
+        return conclude(
+            observation, JobState(course=JobPhase.FAILED, failure=too_many_attempts(stage)), stages
+        )
     try:
-        jobset = render_jobset(look.plan, stage, number, look.findings)
+        jobset = render_jobset(stages.plan, stage, number, stages.findings)
     except Refused as error:
-        return conclude(observed, Situation(course=Course.INVALID, refused=error), look)
-    except ContractNotSpoken as error:
-        failure = speech.refused_by_operator(error)
-        return conclude(observed, Situation(course=Course.FAILED, failure=failure), look)
+        return conclude(observation, JobState(course=JobPhase.INVALID, refused=error), stages)
+    except ContractUnsupported as error:
+        failure = contract_mismatch.refused_by_operator(error)
+        return conclude(observation, JobState(course=JobPhase.FAILED, failure=failure), stages)
     except CpuPoolTooSmall as error:
-        return conclude(observed, Situation(course=Course.FAILED, failure=too_small(error)), look)
+        return conclude(observation, JobState(course=JobPhase.FAILED, failure=too_small(error)), stages)
     # What the status tells of this look is what the next look will see: the attempt exists.
-    created = survey(
-        replace(observed, jobsets=(*observed.jobsets, jobset)),
-        look.plan,
-        attempts_of(replace(observed, jobsets=(*observed.jobsets, jobset))),
+    created = derive_stages(
+        replace(observation, jobsets=(*observation.jobsets, jobset)),
+        stages.plan,
+        attempts_of(replace(observation, jobsets=(*observation.jobsets, jobset))),
         suspend=False,
     )
-    situation = Situation(
-        course=Course.ACTIVE,
+    situation = JobState(
+        course=JobPhase.ACTIVE,
         starting=True,
-        recovering=recovering(look),
-        wait=input_wait(look),
-        queue=queueing(jobset, None, served=True, now=observed.now),
+        recovering=recovering(stages),
+        wait=input_wait(stages),
+        queue=queue_status(jobset, None, served=True, now=observation.now),
     )
-    decision = conclude(observed, situation, created, NO_PODS_SECONDS)
+    decision = conclude(observation, situation, created, NO_PODS_SECONDS)
     return replace(decision, jobset=jobset)
 
 
-def _final(look: Survey) -> Failure:
+def _final(stages: JobStages) -> Failure:
     """Why the job failed, with the budget that it used up where there was one."""
-    view = look.failed
+    view = stages.failed
     assert view is not None, "called for a job that failed"
     assert view.failure is not None, "a stage that failed has a failure"
     used_up = view.exhausted
@@ -176,9 +182,9 @@ def _final(look: Survey) -> Failure:
     )
 
 
-def _outdated_checks(look: Survey) -> tuple[Deletion, ...]:
+def _outdated_checks(stages: JobStages) -> tuple[Deletion, ...]:
     """JobSets of preflights that looked in vain; the newest one stays for people to look at."""
-    view = look[Stage.PREFLIGHT]
+    view = stages[Stage.PREFLIGHT]
     return tuple(
         deletion(attempt.jobset)
         for attempt in view.attempts[:-1]

@@ -8,12 +8,17 @@ from itertools import chain
 
 from finetune_contract import Outcome, Stage
 from finetune_operator.lifecycle import children
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, Retry, Takeover
-from finetune_operator.lifecycle.queueing import newest
+from finetune_operator.lifecycle.kueue import newest
+from finetune_operator.lifecycle.observation import (
+    AttemptFiles,
+    AttemptKey,
+    Observation,
+    RetryRecord,
+    TakeoverRecord,
+)
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.rendering import attempt_of
 
-ORDER = {stage: index for index, stage in enumerate(Stage)}
 #: Of one job, over all stages. Each is judged in every decision.
 MOST_ATTEMPTS = 1000
 
@@ -54,17 +59,17 @@ class Attempt:
         return len(self.pods) >= expected and all(children.pod_started(pod) for pod in self.pods)
 
 
-def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
+def attempts_of(observation: Observation) -> tuple[Attempt, ...]:
     """Every attempt, by stage, number and restart."""
-    jobsets = {(key.stage, key.number): jobset for jobset in observed.jobsets if (key := _key(jobset))}
-    pods = _pods(observed)
-    workloads = _workloads(observed)
-    keys, _ = _keys(observed, pods)
+    jobsets = {(key.stage, key.number): jobset for jobset in observation.jobsets if (key := _key(jobset))}
+    pods = _pods(observation)
+    workloads = _workloads(observation)
+    keys, _ = _keys(observation, pods)
     last = {(key.stage, key.number): key.restart for key in keys}
     before: Counter[Stage] = Counter()
     found: list[Attempt] = []
     for key in keys:
-        jobset, files = jobsets.get((key.stage, key.number)), observed.folder.attempts.get(key)
+        jobset, files = jobsets.get((key.stage, key.number)), observation.folder.attempts.get(key)
         before[key.stage] += 1
         restarted = key.restart < last[key.stage, key.number]
         found.append(
@@ -75,7 +80,7 @@ def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
                 pods=tuple(pods.get(key, ())),
                 files=_of_this_run(files, jobset, restarted=restarted),
                 written=files,
-                follows=_end_before(key, observed),
+                follows=_end_before(key, observation),
                 restarted=restarted,
                 workload=workloads.get(jobset["metadata"].get("uid")) if jobset else None,
             )
@@ -83,29 +88,29 @@ def attempts_of(observed: Observed) -> tuple[Attempt, ...]:
     return tuple(found)
 
 
-def too_many(observed: Observed) -> bool:
+def too_many(observation: Observation) -> bool:
     """Whether the oldest are left out because there are more than MOST_ATTEMPTS."""
-    _, cut = _keys(observed, _pods(observed))
+    _, cut = _keys(observation, _pods(observation))
     return cut
 
 
-def _pods(observed: Observed) -> dict[AttemptKey, list[children.Object]]:
+def _pods(observation: Observation) -> dict[AttemptKey, list[children.Object]]:
     pods: dict[AttemptKey, list[children.Object]] = {}
-    for pod in observed.pods:
+    for pod in observation.pods:
         if key := _key(pod):
             pods.setdefault(key, []).append(pod)
     return pods
 
 
 def _keys(
-    observed: Observed, pods: Mapping[AttemptKey, Sequence[children.Object]]
+    observation: Observation, pods: Mapping[AttemptKey, Sequence[children.Object]]
 ) -> tuple[list[AttemptKey], bool]:
     """Which attempts there are, in order, and whether there are more. A JobSet has had all restarts up to the newest
     that it or a pod of it tells of; a pod alone, without JobSet or record, is an attempt only as long as it runs.
 
     Of too many, those count that run or have a JobSet now, then those with records, then the newest.
     """
-    of_jobsets = [key for jobset in observed.jobsets if (key := _key(jobset))]
+    of_jobsets = [key for jobset in observation.jobsets if (key := _key(jobset))]
     made = {(key.stage, key.number) for key in of_jobsets}
     standing = [key for key, own in pods.items() if any(children.pod_live(pod) for pod in own)]
     newest = sorted(
@@ -114,7 +119,7 @@ def _keys(
     by_rank = chain(
         sorted(standing, key=_place, reverse=True),
         newest,
-        sorted(observed.folder.attempts, key=_place, reverse=True),
+        sorted(observation.folder.attempts, key=_place, reverse=True),
         (key for last in newest for key in _until(last)),
     )
     found: set[AttemptKey] = set()
@@ -131,13 +136,13 @@ def _until(newest: AttemptKey) -> Iterator[AttemptKey]:
 
 
 def _place(key: AttemptKey) -> tuple[int, int, int]:
-    return ORDER[key.stage], key.number, key.restart
+    return key.stage.order, key.number, key.restart
 
 
 def next_number(
     attempts: Sequence[Attempt],
     stage: Stage,
-    takeovers: Sequence[Takeover] = (),
+    takeovers: Sequence[TakeoverRecord] = (),
     strangers: Collection[AttemptKey] = (),
 ) -> int:
     """The number of the stage's next attempt.
@@ -155,16 +160,16 @@ def next_number(
     return next((number for number in range(next_, MAX_ATTEMPT) if number not in taken), next_)
 
 
-def since_retry(retry: Retry | None, attempt: Attempt) -> bool:
+def since_retry(retry: RetryRecord | None, attempt: Attempt) -> bool:
     """Whether it was made after the last retry by hand, and counts."""
     return retry is None or attempt.key.number >= retry.first.get(attempt.key.stage, 1)
 
 
-def _end_before(key: AttemptKey, observed: Observed) -> datetime | None:
+def _end_before(key: AttemptKey, observation: Observation) -> datetime | None:
     """When the attempt that this one is a restart of had ended."""
     if not key.restart:
         return None
-    files = observed.folder.attempts.get(replace(key, restart=key.restart - 1))
+    files = observation.folder.attempts.get(replace(key, restart=key.restart - 1))
     result, noted = (files.result, files.failure) if files else (None, None)
     if noted and noted.at and not noted.written:
         # Of a run of it that another one may have followed. When it ended is noted now.
@@ -172,10 +177,10 @@ def _end_before(key: AttemptKey, observed: Observed) -> datetime | None:
     return max((time for time in (result and result.finished, noted and noted.written) if time), default=None)
 
 
-def _workloads(observed: Observed) -> dict[str | None, children.Object]:
+def _workloads(observation: Observation) -> dict[str | None, children.Object]:
     """By the uid of their JobSet."""
     found: dict[str | None, list[children.Object]] = {}
-    for workload in observed.workloads or ():
+    for workload in observation.workloads or ():
         for owner in workload["metadata"].get("ownerReferences", ()):
             found.setdefault(owner["uid"], []).append(workload)
     return {uid: newest(each) for uid, each in found.items()}

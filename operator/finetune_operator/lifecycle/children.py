@@ -35,7 +35,7 @@ _IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageNam
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hindrance:
+class PodBlocker:
     """Why a pod does not run yet."""
 
     pod: str
@@ -129,7 +129,7 @@ def suspended(jobset: Object) -> bool:
     return bool(jobset["spec"].get("suspend"))
 
 
-def let_go_at(jobset: Object, *, queued: bool) -> datetime | None:
+def unsuspended_at(jobset: Object, *, queued: bool) -> datetime | None:
     """Since when it may make its pods. In a queue that is when its own controller let it go, a moment after Kueue."""
     resumed = resumed_at(jobset)
     if queued or resumed:
@@ -185,7 +185,7 @@ def _made_at(pod: Object) -> datetime | None:
     return created_at(pod) or (parse(told) if told else None)
 
 
-def hindrance(pods: Iterable[Object]) -> Hindrance | None:
+def pod_blocker(pods: Iterable[Object]) -> PodBlocker | None:
     """The first reason, in the order of what stands in the way longest, that a pod does not run."""
     found = [each for pod in pods if pod_live(pod) if (each := _hindrance(pod))]
     order = (
@@ -204,7 +204,7 @@ def lacks_input(pod: Object) -> bool:
     return found is not None and (found.missing_reference or found.reason is WaitingReason.IMAGE)
 
 
-def _hindrance(pod: Object) -> Hindrance | None:
+def _hindrance(pod: Object) -> PodBlocker | None:
     name, status = pod["metadata"]["name"], pod.get("status", {})
     # The kubelet puts no time on a waiting container; it has had the pod since then.
     taken = status.get("startTime")
@@ -212,7 +212,7 @@ def _hindrance(pod: Object) -> Hindrance | None:
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] == "False":
             told = each.get("lastTransitionTime")
-            return Hindrance(
+            return PodBlocker(
                 pod=name,
                 reason=WaitingReason.CAPACITY,
                 message=f"no node has room for pod {name}: {each.get('message', 'not said why')}",
@@ -222,11 +222,11 @@ def _hindrance(pod: Object) -> Hindrance | None:
         waiting = container.get("state", {}).get("waiting", {})
         reason, message = waiting.get("reason"), waiting.get("message", "")
         if reason == "CreateContainerConfigError":
-            return Hindrance(
+            return PodBlocker(
                 pod=name, reason=WaitingReason.INPUT, message=message, since=since, missing_reference=True
             )
         if reason in _IMAGE_REASONS:
-            return Hindrance(
+            return PodBlocker(
                 pod=name,
                 reason=WaitingReason.IMAGE,
                 message=f"image {container.get('image', '')}: {reason}{f': {message}' if message else ''}",
@@ -235,7 +235,7 @@ def _hindrance(pod: Object) -> Hindrance | None:
         if reason == "CrashLoopBackOff":
             last = container.get("lastState", {}).get("terminated", {})
             said = f": {last['message'].strip()}" if last.get("message") else ""
-            return Hindrance(
+            return PodBlocker(
                 pod=name,
                 reason=WaitingReason.RETRY,
                 message=f"container {container['name']} keeps ending (exit code {last.get('exitCode')}){said}"[
@@ -246,7 +246,7 @@ def _hindrance(pod: Object) -> Hindrance | None:
     return _not_started(pod, since)
 
 
-def _not_started(pod: Object, since: datetime | None) -> Hindrance | None:
+def _not_started(pod: Object, since: datetime | None) -> PodBlocker | None:
     """Its node makes no container of it: a volume, an address, a device; the kubelet tells which in Events alone."""
     if pod_started(pod) or not pod_placed(pod):
         return None
@@ -257,7 +257,7 @@ def _not_started(pod: Object, since: datetime | None) -> Hindrance | None:
     )
     name, node = pod["metadata"]["name"], pod.get("spec", {}).get("nodeName", "its node")
     reason = next((each for each in told if each), "no container yet")
-    return Hindrance(
+    return PodBlocker(
         pod=name,
         reason=WaitingReason.POD,
         message=f"pod {name} does not start on {node}: {reason}",

@@ -11,20 +11,15 @@ from enum import StrEnum
 
 from finetune_contract import (
     CONTRACT_VERSION,
-    ConvertOutcome,
-    EvaluateOutcome,
     ExitCode,
-    ExportOutcome,
     Failure,
     FailureClass,
     Outcome,
-    PreflightOutcome,
     Stage,
     StageResult,
-    TrainOutcome,
 )
 from finetune_contract.failure import PEER_LOST
-from finetune_operator.lifecycle import children, speech
+from finetune_operator.lifecycle import children, contract_mismatch
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.deadlines import (
     DEADLINE_EXCEEDED,
@@ -36,9 +31,10 @@ from finetune_operator.lifecycle.deadlines import (
     STARTUP_TIMEOUT,
 )
 from finetune_operator.lifecycle.disruption import PLACEMENT_RACE, PREEMPTED, Disruption, disruption
-from finetune_operator.lifecycle.pressure import PRESSURES, pressure
-from finetune_operator.lifecycle.queueing import being_evicted
+from finetune_operator.lifecycle.kueue import being_evicted
+from finetune_operator.lifecycle.node_pressure import PRESSURES, pressure
 from finetune_operator.lifecycle.times import parse
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering import jobset_name
 
 _SIGNALLED = 128
@@ -48,7 +44,6 @@ _MEASURED = (
     "It requests what models of its size were measured to take, and no field of the job changes that: report the model "
     "to the platform team, and use a smaller one meanwhile."
 )
-_OUT_OF_MEMORY_FIX = {Stage.CONVERT: _MEASURED, Stage.EXPORT: _MEASURED}
 
 #: Reasons of the records that the operator writes before it stops an attempt: nobody is charged.
 SUSPENDED = "Suspended"
@@ -85,17 +80,8 @@ _JUDGED = (
     *PRESSURES,
 )
 
-#: What a stage must have found out to have succeeded.
-_DETAILS = {
-    Stage.PREFLIGHT: PreflightOutcome,
-    Stage.CONVERT: ConvertOutcome,
-    Stage.TRAIN: TrainOutcome,
-    Stage.EVALUATE: EvaluateOutcome,
-    Stage.EXPORT: ExportOutcome,
-}
 
-
-class Ending(StrEnum):
+class AttemptOutcome(StrEnum):
     SUCCEEDED = "Succeeded"
     STOPPED = "Stopped"
     """By the operator, for the job's sake: charged to nothing."""
@@ -105,10 +91,10 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AttemptResult:
     """How one attempt ended."""
 
-    ending: Ending
+    ending: AttemptOutcome
     failure: Failure | None = None
     """There when the ending is FAILED."""
     finished: datetime | None = None
@@ -120,7 +106,7 @@ class Verdict:
 
     @property
     def failure_class(self) -> FailureClass | None:
-        if self.ending is Ending.EVICTED:
+        if self.ending is AttemptOutcome.EVICTED:
             return FailureClass.QUOTA
         return self.failure.failure_class if self.failure else None
 
@@ -132,7 +118,7 @@ def classify(  # noqa: PLR0911  one per case
     suspend: bool,
     now: datetime,
     nodes: Mapping[str, children.Object] | None = None,
-) -> Verdict | None:
+) -> AttemptResult | None:
     """The verdict, or None while the attempt may still run. It may change as evidence comes in, until it is recorded.
 
     Args:
@@ -155,33 +141,35 @@ def classify(  # noqa: PLR0911  one per case
     if result and result.outcome is Outcome.SUCCEEDED:
         wrong = _incomplete(attempt, result)
         if wrong is None:
-            return Verdict(ending=Ending.SUCCEEDED, finished=finished)
-        return Verdict(ending=Ending.FAILED, failure=wrong, finished=finished)
+            return AttemptResult(ending=AttemptOutcome.SUCCEEDED, finished=finished)
+        return AttemptResult(ending=AttemptOutcome.FAILED, failure=wrong, finished=finished)
     purpose = noted.reason if noted and noted.reason in _ON_PURPOSE else None
     stopped = result is None or result.outcome is Outcome.STOPPED
     if purpose and stopped:
-        return Verdict(ending=Ending.STOPPED, purpose=purpose, finished=finished)
+        return AttemptResult(ending=AttemptOutcome.STOPPED, purpose=purpose, finished=finished)
     if noted and noted.reason == EVICTED and stopped:
-        return Verdict(ending=Ending.EVICTED, finished=finished)
+        return AttemptResult(ending=AttemptOutcome.EVICTED, finished=finished)
     evicted = being_evicted(attempt.workload)
     if evicted and stopped and noted is None:
-        return Verdict(ending=Ending.EVICTED, finished=finished, record=eviction(attempt, evicted))
+        return AttemptResult(
+            ending=AttemptOutcome.EVICTED, finished=finished, record=eviction(attempt, evicted)
+        )
     taken = disruption(attempt, nodes, ended=finished, now=now)
     failure = _told_by_pods(attempt, job, taken, finished) if stopped and noted is None else None
     if failure:
-        return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
+        return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
     if result:
         failure, record = _from_result(attempt, result, noted, taken)
-        return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=record)
+        return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=record)
     if noted and (settled(noted) or not (taken and _crash(noted))):
-        return Verdict(ending=Ending.FAILED, failure=noted, finished=finished)
+        return AttemptResult(ending=AttemptOutcome.FAILED, failure=noted, finished=finished)
     if attempt.jobset is None and suspend:
-        return Verdict(ending=Ending.STOPPED, purpose=SUSPENDED, record=suspension())
+        return AttemptResult(ending=AttemptOutcome.STOPPED, purpose=SUSPENDED, record=suspension())
     if taken:
         failure = _taken(attempt, taken, evidence=noted.message if noted else "")
     else:
         failure = _from_pods(attempt, job) if attempt.jobset else _vanished(attempt, job)
-    return Verdict(ending=Ending.FAILED, failure=failure, finished=finished, record=failure)
+    return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=finished, record=failure)
 
 
 def settled(noted: Failure | None) -> bool:
@@ -220,7 +208,7 @@ def suspension() -> Failure:
     return Failure(code=ExitCode.STOPPED, reason=SUSPENDED, message="Stopped because the job was suspended.")
 
 
-def unpaid(why: str) -> Failure:
+def budget_stop(why: str) -> Failure:
     """The record that an attempt is stopped because the budget is used up; written before it is stopped."""
     return Failure(code=ExitCode.STOPPED, reason=BUDGET_EXHAUSTED, message=why)
 
@@ -235,14 +223,14 @@ def replacement(why: str) -> Failure:
 
 
 def _incomplete(attempt: Attempt, result: StageResult) -> Failure | None:
-    if isinstance(result.details, _DETAILS[attempt.key.stage]):
+    if result.details is not None and result.details.kind == attempt.key.stage:
         return None
     return Failure(
-        code=ExitCode.CONTRACT_NOT_SPOKEN,
+        code=ExitCode.CONTRACT_UNSUPPORTED,
         reason="ResultIncomplete",
         message=f"{attempt.key.stage} reports success without findings that this operator understands: the trainer "
         f"image speaks version {result.speaks} of the contract, the operator {CONTRACT_VERSION}.",
-        fix=speech.FIX,
+        fix=contract_mismatch.FIX,
     )
 
 
@@ -320,11 +308,13 @@ def _died(stage: Stage, pod: children.Object, state: children.Object) -> Failure
             code=ExitCode.OUT_OF_MEMORY,
             reason="HostOutOfMemory",
             message=f"{stage}: pod {name} was killed because it used more memory than its limit.",
-            fix=_OUT_OF_MEMORY_FIX.get(stage, "Use a smaller batch or sequence length, or larger nodes."),
+            fix=_MEASURED
+            if STAGES[stage].sized_by_model
+            else "Use a smaller batch or sequence length, or larger nodes.",
             evidence=evidence,
         )
-    if speech.request_not_understood(code, evidence):
-        return speech.refused_by_trainer(stage, pod["metadata"]["name"], evidence)
+    if contract_mismatch.request_refused(code, evidence):
+        return contract_mismatch.refused_by_trainer(stage, pod["metadata"]["name"], evidence)
     if code in (ExitCode.STOPPED, _SIGTERM):
         return Failure(
             code=ExitCode.STOPPED,

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.decision import Decision, Deletion, Object
-from finetune_operator.lifecycle.notices import attempts_ended, transitions
-from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.lifecycle.situation import Situation
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.job_events import attempts_ended, transitions
+from finetune_operator.lifecycle.job_state import JobState
+from finetune_operator.lifecycle.observation import Observation
+from finetune_operator.lifecycle.stages import JobStages
 from finetune_operator.lifecycle.status import build_status
 
 #: Seconds. Watches tell of JobSets and pods; this is for what a watch may lose.
@@ -15,11 +15,14 @@ SAFETY_LOOK = 30.0
 
 
 def conclude(
-    observed: Observed, situation: Situation, look: Survey | None, look_again_after: float | None = None
+    observation: Observation,
+    situation: JobState,
+    stages: JobStages | None,
+    requeue_after: float | None = None,
 ) -> Decision:
     """The situation as the whole status, with the Events of what it changes."""
-    previous = observed.job.get("status") or {}
-    status = build_status(observed, situation, look)
+    previous = observation.job.get("status") or {}
+    status = build_status(observation, situation, stages)
     return Decision(
         status=status,
         notices=(
@@ -28,14 +31,16 @@ def conclude(
                 previous.get("attempts", {}).get("history", ()), status.get("attempts", {}).get("history", ())
             ),
         ),
-        look_again_after=look_again_after,
+        requeue_after=requeue_after,
     )
 
 
-def deleting(observed: Observed, look: Survey, situation: Situation) -> Decision:
+def deleting(observation: Observation, stages: JobStages, situation: JobState) -> Decision:
     """The same, while everything that runs is ended."""
-    decision = conclude(observed, situation, look, SAFETY_LOOK)
-    return replace(decision, deletions=tuple(deletion(each) for each in observed.jobsets if stoppable(each)))
+    decision = conclude(observation, situation, stages, SAFETY_LOOK)
+    return replace(
+        decision, deletions=tuple(deletion(each) for each in observation.jobsets if stoppable(each))
+    )
 
 
 def stoppable(jobset: Object) -> bool:

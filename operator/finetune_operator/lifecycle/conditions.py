@@ -7,13 +7,13 @@ from typing import Any
 from finetune_contract import ExitCode, PreflightOutcome, Stage
 from finetune_operator.api import ConditionStatus, ConditionType, Reason, StagePhase
 from finetune_operator.lifecycle import gates
-from finetune_operator.lifecycle.memory import found
-from finetune_operator.lifecycle.observed import AttemptKey, RunFolderView
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.kueue import QuotaState
+from finetune_operator.lifecycle.observation import AttemptKey, RunFolderView
+from finetune_operator.lifecycle.preflight_memory import found
 from finetune_operator.lifecycle.progress import decimal, mebibytes
-from finetune_operator.lifecycle.queueing import Standing
-from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.spending import overspent, used_up
-from finetune_operator.lifecycle.stages import Survey, waiting_input
+from finetune_operator.lifecycle.spending import budget_exceeded, used_up
+from finetune_operator.lifecycle.stages import JobStages, waiting_input
 from finetune_operator.lifecycle.times import stamp
 
 type Object = Mapping[str, Any]
@@ -27,21 +27,21 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 #: What tools judge by: kstatus, Argo CD, kubectl wait.
 OUTCOME = (ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUCCEEDED, ConditionType.FINISHED)
 #: Their statuses, in that order.
-_OUTCOMES: Mapping[Course, tuple[ConditionStatus, ...]] = {
-    Course.ACTIVE: (TRUE, FALSE, UNKNOWN, FALSE),
-    Course.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
-    Course.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
-    Course.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
-    Course.STALLED: (FALSE, TRUE, UNKNOWN, FALSE),
-    Course.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
-    Course.SUCCEEDED: (FALSE, FALSE, TRUE, TRUE),
-    Course.FAILED: (FALSE, TRUE, FALSE, TRUE),
+_OUTCOMES: Mapping[JobPhase, tuple[ConditionStatus, ...]] = {
+    JobPhase.ACTIVE: (TRUE, FALSE, UNKNOWN, FALSE),
+    JobPhase.SUSPENDING: (TRUE, FALSE, UNKNOWN, FALSE),
+    JobPhase.SUSPENDED: (TRUE, FALSE, UNKNOWN, FALSE),
+    JobPhase.INVALID: (FALSE, TRUE, UNKNOWN, FALSE),
+    JobPhase.STALLED: (FALSE, TRUE, UNKNOWN, FALSE),
+    JobPhase.PLANNED: (FALSE, FALSE, UNKNOWN, TRUE),
+    JobPhase.SUCCEEDED: (FALSE, FALSE, TRUE, TRUE),
+    JobPhase.FAILED: (FALSE, TRUE, FALSE, TRUE),
 }
 
 
 def conditions(
-    situation: Situation,
-    look: Survey | None,
+    situation: JobState,
+    stages: JobStages | None,
     folder: RunFolderView | None,
     previous: Sequence[Object],
     *,
@@ -51,16 +51,16 @@ def conditions(
     """``status.conditions``, in the order of their enumeration. ``folder``: None before admission."""
     told: dict[ConditionType, Told] = {
         ConditionType.VALID: _valid(situation),
-        ConditionType.DATA_READY: _data_ready(look),
-        ConditionType.MEMORY_FITS: _memory_fits(situation, look),
-        ConditionType.EXPORT_PROVEN: _export_proven(look),
-        ConditionType.QUOTA_RESERVED: _quota_reserved(situation, look),
-        ConditionType.RUNNING: _running(situation, look),
-        ConditionType.WITHIN_BUDGET: _within_budget(look),
-        ConditionType.GATE_PASSED: _gate_passed(look),
-        ConditionType.RUN_FOLDER_READABLE: _run_folder_readable(situation, look, folder),
+        ConditionType.DATA_READY: _data_ready(stages),
+        ConditionType.MEMORY_FITS: _memory_fits(situation, stages),
+        ConditionType.EXPORT_PROVEN: _export_proven(stages),
+        ConditionType.QUOTA_RESERVED: _quota_reserved(situation, stages),
+        ConditionType.RUNNING: _running(situation, stages),
+        ConditionType.WITHIN_BUDGET: _within_budget(stages),
+        ConditionType.GATE_PASSED: _gate_passed(stages),
+        ConditionType.RUN_FOLDER_READABLE: _run_folder_readable(situation, stages, folder),
         ConditionType.SUSPENDED: _suspended(situation),
-        **_outcome(situation.course, *_because(situation, look)),
+        **_outcome(situation.course, *_because(situation, stages)),
     }
     written = write(told, previous, generation=generation, now=now)
     return [written[kind] for kind in ConditionType]
@@ -76,7 +76,7 @@ def with_error(
     known = {each["type"]: each for each in previous}
     unknown = (UNKNOWN, Reason.NOT_STARTED, "The job has not been looked at yet.")
     told: dict[ConditionType, Told] = {kind: unknown for kind in ConditionType if kind not in known}
-    told |= _outcome(Course.ACTIVE, reason, message)
+    told |= _outcome(JobPhase.ACTIVE, reason, message)
     known |= write(told, previous, generation=generation, now=now)
     return [known[kind] for kind in ConditionType]
 
@@ -99,21 +99,21 @@ def write(
     }
 
 
-def _valid(situation: Situation) -> Told:
+def _valid(situation: JobState) -> Told:
     if situation.refused:
         return FALSE, situation.refused.reason, situation.refused.message
     return TRUE, Reason.ACCEPTED, "The job follows the schema and the profile's rules."
 
 
-def _data_ready(look: Survey | None) -> Told:
-    if look is None:
+def _data_ready(stages: JobStages | None) -> Told:
+    if stages is None:
         return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
-    view = look[Stage.PREFLIGHT]
+    view = stages[Stage.PREFLIGHT]
     missing = waiting_input(view)
     if missing:
         return FALSE, missing.reason, missing.message
     if view.done:
-        found = look.findings.preflight
+        found = stages.findings.preflight
         assert found is not None, "a preflight that succeeded has findings"
         return TRUE, Reason.CHECKED, data_found(found)
     if view.phase is StagePhase.FAILED and view.failure:
@@ -137,28 +137,28 @@ def data_found(found: PreflightOutcome) -> str:
     return f"{told[0].upper()}{told[1:]}{worst}"
 
 
-def _memory_fits(situation: Situation, look: Survey | None) -> Told:
+def _memory_fits(situation: JobState, stages: JobStages | None) -> Told:
     if situation.failure and situation.failure.reason == "CpuPoolTooSmall":
         return FALSE, situation.failure.reason, situation.failure.message
-    if look is None:
+    if stages is None:
         return UNKNOWN, Reason.NOT_STARTED, "Preflight has not looked yet."
-    if look.plan.memory is None:
+    if stages.plan.memory is None:
         return (
             UNKNOWN,
             Reason.NOT_CHECKED,
             "spec.preflight.memory is Off: device memory is not checked beforehand.",
         )
-    view = look[Stage.PREFLIGHT]
+    view = stages[Stage.PREFLIGHT]
     if view.failure and view.failure.code == ExitCode.OUT_OF_MEMORY:
         return FALSE, view.failure.reason, view.failure.message
     if not view.done:
         reason = Reason.IN_PROGRESS if view.live else Reason.NOT_STARTED
         return UNKNOWN, reason, "Preflight has not come to the memory of the train step yet."
-    return _memory_found(look)
+    return _memory_found(stages)
 
 
-def _memory_found(look: Survey) -> Told:
-    outcome = found(look.plan, look.findings)
+def _memory_found(stages: JobStages) -> Told:
+    outcome = found(stages.plan, stages.findings)
     if outcome is None:
         return (
             UNKNOWN,
@@ -178,15 +178,15 @@ def _memory_found(look: Survey) -> Told:
     )
 
 
-def _export_proven(look: Survey | None) -> Told:  # noqa: PLR0911  one per case
-    if look is None:
+def _export_proven(stages: JobStages | None) -> Told:  # noqa: PLR0911  one per case
+    if stages is None:
         return UNKNOWN, Reason.NOT_STARTED, "Nothing was converted yet."
-    if not look.plan.export_proof:
+    if not stages.plan.export_proof:
         return UNKNOWN, Reason.NOT_REQUESTED, "spec.preflight.exportProof is false."
-    if look.plan.model.orbax is not None:
+    if stages.plan.model.orbax is not None:
         text = "The model is given as a MaxText checkpoint: there is no original to compare its export with."
         return UNKNOWN, Reason.NOT_CHECKED, text
-    view, converted = look[Stage.CONVERT], look.findings.converted
+    view, converted = stages[Stage.CONVERT], stages.findings.converted
     if converted:
         return TRUE, Reason.PROVEN, converted.proof or "The converted model exports to the original."
     if view.phase is StagePhase.FAILED and view.failure:
@@ -196,70 +196,70 @@ def _export_proven(look: Survey | None) -> Told:  # noqa: PLR0911  one per case
     return UNKNOWN, Reason.NOT_STARTED, "Nothing was converted yet."
 
 
-def _gate_passed(look: Survey | None) -> Told:
-    measured = look.evaluation if look else None
-    if look is None or not (look.plan.evaluation.gates or (measured and measured.gates)):
+def _gate_passed(stages: JobStages | None) -> Told:
+    measured = stages.evaluation if stages else None
+    if stages is None or not (stages.plan.evaluation.gates or (measured and measured.gates)):
         return UNKNOWN, Reason.NOT_REQUESTED, "The job has no gates."
     if measured is None:
         return UNKNOWN, Reason.NOT_STARTED, "The tuned model has not been measured yet."
     missed = gates.not_met(measured)
     if missed:
-        return FALSE, Reason.GATE_NOT_MET, f"{'; '.join(map(gates.told, missed))}."
+        return FALSE, Reason.GATE_NOT_MET, f"{'; '.join(map(gates.gate_text, missed))}."
     return TRUE, Reason.GATE_PASSED, f"The tuned model meets all {len(measured.gates)} gates."
 
 
-def _within_budget(look: Survey | None) -> Told:
-    ceilings = look.plan.budget.ceilings if look else ()
-    if look is None or not ceilings:
+def _within_budget(stages: JobStages | None) -> Told:
+    ceilings = stages.plan.budget.ceilings if stages else ()
+    if stages is None or not ceilings:
         return TRUE, Reason.NOT_REQUESTED, "The job has no budget."
-    if over := overspent(look) or used_up(look):
+    if over := budget_exceeded(stages) or used_up(stages):
         return FALSE, over.reason, over.text
     limits = " and ".join(f"{decimal(each.most)} ({each.path})" for each in ceilings)
     return TRUE, Reason.WITHIN_BUDGET, f"The job may use up to {limits}."
 
 
-def _quota_reserved(situation: Situation, look: Survey | None) -> Told:
+def _quota_reserved(situation: JobState, stages: JobStages | None) -> Told:
     queue = situation.queue
     if queue is None:
-        queued = look is not None and (look.plan.queues.tpu or look.plan.queues.cpu)
+        queued = stages is not None and (stages.plan.queues.tpu or stages.plan.queues.cpu)
         text = "No stage is in a queue now." if queued else "The profile names no queue."
         return TRUE, Reason.NOT_QUEUED, text
-    if queue.standing is Standing.UNSEEN:
+    if queue.standing is QuotaState.UNSEEN:
         return UNKNOWN, queue.reason, queue.message
     return FALSE if queue.without_quota else TRUE, queue.reason, queue.message
 
 
-def _running(situation: Situation, look: Survey | None) -> Told:  # noqa: PLR0911  one per case
-    if look is not None and situation.running and look.live:
-        stage = look.live.key.stage
-        return TRUE, Reason.STAGE_RUNNING, f"All pods of {stage}, attempt {look.live.ordinal}, run."
+def _running(situation: JobState, stages: JobStages | None) -> Told:  # noqa: PLR0911  one per case
+    if stages is not None and situation.running and stages.live:
+        stage = stages.live.key.stage
+        return TRUE, Reason.STAGE_RUNNING, f"All pods of {stage}, attempt {stages.live.ordinal}, run."
     if situation.wait:
         return FALSE, situation.wait.reason, situation.wait.message
     match situation.course:
-        case Course.SUCCEEDED:
+        case JobPhase.SUCCEEDED:
             return FALSE, Reason.SUCCEEDED, "The job has ended."
-        case Course.FAILED:
+        case JobPhase.FAILED:
             return FALSE, Reason.FAILED, "The job has ended."
-        case Course.PLANNED:
+        case JobPhase.PLANNED:
             return FALSE, Reason.PLANNED, "The job has ended."
-        case Course.SUSPENDED | Course.SUSPENDING:
+        case JobPhase.SUSPENDED | JobPhase.SUSPENDING:
             reason = situation.over.reason if situation.over else Reason.SUSPENDED_BY_USER
             return FALSE, reason, "The job is suspended."
-        case Course.INVALID:
+        case JobPhase.INVALID:
             return FALSE, Reason.NOT_STARTED, "The job is not valid."
-        case Course.STALLED:
+        case JobPhase.STALLED:
             return FALSE, Reason.NOT_STARTED, "The stage comes no further."
-        case Course.ACTIVE:
+        case JobPhase.ACTIVE:
             if situation.recovering:
                 return FALSE, Reason.RECOVERING, "The next attempt is being started."
             return FALSE, Reason.NOT_STARTED, "Pods are being started."
 
 
-def _run_folder_readable(situation: Situation, look: Survey | None, folder: RunFolderView | None) -> Told:
+def _run_folder_readable(situation: JobState, stages: JobStages | None, folder: RunFolderView | None) -> Told:
     if folder is None:
         return UNKNOWN, Reason.NOT_STARTED, "The job has no run folder yet."
     unknown = situation.unreadable or folder.unreadable
-    if unknown is None and look is not None and not look[Stage.TRAIN].done:
+    if unknown is None and stages is not None and not stages[Stage.TRAIN].done:
         unknown = folder.progress_unknown
     if unknown is not None:
         return FALSE if unknown.alone else UNKNOWN, unknown.reason, unknown.message
@@ -277,46 +277,46 @@ def _stranger(key: AttemptKey) -> str:
     return f"attempts/{folder} is of no attempt that this job has made"
 
 
-def _suspended(situation: Situation) -> Told:
-    if situation.course is Course.SUSPENDED and situation.over:
+def _suspended(situation: JobState) -> Told:
+    if situation.course is JobPhase.SUSPENDED and situation.over:
         return TRUE, situation.over.reason, situation.over.text
-    if situation.course is Course.SUSPENDED:
+    if situation.course is JobPhase.SUSPENDED:
         return TRUE, Reason.SUSPENDED_BY_USER, "No pod runs. Set spec.suspend to false to go on."
-    if situation.course is Course.SUSPENDING:
+    if situation.course is JobPhase.SUSPENDING:
         return FALSE, Reason.SUSPENDING, "The stage saves and stops."
     if situation.course.finished:
         return FALSE, Reason.NOT_SUSPENDED, "The job has ended."
-    if situation.course is Course.INVALID:
+    if situation.course is JobPhase.INVALID:
         return FALSE, Reason.NOT_SUSPENDED, "The job is not valid, so there is nothing to suspend."
     return FALSE, Reason.NOT_SUSPENDED, "spec.suspend is false."
 
 
-def _outcome(course: Course, reason: str, message: str) -> dict[ConditionType, Told]:
+def _outcome(course: JobPhase, reason: str, message: str) -> dict[ConditionType, Told]:
     return {kind: (status, reason, message) for kind, status in zip(OUTCOME, _OUTCOMES[course], strict=True)}
 
 
-def _because(situation: Situation, look: Survey | None) -> tuple[str, str]:  # noqa: PLR0911  one per case
+def _because(situation: JobState, stages: JobStages | None) -> tuple[str, str]:  # noqa: PLR0911  one per case
     match situation.course:
-        case Course.SUCCEEDED:
+        case JobPhase.SUCCEEDED:
             return Reason.SUCCEEDED, "Every stage succeeded and its results are in the run folder."
-        case Course.PLANNED:
+        case JobPhase.PLANNED:
             return Reason.PLANNED, "Preflight passed, and spec.planOnly asks for no more."
-        case Course.SUSPENDING:
+        case JobPhase.SUSPENDING:
             return Reason.SUSPENDING, "The stage saves and stops."
-        case Course.SUSPENDED:
+        case JobPhase.SUSPENDED:
             if situation.over:
                 return situation.over.reason, situation.over.text
             return Reason.SUSPENDED_BY_USER, "Waiting for spec.suspend to be false."
-    if situation.failure and situation.course is Course.FAILED:
+    if situation.failure and situation.course is JobPhase.FAILED:
         return situation.failure.reason, situation.failure.message
     if (
         situation.queue
         and situation.queue.without_quota
         and situation.wait
-        and situation.course is Course.STALLED
+        and situation.course is JobPhase.STALLED
     ):
         return situation.queue.reason, situation.wait.message
-    if situation.refused and situation.course in (Course.INVALID, Course.STALLED):
+    if situation.refused and situation.course in (JobPhase.INVALID, JobPhase.STALLED):
         return situation.refused.reason, situation.refused.message
     if situation.unreadable:
         return situation.unreadable.reason, situation.unreadable.message
@@ -324,5 +324,5 @@ def _because(situation: Situation, look: Survey | None) -> tuple[str, str]:  # n
         return situation.wait.reason, situation.wait.message
     if situation.recovering:
         return Reason.RECOVERING, "The next attempt is being started."
-    stage = look.current.stage if look else Stage.PREFLIGHT
+    stage = stages.current.stage if stages else Stage.PREFLIGHT
     return Reason.IN_PROGRESS, f"Stage {stage}."

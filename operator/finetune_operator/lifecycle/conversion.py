@@ -13,8 +13,8 @@ from finetune_contract import ConvertManifest, ConvertOutcome, ExitCode, Failure
 from finetune_contract.failure import CONVERTED_MODEL_DAMAGED
 from finetune_contract.layout import of_attempt
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.budgets import Judged
-from finetune_operator.lifecycle.classify import RESULT_MALFORMED, Ending, Verdict
+from finetune_operator.lifecycle.classify import RESULT_MALFORMED, AttemptOutcome, AttemptResult
+from finetune_operator.lifecycle.retry_budget import Judged
 from finetune_operator.planning import Plan
 
 _REPLACED = "the entry that preflight compared was replaced or removed since"
@@ -23,13 +23,13 @@ _CUT = "…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damages:
+class DamagedConversions:
     """Converted models that stages found damaged, with what each stage said."""
 
     found: tuple[tuple[Attempt, Failure], ...]
 
     @classmethod
-    def of(cls, judged: Iterable[Judged]) -> "Damages":
+    def of(cls, judged: Iterable[Judged]) -> "DamagedConversions":
         """Of all attempts of the job, whatever counts against its budgets."""
         return cls(
             found=tuple(
@@ -52,7 +52,7 @@ class Damages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InCache:
+class CachedConversion:
     """What the cache has for the job."""
 
     usable: ConvertManifest | None
@@ -60,11 +60,11 @@ class InCache:
     """Why there is nothing to use, where that is known; also while the job's own attempt converts, and after it."""
 
 
-def placed(attempt: Attempt, verdict: Verdict, plan: Plan) -> Verdict:
+def placed(attempt: Attempt, verdict: AttemptResult, plan: Plan) -> AttemptResult:
     """The verdict; a failure where the attempt's record sends later stages to a model outside of the job's cache."""
     result = attempt.files.result if attempt.files else None
     details = result.details if result else None
-    if verdict.ending is not Ending.SUCCEEDED or not isinstance(details, ConvertOutcome):
+    if verdict.ending is not AttemptOutcome.SUCCEEDED or not isinstance(details, ConvertOutcome):
         return verdict
     found = details.manifest
     if plan.cache.convert_entry(found.fingerprint, found.items) is not None:
@@ -76,12 +76,12 @@ def placed(attempt: Attempt, verdict: Verdict, plan: Plan) -> Verdict:
         f"{found.items[:512]!r}, which is no entry of the job's cache, {plan.cache.uri[:256]}.",
         fix="The stage is tried again. Where it happens again, look for what else writes to the run folder.",
     )
-    return Verdict(ending=Ending.FAILED, failure=failure, finished=verdict.finished)
+    return AttemptResult(ending=AttemptOutcome.FAILED, failure=failure, finished=verdict.finished)
 
 
-def succeeded(attempt: Attempt, verdict: Verdict, damages: Damages) -> bool:
+def succeeded(attempt: Attempt, verdict: AttemptResult, damages: DamagedConversions) -> bool:
     """Whether the attempt ended well, and what it left still counts."""
-    if verdict.ending is not Ending.SUCCEEDED:
+    if verdict.ending is not AttemptOutcome.SUCCEEDED:
         return False
     result = attempt.files.result if attempt.files else None
     details = result.details if result else None
@@ -93,11 +93,11 @@ def in_cache(
     fault: str,
     plan: Plan,
     preflight: PreflightOutcome | None,
-    damages: Damages,
-) -> InCache:
+    damages: DamagedConversions,
+) -> CachedConversion:
     """Judge what lies at the fingerprint's manifest, as it is now. ``fault``: why it cannot be read."""
     if preflight is None:
-        return InCache(usable=None)
+        return CachedConversion(usable=None)
     known = _known(plan, preflight, damages)
     compared = preflight.conversion if plan.use_cache == "Use" else None
     if manifest is None:
@@ -112,17 +112,17 @@ def in_cache(
         why = ""
     elif of_attempt(entry, plan.job.uid):
         # An attempt of this job may have finished its work and died before it could say so.
-        return InCache(usable=manifest, missed=known)
+        return CachedConversion(usable=manifest, missed=known)
     elif known or (compared and compared.result == "Miss"):
         why = ""
     elif compared and (compared.uri, compared.files_digest) != (manifest.items, manifest.files_digest):
         why = _REPLACED
     else:
-        return InCache(usable=manifest)
-    return InCache(usable=None, missed=known or ((why,) if why else ()))
+        return CachedConversion(usable=manifest)
+    return CachedConversion(usable=None, missed=known or ((why,) if why else ()))
 
 
-def _known(plan: Plan, preflight: PreflightOutcome, damages: Damages) -> tuple[str, ...]:
+def _known(plan: Plan, preflight: PreflightOutcome, damages: DamagedConversions) -> tuple[str, ...]:
     """Why no other job's conversion is used, whatever lies in the cache now."""
     if damages.found:
         return damages.told

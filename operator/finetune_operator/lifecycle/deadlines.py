@@ -8,13 +8,12 @@ from finetune_contract import ExitCode, Failure, Progress, Stage
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.disruption import PREEMPTED, disruption
-from finetune_operator.lifecycle.queueing import admitted_before
+from finetune_operator.lifecycle.kueue import admitted_before
 from finetune_operator.lifecycle.times import after, stamp
 from finetune_operator.lifecycle.usage import Usage, terms_of
 from finetune_operator.planning import Plan
-from finetune_operator.planning.plan import Limits
+from finetune_operator.planning.plan import TimeLimits
 from finetune_operator.planning.queueing import QUEUE_LABEL
-from finetune_operator.rendering import TPU_STAGES
 
 #: Reasons. Of an attempt that the operator ends, its record has them before.
 DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -35,7 +34,7 @@ _CPU = "CPU"
 _LONGEST_OUTAGE = 6 * 3600
 
 
-def active_left(limits: Limits, used: Usage) -> float | None:
+def active_left(limits: TimeLimits, used: Usage) -> float | None:
     """Seconds that the job may still run; None: as long as it likes."""
     return None if limits.active is None else limits.active - used.seconds
 
@@ -69,7 +68,7 @@ def overdue(
 
 def next_due(
     attempt: Attempt,
-    limits: Limits,
+    limits: TimeLimits,
     progress: Progress | None,
     now: datetime,
     readable_since: datetime | None,
@@ -99,7 +98,7 @@ def waiting_since(attempt: Attempt, progress: Progress | None) -> datetime | Non
         or children.first_start(attempt.pods) is not None
         or stepped(attempt, progress)
     )
-    if waiting and attempt.key.stage not in TPU_STAGES and all(children.lacks_input(pod) for pod in waiting):
+    if waiting and not attempt.key.stage.on_tpu and all(children.lacks_input(pod) for pod in waiting):
         # No other node has it either, and it costs nothing to wait for it.
         return None
     if ran:
@@ -121,7 +120,7 @@ def given_up(attempt: Attempt, plan: Plan) -> Failure | None:
 
 
 def _in_vain_since(
-    attempt: Attempt, limits: Limits, progress: Progress | None, readable_since: datetime | None
+    attempt: Attempt, limits: TimeLimits, progress: Progress | None, readable_since: datetime | None
 ) -> datetime | None:
     """The same, of the wait that has a limit: where pods take each other's place again and again, it begins when
     silence would have lasted too long."""
@@ -130,7 +129,7 @@ def _in_vain_since(
 
 
 def _patience(
-    attempt: Attempt, limits: Limits, progress: Progress | None, readable_since: datetime | None
+    attempt: Attempt, limits: TimeLimits, progress: Progress | None, readable_since: datetime | None
 ) -> datetime | None:
     """When an attempt that has run would have been silent for too long, had all its pods been there: counted from its
     last step, or from its first process. None of one that has not run."""
@@ -164,7 +163,7 @@ def recovering(attempt: Attempt, progress: Progress | None) -> bool:
 def passed_capacities(attempts: Sequence[Attempt]) -> frozenset[str]:
     """Kinds that had no nodes since the last attempt at a stage that ran. ``attempts``: those since the last retry by
     hand."""
-    return frozenset().union(*(_passed(attempts, stage) for stage in TPU_STAGES))
+    return frozenset().union(*(_passed(attempts, stage) for stage in Stage if stage.on_tpu))
 
 
 def _passed(attempts: Sequence[Attempt], stage: Stage) -> frozenset[str]:
@@ -181,20 +180,20 @@ def _passed(attempts: Sequence[Attempt], stage: Stage) -> frozenset[str]:
 
 def no_capacity_left(plan: Plan, stage: Stage, attempts: Sequence[Attempt]) -> Failure | None:
     """The job's failure where the stage has waited for every kind of node that it may have. ``attempts``: as above."""
-    kinds = {*plan.placement.capacities} if stage in TPU_STAGES else {_CPU}
+    kinds = {*plan.placement.capacities} if stage.on_tpu else {_CPU}
     passed = _passed(attempts, stage)
     if not passed or kinds - passed:
         return None
     own = [each.files.failure for each in attempts if each.key.stage is stage and each.files]
     last = next(note for note in reversed(own) if note and note.reason == NO_CAPACITY)
-    more = " No other kind is left." if stage in TPU_STAGES else ""
+    more = " No other kind is left." if stage.on_tpu else ""
     return last.model_copy(update={"message": f"{last.message}{more}"[:1024]})
 
 
 def _not_started(attempt: Attempt, plan: Plan) -> Failure | None:
     """The record of an attempt whose pods all have nodes, which do not start them; None where that is not so."""
     waiting = [pod for pod in attempt.pods if not children.pod_started(pod)]
-    found = children.hindrance(waiting)
+    found = children.pod_blocker(waiting)
     if found is None or not all(
         children.pod_placed(pod) and not children.lacks_input(pod) for pod in waiting
     ):
@@ -211,9 +210,9 @@ def _not_started(attempt: Attempt, plan: Plan) -> Failure | None:
 
 def _no_capacity(attempt: Attempt, plan: Plan) -> Failure:
     stage, seconds = attempt.key.stage, plan.limits.pre_running
-    found = children.hindrance(attempt.pods)
+    found = children.pod_blocker(attempt.pods)
     last = f" Last: {found.message.rstrip('.')}." if found else ""
-    if stage not in TPU_STAGES:
+    if not stage.on_tpu:
         nodes = ", ".join(f"{key}={value}" for key, value in sorted(plan.cpu_pool.node_selector.items()))
         return Failure(
             code=ExitCode.UNAVAILABLE,
@@ -252,7 +251,7 @@ def _let_go(attempt: Attempt) -> datetime | None:
     if attempt.key.restart:
         # Of the attempt before, the record is on its way where there is none.
         return max(attempt.follows, resumed) if attempt.follows and resumed else attempt.follows
-    return children.let_go_at(jobset, queued=QUEUE_LABEL in jobset["metadata"].get("labels", {}))
+    return children.unsuspended_at(jobset, queued=QUEUE_LABEL in jobset["metadata"].get("labels", {}))
 
 
 def stepped(attempt: Attempt, progress: Progress | None) -> bool:
@@ -266,7 +265,7 @@ def stepped(attempt: Attempt, progress: Progress | None) -> bool:
 
 def _silent(
     attempt: Attempt,
-    limits: Limits,
+    limits: TimeLimits,
     progress: Progress | None,
     now: datetime,
     readable_since: datetime | None,
@@ -310,7 +309,7 @@ def _silent(
 
 
 def _silence(
-    attempt: Attempt, limits: Limits, progress: Progress | None, readable_since: datetime | None
+    attempt: Attempt, limits: TimeLimits, progress: Progress | None, readable_since: datetime | None
 ) -> tuple[datetime, int] | None:
     """Since when an attempt that has run reports nothing, and for how many seconds it may.
 
@@ -335,7 +334,7 @@ def _heard(moved: datetime, readable_since: datetime | None) -> datetime:
     return moved if readable_since is None else max(moved, min(readable_since, after(moved, _LONGEST_OUTAGE)))
 
 
-def _most_silence(attempt: Attempt, limits: Limits) -> int:
+def _most_silence(attempt: Attempt, limits: TimeLimits) -> int:
     """Seconds from its processes' start."""
     by_stage = {Stage.TRAIN: limits.startup, Stage.EVALUATE: limits.evaluate}
     return by_stage.get(attempt.key.stage, limits.cpu_stage)
@@ -348,7 +347,7 @@ def _steps_in_this_run(attempt: Attempt, progress: Progress) -> bool:
     return stepped(attempt, progress) and (begun is None or progress.updated >= begun)
 
 
-def _hung(limits: Limits, progress: Progress) -> Failure:
+def _hung(limits: TimeLimits, progress: Progress) -> Failure:
     return Failure(
         code=ExitCode.UNAVAILABLE,
         reason=HUNG,
@@ -359,7 +358,7 @@ def _hung(limits: Limits, progress: Progress) -> Failure:
     )
 
 
-def _unseen_start(attempt: Attempt, limits: Limits) -> datetime | None:
+def _unseen_start(attempt: Attempt, limits: TimeLimits) -> datetime | None:
     """The latest moment at which an attempt can have begun to run whose pods are all gone."""
     let_go = _let_go(attempt)
     if attempt.pods or let_go is None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from finetune_contract import Failure
-from finetune_operator.lifecycle.observed import AttemptKey, Retry, Takeover
+from finetune_operator.lifecycle.observation import AttemptKey, RetryRecord, TakeoverRecord
 
 type Object = Mapping[str, Any]
 
@@ -17,7 +17,7 @@ class EventType(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class JobEvent:
     """One Kubernetes Event about the job, for one transition."""
 
     type: EventType
@@ -37,7 +37,7 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Concerned:
+class ObjectReference:
     """What Events are about, by kind and name, in the job's namespace."""
 
     kind: str
@@ -45,13 +45,13 @@ class Concerned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloserLook:
+class DetailRequest:
     """What is asked only where it matters, since it costs more than it tells of a job that goes well."""
 
     hosts: int = 0
-    """``Observed.hosts``, of so many processes; 0: none."""
-    events: Concerned | None = None
-    """``Observed.events``."""
+    """``Observation.hosts``, of so many processes; 0: none."""
+    events: ObjectReference | None = None
+    """``Observation.events``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +65,9 @@ class Decision:
 
     status: Object
     """The complete new status; written only where it differs."""
-    retry: Retry | None = None
+    retry: RetryRecord | None = None
     """The note of a retry by hand, which the next observation must see."""
-    takeover: Takeover | None = None
+    takeover: TakeoverRecord | None = None
     """The note of a job that goes on in another one's run folder, likewise."""
     snapshot: Object | None = None
     """The plan to store, a ConfigMap without its namespace; created once."""
@@ -79,11 +79,11 @@ class Decision:
     its end was asked for. What is written must be seen by the next observation."""
     status_before_deletions: bool = False
     """The status holds records that the run folder cannot take now (``status.pending``)."""
-    notices: tuple[Notice, ...] = ()
-    look_again_after: float | None = None
+    notices: tuple[JobEvent, ...] = ()
+    requeue_after: float | None = None
     """Seconds; None: only when something changes."""
     fault: Exception | None = None
     """Raised over what the run folder holds; the decision was taken without it. To be reported as a fault of the
     operator once the decision is applied."""
-    closer: CloserLook | None = None
+    closer: DetailRequest | None = None
     """What to look at before this is applied: the decision is then taken again. It stands if nothing is seen."""

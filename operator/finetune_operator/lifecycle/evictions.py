@@ -7,7 +7,7 @@ from typing import Any
 from finetune_contract import FailureClass, Outcome, TrainOutcome
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.queueing import evictions
+from finetune_operator.lifecycle.kueue import evictions
 
 type Object = Mapping[str, Any]
 

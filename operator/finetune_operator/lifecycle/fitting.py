@@ -21,7 +21,7 @@ type Place = tuple[int | str, ...]
 _ADDRESSES = ("uri", "runFolder", "jobSet")
 
 
-def fit(status: Mapping[str, Any]) -> dict[str, Any]:
+def fit_schema(status: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of ``status`` that follows the schema. Same status, same copy; one that fits is unchanged.
 
     Raises ValidationError where what the operator itself writes into every status is wrong.

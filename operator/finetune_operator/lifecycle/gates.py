@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from finetune_contract import EvaluateOutcome, ExitCode, Failure, GateResult
+from finetune_contract import EvaluateOutcome, ExitCode, Failure, GateOutcome
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Plan
@@ -10,11 +10,11 @@ from finetune_operator.planning import Plan
 _ASKED = {"GreaterOrEqual": "at least", "LessOrEqual": "at most"}
 
 
-def not_met(outcome: EvaluateOutcome) -> Sequence[GateResult]:
+def not_met(outcome: EvaluateOutcome) -> Sequence[GateOutcome]:
     return [gate for gate in outcome.gates if not gate.passed]
 
 
-def told(gate: GateResult) -> str:
+def gate_text(gate: GateOutcome) -> str:
     """``faq/exact_match is 0.41, at least 0.62 is asked for``"""
     value = "was not measured" if gate.value is None else f"is {decimal(gate.value)}"
     if gate.threshold is None:
@@ -30,7 +30,7 @@ def failure_of(outcome: EvaluateOutcome, plan: Plan) -> Failure | None:
     return Failure(
         code=ExitCode.BAD_REQUEST,
         reason=Reason.GATE_NOT_MET,
-        message=f"The tuned model is not exported: {'; '.join(map(told, missed))}."[:1024],
+        message=f"The tuned model is not exported: {'; '.join(map(gate_text, missed))}."[:1024],
         fix="Train longer or on better data; or lower the gate and retry from Evaluate, "
         "or set spec.export.onGateFailure to Export and retry from Export.",
     )

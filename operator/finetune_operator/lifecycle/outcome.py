@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import CheckpointRecord, GateResult
-from finetune_operator.lifecycle.observed import Observed
+from finetune_contract import CheckpointRecord, GateOutcome
+from finetune_operator.lifecycle.job_state import JobState
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.progress import decimal
-from finetune_operator.lifecycle.situation import Situation
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.stages import JobStages
 
 type Object = Mapping[str, Any]
 
 _CHECKPOINTS = 10
 
 
-def checkpoints_status(look: Survey, observed: Observed, *, kept: bool) -> list[Object]:
+def checkpoints_status(stages: JobStages, observation: Observation, *, kept: bool) -> list[Object]:
     """``status.checkpoints``. ``kept``: the progress beside them is the one that the status shows already."""
-    if train := look.findings.train:
+    if train := stages.findings.train:
         best = [each for each in train.checkpoints if each.step == train.best_step]
         newest = [each for each in train.checkpoints if each not in best][len(best) - _CHECKPOINTS :]
         return [
@@ -25,21 +25,21 @@ def checkpoints_status(look: Survey, observed: Observed, *, kept: bool) -> list[
             if record in best or record in newest
         ]
     if kept:
-        return list((observed.job.get("status") or {}).get("checkpoints", ()))
-    steps = observed.folder.progress.checkpoints if observed.folder.progress else []
+        return list((observation.job.get("status") or {}).get("checkpoints", ()))
+    steps = observation.folder.progress.checkpoints if observation.folder.progress else []
     return [
         _checkpoint(
-            CheckpointRecord(step=step, uri=look.plan.run_folder.checkpoint(step)), last=step == steps[-1]
+            CheckpointRecord(step=step, uri=stages.plan.run_folder.checkpoint(step)), last=step == steps[-1]
         )
         for step in steps[-_CHECKPOINTS:]
     ]
 
 
-def evaluation_status(look: Survey) -> Object | None:
+def evaluation_status(stages: JobStages) -> Object | None:
     """``status.evaluation``; what training measured last where no stage of its own does."""
-    measured = look.evaluation
+    measured = stages.evaluation
     if measured is None:
-        train = look.findings.train
+        train = stages.findings.train
         if train is None or train.evaluation_loss is None:
             return None
         return {"result": {"loss": decimal(train.evaluation_loss)}}
@@ -57,9 +57,9 @@ def evaluation_status(look: Survey) -> Object | None:
     return told
 
 
-def artifacts_status(look: Survey, *, trains: bool) -> list[Object]:
+def artifacts_status(stages: JobStages, *, trains: bool) -> list[Object]:
     """``status.artifacts``. ``trains``: training has told of its progress."""
-    step = {"step": look.export.step} if look.export and look.export.step is not None else {}
+    step = {"step": stages.export.step} if stages.export and stages.export.step is not None else {}
     told: list[Object] = [
         {
             "name": artifact.name,
@@ -69,20 +69,20 @@ def artifacts_status(look: Survey, *, trains: bool) -> list[Object]:
             "sizeBytes": artifact.size_bytes,
             **step,
         }
-        for artifact in (look.export.artifacts if look.export else ())
+        for artifact in (stages.export.artifacts if stages.export else ())
     ]
-    if look.findings.train and look.findings.train.trace:
-        told.append({"name": "profile", "type": "Trace", "uri": look.findings.train.trace})
-    if look.findings.preflight:
-        told.append({"name": "data-report", "type": "Report", "uri": look.findings.preflight.report})
+    if stages.findings.train and stages.findings.train.trace:
+        told.append({"name": "profile", "type": "Trace", "uri": stages.findings.train.trace})
+    if stages.findings.preflight:
+        told.append({"name": "data-report", "type": "Report", "uri": stages.findings.preflight.report})
     if trains:
-        told.append({"name": "tensorboard", "type": "TensorBoard", "uri": look.plan.run_folder.tensorboard})
+        told.append({"name": "tensorboard", "type": "TensorBoard", "uri": stages.plan.run_folder.tensorboard})
     return told
 
 
-def failure_status(situation: Situation, look: Survey) -> Object:
+def failure_status(situation: JobState, stages: JobStages) -> Object:
     """``status.failure`` of a job that failed."""
-    failure, view = situation.failure, look.current
+    failure, view = situation.failure, stages.current
     assert failure is not None, "a job that failed has a failure"
     told: dict[str, Any] = {
         "class": str(failure.failure_class),
@@ -94,7 +94,7 @@ def failure_status(situation: Situation, look: Survey) -> Object:
         last = view.attempts[-1]
         told["attempt"] = last.ordinal
         told["host"] = str(failure.host)
-        told["logsURI"] = look.plan.run_folder.log_tail(*last.key.place)
+        told["logsURI"] = stages.plan.run_folder.log_tail(*last.key.place)
     if failure.fix:
         told["suggestion"] = failure.fix
     if failure.evidence:
@@ -115,7 +115,7 @@ def _metrics(values: Mapping[str, float]) -> Object:
     return {name: decimal(value) for name, value in values.items()}
 
 
-def _gate(gate: GateResult) -> Object:
+def _gate(gate: GateOutcome) -> Object:
     told: dict[str, Any] = {"metric": gate.metric, "op": gate.op, "passed": gate.passed}
     if gate.value is not None:
         told["value"] = decimal(gate.value)

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from finetune_contract import Failure, Stage
 from finetune_operator.lifecycle import children
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, Observed, since
+from finetune_operator.lifecycle.observation import AttemptFiles, AttemptKey, Observation, since
 from finetune_operator.rendering import attempt_of
 
 type Object = Mapping[str, Any]
@@ -65,38 +65,38 @@ def with_pending(status: Object, records: Iterable[Record]) -> Object:
     return {**without, "pending": told[-MOST:]} if told else without
 
 
-def standing(observed: Observed) -> tuple[Record, ...]:
+def standing(observation: Observation) -> tuple[Record, ...]:
     """Those of ``status.pending`` whose attempt is being deleted or gone, as far as the cluster tells."""
     going_on = {
         found[:2]
-        for jobset in observed.jobsets
+        for jobset in observation.jobsets
         if not children.deleting(jobset)
         and not children.jobset_ended(jobset)
         and (found := attempt_of(jobset))
     }
     return tuple(
         (key, record)
-        for key, record in pending_records(observed.job.get("status") or {})
+        for key, record in pending_records(observation.job.get("status") or {})
         if (key.stage, key.number) not in going_on
     )
 
 
-def as_if_written(observed: Observed) -> tuple[Observed, tuple[Record, ...]]:
+def as_if_written(observation: Observation) -> tuple[Observation, tuple[Record, ...]]:
     """The look as it is when all that waits lies in the run folder, and what has to be written for that."""
-    held = standing(observed)
-    if observed.folder.unreadable or not held:
-        return observed, ()
-    attempts = dict(observed.folder.attempts)
+    held = standing(observation)
+    if observation.folder.unreadable or not held:
+        return observation, ()
+    attempts = dict(observation.folder.attempts)
     missing: list[Record] = []
     for key, record in held:
-        if not since(observed.folder.takeovers, key):
+        if not since(observation.folder.takeovers, key):
             # The folder is another job's by now.
             continue
         files = attempts.get(key, AttemptFiles())
         if files.failure != record:
             missing.append((key, record))
             attempts[key] = replace(files, failure=record)
-    return replace(observed, folder=replace(observed.folder, attempts=attempts)), tuple(missing)
+    return replace(observation, folder=replace(observation.folder, attempts=attempts)), tuple(missing)
 
 
 def _in_brief(record: Failure) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from finetune_contract import Progress, TrainOutcome
 from finetune_operator.lifecycle.times import parse, stamp
-from finetune_operator.lifecycle.waited import Waited
+from finetune_operator.lifecycle.wait_times import WaitTimes
 
 type Object = Mapping[str, Any]
 
@@ -95,7 +95,7 @@ def progress_status(
     return status
 
 
-def goodput_status(progress: Progress | None, waits: Waited) -> Object | None:
+def goodput_status(progress: Progress | None, waits: WaitTimes) -> Object | None:
     """``status.goodput``, over all attempts at training; None before training has measured anything."""
     told = progress.seconds if progress else {}
     startup = {name: told.get(kind, 0.0) for kind, name in _STARTUP.items()}

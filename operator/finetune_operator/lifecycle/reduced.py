@@ -17,7 +17,7 @@ from finetune_operator.lifecycle.children import (
     SLICE_LABEL,
 )
 from finetune_operator.lifecycle.disruption import MAINTENANCE_LABEL, POOL_LABEL
-from finetune_operator.lifecycle.events import REASONS
+from finetune_operator.lifecycle.object_events import REASONS
 from finetune_operator.lifecycle.ownership import JOBSET_LABEL, may_be_jobset_of, may_be_pod_of
 from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 from finetune_operator.rendering import (

@@ -8,7 +8,7 @@ from finetune_operator.api.method import ResolvedHyperparameters
 from finetune_operator.lifecycle.memory import host_requests_status, memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
-from finetune_operator.planning.snapshot import plan_name
+from finetune_operator.planning.stored_plan import plan_name
 
 type Object = Mapping[str, Any]
 

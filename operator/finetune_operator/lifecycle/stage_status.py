@@ -8,13 +8,13 @@ from finetune_contract import ConvertOutcome, PreflightOutcome, Stage, TrainOutc
 from finetune_operator.api import Reason, StagePhase
 from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
-from finetune_operator.lifecycle.classify import Ending, Verdict
+from finetune_operator.lifecycle.classify import AttemptOutcome, AttemptResult
+from finetune_operator.lifecycle.data_cache import MOST_REASONS, data_cache
 from finetune_operator.lifecycle.evictions import evicted_entries
-from finetune_operator.lifecycle.observed import Observed
-from finetune_operator.lifecycle.prepared import MOST_REASONS, data_cache
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.progress import decimal
-from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.stages import StageView, Survey
+from finetune_operator.lifecycle.stages import JobStages, StageState
 from finetune_operator.lifecycle.times import stamp
 from finetune_operator.rendering import jobset_name
 
@@ -24,30 +24,32 @@ _HISTORY = 10
 _SHOWN_TENSORS = 4
 
 
-def stages_status(observed: Observed, situation: Situation, look: Survey, previous: Object) -> list[Object]:
+def stages_status(
+    observation: Observation, situation: JobState, stages: JobStages, previous: Object
+) -> list[Object]:
     """One of each, in order. ``previous``: the status as it is."""
     before = {each["name"]: each for each in previous.get("stages", ())}
-    return [_stage(observed, situation, look, stage, before.get(stage, {})) for stage in Stage]
+    return [_stage(observation, situation, stages, stage, before.get(stage, {})) for stage in Stage]
 
 
-def attempts_status(look: Survey, previous: Object) -> Object:
+def attempts_status(stages: JobStages, previous: Object) -> Object:
     """``previous``: the status as it is. What its history tells of nodes is kept: their pods may be gone since."""
     told_before = previous.get("attempts", {}).get("history", ())
     nodes = {(each["stage"], each["attempt"]): each["node"] for each in told_before if "node" in each}
-    verdicts = {attempt.key: verdict for attempt, verdict in look.judged}
+    verdicts = {attempt.key: verdict for attempt, verdict in stages.judged}
     history: list[Object] = []
-    for attempt in look.attempts:
+    for attempt in stages.attempts:
         # Of a history that is cut, nobody can tell which entry was which.
         evicted = evicted_entries(attempt, told_before if len(told_before) < _HISTORY else ())
         history += evicted
         verdict = verdicts.get(attempt.key)
-        if verdict and not (evicted and verdict.ending is Ending.EVICTED):
-            history.append(_ended(attempt, verdict, look, nodes.get((attempt.key.stage, attempt.ordinal))))
+        if verdict and not (evicted and verdict.ending is AttemptOutcome.EVICTED):
+            history.append(_ended(attempt, verdict, stages, nodes.get((attempt.key.stage, attempt.ordinal))))
     told: dict[str, Any] = {
-        "total": len(look.attempts),
-        "preemption": look.counters.preemption,
-        "infrastructure": look.counters.infrastructure,
-        "user": look.counters.user,
+        "total": len(stages.attempts),
+        "preemption": stages.counters.preemption,
+        "infrastructure": stages.counters.infrastructure,
+        "user": stages.counters.user,
     }
     if history:
         told["history"] = history[-_HISTORY:]
@@ -55,41 +57,41 @@ def attempts_status(look: Survey, previous: Object) -> Object:
 
 
 def _stage(
-    observed: Observed, situation: Situation, look: Survey, stage: Stage, before: Object
+    observation: Observation, situation: JobState, stages: JobStages, stage: Stage, before: Object
 ) -> dict[str, Any]:
-    view = look[stage]
+    view = stages[stage]
     if view.phase is StagePhase.SKIPPED:
-        given = stage is Stage.CONVERT and look.plan.model.orbax is not None
+        given = stage is Stage.CONVERT and stages.plan.model.orbax is not None
         reason = Reason.PROVIDED_CHECKPOINT if given else Reason.NOT_REQUESTED
         return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": reason.value}
-    failed_now = situation.course is Course.FAILED and stage is look.current.stage
+    failed_now = situation.course is JobPhase.FAILED and stage is stages.current.stage
     if situation.course.finished and view.phase is StagePhase.PENDING and not failed_now:
         return {"name": str(stage), "phase": str(StagePhase.SKIPPED), "reason": "NotReached"}
     phase = StagePhase.FAILED if failed_now else view.phase
     told: dict[str, Any] = {"name": str(stage), "phase": str(phase)}
     if view.attempts:
         newest = view.attempts[-1]
-        told |= _which(newest, look)
+        told |= _which(newest, stages)
         # at least: the pods tell it, and go before the status does
         known = before.get("workerRestarts", 0) if before.get("attempt") == newest.ordinal else 0
         if restarts := max(known, children.worker_restarts(newest.pods)):
             told["workerRestarts"] = restarts
-        told["startTime"] = before.get("startTime") or stamp(_started(view.attempts) or observed.now)
+        told["startTime"] = before.get("startTime") or stamp(_started(view.attempts) or observation.now)
     if phase in (StagePhase.SUCCEEDED, StagePhase.FAILED):
         finished = view.result.finished if view.result else None
         if finished is None and view.last_verdict:
             finished = view.last_verdict.finished
-        told["completionTime"] = before.get("completionTime") or stamp(finished or observed.now)
+        told["completionTime"] = before.get("completionTime") or stamp(finished or observation.now)
     failure = view.failure or (situation.failure if failed_now else None)
     if failure:
         told["reason"], told["message"] = failure.reason, failure.message
-    elif stage is Stage.TRAIN and (remarks := [*_discarded(observed), *_unchanged(view)]):
+    elif stage is Stage.TRAIN and (remarks := [*_discarded(observation), *_unchanged(view)]):
         told["message"] = "; ".join(remarks)
-    if stage is Stage.CONVERT and (cache := _cache(view, look)):
+    if stage is Stage.CONVERT and (cache := _cache(view, stages)):
         told["cache"] = cache
-    if stage is Stage.PREFLIGHT and (found := look.findings.preflight):
+    if stage is Stage.PREFLIGHT and (found := stages.findings.preflight):
         told = _looked(found) | told
-    if stage is Stage.TRAIN and (step := _resumed_from(view, observed)):
+    if stage is Stage.TRAIN and (step := _resumed_from(view, observation)):
         told["resumedFromStep"] = step
     return told
 
@@ -116,9 +118,9 @@ def _started(attempts: Sequence[Attempt]) -> datetime | None:
     return min(created + times, default=None)
 
 
-def _cache(view: StageView, look: Survey) -> Object | None:
+def _cache(view: StageState, stages: JobStages) -> Object | None:
     """``status.stages[].cache`` of Convert, as soon as it is known whether it has to run."""
-    converted, preflight = look.findings.converted, look.findings.preflight
+    converted, preflight = stages.findings.converted, stages.findings.preflight
     if preflight is None or not (converted or view.attempts):
         return None
     details = view.result.details if view.result else None
@@ -134,9 +136,9 @@ def _cache(view: StageView, look: Survey) -> Object | None:
     return told
 
 
-def _discarded(observed: Observed) -> list[str]:
+def _discarded(observation: Observation) -> list[str]:
     """What became of checkpoints that were damaged, for people."""
-    found = observed.folder.progress.discarded if observed.folder.progress else ()
+    found = observation.folder.progress.discarded if observation.folder.progress else ()
     return [
         f"the checkpoint of step {each.step} was not what had been saved ({each.why}), "
         "and training went on from the one before"
@@ -144,7 +146,7 @@ def _discarded(observed: Observed) -> list[str]:
     ]
 
 
-def _unchanged(view: StageView) -> list[str]:
+def _unchanged(view: StageState) -> list[str]:
     """Which tensors training left as they were, for people."""
     details = view.result.details if view.result else None
     if not isinstance(details, TrainOutcome) or not details.unchanged_tensors:
@@ -154,36 +156,36 @@ def _unchanged(view: StageView) -> list[str]:
     return [f"training left {details.unchanged_tensors} of its tensors unchanged, bit for bit: {shown}{more}"]
 
 
-def _resumed_from(view: StageView, observed: Observed) -> int | None:
+def _resumed_from(view: StageState, observation: Observation) -> int | None:
     details = view.result.details if view.result else None
     if isinstance(details, TrainOutcome):
         return details.start_step
-    progress = observed.folder.progress
+    progress = observation.folder.progress
     newest = view.attempts[-1].key if view.attempts else None
     if progress and newest and (progress.attempt, progress.restart) == (newest.number, newest.restart):
         return progress.start_step
     return None
 
 
-def _which(attempt: Attempt, look: Survey) -> dict[str, Any]:
-    name = jobset_name(look.plan.job.name, attempt.key.stage, attempt.key.number)
+def _which(attempt: Attempt, stages: JobStages) -> dict[str, Any]:
+    name = jobset_name(stages.plan.job.name, attempt.key.stage, attempt.key.number)
     told: dict[str, Any] = {"attempt": attempt.ordinal, "jobSet": name}
     if attempt.key.restart:
         told["restart"] = attempt.key.restart
     return told
 
 
-def _ended(attempt: Attempt, verdict: Verdict, look: Survey, node: str | None) -> Object:
+def _ended(attempt: Attempt, verdict: AttemptResult, stages: JobStages, node: str | None) -> Object:
     """``node``: as it was told before; its pods may be gone since."""
     told: dict[str, Any] = {
         "stage": str(attempt.key.stage),
-        **_which(attempt, look),
+        **_which(attempt, stages),
         "reason": verdict.failure.reason if verdict.failure else verdict.purpose or str(verdict.ending),
     }
     if verdict.failure_class is not None:
         told["class"] = str(verdict.failure_class)
     host = verdict.failure.host if verdict.failure else 0
-    node = children.node_of(attempt.pods, host, look.plan.mesh.hosts) or node
+    node = children.node_of(attempt.pods, host, stages.plan.mesh.hosts) or node
     if node:
         told["node"] = node
     details = attempt.files.result.details if attempt.files and attempt.files.result else None

@@ -18,27 +18,27 @@ from finetune_contract import (
     TrainOutcome,
 )
 from finetune_operator.api import Reason, StagePhase
-from finetune_operator.lifecycle import budgets, gates
-from finetune_operator.lifecycle.attempts import ORDER, Attempt, since_retry
-from finetune_operator.lifecycle.classify import Ending, Verdict, classify, settled
-from finetune_operator.lifecycle.conversion import Damages, in_cache, placed, succeeded
-from finetune_operator.lifecycle.memory import not_held, too_small
-from finetune_operator.lifecycle.observed import Observed, RunFolderView
+from finetune_operator.lifecycle import gates, retry_budget
+from finetune_operator.lifecycle.attempts import Attempt, since_retry
+from finetune_operator.lifecycle.classify import AttemptOutcome, AttemptResult, classify, settled
+from finetune_operator.lifecycle.conversion import DamagedConversions, in_cache, placed, succeeded
+from finetune_operator.lifecycle.observation import Observation, RunFolderView
+from finetune_operator.lifecycle.preflight_memory import not_held, too_small
 from finetune_operator.lifecycle.usage import Usage, counted, usage
-from finetune_operator.lifecycle.waited import to_note
+from finetune_operator.lifecycle.wait_times import to_note
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.requests import MAX_ATTEMPT
-from finetune_operator.rendering import MAX_RESTART, TPU_STAGES
+from finetune_operator.rendering import MAX_RESTART
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageView:
+class StageState:
     """One stage."""
 
     stage: Stage
     phase: StagePhase
     attempts: tuple[Attempt, ...] = ()
-    judged: tuple[budgets.Judged, ...] = ()
+    judged: tuple[retry_budget.Judged, ...] = ()
     """Those that have ended since the last retry by hand, with their verdicts."""
     result: StageResult | None = None
     """Of the attempt that succeeded."""
@@ -48,7 +48,7 @@ class StageView:
     """Convert: why no other job's conversion was used, where that is known."""
     failure: Failure | None = None
     """There when the stage has failed for good."""
-    exhausted: budgets.Exhausted | None = None
+    exhausted: retry_budget.ExhaustedBudget | None = None
 
     @property
     def live(self) -> Attempt | None:
@@ -56,7 +56,7 @@ class StageView:
         return next((each for each in reversed(self.attempts) if each.live), None)
 
     @property
-    def last_verdict(self) -> Verdict | None:
+    def last_verdict(self) -> AttemptResult | None:
         return self.judged[-1][1] if self.judged else None
 
     @property
@@ -65,28 +65,28 @@ class StageView:
 
     @property
     def retry_at(self) -> datetime | None:
-        return budgets.retry_at(self.judged) if self.judged else None
+        return retry_budget.retry_at(self.judged) if self.judged else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class JobStages:
     """All stages of a job."""
 
     plan: Plan
-    stages: tuple[StageView, ...]
+    stages: tuple[StageState, ...]
     attempts: tuple[Attempt, ...]
     fresh: tuple[Attempt, ...]
     """Those since the last retry by hand."""
-    judged: tuple[budgets.Judged, ...]
+    judged: tuple[retry_budget.Judged, ...]
     """Every attempt that has ended."""
     used: Usage
-    counters: budgets.Counters
+    counters: retry_budget.AttemptCounts
     findings: Findings
 
-    def __getitem__(self, stage: Stage) -> StageView:
+    def __getitem__(self, stage: Stage) -> StageState:
         return next(
             (view for view in self.stages if view.stage is stage),
-            StageView(stage=stage, phase=StagePhase.SKIPPED),
+            StageState(stage=stage, phase=StagePhase.SKIPPED),
         )
 
     @property
@@ -95,11 +95,11 @@ class Survey:
         return next((view.live for view in reversed(self.stages) if view.live), None)
 
     @property
-    def failed(self) -> StageView | None:
+    def failed(self) -> StageState | None:
         return next((view for view in self.stages if view.phase is StagePhase.FAILED), None)
 
     @property
-    def current(self) -> StageView:
+    def current(self) -> StageState:
         """The one that has failed, else the first that has not succeeded; the last one when all have."""
         return self.failed or next((view for view in self.stages if not view.done), self.stages[-1])
 
@@ -116,26 +116,30 @@ class Survey:
         return _details(self[Stage.EXPORT], ExportOutcome)
 
 
-def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspend: bool) -> Survey:
+def derive_stages(
+    observation: Observation, plan: Plan, attempts: Sequence[Attempt], *, suspend: bool
+) -> JobStages:
     """Judge every attempt and every stage."""
     verdicts = (
-        classify(attempt, plan.job.name, suspend=suspend, now=observed.now, nodes=observed.nodes)
+        classify(attempt, plan.job.name, suspend=suspend, now=observation.now, nodes=observation.nodes)
         for attempt in attempts
     )
     judged = [
         (
             attempt,
-            _completed(_believed(placed(attempt, verdict, plan), observed.now), attempt, plan, observed),
+            _completed(
+                _believed(placed(attempt, verdict, plan), observation.now), attempt, plan, observation
+            ),
         )
         for attempt, verdict in zip(attempts, verdicts, strict=True)
         if verdict
     ]
-    retry = observed.folder.retry
+    retry = observation.folder.retry
     # What was before a retry by hand is told, and charged to nothing.
     since = [pair for pair in judged if since_retry(retry, pair[0])]
-    counters = budgets.count(since)
-    damages = Damages.of(judged)
-    views: list[StageView] = []
+    counters = retry_budget.count(since)
+    damages = DamagedConversions.of(judged)
+    views: list[StageState] = []
     findings = Findings(reconvert=bool(damages.found))
     # A stage that runs or has run belongs to the story even where an edit has made it needless since.
     present = {attempt.key.stage for attempt in attempts}
@@ -144,11 +148,11 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
             continue
         own = tuple(attempt for attempt in attempts if attempt.key.stage is stage)
         ended = tuple(pair for pair in since if pair[0].key.stage is stage)
-        view = _view(stage, plan, own, ended, observed.folder, counters=counters, damages=damages)
-        if retry is not None and ORDER[stage] < ORDER[retry.from_stage]:
+        view = _view(stage, plan, own, ended, observation.folder, counters=counters, damages=damages)
+        if retry is not None and stage.order < retry.from_stage.order:
             view = _done_before(view, judged, damages)
         if stage is Stage.CONVERT:
-            view = _with_cache(view, observed.folder, plan, findings.preflight, damages)
+            view = _with_cache(view, observation.folder, plan, findings.preflight, damages)
         if stage is Stage.EVALUATE:
             view = _gated(view, plan)
         if stage not in plan.stages and not view.done and view.live is None:
@@ -157,25 +161,27 @@ def survey(observed: Observed, plan: Plan, attempts: Sequence[Attempt], *, suspe
         findings = _found(findings, view)
     if findings.preflight and not any(attempt.live for attempt in attempts):
         views = _with_memory(views, plan, findings.preflight)
-    return Survey(
+    return JobStages(
         plan=plan,
         stages=tuple(views),
         attempts=tuple(attempts),
         fresh=tuple(attempt for attempt in attempts if since_retry(retry, attempt)),
         judged=tuple(judged),
-        used=usage(plan, attempts, observed.now, observed.job),
+        used=usage(plan, attempts, observation.now, observation.job),
         counters=counters,
         findings=findings,
     )
 
 
-def preflight_found(observed: Observed, plan: Plan, attempts: Sequence[Attempt]) -> PreflightOutcome | None:
+def preflight_found(
+    observation: Observation, plan: Plan, attempts: Sequence[Attempt]
+) -> PreflightOutcome | None:
     """What preflight has found out; None where it has not passed. ``plan``: of the job on any slice."""
     own = [attempt for attempt in attempts if attempt.key.stage is Stage.PREFLIGHT]
-    return survey(observed, plan, own, suspend=False).findings.preflight
+    return derive_stages(observation, plan, own, suspend=False).findings.preflight
 
 
-def _with_memory(views: list[StageView], plan: Plan, found: PreflightOutcome) -> list[StageView]:
+def _with_memory(views: list[StageState], plan: Plan, found: PreflightOutcome) -> list[StageState]:
     """A stage on CPU that no node could hold has failed before anything else starts. What runs is left alone."""
     waiting = [view.stage for view in views if not view.done and view.failure is None]
     error = not_held(plan, waiting, found)
@@ -187,12 +193,14 @@ def _with_memory(views: list[StageView], plan: Plan, found: PreflightOutcome) ->
     ]
 
 
-def _believed(verdict: Verdict, now: datetime) -> Verdict:
+def _believed(verdict: AttemptResult, now: datetime) -> AttemptResult:
     """An end that is still to come was told by a clock that is wrong: nothing waits for it."""
     return verdict if verdict.finished is None or verdict.finished <= now else replace(verdict, finished=None)
 
 
-def _done_before(view: StageView, judged: Sequence[budgets.Judged], damages: Damages) -> StageView:
+def _done_before(
+    view: StageState, judged: Sequence[retry_budget.Judged], damages: DamagedConversions
+) -> StageState:
     """A retry of a later stage leaves what this one has done."""
     done = next(
         (
@@ -208,17 +216,19 @@ def _done_before(view: StageView, judged: Sequence[budgets.Judged], damages: Dam
     return replace(view, phase=StagePhase.SUCCEEDED, result=done.files.result)
 
 
-def _completed(verdict: Verdict, attempt: Attempt, plan: Plan, observed: Observed) -> Verdict:
+def _completed(
+    verdict: AttemptResult, attempt: Attempt, plan: Plan, observation: Observation
+) -> AttemptResult:
     """A record that is still to be written also tells what nothing tells later."""
     record = verdict.record or _uncounted(verdict, attempt)
     if record is None:
         return verdict
     told: dict[str, object] = {
-        "written": observed.now,
-        **counted(attempt, plan, observed.now),
-        **to_note(attempt, observed.now),
+        "written": observation.now,
+        **counted(attempt, plan, observation.now),
+        **to_note(attempt, observation.now),
     }
-    progress, key = observed.folder.progress, attempt.key
+    progress, key = observation.folder.progress, attempt.key
     if (
         key.stage is Stage.TRAIN
         and progress
@@ -230,30 +240,30 @@ def _completed(verdict: Verdict, attempt: Attempt, plan: Plan, observed: Observe
     return replace(verdict, record=record, failure=record if judged else verdict.failure)
 
 
-def _uncounted(verdict: Verdict, attempt: Attempt) -> Failure | None:
+def _uncounted(verdict: AttemptResult, attempt: Attempt) -> Failure | None:
     """A record of the attempt's end that stands, and does not say when it was judged and what it used: a trainer's, or
     of an eviction that it had gone on after."""
     noted = attempt.files.failure if attempt.files else None
     if noted is None or noted.written or settled(noted) or attempt.jobset is None:
         return None
-    ended = noted == verdict.failure or (attempt.restarted and verdict.ending is Ending.EVICTED)
-    return noted if ended and attempt.key.stage in TPU_STAGES else None
+    ended = noted == verdict.failure or (attempt.restarted and verdict.ending is AttemptOutcome.EVICTED)
+    return noted if ended and attempt.key.stage.on_tpu else None
 
 
 def _view(
     stage: Stage,
     plan: Plan,
     attempts: tuple[Attempt, ...],
-    judged: tuple[budgets.Judged, ...],
+    judged: tuple[retry_budget.Judged, ...],
     folder: RunFolderView,
     *,
-    counters: budgets.Counters,
-    damages: Damages,
-) -> StageView:
+    counters: retry_budget.AttemptCounts,
+    damages: DamagedConversions,
+) -> StageState:
     done = next((a for a, verdict in reversed(judged) if succeeded(a, verdict, damages)), None)
     if done is not None:
         assert done.files is not None, "a success is read from the trainer's record"
-        return StageView(
+        return StageState(
             stage=stage,
             phase=StagePhase.SUCCEEDED,
             attempts=attempts,
@@ -263,11 +273,11 @@ def _view(
     live = next((attempt for attempt in attempts if attempt.live), None)
     restarted_out = _restarted_too_often(attempts, judged)
     if live is not None and live.key.restart == 0 and restarted_out is None:
-        return StageView(stage=stage, phase=StagePhase.RUNNING, attempts=attempts, judged=judged)
+        return StageState(stage=stage, phase=StagePhase.RUNNING, attempts=attempts, judged=judged)
     # JobSet restarts after a disruption without asking whether there is anything left to spend on it.
     failure, used_up = restarted_out or _final(stage, plan, judged, counters, folder)
     if failure is not None:
-        return StageView(
+        return StageState(
             stage=stage,
             phase=StagePhase.FAILED,
             attempts=attempts,
@@ -276,12 +286,12 @@ def _view(
             exhausted=used_up,
         )
     phase = StagePhase.RUNNING if live else StagePhase.PENDING
-    return StageView(stage=stage, phase=phase, attempts=attempts, judged=judged)
+    return StageState(stage=stage, phase=phase, attempts=attempts, judged=judged)
 
 
 def _restarted_too_often(
-    attempts: tuple[Attempt, ...], judged: tuple[budgets.Judged, ...]
-) -> tuple[Failure, budgets.Exhausted] | None:
+    attempts: tuple[Attempt, ...], judged: tuple[retry_budget.Judged, ...]
+) -> tuple[Failure, retry_budget.ExhaustedBudget] | None:
     counted = (*(attempt for attempt in attempts if attempt.live), *(attempt for attempt, _ in judged[-1:]))
     if all(attempt.key.restart < MAX_RESTART for attempt in counted):
         return None
@@ -291,57 +301,59 @@ def _restarted_too_often(
             reason="TooManyAttempts",
             message=f"JobSet has restarted the stage {MAX_RESTART} times or more.",
         ),
-        budgets.Exhausted(field="the number of restarts of a JobSet", used=MAX_RESTART, allowed=MAX_RESTART),
+        retry_budget.ExhaustedBudget(
+            field="the number of restarts of a JobSet", used=MAX_RESTART, allowed=MAX_RESTART
+        ),
     )
 
 
 def _final(
     stage: Stage,
     plan: Plan,
-    judged: tuple[budgets.Judged, ...],
-    counters: budgets.Counters,
+    judged: tuple[retry_budget.Judged, ...],
+    counters: retry_budget.AttemptCounts,
     folder: RunFolderView,
-) -> tuple[Failure | None, budgets.Exhausted | None]:
+) -> tuple[Failure | None, retry_budget.ExhaustedBudget | None]:
     if not judged:
         return None, None
     attempt, verdict = judged[-1]
     if attempt.key.number >= MAX_ATTEMPT:
-        ended = budgets.too_many_attempts(stage)
+        ended = retry_budget.too_many_attempts(stage)
         last = verdict.failure or Failure(
             code=ended.code, reason=ended.reason, message="Suspended too often."
         )
         return (
             last.model_copy(update={"fix": ended.fix}),
-            budgets.Exhausted(
+            retry_budget.ExhaustedBudget(
                 reason=Reason.TOO_MANY_ATTEMPTS,
                 field="the most attempts of a stage",
                 used=MAX_ATTEMPT,
                 allowed=MAX_ATTEMPT,
             ),
         )
-    if verdict.failure is None or budgets.waits_for_input(stage, verdict):
+    if verdict.failure is None or retry_budget.waits_for_input(stage, verdict):
         return None, None
-    used_up = budgets.exhausted(verdict, counters, plan.recovery)
+    used_up = retry_budget.exhausted(verdict, counters, plan.recovery)
     # Without the progress record it is unknown what the attempts have saved.
     judges = used_up is None and stage is Stage.TRAIN and folder.progress_unknown is None
-    stuck = budgets.stuck(judged, folder.progress) if judges else 0
-    if stuck >= budgets.MOST_STUCK:
-        used_up = budgets.Exhausted(
+    stuck = retry_budget.stuck(judged, folder.progress) if judges else 0
+    if stuck >= retry_budget.MOST_STUCK:
+        used_up = retry_budget.ExhaustedBudget(
             reason=Reason.NO_PROGRESS,
             field="the number of attempts in a row without a new checkpoint",
             used=stuck,
-            allowed=budgets.MOST_STUCK - 1,
+            allowed=retry_budget.MOST_STUCK - 1,
         )
     return (verdict.failure, used_up) if used_up else (None, None)
 
 
 def _with_cache(
-    view: StageView,
+    view: StageState,
     folder: RunFolderView,
     plan: Plan,
     preflight: PreflightOutcome | None,
-    damages: Damages,
-) -> StageView:
+    damages: DamagedConversions,
+) -> StageState:
     """Convert is also done when its result lies in the cache, and only when the export is proven."""
     cached = in_cache(folder.convert_manifest, folder.convert_manifest_fault, plan, preflight, damages)
     view = replace(view, missed=cached.missed)
@@ -367,13 +379,13 @@ def _with_cache(
     return replace(view, phase=StagePhase.SUCCEEDED, hit=cached.usable, failure=None, exhausted=None)
 
 
-def _gated(view: StageView, plan: Plan) -> StageView:
+def _gated(view: StageState, plan: Plan) -> StageState:
     outcome = _details(view, EvaluateOutcome)
     failure = gates.failure_of(outcome, plan) if outcome and view.done else None
     return replace(view, phase=StagePhase.FAILED, failure=failure) if failure else view
 
 
-def _found(findings: Findings, view: StageView) -> Findings:
+def _found(findings: Findings, view: StageState) -> Findings:
     if not view.done:
         return findings
     match view.stage:
@@ -390,19 +402,19 @@ def _found(findings: Findings, view: StageView) -> Findings:
     return findings
 
 
-def _details[T](view: StageView, kind: type[T]) -> T | None:
+def _details[T](view: StageState, kind: type[T]) -> T | None:
     details = view.result.details if view.result else None
     return details if isinstance(details, kind) else None
 
 
-def not_proven(view: StageView) -> bool:
+def not_proven(view: StageState) -> bool:
     """Convert failed because the model could not be exported again unchanged."""
     return view.failure is not None and view.failure.reason.startswith(("Export", "RoundTrip", "Proof"))
 
 
-def waiting_input(view: StageView) -> Failure | None:
+def waiting_input(view: StageState) -> Failure | None:
     """What preflight looked for in vain, as long as it has not found it."""
     verdict = view.last_verdict
-    if view.done or verdict is None or not budgets.waits_for_input(view.stage, verdict):
+    if view.done or verdict is None or not retry_budget.waits_for_input(view.stage, verdict):
         return None
     return verdict.failure

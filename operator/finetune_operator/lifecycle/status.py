@@ -7,27 +7,26 @@ from typing import Any
 from finetune_contract import Stage
 from finetune_operator.api import Phase
 from finetune_operator.lifecycle.conditions import conditions
-from finetune_operator.lifecycle.fitting import fit
-from finetune_operator.lifecycle.memory import estimate_status
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.fitting import fit_schema
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.lifecycle.outcome import (
     artifacts_status,
     checkpoints_status,
     evaluation_status,
     failure_status,
 )
+from finetune_operator.lifecycle.preflight_memory import estimate_status
 from finetune_operator.lifecycle.progress import goodput_status, progress_status
 from finetune_operator.lifecycle.resolved import resolved_status
-from finetune_operator.lifecycle.retry import seen
-from finetune_operator.lifecycle.situation import Course, Situation
+from finetune_operator.lifecycle.retry import acted_generation
 from finetune_operator.lifecycle.spending import cost_status
 from finetune_operator.lifecycle.stage_status import attempts_status, stages_status
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.stages import JobStages
 from finetune_operator.lifecycle.summary import summarize
 from finetune_operator.lifecycle.times import parse, stamp
 from finetune_operator.lifecycle.usage import active_time
-from finetune_operator.lifecycle.waited import waited_in_training
-from finetune_operator.rendering import TPU_STAGES
+from finetune_operator.lifecycle.wait_times import training_wait_times
 
 type Object = Mapping[str, Any]
 
@@ -51,125 +50,129 @@ def urgent_pace(live_jobs: int, least: float) -> float:
     return min(pace(live_jobs, least), _LONGEST_URGENT_PACE)
 
 
-def build_status(observed: Observed, situation: Situation, look: Survey | None) -> dict[str, Any]:
+def build_status(observation: Observation, situation: JobState, stages: JobStages | None) -> dict[str, Any]:
     """``status`` of the job."""
-    job, previous = observed.job, observed.job.get("status") or {}
+    job, previous = observation.job, observation.job.get("status") or {}
     generation = job["metadata"].get("generation", 1)
     status: dict[str, Any] = {
         "observedGeneration": generation,
-        "phase": str(_phase(situation, look)),
+        "phase": str(_phase(situation, stages)),
         "conditions": conditions(
             situation,
-            look,
-            None if observed.snapshot is None else observed.folder,
+            stages,
+            None if observation.snapshot is None else observation.folder,
             previous.get("conditions", ()),
             generation=generation,
-            now=observed.now,
+            now=observation.now,
         ),
     }
-    if generation := seen(observed):
+    if generation := acted_generation(observation):
         status["retryGeneration"] = generation
-    if look is not None:
-        status |= _of_survey(observed, situation, look, previous)
-    progress = _progress(observed, status, look, previous)
+    if stages is not None:
+        status |= _of_survey(observation, situation, stages, previous)
+    progress = _progress(observation, status, stages, previous)
     if progress is not None:
         status["progress"] = progress
         fresh = progress is not previous.get("progress")
-        if goodput := _goodput(observed, look) if fresh else previous.get("goodput"):
+        if goodput := _goodput(observation, stages) if fresh else previous.get("goodput"):
             status["goodput"] = goodput
-    if look is not None and (
-        saved := checkpoints_status(look, observed, kept=progress is previous.get("progress"))
+    if stages is not None and (
+        saved := checkpoints_status(stages, observation, kept=progress is previous.get("progress"))
     ):
         status["checkpoints"] = saved
-    if look is not None:
-        status |= _usage(observed, status, look, previous)
+    if stages is not None:
+        status |= _usage(observation, status, stages, previous)
     workers = sum(each.get("workerRestarts", 0) for each in status.get("stages", ()))
-    status["summary"] = summarize(situation, look, progress, workers)
+    status["summary"] = summarize(situation, stages, progress, workers)
     if situation.wait:
-        status["waiting"] = _waiting(situation, previous, observed.now)
+        status["waiting"] = _waiting(situation, previous, observation.now)
     if situation.course.finished:
-        status["completionTime"] = previous.get("completionTime") or stamp(observed.now)
-    return fit(status)
+        status["completionTime"] = previous.get("completionTime") or stamp(observation.now)
+    return fit_schema(status)
 
 
-def _phase(situation: Situation, look: Survey | None) -> Phase:
+def _phase(situation: JobState, stages: JobStages | None) -> Phase:
     fixed = {
-        Course.INVALID: Phase.VALIDATING,
-        Course.SUSPENDED: Phase.SUSPENDED,
-        Course.PLANNED: Phase.PLANNED,
-        Course.SUCCEEDED: Phase.SUCCEEDED,
-        Course.FAILED: Phase.FAILED,
+        JobPhase.INVALID: Phase.VALIDATING,
+        JobPhase.SUSPENDED: Phase.SUSPENDED,
+        JobPhase.PLANNED: Phase.PLANNED,
+        JobPhase.SUCCEEDED: Phase.SUCCEEDED,
+        JobPhase.FAILED: Phase.FAILED,
     }.get(situation.course)
     if fixed is not None:
         return fixed
     if situation.queue and situation.queue.without_quota:
         return Phase.QUEUED
-    if look is None or look.current.stage is Stage.PREFLIGHT:
+    if stages is None or stages.current.stage is Stage.PREFLIGHT:
         return Phase.VALIDATING
     if situation.running:
         return Phase.RUNNING
     return Phase.RECOVERING if situation.recovering else Phase.PROVISIONING
 
 
-def _of_survey(observed: Observed, situation: Situation, look: Survey, previous: Object) -> dict[str, Any]:
+def _of_survey(
+    observation: Observation, situation: JobState, stages: JobStages, previous: Object
+) -> dict[str, Any]:
     status: dict[str, Any] = {
-        "stage": str(look.live.key.stage if look.live else look.current.stage),
-        "resolved": resolved_status(look.plan, look.findings),
-        "stages": stages_status(observed, situation, look, previous),
-        "startTime": previous.get("startTime") or stamp(observed.now),
+        "stage": str(stages.live.key.stage if stages.live else stages.current.stage),
+        "resolved": resolved_status(stages.plan, stages.findings),
+        "stages": stages_status(observation, situation, stages, previous),
+        "startTime": previous.get("startTime") or stamp(observation.now),
     }
-    if observed.snapshot is not None:
+    if observation.snapshot is not None:
         # Before, nobody has looked into the run folder: what the cluster shows may not be all.
-        status["attempts"] = attempts_status(look, previous)
-    if estimate := estimate_status(look.plan, look.findings):
+        status["attempts"] = attempts_status(stages, previous)
+    if estimate := estimate_status(stages.plan, stages.findings):
         status["estimate"] = estimate
-    if evaluation := evaluation_status(look):
+    if evaluation := evaluation_status(stages):
         status["evaluation"] = evaluation
-    if artifacts := artifacts_status(look, trains=observed.folder.progress is not None):
+    if artifacts := artifacts_status(stages, trains=observation.folder.progress is not None):
         status["artifacts"] = artifacts
-    if situation.course is Course.FAILED:
-        status["failure"] = failure_status(situation, look)
+    if situation.course is JobPhase.FAILED:
+        status["failure"] = failure_status(situation, stages)
     return status
 
 
-def _progress(observed: Observed, status: Object, look: Survey | None, previous: Object) -> Object | None:
+def _progress(
+    observation: Observation, status: Object, stages: JobStages | None, previous: Object
+) -> Object | None:
     return progress_status(
-        observed.folder.progress,
-        look.findings.train if look else None,
+        observation.folder.progress,
+        stages.findings.train if stages else None,
         previous.get("progress"),
-        pace=pace(observed.live_jobs),
+        pace=pace(observation.live_jobs),
         moved=moving_parts(status) != moving_parts(previous),
     )
 
 
-def _usage(observed: Observed, status: Object, look: Survey, previous: Object) -> Object:
+def _usage(observation: Observation, status: Object, stages: JobStages, previous: Object) -> Object:
     """``activeTime`` and ``cost``. They move with the clock, so that they are told anew only where something else is,
     or now and then: what the next look counts on from must not be old."""
     told = {name: previous[name] for name in ("activeTime", "cost") if name in previous}
     moved = moving_parts(status) != moving_parts(previous)
     still = not moved and status.get("progress") is previous.get("progress")
-    if still and not usage_is_old(observed, look):
+    if still and not usage_is_old(observation, stages):
         return told
-    if not look.attempts:
+    if not stages.attempts:
         return told
-    found = {"activeTime": active_time(look.used, observed.now)}
-    if "cost" in told or any(attempt.key.stage in TPU_STAGES for attempt in look.attempts):
-        found["cost"] = cost_status(look.plan, look.used)
+    found = {"activeTime": active_time(stages.used, observation.now)}
+    if "cost" in told or any(attempt.key.stage.on_tpu for attempt in stages.attempts):
+        found["cost"] = cost_status(stages.plan, stages.used)
     return found
 
 
-def _goodput(observed: Observed, look: Survey | None) -> Object | None:
-    waits = waited_in_training(look.attempts if look else (), observed.now)
-    return goodput_status(observed.folder.progress, waits)
+def _goodput(observation: Observation, stages: JobStages | None) -> Object | None:
+    waits = training_wait_times(stages.attempts if stages else (), observation.now)
+    return goodput_status(observation.folder.progress, waits)
 
 
-def usage_is_old(observed: Observed, look: Survey) -> bool:
+def usage_is_old(observation: Observation, stages: JobStages) -> bool:
     """Whether what the status says of the time and money used is to be told anew though nothing else has moved."""
-    told = (observed.job.get("status") or {}).get("activeTime")
+    told = (observation.job.get("status") or {}).get("activeTime")
     if told is None:
         return True
-    age = (observed.now - parse(told["asOf"])).total_seconds()
-    return look.live is not None and age >= max(_USAGE_SECONDS, pace(observed.live_jobs))
+    age = (observation.now - parse(told["asOf"])).total_seconds()
+    return stages.live is not None and age >= max(_USAGE_SECONDS, pace(observation.live_jobs))
 
 
 def moving_parts(status: Object) -> Any:
@@ -183,7 +186,7 @@ def moving_parts(status: Object) -> Any:
     )
 
 
-def _waiting(situation: Situation, previous: Object, now: datetime) -> Object:
+def _waiting(situation: JobState, previous: Object, now: datetime) -> Object:
     wait = situation.wait
     assert wait is not None, "told only while something is waited for"
     before = previous.get("waiting") or {}

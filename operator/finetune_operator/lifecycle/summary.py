@@ -4,64 +4,57 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune_contract import Stage
+from finetune_operator.lifecycle.job_state import JobPhase, JobState
 from finetune_operator.lifecycle.progress import decimal
-from finetune_operator.lifecycle.situation import Course, Situation
-from finetune_operator.lifecycle.stages import Survey
+from finetune_operator.lifecycle.stages import JobStages
+from finetune_operator.planning.stages import STAGES
 
 type Object = Mapping[str, Any]
 
-_DOING = {
-    Stage.PREFLIGHT: "Checking the model and the data on CPU",
-    Stage.CONVERT: "Converting the model and proving that it can be exported",
-    Stage.TRAIN: "Training",
-    Stage.EVALUATE: "Evaluating",
-    Stage.EXPORT: "Exporting the tuned model",
-}
-
 
 def summarize(  # noqa: PLR0911  one per case
-    situation: Situation, look: Survey | None, progress: Object | None, workers: int
+    situation: JobState, stages: JobStages | None, progress: Object | None, workers: int
 ) -> str:
     """``status.summary``. It quotes the progress that the status shows, so both move together.
 
     ``workers``: how often Pathways' workers were started again.
     """
-    if situation.course is Course.INVALID and situation.refused:
+    if situation.course is JobPhase.INVALID and situation.refused:
         return f"Not started: {situation.refused.message}"
-    if look is None:
+    if stages is None:
         return f"Waiting: {situation.wait.message}" if situation.wait else "Looking at the job."
     match situation.course:
-        case Course.SUCCEEDED:
-            return _succeeded(look, workers)
-        case Course.PLANNED:
-            return f"Planned: {_planned(look)} {_tpu_time(look)}".strip()
-        case Course.FAILED:
-            return _failed(situation, look)
-        case Course.SUSPENDED:
+        case JobPhase.SUCCEEDED:
+            return _succeeded(stages, workers)
+        case JobPhase.PLANNED:
+            return f"Planned: {_planned(stages)} {_tpu_time(stages)}".strip()
+        case JobPhase.FAILED:
+            return _failed(situation, stages)
+        case JobPhase.SUSPENDED:
             if situation.over:
                 return f"Suspended{_at_step(progress)}: {situation.over.text}"
             return f"Suspended{_at_step(progress)}. Set spec.suspend to false to go on."
-        case Course.SUSPENDING:
-            if look.live and (look.succeeded or look.failed):
-                return f"Ending: {look.live.key.stage} has been decided, and what is left of it stops."
+        case JobPhase.SUSPENDING:
+            if stages.live and (stages.succeeded or stages.failed):
+                return f"Ending: {stages.live.key.stage} has been decided, and what is left of it stops."
             why = f" {situation.over.message}" if situation.over else ""
-            return f"Suspending: {look.current.stage} saves and stops.{why}"
-    return _active(situation, look, progress, workers)
+            return f"Suspending: {stages.current.stage} saves and stops.{why}"
+    return _active(situation, stages, progress, workers)
 
 
-def _active(situation: Situation, look: Survey, progress: Object | None, workers: int) -> str:
+def _active(situation: JobState, stages: JobStages, progress: Object | None, workers: int) -> str:
     if situation.unreadable and situation.wait:
         return f"Waiting: {situation.wait.message}"
     if situation.refused:
-        return f"{look.current.stage} waits: {situation.refused.message}"
+        return f"{stages.current.stage} waits: {situation.refused.message}"
     if situation.wait:
-        return f"{look.current.stage} waits: {situation.wait.message}"
-    doing = _DOING[look.current.stage]
-    if look.current.stage is Stage.TRAIN and situation.running and progress:
+        return f"{stages.current.stage} waits: {situation.wait.message}"
+    doing = STAGES[stages.current.stage].doing
+    if stages.current.stage is Stage.TRAIN and situation.running and progress:
         doing = f"{doing}: {_training(progress)}"
     elif not situation.running:
         doing = f"{doing}: pods are being started"
-    return f"{doing}.{_recovered(look, workers)}"
+    return f"{doing}.{_recovered(stages, workers)}"
 
 
 def _training(progress: Object) -> str:
@@ -78,8 +71,8 @@ def _at_step(progress: Object | None) -> str:
     return f" at step {progress['step']} of {progress['totalSteps']}" if progress else ""
 
 
-def _recovered(look: Survey, workers: int) -> str:
-    counters = look.counters
+def _recovered(stages: JobStages, workers: int) -> str:
+    counters = stages.counters
     parts = [
         f"{number} {one if number == 1 else many}"
         for number, one, many in (
@@ -92,37 +85,37 @@ def _recovered(look: Survey, workers: int) -> str:
     return f" Recovered from {' and '.join(parts)}." if parts else ""
 
 
-def _planned(look: Survey) -> str:
-    found, shape = look.findings.preflight, look.plan.placement.shape
+def _planned(stages: JobStages) -> str:
+    found, shape = stages.findings.preflight, stages.plan.placement.shape
     if found is None:
         return ""
     return (
-        f"{found.steps} steps of {look.plan.hyperparameters.global_batch_size} rows on "
-        f"{look.plan.chips} chips ({shape.accelerator} {shape.topology})."
+        f"{found.steps} steps of {stages.plan.hyperparameters.global_batch_size} rows on "
+        f"{stages.plan.chips} chips ({shape.accelerator} {shape.topology})."
     )
 
 
-def _succeeded(look: Survey, workers: int) -> str:
-    artifacts = look.export.artifacts if look.export else []
+def _succeeded(stages: JobStages, workers: int) -> str:
+    artifacts = stages.export.artifacts if stages.export else []
     where = f" The tuned model lies in {artifacts[0].uri}." if artifacts else ""
-    measured = look.evaluation
+    measured = stages.evaluation
     if measured and measured.baseline and measured.tuned:
         loss = f" Loss {decimal(measured.baseline.loss)} before, {decimal(measured.tuned.loss)} after."
-    elif look.findings.train and look.findings.train.evaluation_loss is not None:
-        loss = f" Loss {decimal(look.findings.train.evaluation_loss)} on the validation rows."
+    elif stages.findings.train and stages.findings.train.evaluation_loss is not None:
+        loss = f" Loss {decimal(stages.findings.train.evaluation_loss)} on the validation rows."
     else:
         loss = ""
-    return f"Succeeded.{where}{loss}{_recovered(look, workers)}"
+    return f"Succeeded.{where}{loss}{_recovered(stages, workers)}"
 
 
-def _failed(situation: Situation, look: Survey) -> str:
+def _failed(situation: JobState, stages: JobStages) -> str:
     failure = situation.failure
     assert failure is not None, "a job that failed has a failure"
-    return f"Failed in {look.current.stage}: {failure.message} {failure.fix} {_tpu_time(look)}".replace(
+    return f"Failed in {stages.current.stage}: {failure.message} {failure.fix} {_tpu_time(stages)}".replace(
         "  ", " "
     ).strip()
 
 
-def _tpu_time(look: Survey) -> str:
-    used = look[Stage.TRAIN].attempts or look[Stage.EVALUATE].attempts
+def _tpu_time(look: JobStages) -> str:
+    used = any(look[stage].attempts for stage in Stage if stage.on_tpu)
     return "" if used else "No TPU time was used."

@@ -3,26 +3,30 @@
 from finetune_contract import Stage
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle.attempts import Attempt, next_number
-from finetune_operator.lifecycle.budgets import too_many_attempts
-from finetune_operator.lifecycle.observed import Observed, Takeover
+from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
+from finetune_operator.lifecycle.retry_budget import too_many_attempts
 from finetune_operator.planning import Plan, Refused
 from finetune_operator.planning.requests import MAX_ATTEMPT
 from finetune_operator.planning.resumption import refuse_folder_in_use
 
 
-def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> Takeover | None:
+def takeover_record(
+    observation: Observation, plan: Plan, attempts: tuple[Attempt, ...]
+) -> TakeoverRecord | None:
     """What to leave in the run folder before anything is started there; None where nothing is due.
 
     Raises Refused where the folder is another job's by now, or may still be used by one, where no job has ever run, or
     where a stage has no number left.
     """
-    notes, metadata = observed.folder.takeovers, observed.job["metadata"]
-    if observed.folder.unreadable or (notes and notes[-1].uid == metadata["uid"]):
+    notes, metadata = observation.folder.takeovers, observation.job["metadata"]
+    if observation.folder.unreadable or (notes and notes[-1].uid == metadata["uid"]):
         return None
     # Where a JobSet of this job is, it has left a note, whatever became of that since.
-    begun = bool(observed.jobsets or (observed.job.get("status") or {}).get("attempts", {}).get("total"))
+    begun = bool(
+        observation.jobsets or (observation.job.get("status") or {}).get("attempts", {}).get("total")
+    )
     followed = any(note.uid == metadata["uid"] for note in notes) or (
-        begun and (observed.neighbours or observed.unserved_namespace)
+        begun and (observation.neighbours or observation.unserved_namespace)
     )
     if notes and (not plan.resumes or followed):
         raise Refused(
@@ -32,13 +36,13 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
         )
     if not plan.resumes:
         return None
-    refuse_folder_in_use(observed.job, observed.neighbours)
-    if observed.unserved_namespace is not None:
+    refuse_folder_in_use(observation.job, observation.neighbours)
+    if observation.unserved_namespace is not None:
         raise Refused(
             Reason.RUN_FOLDER_IN_USE,
             f"spec.resumeFrom.runFolder: {plan.run_folder.uri} was last used by a job of namespace "
-            f"{observed.unserved_namespace}, which this operator does not serve, so whether that job has ended is not "
-            "known. Copy the run folder below the artifacts of this job's namespace, and name the copy.",
+            f"{observation.unserved_namespace}, which this operator does not serve, so whether that job has ended is "
+            "not known. Copy the run folder below the artifacts of this job's namespace, and name the copy.",
         )
     if not attempts and not notes:
         raise Refused(
@@ -49,7 +53,7 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
     before = notes[-1].first if notes else {}
     first = {stage: max(next_number(attempts, stage), before.get(stage, 1)) for stage in Stage}
     if begun:
-        first = _again(observed, attempts)
+        first = _again(observation, attempts)
     if first == before:
         # The job before has run nothing; of two notes the later one has the higher numbers.
         first[plan.stages[0]] += 1
@@ -58,14 +62,14 @@ def note_due(observed: Observed, plan: Plan, attempts: tuple[Attempt, ...]) -> T
             Reason.TOO_MANY_ATTEMPTS,
             f"spec.resumeFrom.runFolder: {too_many_attempts(used_up).message} Create the job without spec.resumeFrom.",
         )
-    return Takeover(
+    return TakeoverRecord(
         uid=metadata["uid"], job=metadata["name"], namespace=metadata.get("namespace", "default"), first=first
     )
 
 
-def _again(observed: Observed, attempts: tuple[Attempt, ...]) -> dict[Stage, int]:
+def _again(observation: Observation, attempts: tuple[Attempt, ...]) -> dict[Stage, int]:
     """The first numbers of a job that has run in the folder and whose note was deleted: it keeps its attempts."""
-    strangers = observed.folder.strangers
+    strangers = observation.folder.strangers
     own = {
         stage: [each.key.number for each in attempts if each.key.stage is stage and each.key not in strangers]
         for stage in Stage

@@ -17,12 +17,12 @@ from finetune_operator.lifecycle import children
 from finetune_operator.lifecycle.attempts import Attempt
 from finetune_operator.lifecycle.times import parse, stamp
 from finetune_operator.planning import Plan
-from finetune_operator.planning.topology import Terms
-from finetune_operator.rendering import TPU_STAGES, flavor_of
+from finetune_operator.planning.topology import FlavorTerms
+from finetune_operator.rendering import flavor_of
 
 type Object = Mapping[str, Any]
 type Interval = tuple[datetime, datetime]
-type Part = tuple[float, "Rate"]
+type Part = tuple[float, "UsageRate"]
 """Seconds at a rate."""
 type JobSetKey = tuple[Stage, int]
 """Stage and number of a JobSet."""
@@ -43,7 +43,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class UsageRate:
     """Of one attempt."""
 
     chips: int
@@ -62,11 +62,15 @@ def usage(plan: Plan, attempts: Iterable[Attempt], now: datetime, job: Object) -
     rated = [(attempt, rate_of(attempt, plan, noted)) for attempt in every]
     as_of = previous.get("activeTime", {}).get("asOf")
     # What was told while their rate was known is better than what it may have been.
-    lengths = [(ran(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
+    lengths = [(run_seconds(attempt, now), rate) for attempt, rate in rated if rate.known or not as_of]
     seen = _sum(plan, _within(lengths, _begun(job), now))
     since = _sum(
         plan,
-        _within([(ran_since(attempt, parse(as_of), now), rate) for attempt, rate in rated], parse(as_of), now)
+        _within(
+            [(run_seconds_since(attempt, parse(as_of), now), rate) for attempt, rate in rated],
+            parse(as_of),
+            now,
+        )
         if as_of
         else [],
     )
@@ -100,12 +104,12 @@ def active_time(used: Usage, now: datetime) -> Object:
     return {"seconds": int(used.seconds), "asOf": stamp(now)}
 
 
-def ran(attempt: Attempt, now: datetime) -> float:
+def run_seconds(attempt: Attempt, now: datetime) -> float:
     """Seconds that its processes ran, over all runs of it, by whoever saw most of each; 0 where nothing tells."""
-    return ran_before(attempt) + _ran_now(attempt, now.replace(microsecond=0))
+    return earlier_run_seconds(attempt) + _ran_now(attempt, now.replace(microsecond=0))
 
 
-def ran_before(attempt: Attempt) -> float:
+def earlier_run_seconds(attempt: Attempt) -> float:
     """Of these, in the runs before the present one, or the last."""
     note, result = _earlier(attempt)
     last, _ = _last(attempt)
@@ -123,7 +127,7 @@ def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:
     those before it have run. None: all is noted."""
     note, result = _earlier(attempt)
     noted = (note.seconds or 0.0) if note else 0.0
-    total = ran_before(attempt)
+    total = earlier_run_seconds(attempt)
     if result is None or total <= noted + 1:
         return None
     same = note is not None and note.at is not None and note.at >= result.started
@@ -136,49 +140,48 @@ def uncovered_run(attempt: Attempt) -> dict[str, Any] | None:
 
 def counted(attempt: Attempt, plan: Plan, now: datetime) -> dict[str, Any]:
     """What the record of its end holds of this: nothing else tells when JobSet and pods are gone."""
-    found: dict[str, Any] = {"seconds": min(ran(attempt, now), MOST_SECONDS) or None}
-    if before := ran_before(attempt):
+    found: dict[str, Any] = {"seconds": min(run_seconds(attempt, now), MOST_SECONDS) or None}
+    if before := earlier_run_seconds(attempt):
         found["seconds_before"] = min(before, MOST_SECONDS)
-    if attempt.key.stage in TPU_STAGES:
+    if attempt.key.stage.on_tpu:
         rate = rate_of(attempt, plan)
         price = None if rate.price is None else min(rate.price, MOST_PRICE)
         found |= {"chips": rate.chips, "chip_hour_price": price}
     return found
 
 
-def rate_of(attempt: Attempt, plan: Plan, noted: Mapping[JobSetKey, Rate] | None = None) -> Rate:
+def rate_of(attempt: Attempt, plan: Plan, noted: Mapping[JobSetKey, UsageRate] | None = None) -> UsageRate:
     """What an hour of it costs. ``noted``: what the records of all attempts say, by JobSet.
 
     By the JobSet; where it is gone, by the records; by the slice that the job has now where nothing else tells.
     """
-    if attempt.key.stage not in TPU_STAGES:
-        return Rate(chips=0, price=None)
+    if not attempt.key.stage.on_tpu:
+        return UsageRate(chips=0, price=None)
     if attempt.jobset is not None:
         held = children.chips(attempt.jobset)
-        return Rate(
+        return UsageRate(
             chips=plan.chips if held is None else held,
             price=terms_of(attempt.jobset, plan).chip_hour_price,
         )
     key = attempt.key.stage, attempt.key.number
     known = (noted or {}).get(key) or _noted_rates([attempt]).get(key)
-    return known or Rate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
+    return known or UsageRate(chips=plan.chips, price=_present(plan).chip_hour_price, known=False)
 
 
-def terms_of(jobset: Object, plan: Plan) -> Terms:
+def terms_of(jobset: Object, plan: Plan) -> FlavorTerms:
     """Of the flavor that it was rendered for."""
     name = flavor_of(jobset)
     return plan.flavors.get(name or "", _present(plan))
 
 
-def _present(plan: Plan) -> Terms:
-    price = plan.placement.chip_hour_price
-    return Terms(capacity=plan.placement.capacity, chip_hour_price=None if price is None else float(price))
+def _present(plan: Plan) -> FlavorTerms:
+    return FlavorTerms(capacity=plan.placement.capacity, chip_hour_price=plan.placement.chip_hour_price)
 
 
-def _noted_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, Rate]:
+def _noted_rates(attempts: Iterable[Attempt]) -> dict[JobSetKey, UsageRate]:
     """Restarts of one JobSet have the same."""
     return {
-        (attempt.key.stage, attempt.key.number): Rate(chips=note.chips, price=note.chip_hour_price)
+        (attempt.key.stage, attempt.key.number): UsageRate(chips=note.chips, price=note.chip_hour_price)
         for attempt in attempts
         if attempt.written and (note := attempt.written.failure) and note.chips is not None
     }
@@ -234,7 +237,7 @@ def _intervals(attempt: Attempt, now: datetime) -> list[Interval]:
     return [(max(begin, earliest) if earliest else begin, min(end, now)) for begin, end in found]
 
 
-def ran_since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
+def run_seconds_since(attempt: Attempt, as_of: datetime, now: datetime) -> float:
     """Seconds of its runs from then until now."""
     present = [_overlap(each, as_of, now) for each in _intervals(attempt, now)]
     _, result = _earlier(attempt)
@@ -246,7 +249,7 @@ def _overlap(interval: Interval, begin: datetime, end: datetime) -> float:
     return max(0.0, (min(interval[1], end) - max(interval[0], begin)).total_seconds())
 
 
-def _sum(plan: Plan, parts: Iterable[tuple[float, Rate]]) -> Usage:
+def _sum(plan: Plan, parts: Iterable[tuple[float, UsageRate]]) -> Usage:
     seconds = hours = cost = 0.0
     priced = plan.placement.chip_hour_price is not None
     for length, rate in parts:

@@ -8,26 +8,26 @@ from finetune_operator.planning.admission import (
     replan,
 )
 from finetune_operator.planning.errors import Refused
-from finetune_operator.planning.making import make_plan
-from finetune_operator.planning.plan import CpuPool, Findings, Plan
+from finetune_operator.planning.plan import CpuNodes, Findings, Plan
+from finetune_operator.planning.plan_builder import make_plan
 from finetune_operator.planning.policy import profile_remarks
 from finetune_operator.planning.requests import stage_request
-from finetune_operator.planning.snapshot import Snapshot, read_snapshot, render_snapshot
+from finetune_operator.planning.stored_plan import StoredPlan, read_stored_plan, render_stored_plan
 
 __all__ = [
     "Admission",
-    "CpuPool",
+    "CpuNodes",
     "Findings",
     "Plan",
     "Refused",
-    "Snapshot",
+    "StoredPlan",
     "admit",
     "check_profile_object",
     "judge_findings",
     "make_plan",
     "profile_remarks",
-    "read_snapshot",
-    "render_snapshot",
+    "read_stored_plan",
+    "render_stored_plan",
     "replan",
     "stage_request",
 ]

@@ -21,10 +21,11 @@ from finetune_operator.planning.making import make_plan
 from finetune_operator.planning.merge import merge
 from finetune_operator.planning.places import Storage, judge_run
 from finetune_operator.planning.plan import IDENTITY, Findings, Plan
+from finetune_operator.planning.plan_builder import make_plan
 from finetune_operator.planning.policy import check_profile, policy_problems, refused_by, with_mode
 from finetune_operator.planning.resumption import refuse_folder_in_use, resumed_folder
-from finetune_operator.planning.snapshot import Snapshot
 from finetune_operator.planning.source_job import source_name, with_source_model
+from finetune_operator.planning.stored_plan import StoredPlan
 from finetune_operator.planning.support import refuse_later_fields
 
 type Object = Mapping[str, Any]
@@ -34,7 +35,7 @@ type Object = Mapping[str, Any]
 class Admission:
     """A job that may run."""
 
-    snapshot: Snapshot
+    snapshot: StoredPlan
     plan: Plan
 
 
@@ -83,9 +84,9 @@ def admit(
     return Admission(snapshot=snapshot, plan=make_plan(job, snapshot))
 
 
-def _snapshot(job: Object, profile: Object, spec: Object) -> Snapshot:
+def _snapshot(job: Object, profile: Object, spec: Object) -> StoredPlan:
     """With the mode in words: what a later version takes for the default does not change what was admitted."""
-    snapshot = Snapshot.make(job, profile, spec)
+    snapshot = StoredPlan.make(job, profile, spec)
     return replace(snapshot, profile=with_mode(snapshot.profile, "Strict"))
 
 
@@ -127,13 +128,13 @@ def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
     except Refused:
         return False
     spec = profile["spec"]
-    storage = Storage.of(spec, job["metadata"].get("namespace", "default"))
+    storage = ProfileFolders.of(spec, job["metadata"].get("namespace", "default"))
     opened = spec.get("constraints", {}).get("uris", {}).get("write", ())
-    return judge_run("", folder, storage, opened) is None
+    return run_folder_problem("", folder, storage, opened) is None
 
 
 def replan(
-    job: Object, snapshot: Snapshot, passed: Collection[str] = (), found: MemoryOutcome | None = None
+    job: Object, snapshot: StoredPlan, passed: Collection[str] = (), found: MemoryOutcome | None = None
 ) -> Plan:
     """The plan for the next attempt of an admitted job: its identity from the snapshot, the rest as it reads now, on
     capacity that was not ``passed`` over and, where the job names no slice, on the one that preflight has ``found``.
@@ -153,7 +154,7 @@ def replan(
         )
 
 
-def _admitted_identity(job: Object, base: Object, snapshot: Snapshot) -> Object:
+def _admitted_identity(job: Object, base: Object, snapshot: StoredPlan) -> Object:
     """What decides the result, as it was admitted and is planned: where the model lies was found out then, too. The
     global batch only where job or profile names it, since rules do not judge what follows from the slice."""
     admitted = {name: snapshot.spec[name] for name in IDENTITY}

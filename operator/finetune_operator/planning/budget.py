@@ -11,7 +11,7 @@ type Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ceiling:
+class SpendingLimit:
     """One limit."""
 
     most: float
@@ -22,19 +22,19 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class SpendingLimits:
     """None: no limit of that kind."""
 
-    chip_hours: Ceiling | None = None
-    cost: Ceiling | None = None
+    chip_hours: SpendingLimit | None = None
+    cost: SpendingLimit | None = None
     """In the profile's currency."""
 
     @property
-    def ceilings(self) -> tuple[Ceiling, ...]:
+    def ceilings(self) -> tuple[SpendingLimit, ...]:
         return tuple(each for each in (self.chip_hours, self.cost) if each is not None)
 
 
-def resolve_budget(spec: Object, profile_name: str, profile: Object, price: str | None) -> Budget:
+def resolve_budget(spec: Object, profile_name: str, profile: Object, price: float | None) -> SpendingLimits:
     """``spec.budget`` and the profile's ``constraints.maxChipHours``, of which the lower one counts.
 
     ``price``: of a chip hour of the flavor. Raises Refused where money cannot be counted.
@@ -47,11 +47,13 @@ def resolve_budget(spec: Object, profile_name: str, profile: Object, price: str 
             "spec.budget limits nothing: set maxChipHours or maxCost, or leave budget out.",
         )
     if "maxChipHours" in asked:
-        hours.append(Ceiling(most=float(asked["maxChipHours"]), path="spec.budget.maxChipHours", fails=fails))
+        hours.append(
+            SpendingLimit(most=float(asked["maxChipHours"]), path="spec.budget.maxChipHours", fails=fails)
+        )
     if limit := profile.get("constraints", {}).get("maxChipHours"):
         # Nobody can raise it for a job that was admitted.
         path = f'constraints.maxChipHours of profile "{profile_name}"'
-        hours.append(Ceiling(most=float(limit), path=path, fails=True))
+        hours.append(SpendingLimit(most=float(limit), path=path, fails=True))
     cost = None
     if "maxCost" in asked:
         if price is None:
@@ -60,5 +62,5 @@ def resolve_budget(spec: Object, profile_name: str, profile: Object, price: str 
                 f'spec.budget.maxCost: profile "{profile_name}" has no chipHourPrice for this slice, so money '
                 "cannot be counted: use maxChipHours.",
             )
-        cost = Ceiling(most=float(asked["maxCost"]), path="spec.budget.maxCost", fails=fails)
-    return Budget(chip_hours=min(hours, key=lambda each: each.most, default=None), cost=cost)
+        cost = SpendingLimit(most=float(asked["maxCost"]), path="spec.budget.maxCost", fails=fails)
+    return SpendingLimits(chip_hours=min(hours, key=lambda each: each.most, default=None), cost=cost)

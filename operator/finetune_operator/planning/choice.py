@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from finetune_contract import MemoryOutcome, SliceShape
 from finetune_operator.catalog import TpuShape
-from finetune_operator.planning.topology import Offer
+from finetune_operator.planning.topology import SliceOffer
 
 #: That preflight may go on to after the first one: each takes minutes to compile for.
 MOST_CANDIDATES = 6
@@ -21,11 +21,11 @@ type _Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class SliceChoice:
     """The slice to take now."""
 
-    offer: Offer
-    candidates: tuple[Offer, ...]
+    offer: SliceOffer
+    candidates: tuple[SliceOffer, ...]
     """Those that preflight may take instead, in order; none once it has chosen."""
     capacities: tuple[str, ...]
     """Kinds of capacity that serve the job."""
@@ -33,14 +33,14 @@ class Choice:
 
 
 def choose(
-    offers: Sequence[Offer],
-    by_price: Sequence[Offer],
-    fault: Callable[[Offer], str | None],
+    offers: Sequence[SliceOffer],
+    by_price: Sequence[SliceOffer],
+    fault: Callable[[SliceOffer], str | None],
     found: MemoryOutcome | None,
     *,
     slices: int,
     passed: Collection[str] = (),
-) -> Choice:
+) -> SliceChoice:
     """The slice for a job that names none.
 
     Args:
@@ -54,13 +54,13 @@ def choose(
     first, left_out = _distinct(by_price, fault)
     if not first:
         # Planning on it raises what is wrong.
-        return Choice(offer=offers[0], candidates=(), capacities=(), why=CHEAPEST)
+        return SliceChoice(offer=offers[0], candidates=(), capacities=(), why=CHEAPEST)
     judged = found if _credible(found, first, slices) else None
     unfit = {_key(each.slice): each.why for each in judged.unfit} if judged else {}
     chosen = _key(judged.chosen) if judged and judged.chosen else _named(found, first, slices)
     rest = [offer for offer in offers if _key(offer.shape) not in unfit]
 
-    def rank(offer: Offer) -> tuple[bool, int]:
+    def rank(offer: SliceOffer) -> tuple[bool, int]:
         key = _key(offer.shape)
         return offer.capacity in passed, 0 if key == chosen else 1 if key in first else 2
 
@@ -71,7 +71,7 @@ def choose(
     considered = [f"{first[key].shape.name} {why}" for key, why in unfit.items() if key in first]
     before = [key for key in (*first, *left_out) if _before(key, taken, by_price)]
     considered += [f"{left_out[key][0]} {left_out[key][1]}" for key in before if key in left_out]
-    return Choice(
+    return SliceChoice(
         offer=offer,
         candidates=candidates,
         capacities=tuple(
@@ -79,7 +79,7 @@ def choose(
         ),
         why=_why(
             found,
-            [named(each.shape.name, slices) for each in candidates],
+            [slice_label(each.shape.name, slices) for each in candidates],
             considered,
             judged=judged is not None,
             proved=taken == chosen,
@@ -88,10 +88,10 @@ def choose(
 
 
 def _distinct(
-    offers: Sequence[Offer], fault: Callable[[Offer], str | None]
-) -> tuple[Mapping[_Key, Offer], Mapping[_Key, tuple[str, str]]]:
+    offers: Sequence[SliceOffer], fault: Callable[[SliceOffer], str | None]
+) -> tuple[Mapping[_Key, SliceOffer], Mapping[_Key, tuple[str, str]]]:
     """The first slices on which the job can run, each once, and names and faults of the others up to there."""
-    possible: dict[_Key, Offer] = {}
+    possible: dict[_Key, SliceOffer] = {}
     faults: dict[_Key, tuple[str, str]] = {}
     for offer in offers:
         key = _key(offer.shape)
@@ -106,29 +106,31 @@ def _distinct(
     return possible, {key: each for key, each in faults.items() if key not in possible}
 
 
-def _credible(found: MemoryOutcome | None, first: Mapping[_Key, Offer], slices: int) -> bool:
+def _credible(found: MemoryOutcome | None, first: Mapping[_Key, SliceOffer], slices: int) -> bool:
     """Whether preflight had a choice and its record agrees with itself and with what the job may have. After an edit
     of the job the slice that was chosen may be none of those, while others of them are known to be too small."""
-    if found is None or found.chosen is None or found.slice != named(found.chosen.name, slices):
+    if found is None or found.chosen is None or found.slice != slice_label(found.chosen.name, slices):
         return False
     chosen, unfit = _key(found.chosen), {_key(each.slice) for each in found.unfit}
     says_something = chosen in first or not unfit.isdisjoint(first)
     return says_something and chosen not in unfit and not unfit.issuperset(first)
 
 
-def _named(found: MemoryOutcome | None, first: Mapping[_Key, Offer], slices: int) -> _Key | None:
+def _named(found: MemoryOutcome | None, first: Mapping[_Key, SliceOffer], slices: int) -> _Key | None:
     """The slice that the job named when preflight passed, before an edit removed the name."""
     if found is None or found.chosen is not None or found.unknown:
         return None
-    return next((key for key, each in first.items() if named(each.shape.name, slices) == found.slice), None)
+    return next(
+        (key for key, each in first.items() if slice_label(each.shape.name, slices) == found.slice), None
+    )
 
 
-def named(slice_name: str, slices: int) -> str:
+def slice_label(slice_name: str, slices: int) -> str:
     """As preflight's record names a place: ``2 x v6e-16``."""
     return f"{slices} x {slice_name}" if slices > 1 else slice_name
 
 
-def _before(key: _Key, other: _Key, offers: Sequence[Offer]) -> bool:
+def _before(key: _Key, other: _Key, offers: Sequence[SliceOffer]) -> bool:
     keys = [_key(each.shape) for each in offers]
     return other in keys and keys.index(key) < keys.index(other)
 

@@ -15,7 +15,7 @@ from finetune_operator.api import InvalidObject, Reason, parse_job
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.merge import lookup, merge
 from finetune_operator.planning.pathways import with_pathways_images
-from finetune_operator.planning.snapshot import LIFECYCLE, Snapshot, digest, identity
+from finetune_operator.planning.stored_plan import LIFECYCLE, StoredPlan, digest, identity
 
 type Object = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def first_format_name(job: Object) -> str | None:
     return f"{job['metadata']['name']}-plan"
 
 
-def take_over(job: Object, config_map: Object | None) -> Snapshot:
+def take_over(job: Object, config_map: Object | None) -> StoredPlan:
     """The plan that a job of an earlier release runs under. Raises Refused (PlanMissing).
 
     The profile keeps what it meant when the job was admitted: rules that were not written forbade nothing, and one
@@ -45,7 +45,7 @@ def take_over(job: Object, config_map: Object | None) -> Snapshot:
             raise ValueError("it is of another format or profile")
         profile = _verified(profile, lookup(spec, "resources.controller"), hashed)
         _check_schema(job, spec)
-        snapshot = Snapshot(
+        snapshot = StoredPlan(
             job=identity(job),
             profile_name=str(name),
             profile_hash=str(hashed),
@@ -90,7 +90,7 @@ def _faults(job: Object) -> set[str]:
     return set()
 
 
-def _check_status(job: Object, snapshot: Snapshot) -> None:
+def _check_status(job: Object, snapshot: StoredPlan) -> None:
     """The operator itself writes into the run folder, and the model of another job is judged by what that was made of.
     Raises ValueError where the plan names others than the status."""
     resolved, model = job["status"]["resolved"], snapshot.spec["model"]

@@ -7,7 +7,7 @@ claimed.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -33,7 +33,7 @@ class _Later(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class ResolvedLimit:
     """One of ``constraints.limits``."""
 
     path: str
@@ -41,26 +41,18 @@ class Bound:
     most: Decimal | None
 
 
-def bounds_of(profile: Object) -> tuple[Bound, ...]:
+def bounds_of(profile: Object) -> tuple[ResolvedLimit, ...]:
     """From a profile's spec, :func:`.policy.with_mode`. A profile without a mode is of a plan that was judged by an
     operator which knew none: its job is not judged anew by other rules."""
     constraints = profile.get("constraints", {})
     return tuple(
-        Bound(
+        ResolvedLimit(
             path=limit["path"],
-            least=_decimal(limit["min"]) if "min" in limit else None,
-            most=_decimal(limit["max"]) if "max" in limit else None,
+            least=exact(limit["min"]) if "min" in limit else None,
+            most=exact(limit["max"]) if "max" in limit else None,
         )
         for limit in (constraints.get("limits", ()) if "mode" in constraints else ())
     )
-
-
-def _decimal(text: str) -> Decimal:
-    """Beyond what a decimal's exponent can be, a number is as good as infinite, or zero."""
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        return Decimal(float(text))
 
 
 def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
@@ -85,12 +77,12 @@ def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
         yield from _beyond(bound, value, "is {}" if written else "comes to {} by default or by other fields")
 
 
-def written_problems(bounds: Iterable[Bound], spec: Object) -> Iterator[str]:
+def written_problems(bounds: Iterable[ResolvedLimit], spec: Object) -> Iterator[str]:
     """Those that the merged spec breaks by what it says itself: all that can be judged where there is no plan."""
     for bound in bounds:
         value = lookup(spec, bound.path)
         if value is not None:
-            yield from _beyond(bound, _decimal(str(value)), "is {}")
+            yield from _beyond(bound, value, "is {}")
 
 
 def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:
@@ -104,10 +96,10 @@ def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:
             yield from _beyond(bound, value, "comes to {} by what preflight found")
 
 
-def _beyond(bound: Bound, value: Number | None, saying: str) -> Iterator[str]:
+def _beyond(bound: ResolvedLimit, value: Number | None, saying: str) -> Iterator[str]:
     if value is None:
         return
-    number = Decimal(str(value))
+    number = value if isinstance(value, Decimal) else exact(value)
     said = saying.format(f"{float(number):.10g}" if number.is_finite() else "no limit")
     if bound.most is not None and number > bound.most:
         yield f"constraints.limits: spec.{bound.path} {said}, at most {bound.most} is allowed"

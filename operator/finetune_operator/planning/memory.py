@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune_contract import MemoryCheck, MeshSpec, SliceCandidate, SliceShape
+from finetune_contract import MemoryCheckSpec, MeshSpec, SliceCandidate, SliceShape
 from finetune_contract.request import SLICE_VARIABLES
 from finetune_operator.catalog import CatalogError, TpuShape, shape_by_topology
-from finetune_operator.planning.choice import named
-from finetune_operator.planning.site import Site
-from finetune_operator.planning.topology import Offer, Placement, flags_of
+from finetune_operator.planning.choice import slice_label
+from finetune_operator.planning.slice_plan import SlicePlan
+from finetune_operator.planning.topology import Placement, SliceOffer, flags_of
 
 type Object = Mapping[str, Any]
 
@@ -17,14 +17,14 @@ _LARGER = 4
 
 
 def resolve_memory(
-    source: str, site: Site, candidates: Sequence[Site], profile: Object, resources: Object
-) -> MemoryCheck | None:
+    source: str, site: SlicePlan, candidates: Sequence[SlicePlan], profile: Object, resources: Object
+) -> MemoryCheckSpec | None:
     """``spec.preflight.memory`` for the job at ``site``; None where it is Off. ``candidates``: where preflight may take
     it instead."""
     if source == "Off":
         return None
     devices = site.mesh.devices // site.mesh.slices
-    return MemoryCheck(
+    return MemoryCheckSpec(
         source="Analytic" if source == "Analytic" else "Compile",
         slice=_slice(site.placement.shape, devices),
         candidates=[_candidate(each, profile) for each in candidates],
@@ -33,7 +33,7 @@ def resolve_memory(
     )
 
 
-def without_choice(check: MemoryCheck) -> MemoryCheck:
+def without_choice(check: MemoryCheckSpec) -> MemoryCheckSpec:
     """For a trainer image that knows neither candidates nor flags of a slice."""
     larger = [each.model_copy(update={"flags": None}) for each in check.larger]
     return check.model_copy(update={"candidates": [], "larger": larger})
@@ -52,9 +52,9 @@ def _with_added(flags: Mapping[str, str], env: Sequence[Object]) -> Mapping[str,
     return {**flags, **added}
 
 
-def place_name(check: MemoryCheck, mesh: MeshSpec) -> str:
+def place_name(check: MemoryCheckSpec, mesh: MeshSpec) -> str:
     """As the trainer tells what it has compiled for: ``2 x v6e-16``."""
-    return named(check.slice.name, mesh.slices)
+    return slice_label(check.slice.name, mesh.slices)
 
 
 def chosen_mesh(planned: MeshSpec, found: MeshSpec | None) -> MeshSpec:
@@ -66,7 +66,7 @@ def chosen_mesh(planned: MeshSpec, found: MeshSpec | None) -> MeshSpec:
     return chosen if chosen.devices == planned.devices else planned
 
 
-def _candidate(site: Site, profile: Object) -> SliceCandidate:
+def _candidate(site: SlicePlan, profile: Object) -> SliceCandidate:
     shape = _slice(site.placement.shape, site.mesh.devices // site.mesh.slices)
     flags = compiler_flags(site.placement, _env(profile), pathways=site.pathways is not None)
     return SliceCandidate(slice=shape.model_copy(update={"flags": dict(flags)}), mesh=site.mesh)
@@ -89,7 +89,7 @@ def _larger(shape: TpuShape, profile: Object, resources: Object) -> Sequence[Sli
             except CatalogError:  # a name that means two machines; the flavor does not say which
                 continue
             if each.devices_per_chip and _memory(each) > _memory(shape) and (slices == 1 or each.multi_host):
-                flags = _with_added(flags_of(Offer(shape=each, flavor=flavor)), _env(profile))
+                flags = _with_added(flags_of(SliceOffer(shape=each, flavor=flavor)), _env(profile))
                 larger = _slice(each, each.chips * each.devices_per_chip)
                 larger = larger.model_copy(update={"flags": {} if pathways else dict(flags)})
                 offered.setdefault((each.accelerator, topology), larger)

@@ -13,9 +13,9 @@ from finetune_contract import (
     EvaluateOutcome,
     EvaluationSpec,
     ExportSpec,
-    Hyperparameters,
+    HyperparametersSpec,
     JobIdentity,
-    MemoryCheck,
+    MemoryCheckSpec,
     MeshSpec,
     MethodSpec,
     ModelSource,
@@ -26,13 +26,14 @@ from finetune_contract import (
     Stage,
     TrainOutcome,
 )
-from finetune_operator.planning.budget import Budget
-from finetune_operator.planning.limits import Bound
+from finetune_operator.planning.budget import SpendingLimits
+from finetune_operator.planning.limits import ResolvedLimit
 from finetune_operator.planning.pathways import Pathways
 from finetune_operator.planning.queueing import Queues
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.planning.topology import (
+    FlavorTerms,
     Placement,
-    Terms,
 )
 
 type Object = Mapping[str, Any]
@@ -42,7 +43,7 @@ IDENTITY = ("model", "datasets", "method", "hyperparameters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuPool:
+class CpuNodes:
     """Nodes for the stages on CPU."""
 
     node_selector: Mapping[str, str]
@@ -63,7 +64,7 @@ class PodAdditions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class RetryLimits:
     """How many attempts may end badly, by class, before the job fails."""
 
     preemptions: int
@@ -72,7 +73,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TimeLimits:
     """Seconds; None: no limit."""
 
     active: int | None
@@ -127,7 +128,7 @@ class Plan:
     stages: tuple[Stage, ...]
     """In order; Convert and Evaluate only where they have something to do."""
     placement: Placement
-    flavors: Mapping[str, Terms]
+    flavors: Mapping[str, FlavorTerms]
     """All of the profile's, by name: an earlier attempt may have run on another one."""
     mesh: MeshSpec
     pathways: Pathways | None
@@ -137,7 +138,7 @@ class Plan:
     """The job that has made the model: name, uid, base, step, digest; None: no job has."""
     data: DataSpec
     method: MethodSpec
-    hyperparameters: Hyperparameters
+    hyperparameters: HyperparametersSpec
     checkpointing: CheckpointPolicy
     evaluation: EvaluationSpec
     export: ExportSpec
@@ -149,13 +150,13 @@ class Plan:
     profiling: ProfilingSpec | None
     smoke: SmokeSpec | None
     """None: nothing is profiled."""
-    memory: MemoryCheck | None
+    memory: MemoryCheckSpec | None
     """What preflight proves of it; None: nothing."""
     use_cache: str
     engine_overrides: Mapping[str, str]
-    recovery: Recovery
-    budget: Budget
-    limits: Limits
+    recovery: RetryLimits
+    budget: SpendingLimits
+    limits: TimeLimits
     run_folder: RunFolder
     resumes: bool
     """It is another job's, in which this one goes on."""
@@ -171,19 +172,18 @@ class Plan:
     """Name and key of the Secret; never its value."""
     upload_tokens: Mapping[str, tuple[str, str]]
     """The same of each hub destination, by environment variable."""
-    cpu_pool: CpuPool
+    cpu_pool: CpuNodes
     queues: Queues
     pod: PodAdditions
     currency: str | None
     owner_of_profile: Object
     """Whom to ask: team and contact, as far as the profile says."""
-    bounds: tuple[Bound, ...]
+    bounds: tuple[ResolvedLimit, ...]
     """The profile's ``constraints.limits``."""
     plan_only: bool
 
     def image_of(self, stage: Stage) -> str:
-        """Preflight compiles for TPU, and so needs the image of the stages on a slice."""
-        if self.cpu_image and stage in (Stage.CONVERT, Stage.EXPORT):
+        if self.cpu_image and not STAGES[stage].needs_libtpu:
             return self.cpu_image
         return self.image
 

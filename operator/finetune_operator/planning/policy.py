@@ -6,8 +6,8 @@ from typing import Any
 
 from finetune_contract.engine import FaultKind, key_fault
 from finetune_operator.api import (
-    Defaults,
     FineTuneJobSpec,
+    ProfileDefaults,
     Reason,
     field_paths,
     number_paths,
@@ -15,16 +15,16 @@ from finetune_operator.api import (
 from finetune_operator.catalog import CatalogError, shape_by_topology
 from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.limits import LIMITED, bounds_of
-from finetune_operator.planning.merge import lookup
-from finetune_operator.planning.pathways import pathways_faults
-from finetune_operator.planning.places import (
-    Place,
-    Storage,
+from finetune_operator.planning.locations import (
+    Location,
+    ProfileFolders,
     covers,
-    judge,
-    judge_run,
+    location_problem,
+    run_folder_problem,
     storage_faults,
 )
+from finetune_operator.planning.merge import lookup
+from finetune_operator.planning.pathways import pathways_faults
 from finetune_operator.planning.queueing import forbidden_labels
 from finetune_operator.planning.resumption import resumed_folder
 
@@ -97,7 +97,7 @@ def _unknown_paths(profile: Object) -> Iterator[str]:
     for index, path in enumerate(limited):
         if path in numbers - LIMITED:
             yield f"spec.constraints.limits[{index}].path: {path} cannot be limited: remove the limit."
-    yield from _unknown("locked[{}]", locked, field_paths(Defaults), "no field that defaults can set")
+    yield from _unknown("locked[{}]", locked, field_paths(ProfileDefaults), "no field that defaults can set")
 
 
 def _unknown(place: str, paths: Sequence[str], known: frozenset[str], what: str) -> Iterator[str]:
@@ -193,7 +193,7 @@ def policy_problems(job: Object, name: str, profile: Object, merged: Object, bas
     namespace = job["metadata"].get("namespace", "default")
     broken = [problem for rule in _RULES for problem in rule(job["spec"], profile, merged, base)]
     broken += forbidden_labels(job["metadata"], profile)
-    return [*broken, *filter(None, _places(profile, merged, Storage.of(profile, namespace)))]
+    return [*broken, *filter(None, _places(profile, merged, ProfileFolders.of(profile, namespace)))]
 
 
 def refused_by(name: str, problems: Iterable[str]) -> Refused:
@@ -284,7 +284,7 @@ def _overrides(spec: Object, profile: Object, _merged: Object, _base: Object) ->
         yield f"constraints.engineOverrides.allow is {listed}, which does not cover spec.engineOverrides.{key}"
 
 
-def _places(profile: Object, merged: Object, storage: Storage) -> Iterator[str | None]:
+def _places(profile: Object, merged: Object, storage: ProfileFolders) -> Iterator[str | None]:
     uris, strict = profile["constraints"].get("uris", {}), _strict(profile)
     models = [f"{_HUB_MODELS}{each}" for each in profile.get("models", {}).get("allow", ())]
     for place in _read(merged):
@@ -292,23 +292,25 @@ def _places(profile: Object, merged: Object, storage: Storage) -> Iterator[str |
         if of_models and (place.path == _MODEL or any(covers(each, place.uri) for each in models)):
             # What models.allow names needs no second entry, and the model itself is judged by models.allow.
             continue
-        yield judge(place, storage, "read", uris.get("read"), strict=strict or of_models)
+        yield location_problem(place, storage, "read", uris.get("read"), strict=strict or of_models)
     for place in _written(merged):
-        yield judge(place, storage, "write", uris.get("write"), strict=strict)
+        yield location_problem(place, storage, "write", uris.get("write"), strict=strict)
     if folder := resumed_folder(merged):
-        yield judge_run("spec.resumeFrom.runFolder", folder, storage, uris.get("write", ()))
+        yield run_folder_problem("spec.resumeFrom.runFolder", folder, storage, uris.get("write", ()))
 
 
-def _read(merged: Object) -> Iterator[Place]:
+def _read(merged: Object) -> Iterator[Location]:
     model, evaluation = merged["model"], merged["evaluation"]
     if "uri" in model:
-        yield Place(path="spec.model.fromJob" if "fromJob" in model else "spec.model.uri", uri=model["uri"])
+        yield Location(
+            path="spec.model.fromJob" if "fromJob" in model else "spec.model.uri", uri=model["uri"]
+        )
     if "orbax" in model:
-        yield Place(path="spec.model.orbax.uri", uri=model["orbax"]["uri"])
+        yield Location(path="spec.model.orbax.uri", uri=model["orbax"]["uri"])
     yield from _of_hub("spec.model", model, _HUB_MODELS)
     tokenizer = model.get("tokenizer", {})
     if "uri" in tokenizer:
-        yield Place(path="spec.model.tokenizer.uri", uri=tokenizer["uri"])
+        yield Location(path="spec.model.tokenizer.uri", uri=tokenizer["uri"])
     yield from _of_hub("spec.model.tokenizer", tokenizer, _HUB_MODELS)
     yield from _rows("spec.datasets.train", merged["datasets"]["train"])
     yield from _rows("spec.datasets.validation", merged["datasets"].get("validation", ()))
@@ -316,31 +318,31 @@ def _read(merged: Object) -> Iterator[Place]:
     for index, source in enumerate(evaluation.get("benchmarks", ())):
         path = f"spec.evaluation.benchmarks[{index}]"
         if "uri" in source:
-            yield Place(path=f"{path}.uri", uri=source["uri"])
+            yield Location(path=f"{path}.uri", uri=source["uri"])
         else:
             # Which dataset a task reads, the harness alone knows.
-            yield Place(path=f"{path}.name", uri=f"hf://benchmarks/{source['name']}")
+            yield Location(path=f"{path}.name", uri=f"hf://benchmarks/{source['name']}")
 
 
-def _rows(path: str, sources: Sequence[Object]) -> Iterator[Place]:
+def _rows(path: str, sources: Sequence[Object]) -> Iterator[Location]:
     for index, source in enumerate(sources):
         if "uri" in source:
-            yield Place(path=f"{path}[{index}].uri", uri=source["uri"], folder=False)
+            yield Location(path=f"{path}[{index}].uri", uri=source["uri"], folder=False)
         yield from _of_hub(f"{path}[{index}]", source, "hf://datasets/")
 
 
-def _of_hub(path: str, source: Object, prefix: str) -> Iterator[Place]:
+def _of_hub(path: str, source: Object, prefix: str) -> Iterator[Location]:
     if "huggingFace" in source:
-        yield Place(path=f"{path}.huggingFace.repo", uri=f"{prefix}{source['huggingFace']['repo']}")
+        yield Location(path=f"{path}.huggingFace.repo", uri=f"{prefix}{source['huggingFace']['repo']}")
 
 
-def _written(merged: Object) -> Iterator[Place]:
+def _written(merged: Object) -> Iterator[Location]:
     for index, destination in enumerate(merged["export"].get("destinations", ())):
         path = f"spec.export.destinations[{index}]"
         if "uri" in destination:
-            yield Place(path=f"{path}.uri", uri=destination["uri"])
+            yield Location(path=f"{path}.uri", uri=destination["uri"])
         else:
-            yield Place(
+            yield Location(
                 path=f"{path}.huggingFaceHub.repo", uri=f"hf://{destination['huggingFaceHub']['repo']}"
             )
 

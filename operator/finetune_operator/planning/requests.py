@@ -3,10 +3,10 @@
 from finetune_contract import (
     BenchmarkReport,
     BenchmarkSpec,
-    DatasetSource,
+    DatasetSpec,
     DataSpec,
     EvaluationSpec,
-    Hyperparameters,
+    HyperparametersSpec,
     MeshSpec,
     ModelSource,
     Stage,
@@ -27,7 +27,7 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
 
     Raises:
         Refused: it is larger than a process can be given.
-        ContractNotSpoken: the image does not understand all of it.
+        ContractUnsupported: the image does not understand all of it.
     """
     mesh, tuning = _tuned(plan, stage, findings)
     # By keywords, which the type checker knows: a record ignores what it does not know.
@@ -149,7 +149,7 @@ def _pinned_benchmark(benchmark: BenchmarkSpec, found: BenchmarkReport | None) -
     return benchmark.model_copy(update={"revision": found.revision}) if same else benchmark
 
 
-def _names(source: DatasetSource, uri: str) -> bool:
+def _names(source: DatasetSpec, uri: str) -> bool:
     """Whether the report's ``uri`` is what ``source`` names now."""
     return source.uri == uri if source.hugging_face is None else source.hugging_face.repo in uri
 
@@ -164,7 +164,7 @@ def _train_step(plan: Plan, findings: Findings) -> int | None:
     return findings.train.step if best is None else best
 
 
-def _pinned[Source: (ModelSource, DatasetSource)](source: Source, revision: str | None) -> Source:
+def _pinned[Source: (ModelSource, DatasetSpec)](source: Source, revision: str | None) -> Source:
     """``source`` at the commit, or with the digest, that preflight found."""
     if revision is None:
         return source
@@ -174,7 +174,7 @@ def _pinned[Source: (ModelSource, DatasetSource)](source: Source, revision: str 
     return source.model_copy(update={"hugging_face": reference})
 
 
-def _hyperparameters(plan: Plan, findings: Findings) -> Hyperparameters:
+def _hyperparameters(plan: Plan, findings: Findings) -> HyperparametersSpec:
     """Epochs become the steps that preflight counted."""
     if findings.preflight is None or plan.hyperparameters.steps is not None:
         return plan.hyperparameters

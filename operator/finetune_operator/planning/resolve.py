@@ -10,14 +10,14 @@ from finetune_contract import (
     PREFERENCE_TYPES,
     BenchmarkSpec,
     CheckpointPolicy,
-    DatasetSource,
+    DatasetSpec,
     DataSpec,
-    Destination,
-    EvaluationDataset,
+    DestinationSpec,
+    EvaluationDatasetSpec,
     EvaluationSpec,
     ExportSpec,
-    Gate,
-    HubDestination,
+    GateSpec,
+    HubDestinationSpec,
     HubRef,
     ModelSource,
     ProfilingSpec,
@@ -99,7 +99,7 @@ def data(spec: Object, *, length_asked: bool, created: date | None) -> DataSpec:
     split = section.get("splitFromTrain")
     train = [_source("train", index, source) for index, source in enumerate(section["train"])]
     validation = [
-        at_most(_source("validation", index, source), most_evaluated)
+        first_rows(_source("validation", index, source), most_evaluated)
         for index, source in enumerate(section.get("validation", ()))
     ]
     for source in (*train, *validation):
@@ -125,7 +125,7 @@ def data(spec: Object, *, length_asked: bool, created: date | None) -> DataSpec:
     )
 
 
-def _refuse_format_of_another_method(source: DatasetSource, kind: str) -> None:
+def _refuse_format_of_another_method(source: DatasetSpec, kind: str) -> None:
     """Preflight would find the same in the first row."""
     where = f"{source.path}.format is {source.format}"
     if kind not in PREFERENCE_TYPES and source.format == "Preference":
@@ -143,7 +143,7 @@ def _refuse_format_of_another_method(source: DatasetSource, kind: str) -> None:
         )
 
 
-def _source(kind: str, index: int, source: Object, root: str = "spec.datasets.") -> DatasetSource:
+def _source(kind: str, index: int, source: Object, root: str = "spec.datasets.") -> DatasetSpec:
     hub = source.get("huggingFace", {})
     defaulted = {**DATASET, **hub, **source}
     return DatasetSource(
@@ -171,8 +171,8 @@ def evaluation(spec: Object) -> EvaluationSpec:
             "set spec.datasets.validation or splitFromTrain, or remove everySteps.",
         )
     datasets = [
-        EvaluationDataset(
-            source=at_most(_source("datasets", index, source, "spec.evaluation."), section["maxExamples"]),
+        EvaluationDatasetSpec(
+            source=first_rows(_source("datasets", index, source, "spec.evaluation."), section["maxExamples"]),
             metrics=list(source.get("metrics", ("Loss",))),
         )
         for index, source in enumerate(section.get("datasets", ()))
@@ -217,7 +217,7 @@ def evaluation(spec: Object) -> EvaluationSpec:
     )
 
 
-def _refuse_pairs_that_nothing_compares(dataset: EvaluationDataset, kind: str) -> None:
+def _refuse_pairs_that_nothing_compares(dataset: EvaluationDatasetSpec, kind: str) -> None:
     where = dataset.source.path
     if not dataset.pairs:
         if pairs := [name for name in ("chosen", "rejected") if name in dataset.source.columns]:
@@ -240,7 +240,7 @@ def _refuse_pairs_that_nothing_compares(dataset: EvaluationDataset, kind: str) -
         )
 
 
-def _measured_on(dataset: EvaluationDataset, spec: Object) -> Sequence[str]:
+def _measured_on(dataset: EvaluationDatasetSpec, spec: Object) -> Sequence[str]:
     if dataset.pairs:
         return METHODS[spec["method"]["type"]].metrics
     return [METRIC_NAMES[metric] for metric in dataset.metrics]
@@ -258,7 +258,7 @@ def _on_validation(spec: Object) -> list[str]:
     ]
 
 
-def _gates(section: Object, measured: Sequence[str], benchmarks: Sequence[str]) -> list[Gate]:
+def _gates(section: Object, measured: Sequence[str], benchmarks: Sequence[str]) -> list[GateSpec]:
     """What a benchmark measures, preflight finds out."""
     gates = section.get("gates", ())
     for index, gate in enumerate(gates):
@@ -270,7 +270,7 @@ def _gates(section: Object, measured: Sequence[str], benchmarks: Sequence[str]) 
                 f"{'' if 'loss' in measured else ', or rows in spec.datasets.validation'}.",
             )
     return [
-        Gate(
+        GateSpec(
             metric=gate["metric"],
             op=gate["op"],
             value=_decimal(gate, "value"),
@@ -284,7 +284,7 @@ def _decimal(section: Object, name: str) -> float | None:
     return float(section[name]) if name in section else None
 
 
-def at_most(source: DatasetSource, rows: int) -> DatasetSource:
+def first_rows(source: DatasetSpec, rows: int) -> DatasetSpec:
     """``source``, cut to its first ``rows``."""
     return source.model_copy(update={"max_examples": min(rows, source.max_examples or rows)})
 
@@ -376,7 +376,7 @@ def export(spec: Object, service_account: str) -> ExportSpec:
     )
 
 
-def _refuse_overlap(destinations: Sequence[Destination]) -> None:
+def _refuse_overlap(destinations: Sequence[DestinationSpec]) -> None:
     """Each copy would take the place of what the one before it has written."""
     for first, second in itertools.permutations(destinations, 2):
         one, other = (each.uri or f"hf://{each.hub.repo if each.hub else ''}" for each in (first, second))
@@ -392,14 +392,14 @@ def _refuse_overlap(destinations: Sequence[Destination]) -> None:
             )
 
 
-def _destination(index: int, destination: Object) -> Destination:
+def _destination(index: int, destination: Object) -> DestinationSpec:
     path = f"spec.export.destinations[{index}]"
     hub = destination.get("huggingFaceHub")
     if hub is None:
-        return Destination(path=path, uri=destination["uri"].rstrip("/"))
-    return Destination(
+        return DestinationSpec(path=path, uri=destination["uri"].rstrip("/"))
+    return DestinationSpec(
         path=f"{path}.huggingFaceHub",
-        hub=HubDestination(
+        hub=HubDestinationSpec(
             repo=hub["repo"],
             private=filled(hub, HUB_DESTINATION)["private"],
             token_variable=f"HF_UPLOAD_TOKEN_{index}",

@@ -29,7 +29,7 @@ def namespace_of(folder: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class FolderUser:
     """A job that has used a run folder."""
 
     namespace: str
@@ -38,10 +38,10 @@ class User:
     """Its first characters at least."""
 
 
-def owner_of(folder: str) -> User | None:
+def owner_of(folder: str) -> FolderUser | None:
     """The job that the run folder was made for, as its address says; None: that names none."""
     namespace, run = namespace_of(folder), _RUN.fullmatch(folder.rpartition("/")[2])
-    return User(namespace, run["name"], run["uid"]) if namespace and run else None
+    return FolderUser(namespace, run["name"], run["uid"]) if namespace and run else None
 
 
 def blocks(other: Object, job: Object) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from finetune_operator.api import Reason
+from finetune_operator.api import Reason, exact
 from finetune_operator.catalog import (
     CatalogError,
     TpuShape,
@@ -21,19 +21,19 @@ _UNPRICED = Decimal("Infinity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class FlavorTerms:
     """What a flavor of the profile is, and what it costs."""
 
     capacity: str
     chip_hour_price: float | None
 
 
-def terms(flavors: Sequence[Mapping[str, Any]]) -> dict[str, Terms]:
+def terms(flavors: Sequence[Mapping[str, Any]]) -> dict[str, FlavorTerms]:
     """By the flavor's name."""
     return {
-        flavor["name"]: Terms(
+        flavor["name"]: FlavorTerms(
             capacity=flavor["capacity"],
-            chip_hour_price=float(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else None,
+            chip_hour_price=_price(flavor),
         )
         for flavor in flavors
     }
@@ -55,14 +55,14 @@ class Placement:
     """XLA_FLAGS and LIBTPU_INIT_ARGS of the processes that hold chips, where there are any."""
     avoided: Mapping[str, tuple[str, ...]]
     """Values of node labels, by label, of nodes that are none of its kind of capacity."""
-    chip_hour_price: str | None
+    chip_hour_price: float | None
     why: str
     capacities: tuple[str, ...]
     """Kinds of capacity that serve the job, this one first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Offer:
+class SliceOffer:
     """A slice that a flavor of the profile offers. Each is equal to itself alone."""
 
     shape: TpuShape
@@ -78,7 +78,7 @@ def names_a_slice(resources: Mapping[str, Any]) -> bool:
     return "tpu" in resources or "accelerator" in resources or "topology" in resources
 
 
-def place(
+def named_slice(
     resources: Mapping[str, Any],
     profile_name: str,
     flavors: Sequence[Mapping[str, Any]],
@@ -107,7 +107,10 @@ def place(
         said = resources.get("tpu") or f"{resources['accelerator']} {resources['topology']}"
         kinds = [flavor["capacity"] for flavor in serving]
         return placement(
-            Offer(shape=shape, flavor=serving[0]), f"spec.resources asks for {said}", kinds, queued=queued
+            SliceOffer(shape=shape, flavor=serving[0]),
+            f"spec.resources asks for {said}",
+            kinds,
+            queued=queued,
         )
     many = f"{slices} slices of " if slices > 1 else ""
     capacity = f", {'/'.join(preferred)}" if preferred else ""
@@ -225,7 +228,7 @@ def by_price(
     profile_name: str,
     flavors: Sequence[Mapping[str, Any]],
     passed: Collection[str] = (),
-) -> Sequence[Offer]:
+) -> Sequence[SliceOffer]:
     """What the profile offers to a job that names no slice, the cheapest first; of each capacity in turn where the job
     lists them or some were ``passed``. The order of the flavors decides between equals. Arguments and errors as for
     :func:`place`; never empty."""
@@ -236,9 +239,9 @@ def by_price(
     offered = _in_order([f for f in flavors if f.get("maxSlices", 1) >= slices], preferred, passed)
     kinds = list(dict.fromkeys(flavor["capacity"] for flavor in offered))
     ranked = bool(preferred or passed)
-    choices: list[tuple[int, Decimal, int, int, Offer]] = []
+    choices: list[tuple[int, Decimal, int, int, SliceOffer]] = []
     for order, flavor in enumerate(offered):
-        price = Decimal(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else _UNPRICED
+        price = exact(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else _UNPRICED
         rank = kinds.index(flavor["capacity"]) if ranked else 0
         for topology in flavor["topologies"]:
             try:
@@ -248,7 +251,7 @@ def by_price(
             except CatalogError:
                 continue
             if (shape.multi_host or slices == 1) and per_host in (None, shape.chips_per_host):
-                offer = Offer(shape=shape, flavor=flavor)
+                offer = SliceOffer(shape=shape, flavor=flavor)
                 choices.append((rank, price * shape.chips, shape.chips, order, offer))
     if not choices and per_host is not None:
         raise Refused(
@@ -271,7 +274,7 @@ def by_price(
     return [offer for *_, offer in sorted(choices, key=lambda choice: choice[:4])]
 
 
-def placement(offer: Offer, why: str, capacities: Iterable[str], *, queued: bool) -> Placement:
+def placement(offer: SliceOffer, why: str, capacities: Iterable[str], *, queued: bool) -> Placement:
     """The slice taken from its flavor. ``capacities``: kinds that serve the job as well. ``queued`` and errors as for
     :func:`place`."""
     shape, flavor = offer.shape, offer.flavor
@@ -292,19 +295,23 @@ def placement(offer: Offer, why: str, capacities: Iterable[str], *, queued: bool
         tolerations=nodes.tolerations(flavor, queued_provisioning=queued_provisioning),
         flags=flags_of(offer),
         avoided=nodes.avoided(flavor, queued_provisioning=queued_provisioning),
-        chip_hour_price=flavor.get("chipHourPrice"),
+        chip_hour_price=_price(flavor),
         why=f"{why}; flavor {flavor['name']}",
         capacities=tuple(dict.fromkeys([flavor["capacity"], *capacities])),
     )
 
 
-def flags_of(offer: Offer) -> Mapping[str, str]:
+def flags_of(offer: SliceOffer) -> Mapping[str, str]:
     """The compiler's variables of the processes that hold chips, where there are any."""
     flags: Mapping[str, Sequence[str]] = {
         "XLA_FLAGS": offer.flavor.get("xlaFlags", ()),
         "LIBTPU_INIT_ARGS": offer.flavor.get("libtpuInitArgs", default_libtpu_args(offer.shape.family)),
     }
     return {variable: " ".join(given) for variable, given in flags.items() if given}
+
+
+def _price(flavor: Mapping[str, Any]) -> float | None:
+    return float(flavor["chipHourPrice"]) if "chipHourPrice" in flavor else None
 
 
 def _describe(flavor: Mapping[str, Any]) -> str:

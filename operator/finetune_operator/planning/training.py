@@ -40,14 +40,14 @@ def learning_rate(spec: Object) -> str:
     return by_method.lora_learning_rate if "lora" in spec["method"] else by_method.learning_rate
 
 
-def hyperparameters(spec: Object, global_batch: int) -> Hyperparameters:
+def hyperparameters(spec: Object, global_batch: int) -> HyperparametersSpec:
     """``spec.hyperparameters``; several defaults depend on the method."""
     section = spec["hyperparameters"]
     if section["optimizer"] == "SGD" and float(section["weightDecay"]):
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.hyperparameters.weightDecay is {section['weightDecay']}, but SGD has none: "
-            'use AdamW, or set it to "0.0".',
+            "use AdamW, or set it to 0.",
         )
     lora = "lora" in spec["method"]
     values = _by_attribute(
@@ -90,7 +90,7 @@ def _refuse_smoothing(options: Object) -> None:
         raise Refused(
             Reason.INVALID_SPEC,
             f"spec.method.dpo.labelSmoothing is {smoothing:g}: with half of the pairs wrong there is nothing to "
-            'learn. Use a share below "0.5".',
+            "learn. Use a share below 0.5.",
         )
 
 

@@ -15,20 +15,20 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from finetune_contract import RunFolder
-from finetune_operator.artifacts.port import StorageError, Store
+from finetune_operator.artifacts.port import ObjectStore, StorageError
 from finetune_operator.cluster.port import (
     EVENTS,
     JOBS,
     JOBSETS,
     AlreadyExists,
-    Cluster,
     ClusterError,
     Conflict,
+    KubernetesClient,
     Object,
     Rejected,
 )
-from finetune_operator.lifecycle.decision import Decision, Deletion, Notice
-from finetune_operator.lifecycle.observed import Observed, Takeover
+from finetune_operator.lifecycle.decision import Decision, Deletion, JobEvent
+from finetune_operator.lifecycle.observation import Observation, TakeoverRecord
 from finetune_operator.lifecycle.ownership import own_jobsets
 from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.errors import NameTaken
@@ -68,9 +68,9 @@ class Applier:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesClient,
         plans: Plans,
-        store: Store,
+        store: ObjectStore,
         *,
         created: Callable[[JobSetCreated], None] = _ignore,
     ) -> None:
@@ -80,21 +80,21 @@ class Applier:
         self._created = created
         self._taking_over: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def apply(self, observed: Observed, decision: Decision) -> None:
+    async def apply(self, observation: Observation, decision: Decision) -> None:
         """Raises ClusterError or StorageError at the first write that fails; nothing after it was tried, but for the
         deletions where a record of an attempt could not be written."""
-        job = observed.job
+        job = observation.job
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         if decision.retry is not None:
-            run = self._run_folder(observed, decision)
+            run = self._run_folder(observation, decision)
             await self._store.write(
                 run.retry(decision.retry.generation), decision.retry.model_dump_json().encode()
             )
         if decision.takeover is not None:
-            await self._take_over(observed, self._run_folder(observed, decision), decision.takeover)
+            await self._take_over(observation, self._run_folder(observation, decision), decision.takeover)
         if decision.records:
             try:
-                await self._write_records(observed, decision)
+                await self._write_records(observation, decision)
             except StorageError:
                 await self._stop_unrecorded(job, decision)
                 raise
@@ -103,23 +103,23 @@ class Applier:
         if not decision.status_before_deletions:
             await self._delete(job, decision.deletions)
         if decision.jobset is not None:
-            await self._create_jobset(observed, decision.jobset)
+            await self._create_jobset(observation, decision.jobset)
             created = decision.jobset["metadata"]["name"]
             log.info("created JobSet %s", created)
             self._created(JobSetCreated(namespace, name, created))
         for notice in decision.notices:
-            await self._tell(job, notice, observed.now)
+            await self._tell(job, notice, observation.now)
         if decision.status_before_deletions:
             await self._write_status_then_delete(job, decision.status, decision.deletions)
         else:
             await self.write_status(job, decision.status)
 
-    async def _take_over(self, observed: Observed, run: RunFolder, note: Takeover) -> None:
+    async def _take_over(self, observation: Observation, run: RunFolder, note: TakeoverRecord) -> None:
         """Of jobs that are to go on in one folder the first leaves its note. Conflict: another one has, since the look.
         One process has the Lease, so a lock of this one is enough."""
         async with self._taking_over.setdefault(run.uri, asyncio.Lock()):
             noted = taken_over_by(await self._store.list(run.attempts))
-            if set(noted) != {each.uid[:8] for each in observed.folder.takeovers}:
+            if set(noted) != {each.uid[:8] for each in observation.folder.takeovers}:
                 raise Conflict(f"{run.uri} has been taken over since")
             await self._store.write(run.taken_over(note.uid), note.model_dump_json().encode())
 
@@ -178,31 +178,31 @@ class Applier:
         for deletion in deletions:
             await self._cluster.delete(JOBSETS, namespace, deletion.name, uid=deletion.uid, foreground=True)
 
-    async def _write_records(self, observed: Observed, decision: Decision) -> None:
-        run = self._run_folder(observed, decision)
+    async def _write_records(self, observation: Observation, decision: Decision) -> None:
+        run = self._run_folder(observation, decision)
         for key, failure in decision.records:
             uri = run.failure(*key.place)
             await self._store.write(uri, failure.to_json().encode())
 
-    def _run_folder(self, observed: Observed, decision: Decision) -> RunFolder:
-        snapshot = observed.snapshot or decision.snapshot
+    def _run_folder(self, observation: Observation, decision: Decision) -> RunFolder:
+        snapshot = observation.snapshot or decision.snapshot
         assert snapshot is not None, "an attempt has failed, so the job was admitted"
         return Folders.of(snapshot).run
 
-    async def _create_jobset(self, observed: Observed, jobset: Object) -> None:
+    async def _create_jobset(self, observation: Observation, jobset: Object) -> None:
         """Conflict: it is there already, so the look was stale. NameTaken: what is there is not the job's."""
-        job = observed.job
+        job = observation.job
         try:
             await self._cluster.create(JOBSETS, jobset)
         except AlreadyExists as error:
             namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
             # The role lets the operator list JobSets, not get them.
             there = await self._cluster.list(JOBSETS, namespace, fields={"metadata.name": name})
-            if own_jobsets(job, there, observed.snapshot):
+            if own_jobsets(job, there, observation.snapshot):
                 raise
             raise NameTaken("JobSet", namespace, name) from error
 
-    async def _tell(self, job: Object, notice: Notice, now: datetime) -> None:
+    async def _tell(self, job: Object, notice: JobEvent, now: datetime) -> None:
         """One Event. A fault that passes loses none; one that stays stops nothing: the status says it, too."""
         event = event_of(job, notice, now)
         for final in (False, True):
@@ -218,7 +218,7 @@ class Applier:
                 return
 
 
-def event_of(job: Object, notice: Notice, now: datetime) -> Object:
+def event_of(job: Object, notice: JobEvent, now: datetime) -> Object:
     """A core/v1 Event, which is what ``kubectl describe`` shows. The name holds a digest of what it says."""
     metadata = job["metadata"]
     told = "\n".join((metadata["uid"], notice.type, notice.reason, notice.message, notice.since))

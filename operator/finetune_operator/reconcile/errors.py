@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from finetune_operator.artifacts.port import StorageDenied, StorageError
-from finetune_operator.cluster.port import Conflict, Object, Rejected, TooLarge, Unavailable
+from finetune_operator.cluster.port import Conflict, Object, Rejected, ResponseTooLarge, Unavailable
 from finetune_operator.lifecycle.conditions import with_error
 from finetune_operator.planning.errors import Refused
 
@@ -22,7 +22,7 @@ class NameTaken(Conflict):
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (NameTaken, "NameTaken"),
     (Conflict, "ChangedMeanwhile"),
-    (TooLarge, "TooManyObjects"),
+    (ResponseTooLarge, "TooManyObjects"),
     (Rejected, "RefusedByAPIServer"),
     (Unavailable, "APIServerUnavailable"),
     (StorageDenied, "StoragePermissionDenied"),

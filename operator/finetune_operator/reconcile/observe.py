@@ -19,20 +19,20 @@ from finetune_operator.cluster.port import (
     PODS,
     PROFILES,
     WORKLOADS,
-    Cluster,
     Keep,
-    Kind,
+    KubernetesClient,
     NotFound,
     Object,
     Rejected,
+    ResourceKind,
 )
 from finetune_operator.lifecycle.children import slice_kind, slice_kinds
 from finetune_operator.lifecycle.classify import settled
 from finetune_operator.lifecycle.decide import finished
-from finetune_operator.lifecycle.decision import CloserLook, Concerned
+from finetune_operator.lifecycle.decision import DetailRequest, ObjectReference
 from finetune_operator.lifecycle.disruption import WINDOW
-from finetune_operator.lifecycle.evidence import own_attempts
-from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView
+from finetune_operator.lifecycle.known_attempts import own_attempts
+from finetune_operator.lifecycle.observation import AttemptKey, Observation, RunFolderView
 from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
 from finetune_operator.lifecycle.reduced import (
     jobset_of,
@@ -46,10 +46,10 @@ from finetune_operator.planning.admission import may_resume
 from finetune_operator.planning.chat_template import template_ref
 from finetune_operator.planning.first_format import first_format_name
 from finetune_operator.planning.queueing import QUEUE_LABEL
-from finetune_operator.planning.resumption import User, blocks, namespace_of, owner_of, resumed_folder
+from finetune_operator.planning.resumption import FolderUser, blocks, namespace_of, owner_of, resumed_folder
 from finetune_operator.planning.source_job import source_name
+from finetune_operator.reconcile.memory_budget import MemoryBudget, MemoryShare
 from finetune_operator.reconcile.plans import Plans
-from finetune_operator.reconcile.room import Room, Rooms
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.rendering import attempt_of
 from finetune_operator.rendering.labels import UID_LABEL
@@ -87,7 +87,7 @@ class Observer:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesClient,
         plans: Plans,
         folder: RunFolderReader,
         *,
@@ -101,9 +101,9 @@ class Observer:
         self._utc_now = utc_now
         self._live_jobs = live_jobs
         self._namespaces = namespaces
-        self.rooms = Rooms()
+        self.rooms = MemoryBudget()
 
-    async def observe(self, key: JobKey, room: Room) -> Observed | None:
+    async def observe(self, key: JobKey, room: MemoryShare) -> Observation | None:
         """Everything about one job; None when there is no such job. Raises ClusterError. What tenants have made is held
         in ``room``, and is cut to what decisions read.
 
@@ -134,7 +134,7 @@ class Observer:
         resumes = snapshot is not None or may_resume(job, profiles)
         neighbours, unserved = await self._neighbours(job, view) if resumes else ((), None)
         nodes = await self._nodes([pod for pod in pods if not _judged(pod, view)], jobsets, room)
-        return Observed(
+        return Observation(
             now=self._utc_now(),
             job=job,
             profiles=tuple(profiles),
@@ -154,7 +154,7 @@ class Observer:
         )
 
     async def _kept(
-        self, kind: Kind, namespace: str | None, room: Room, *, keep: Keep, **selected: Any
+        self, kind: ResourceKind, namespace: str | None, room: MemoryShare, *, keep: Keep, **selected: Any
     ) -> list[Object]:
         """What is needed of each object, page by page."""
         # A continuation may outlive the server's history (410); one list from the start is then within it.
@@ -173,15 +173,17 @@ class Observer:
                 return found
         raise AssertionError("unreachable")
 
-    async def look_closer(self, observed: Observed, at: CloserLook, room: Room) -> Observed:
+    async def look_closer(
+        self, observation: Observation, at: DetailRequest, room: MemoryShare
+    ) -> Observation:
         """The same look with more detail. Raises ClusterError."""
-        assert observed.snapshot is not None, "a job that runs was admitted"
-        run = Folders.of(observed.snapshot).run
-        namespace = observed.job["metadata"]["namespace"]
+        assert observation.snapshot is not None, "a job that runs was admitted"
+        run = Folders.of(observation.snapshot).run
+        namespace = observation.job["metadata"]["namespace"]
         return replace(
-            observed,
-            hosts=await self._hosts(run, at.hosts) if at.hosts else observed.hosts,
-            events=await self._events(namespace, at.events, room) if at.events else observed.events,
+            observation,
+            hosts=await self._hosts(run, at.hosts) if at.hosts else observation.hosts,
+            events=await self._events(namespace, at.events, room) if at.events else observation.events,
         )
 
     async def _hosts(self, run: RunFolder, count: int) -> Mapping[int, HostProgress]:
@@ -197,7 +199,7 @@ class Observer:
         found = await self._find(JOBS, key.namespace, key.name)
         return found and reduced_job(found)
 
-    async def _find(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def _find(self, kind: ResourceKind, namespace: str, name: str) -> Object | None:
         try:
             return await self._cluster.get(kind, namespace, name)
         except NotFound:
@@ -225,7 +227,7 @@ class Observer:
         return view
 
     async def _nodes(
-        self, pods: Sequence[Object], jobsets: Sequence[Object], room: Room
+        self, pods: Sequence[Object], jobsets: Sequence[Object], room: MemoryShare
     ) -> Mapping[str, Object] | None:
         """All nodes of the slice's kind, in one request, while a failure on it is fresh and not judged. Without the
         right to see them nothing is known of them. Kinds that the JobSets ask for come first: a pod may name any."""
@@ -243,7 +245,7 @@ class Observer:
             return None
         return {node["metadata"]["name"]: node for nodes in found for node in nodes}
 
-    async def _events(self, namespace: str, about: Concerned, room: Room) -> tuple[Object, ...]:
+    async def _events(self, namespace: str, about: ObjectReference, room: MemoryShare) -> tuple[Object, ...]:
         """Without the right to see them there are none."""
         fields = {"involvedObject.kind": about.kind, "involvedObject.name": about.name}
         try:
@@ -253,7 +255,7 @@ class Observer:
             return ()
 
     async def _workloads(
-        self, namespace: str, jobsets: Sequence[Object], room: Room
+        self, namespace: str, jobsets: Sequence[Object], room: MemoryShare
     ) -> tuple[Object, ...] | None:
         """Kueue's, of the JobSets that are in a queue, or are held all the same, as Kueue may be set to do with
         every JobSet. Nothing is asked where none is."""
@@ -299,7 +301,7 @@ class Observer:
         if note is not None:
             # An earlier release recorded no namespace.
             spaces = [note.namespace] if note.namespace else [metadata["namespace"], namespace_of(folder)]
-            users += [User(each, note.job, note.uid) for each in dict.fromkeys(spaces) if each]
+            users += [FolderUser(each, note.job, note.uid) for each in dict.fromkeys(spaces) if each]
         last = note.namespace if note else namespace_of(folder)
         read = [
             (user, await self.job(JobKey(user.namespace, user.name)))

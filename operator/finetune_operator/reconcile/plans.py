@@ -8,12 +8,12 @@ from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     JOBS,
     AlreadyExists,
-    Cluster,
     Conflict,
+    KubernetesClient,
     NotFound,
     Object,
 )
-from finetune_operator.planning.snapshot import JOB_NAMESPACE_LABEL, PLAN_COMPONENT, plan_name
+from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL, PLAN_COMPONENT, plan_name
 from finetune_operator.rendering.labels import JOB_LABEL, UID_LABEL
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Plans:
         namespace: the operator's own.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
+    def __init__(self, cluster: KubernetesClient, namespace: str) -> None:
         self._cluster = cluster
         self._namespace = namespace
 

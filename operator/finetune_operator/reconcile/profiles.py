@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from finetune_operator.cluster.port import PROFILES, Cluster, ClusterError, NotFound
+from finetune_operator.cluster.port import PROFILES, ClusterError, KubernetesClient, NotFound
 from finetune_operator.lifecycle.profiles import profile_status
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
@@ -38,7 +38,11 @@ class ProfileReconciler:
     """
 
     def __init__(
-        self, cluster: Cluster, *, used_by: Callable[[str], int | None], utc_now: Callable[[], datetime]
+        self,
+        cluster: KubernetesClient,
+        *,
+        used_by: Callable[[str], int | None],
+        utc_now: Callable[[], datetime],
     ) -> None:
         self._cluster = cluster
         self._used_by = used_by

@@ -8,16 +8,16 @@ from datetime import datetime
 from typing import Protocol, Self
 
 from finetune_operator.artifacts.port import StorageError
-from finetune_operator.artifacts.shares import asking_for
+from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.port import ClusterError, Conflict
 from finetune_operator.lifecycle.decide import finished
 from finetune_operator.lifecycle.decision import Decision
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.planning.errors import Refused
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.errors import reason_of, status_with_error
+from finetune_operator.reconcile.memory_budget import MemoryShare
 from finetune_operator.reconcile.observe import JobKey, Observer
-from finetune_operator.reconcile.room import Room
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ReconcileError(Exception):
 class Decide(Protocol):
     """The pure core: :func:`finetune_operator.lifecycle.decide.decide`."""
 
-    def __call__(self, observed: Observed, /) -> Decision: ...
+    def __call__(self, observation: Observation, /) -> Decision: ...
 
 
 class Reconciler:
@@ -85,27 +85,27 @@ class Reconciler:
         Raises:
             ReconcileError: for whatever went wrong.
         """
-        with asking_for(key.namespace, seconds=STORE_SECONDS):
+        with calls_for_tenant(key.namespace, seconds=STORE_SECONDS):
             async with self._observer.rooms.of(key.namespace) as room:
                 return await self._reconcile(key, retry_in, room)
 
-    async def _reconcile(self, key: JobKey, retry_in: float, room: Room) -> float | None:
-        observed: Observed | None = None
+    async def _reconcile(self, key: JobKey, retry_in: float, room: MemoryShare) -> float | None:
+        observation: Observation | None = None
         try:
-            observed = await self._observer.observe(key, room)
-            if observed is None:
+            observation = await self._observer.observe(key, room)
+            if observation is None:
                 return None
-            decision = await self._decided(observed)
+            decision = await self._decided(observation)
             if decision.closer is not None:
-                observed = await self._observer.look_closer(observed, decision.closer, room)
-                decision = await self._decided(observed)
+                observation = await self._observer.look_closer(observation, decision.closer, room)
+                decision = await self._decided(observation)
             if decision.fault is not None:
                 log.error("a fault of the operator over what the run folder holds", exc_info=decision.fault)
-            await self._applier.apply(observed, decision)
+            await self._applier.apply(observation, decision)
         except Conflict as error:
             # The world moved between look and write: no news for a user, unless it happens again and again.
             if retry_in >= _PERSISTENT_SECONDS:
-                await self._report(key, observed, error, retry_in)
+                await self._report(key, observation, error, retry_in)
             raise ReconcileError.of(error) from error
         except StorageError as error:
             # The job is read again: its status may hold since what waits to be written.
@@ -114,26 +114,26 @@ class Reconciler:
         except Exception as error:
             if not isinstance(error, ClusterError | Refused):
                 log.exception("a fault of the operator")
-            await self._report(key, observed, error, retry_in)
+            await self._report(key, observation, error, retry_in)
             raise ReconcileError.of(error) from error
         if decision.fault is not None:
             # The status that was just written names it.
             raise ReconcileError.of(decision.fault) from decision.fault
-        return decision.look_again_after
+        return decision.requeue_after
 
-    async def _decided(self, observed: Observed) -> Decision:
+    async def _decided(self, observation: Observation) -> Decision:
         """On thousands of children a decision takes a second; nobody else waits for it then."""
-        if len(observed.jobsets) + len(observed.pods) <= _FEW:
-            return self._decide(observed)
-        return await asyncio.get_running_loop().run_in_executor(self._aside, self._decide, observed)
+        if len(observation.jobsets) + len(observation.pods) <= _FEW:
+            return self._decide(observation)
+        return await asyncio.get_running_loop().run_in_executor(self._aside, self._decide, observation)
 
     async def _report(
-        self, key: JobKey, observed: Observed | None, error: Exception, retry_in: float
+        self, key: JobKey, observation: Observation | None, error: Exception, retry_in: float
     ) -> None:
         """Into the status, best effort: the API server may be what failed."""
         retry_in = max(retry_in, ReconcileError.of(error).retry_after)
         try:
-            job = observed.job if observed else await self._observer.job(key)
+            job = observation.job if observation else await self._observer.job(key)
             # One that has ended says for good how it ended; what is left to do for it shows in log and metrics.
             if job is not None and not finished(job):
                 status = status_with_error(job, error, now=self._utc_now(), retry_in=retry_in)

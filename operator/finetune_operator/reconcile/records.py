@@ -6,11 +6,11 @@ from finetune_contract import Failure, Outcome, StageResult, TrainOutcome
 from finetune_contract.versions import CONTRACT_VERSION, major_of
 
 
-class MalformedError(Exception):
+class MalformedRecordError(Exception):
     """A file is not the record that its name promises."""
 
 
-class NewerError(Exception):
+class NewerRecordError(Exception):
     """A file is a record of a newer major version of the contract."""
 
 
@@ -21,13 +21,15 @@ def parsed[T: BaseModel](uri: str, content: bytes, model: type[T]) -> T:
     except ValidationError as error:
         major = major_of(content)
         if major is not None and major > CONTRACT_VERSION.major:
-            raise NewerError(
+            raise NewerRecordError(
                 f"{uri} was written under version {major} of the contract, and this operator knows up to "
                 f"{CONTRACT_VERSION}. Upgrade the operator"
             ) from error
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise MalformedError(f"{uri} is no {model.__name__}: {where[:128]}: {first['msg'][:256]}") from error
+        raise MalformedRecordError(
+            f"{uri} is no {model.__name__}: {where[:128]}: {first['msg'][:256]}"
+        ) from error
 
 
 def result_in_brief(record: StageResult) -> StageResult:

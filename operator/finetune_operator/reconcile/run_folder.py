@@ -26,26 +26,26 @@ from finetune_contract import (
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import (
     PROGRESS_LIMIT,
+    ListingTooLarge,
+    ObjectStore,
+    ObjectTooLarge,
     StorageDenied,
     StorageError,
-    Store,
-    TooLarge,
-    TooManyNames,
 )
 from finetune_operator.cluster.port import Object
 from finetune_operator.lifecycle.classify import settled
-from finetune_operator.lifecycle.observed import (
+from finetune_operator.lifecycle.observation import (
     AttemptFiles,
     AttemptKey,
-    Retry,
+    ReadFailure,
+    RetryRecord,
     RunFolderView,
-    Takeover,
-    Unreadable,
+    TakeoverRecord,
     in_order,
 )
-from finetune_operator.planning.snapshot import read_snapshot
+from finetune_operator.planning.stored_plan import read_stored_plan
 from finetune_operator.reconcile.denials import Denials
-from finetune_operator.reconcile.files_of_look import FilesOfLook, UnreadableError, always, never, whole
+from finetune_operator.reconcile.file_cache import FileCache
 from finetune_operator.reconcile.listing import (
     attempt_of,
     files_by_attempt,
@@ -53,12 +53,12 @@ from finetune_operator.reconcile.listing import (
     taken_over_by,
 )
 from finetune_operator.reconcile.records import (
-    MalformedError,
-    NewerError,
+    MalformedRecordError,
+    NewerRecordError,
     failure_in_brief,
     result_in_brief,
 )
-from finetune_operator.reconcile.remembered import RememberedFiles
+from finetune_operator.reconcile.run_folder_files import RunFolderFiles, UnreadableError, always, never, whole
 
 __all__ = ["Folders", "RunFolderReader", "attempt_of"]
 
@@ -73,7 +73,7 @@ class Folders:
     @classmethod
     def of(cls, snapshot: Object) -> Self:
         """What the ConfigMap ``<job>-plan`` says. Raises Refused when it is not one of ours."""
-        read = read_snapshot(snapshot)
+        read = read_stored_plan(snapshot)
         return cls(run=read.run_folder, cache=read.cache)
 
 
@@ -85,11 +85,11 @@ _MOST_TAKEOVERS = 100
 _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,128}")
 _NOTE_FIX = "Delete it; where it is a note on a retry, raise spec.retry.generation, too."
 
-type Own = Callable[[Collection[AttemptKey], tuple[Takeover, ...]], Collection[AttemptKey]]
+type Own = Callable[[Collection[AttemptKey], tuple[TakeoverRecord, ...]], Collection[AttemptKey]]
 """Of the attempts that are listed, those of the job."""
 
 
-def _all(listed: Collection[AttemptKey], _takeovers: tuple[Takeover, ...]) -> Collection[AttemptKey]:
+def _all(listed: Collection[AttemptKey], _takeovers: tuple[TakeoverRecord, ...]) -> Collection[AttemptKey]:
     return listed
 
 
@@ -103,9 +103,9 @@ class RunFolderReader:
         remembered_bytes: of files that are remembered, for all live jobs together.
     """
 
-    def __init__(self, store: Store, *, remembered_bytes: int = 16 * 2**20) -> None:
+    def __init__(self, store: ObjectStore, *, remembered_bytes: int = 16 * 2**20) -> None:
         self._store = store
-        self._remembered = RememberedFiles(remembered_bytes)
+        self._remembered = FileCache(remembered_bytes)
         self._denials = Denials()
 
     @property
@@ -128,28 +128,28 @@ class RunFolderReader:
         look = _Look(self._store, self._remembered, job)
         try:
             view = await look.view(folders, own, retry)
-        except (StorageError, MalformedError, NewerError, UnreadableError) as error:
+        except (StorageError, MalformedRecordError, NewerRecordError, UnreadableError) as error:
             return RunFolderView(unreadable=self._why(error, job, folders.run, listed=look.listed))
         self._denials.answered(job, folders.run.uri)
         return view
 
-    def _why(self, error: Exception, job: Hashable, run: RunFolder, *, listed: bool) -> Unreadable:
+    def _why(self, error: Exception, job: Hashable, run: RunFolder, *, listed: bool) -> ReadFailure:
         message = f"{error}."
         match error:
             case StorageDenied():
                 alone = self._denials.alone(job, run.uri, listed=listed)
                 reason = Reason.STORAGE_PERMISSION_DENIED if alone else Reason.STORE_UNAVAILABLE
-            case TooManyNames():
+            case ListingTooLarge():
                 reason = Reason.RUN_FOLDER_TOO_LARGE
-            case TooLarge() | MalformedError():
+            case ObjectTooLarge() | MalformedRecordError():
                 reason, message = Reason.RECORD_MALFORMED, f"{message} {_NOTE_FIX}"
-            case NewerError():
+            case NewerRecordError():
                 reason = Reason.CONTRACT_NEWER
             case UnreadableError():
                 reason = error.reason
             case _:
                 reason = Reason.STORE_UNAVAILABLE
-        return Unreadable(reason=reason, message=message)
+        return ReadFailure(reason=reason, message=message)
 
     def forget(self, job: Hashable) -> None:
         """The job has ended or is gone: nothing of it is remembered any more."""
@@ -169,7 +169,7 @@ class RunFolderReader:
         return told
 
     async def _host(self, uri: str) -> bytes | None:
-        with contextlib.suppress(TooLarge):
+        with contextlib.suppress(ObjectTooLarge):
             return await self._store.read(uri, limit=PROGRESS_LIMIT)
         return None
 
@@ -177,9 +177,9 @@ class RunFolderReader:
 class _Look:
     """One look at one run folder."""
 
-    def __init__(self, store: Store, remembered: RememberedFiles, job: Hashable) -> None:
+    def __init__(self, store: ObjectStore, remembered: FileCache, job: Hashable) -> None:
         self._store = store
-        self._files = FilesOfLook(store, remembered, job)
+        self._files = RunFolderFiles(store, remembered, job)
         self._warnings: list[str] = []
         self.listed = False
         """Whether the store has shown the folder's names."""
@@ -211,7 +211,7 @@ class _Look:
             warnings=tuple(self._warnings),
         )
 
-    async def _takeovers(self, run: RunFolder, names: Sequence[str]) -> tuple[Takeover, ...]:
+    async def _takeovers(self, run: RunFolder, names: Sequence[str]) -> tuple[TakeoverRecord, ...]:
         uids = taken_over_by(names)
         if len(uids) > _MOST_TAKEOVERS:
             text = f"{run.attempts} holds {len(uids)} notes taken-over-*.json, and {_MOST_TAKEOVERS} are read"
@@ -220,15 +220,15 @@ class _Look:
         notes = [await self._takeover(run.taken_over(uid), uid) for uid in uids]
         return in_order(note for note in notes if note is not None)
 
-    async def _takeover(self, uri: str, uid: str) -> Takeover | None:
+    async def _takeover(self, uri: str, uid: str) -> TakeoverRecord | None:
         """``uid``: its first characters, as the name says."""
 
-        def named(note: Takeover) -> bool:
+        def named(note: TakeoverRecord) -> bool:
             return note.uid[: len(uid)] == uid
 
-        note = await self._files.read(uri, Takeover, final=named)
+        note = await self._files.read(uri, TakeoverRecord, final=named)
         if note is not None and not named(note):
-            raise MalformedError(f"{uri} is no Takeover: uid: not the one in its name")
+            raise MalformedRecordError(f"{uri} is no Takeover: uid: not the one in its name")
         return note
 
     async def _attempts(
@@ -249,15 +249,15 @@ class _Look:
         if "result.json" in names:
             try:
                 result = await self._result(run.result(*key.place), last=last)
-            except (MalformedError, TooLarge) as error:
+            except (MalformedRecordError, ObjectTooLarge) as error:
                 malformed = str(error)
-            except NewerError as error:
+            except NewerRecordError as error:
                 newer = str(error)
         failure = None
         if "failure.json" in names:
             try:
                 failure = await self._failure(run.failure(*key.place), last=last)
-            except NewerError as error:
+            except NewerRecordError as error:
                 newer = newer or str(error)
         return AttemptFiles(result=result, failure=failure, malformed=malformed, newer=newer)
 
@@ -282,22 +282,24 @@ class _Look:
 
         try:
             return await self._files.read(uri, Failure, final=final, kept=whole if last else failure_in_brief)
-        except (MalformedError, TooLarge) as error:
+        except (MalformedRecordError, ObjectTooLarge) as error:
             self._warnings.append(str(error))
             return None
 
-    async def _retry(self, run: RunFolder, generation: int) -> Retry | None:
-        def named(note: Retry) -> bool:
+    async def _retry(self, run: RunFolder, generation: int) -> RetryRecord | None:
+        def named(note: RetryRecord) -> bool:
             return note.generation == generation
 
-        note = await self._files.read(run.retry(generation), Retry, final=named)
+        note = await self._files.read(run.retry(generation), RetryRecord, final=named)
         if note is not None and not named(note):
-            raise MalformedError(f"{run.retry(generation)} is no Retry: generation: not the one in its name")
+            raise MalformedRecordError(
+                f"{run.retry(generation)} is no Retry: generation: not the one in its name"
+            )
         return note
 
     async def _progress(
         self, run: RunFolder, attempts: Mapping[AttemptKey, AttemptFiles], *, last: bool
-    ) -> tuple[Progress | None, Unreadable | None]:
+    ) -> tuple[Progress | None, ReadFailure | None]:
         """``last``: no other job has trained in the folder before, whose end may be remembered."""
         trained = [files for key, files in sorted(attempts.items()) if key.stage is Stage.TRAIN]
         if not trained:
@@ -309,10 +311,10 @@ class _Look:
             found = await self._files.read(
                 run.progress, Progress, limit=PROGRESS_LIMIT, final=always if done else never
             )
-        except (MalformedError, TooLarge) as error:
-            return None, Unreadable(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
-        except NewerError as error:
-            return None, Unreadable(reason=Reason.CONTRACT_NEWER, message=f"{error}.")
+        except (MalformedRecordError, ObjectTooLarge) as error:
+            return None, ReadFailure(reason=Reason.RECORD_MALFORMED, message=f"{error}.")
+        except NewerRecordError as error:
+            return None, ReadFailure(reason=Reason.CONTRACT_NEWER, message=f"{error}.")
         return found, None
 
     async def _convert_manifest(
@@ -326,7 +328,7 @@ class _Look:
         try:
             # Not remembered: people may empty the cache, and a hit must not outlive its files.
             return await self._files.read(cache.convert_manifest(fingerprint), ConvertManifest), ""
-        except (MalformedError, NewerError, TooLarge) as error:
+        except (MalformedRecordError, NewerRecordError, ObjectTooLarge) as error:
             self._warnings.append(f"{error}; the model counts as not converted")
             return None, f"its manifest in the cache cannot be read: {error}"
 

@@ -1,6 +1,6 @@
 """Plan, stage, attempt -> JobSet, as plain dicts. Pure."""
 
-from finetune_operator.rendering.jobset import TPU_STAGES, first_group, render_jobset
+from finetune_operator.rendering.jobset import first_group, render_jobset
 from finetune_operator.rendering.labels import (
     ATTEMPT_LABEL,
     JOB_LABEL,
@@ -27,7 +27,6 @@ __all__ = [
     "PLAN_ANNOTATION",
     "RESTART_LABEL",
     "STAGE_LABEL",
-    "TPU_STAGES",
     "UID_LABEL",
     "CpuPoolTooSmall",
     "attempt_of",

@@ -1,20 +1,21 @@
-"""Preflight, Convert and Export: one pod on a CPU node."""
+"""Stages on CPU: one pod on a CPU node."""
 
 from typing import Any
 
 from finetune_contract import Stage, StageRequest
 from finetune_contract.request import SLICE_PROGRAMS_VARIABLE, SLICE_VARIABLES
 from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.mcjax import programs_folder, slice_flags
 from finetune_operator.rendering.memory import cpu_memory_gib
 from finetune_operator.rendering.pod import pod_spec
 from finetune_operator.rendering.scratch import scratch_gib, scratch_limit_gib
 
-_CORES = {Stage.PREFLIGHT: "1", Stage.CONVERT: "2", Stage.EXPORT: "2"}
-
 
 def cpu_pod(plan: Plan, request: StageRequest, findings: Findings) -> dict[str, Any]:
     """The stage's pod. Raises CpuPoolTooSmall."""
+    resources = STAGES[request.stage].cpu
+    assert resources is not None, "called for a stage on CPU"
     memory = f"{cpu_memory_gib(plan, request.stage, findings)}Gi"
     scratch = scratch_gib(plan, request.stage, findings)
     most = scratch_limit_gib(request.stage, scratch)
@@ -25,7 +26,7 @@ def cpu_pod(plan: Plan, request: StageRequest, findings: Findings) -> dict[str, 
         # Memory is requested whole: an overcommitted node would kill whoever grew last. Cores may be borrowed.
         resources={
             "requests": {
-                "cpu": _CORES[request.stage],
+                "cpu": resources.cores,
                 "memory": memory,
                 "ephemeral-storage": f"{scratch}Gi",
             },

@@ -14,9 +14,8 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.planning import Findings, Plan, stage_request
-from finetune_operator.planning.snapshot import digest
+from finetune_operator.planning.stored_plan import digest
 from finetune_operator.rendering.cpu import cpu_pod
-from finetune_operator.rendering.group import Group, render_group
 from finetune_operator.rendering.labels import (
     CLAIM_ANNOTATION,
     FLAVOR_ANNOTATION,
@@ -28,15 +27,15 @@ from finetune_operator.rendering.labels import (
 )
 from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
 from finetune_operator.rendering.pathways import HEAD, pathways_groups, pathways_policies
+from finetune_operator.rendering.replicated_job import ReplicatedJob, render_replicated_job
 
-TPU_STAGES = frozenset({Stage.TRAIN, Stage.EVALUATE})
 #: Replicated jobs: the one pod on CPU; the hosts of slices under McJAX.
 CPU, SLICE = "cpu", "slice"
 
 
 def first_group(plan: Plan, stage: Stage) -> str:
     """Name of the replicated job whose pods come first, and of which every JobSet has one."""
-    if stage not in TPU_STAGES:
+    if not stage.on_tpu:
         return CPU
     return SLICE if plan.pathways is None else HEAD
 
@@ -46,13 +45,13 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
 
     Raises:
         Refused: the request is too large.
-        ContractNotSpoken: the trainer image does not understand all of it.
+        ContractUnsupported: the trainer image does not understand all of it.
         CpuPoolTooSmall: the model does not fit the profile's CPU nodes.
     """
     name = jobset_name(plan.job.name, stage, attempt)
     labels = child_labels(plan, stage, attempt)
     request = stage_request(plan, stage, attempt, findings)
-    queued = queue_labels(plan, on_tpu=stage in TPU_STAGES)
+    queued = queue_labels(plan, on_tpu=stage.on_tpu)
     spec: dict[str, Any] = {
         # Kueue lets it go when there is quota. Were it not there, nothing would run past the quota.
         "suspend": bool(queued),
@@ -63,18 +62,20 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     }
     annotations: Mapping[str, str] = {}
     claim = {}
-    if stage in TPU_STAGES:
+    if stage.on_tpu:
         claim = {CLAIM_ANNOTATION: _claim(plan), FLAVOR_ANNOTATION: plan.placement.flavor}
-    if stage not in TPU_STAGES:
-        groups = [Group(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
+    if not stage.on_tpu:
+        groups = [ReplicatedJob(name=CPU, replicas=1, pods=1, pod=cpu_pod(plan, request, findings))]
     elif plan.pathways is None:
         hosts, annotations = plan.placement.shape.hosts, slice_annotations(plan)
-        groups = [Group(name=SLICE, replicas=plan.mesh.slices, pods=hosts, pod=slice_pod(plan, request))]
+        groups = [
+            ReplicatedJob(name=SLICE, replicas=plan.mesh.slices, pods=hosts, pod=slice_pod(plan, request))
+        ]
     else:
         groups = pathways_groups(plan, plan.pathways, request)
         spec |= pathways_policies(plan, name)
     spec["replicatedJobs"] = [
-        render_group(group, labels, plan.pod.labels, plan.pod.annotations) for group in groups
+        render_replicated_job(group, labels, plan.pod.labels, plan.pod.annotations) for group in groups
     ]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",

@@ -10,12 +10,9 @@ from math import floor
 
 from finetune_contract import ModelIdentity, ModelSizes, Stage, host_memory
 from finetune_operator.planning import Findings, Plan
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.quantities import gib
 
-#: The stages whose memory depends on the model.
-SIZED_STAGES = (Stage.CONVERT, Stage.EXPORT)
-#: What Preflight requests, unless the profile's nodes give less.
-PREFLIGHT_GIB = 8
 #: Below it no stage starts.
 _LEAST_GIB = 1
 #: Memory of the node types that clouds offer, GiB.
@@ -69,7 +66,7 @@ def sizes_of(model: ModelIdentity | None) -> ModelSizes:
 
 
 def needed_gib(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
-    """What a stage of ``SIZED_STAGES`` needs."""
+    """What a stage needs whose memory depends on the model."""
     sizes = sizes_of(model)
     held = host_memory.PIECE * sizes.largest_piece
     if stage is Stage.EXPORT:
@@ -124,8 +121,8 @@ def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
             stage=stage,
             fix="Create the job under a profile with larger CPU nodes.",
         )
-    if stage is Stage.PREFLIGHT:
-        return PREFLIGHT_GIB if limit is None else min(PREFLIGHT_GIB, floor(limit))
+    if (fixed := _fixed_gib(stage)) is not None:
+        return fixed if limit is None else min(fixed, floor(limit))
     needed = needed_gib(plan, stage, model)
     size = next((fits for node in NODE_SIZES if (fits := request_gib(node)) >= needed), needed)
     if limit is None or size <= limit:
@@ -133,6 +130,12 @@ def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
     if needed > limit:
         raise _too_small(plan, {stage: needed}, model)
     return floor(limit)
+
+
+def _fixed_gib(stage: Stage) -> int | None:
+    """None: it depends on the model."""
+    cpu = STAGES[stage].cpu
+    return cpu.memory_gib if cpu is not None else None
 
 
 def memory_wanted(plan: Plan, stage: Stage, model: ModelIdentity) -> int:
@@ -146,7 +149,7 @@ def memory_wanted(plan: Plan, stage: Stage, model: ModelIdentity) -> int:
 def require_cpu_memory(plan: Plan, stages: Iterable[Stage], model: ModelIdentity) -> None:
     """Raises CpuPoolTooSmall, which names all of ``stages`` that do not fit, where any does not."""
     limit = limit_gib(plan)
-    needed = {stage: needed_gib(plan, stage, model) for stage in stages if stage in SIZED_STAGES}
+    needed = {stage: needed_gib(plan, stage, model) for stage in stages if STAGES[stage].sized_by_model}
     failing = {stage: size for stage, size in needed.items() if limit is not None and size > limit}
     if failing:
         raise _too_small(plan, failing, model)

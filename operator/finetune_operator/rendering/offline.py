@@ -5,6 +5,7 @@ from typing import Any
 
 from finetune_contract import Stage
 from finetune_operator.planning import Findings, Plan, admit
+from finetune_operator.planning.stages import STAGES, EarlierFinding
 from finetune_operator.rendering.jobset import render_jobset
 from finetune_operator.rendering.offline_source import UNKNOWN_UID, without_checkpoint
 
@@ -13,29 +14,12 @@ type Object = Mapping[str, Any]
 #: On a JobSet whose stage is told more once earlier stages have run.
 KNOWN_LATER_ANNOTATION = "tpu-finetune.dev/known-later"
 
-_ON_SLICE = (Stage.TRAIN, Stage.EVALUATE)
 _STEPS = "number of steps (from Preflight)"
 _SOURCE = "model (from the FineTuneJob that it starts from)"
 _INPUTS = "commits and digests of the inputs (from Preflight)"
 _CHOSEN = "mesh and tuning (from Preflight, by compiling)"
 _SLICE = "slice (from Preflight)"
-_CONVERTED = "place of the converted model (from Convert)"
 _SIZE = "host memory and disk (from the model's size, Preflight)"
-_CHECKPOINT = "step of the checkpoint (from Train)"
-_LATER = {
-    Stage.PREFLIGHT: (),
-    Stage.CONVERT: (
-        "key of the conversion in the cache (from Preflight)",
-        _SIZE,
-    ),
-    Stage.TRAIN: (_CONVERTED,),
-    Stage.EVALUATE: (_CONVERTED, _CHECKPOINT),
-    Stage.EXPORT: (
-        _CONVERTED,
-        _CHECKPOINT,
-        _SIZE,
-    ),
-}
 
 
 def plan_offline(
@@ -68,16 +52,23 @@ def offline_plan(
 
 def _render(plan: Plan, stage: Stage) -> dict[str, Any]:
     jobset = render_jobset(plan, stage, 1, Findings())
-    later = [each for each in _LATER[stage] if each != _CONVERTED or Stage.CONVERT in plan.stages]
+    info = STAGES[stage]
+    later: list[str] = [
+        each
+        for each in info.waits_for
+        if each is not EarlierFinding.CONVERTED or Stage.CONVERT in plan.stages
+    ]
+    if info.sized_by_model:
+        later.append(_SIZE)
     if plan.lineage:
         later.append(_SOURCE)
     if stage is not Stage.PREFLIGHT:
         later.append(_INPUTS)
         if plan.hyperparameters.steps is None:
             later.append(_STEPS)
-    if stage in _ON_SLICE and plan.memory is not None and plan.memory.source == "Compile":
+    if stage.on_tpu and plan.memory is not None and plan.memory.source == "Compile":
         later.append(_CHOSEN)
-    if stage in _ON_SLICE and plan.memory is not None and plan.memory.candidates:
+    if stage.on_tpu and plan.memory is not None and plan.memory.candidates:
         later.append(_SLICE)
     if later:
         jobset["metadata"].setdefault("annotations", {})[KNOWN_LATER_ANNOTATION] = "; ".join(later)

@@ -17,15 +17,15 @@ from typing import Any
 from finetune_contract import StageRequest
 from finetune_operator.planning import Plan
 from finetune_operator.planning.pathways import Pathways
-from finetune_operator.rendering.group import Group, Object
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.mcjax import host_chips, slice_affinity, slice_annotations
 from finetune_operator.rendering.pod import (
-    GRACE_SECONDS,
     pod_spec,
     restricted,
     unprivileged,
     with_host_access,
 )
+from finetune_operator.rendering.replicated_job import Object, ReplicatedJob
 
 HEAD = "pathways-head"
 WORKER = "worker"
@@ -45,11 +45,11 @@ _RESTARTS_PER_HOST = 4
 _LABEL_LENGTH = 63
 
 
-def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> list[Group]:
+def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> list[ReplicatedJob]:
     """Head, then workers."""
     hosts = plan.placement.shape.hosts
     return [
-        Group(
+        ReplicatedJob(
             name=HEAD,
             replicas=1,
             pods=1,
@@ -57,7 +57,7 @@ def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> li
             # Without it all slices stop, so a node that is only half used is not worth removing.
             pod_annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
         ),
-        Group(
+        ReplicatedJob(
             name=WORKER,
             replicas=plan.mesh.slices,
             pods=hosts,
@@ -163,7 +163,7 @@ def _worker(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, 
         # One that dies comes back on its host and registers anew; the others go on.
         "restartPolicy": "OnFailure",
         # As long as the head may take: it saves through the workers.
-        **restricted(plan.service_account_tpu, grace_seconds=GRACE_SECONDS[request.stage]),
+        **restricted(plan.service_account_tpu, grace_seconds=STAGES[request.stage].grace_seconds),
         "nodeSelector": dict(plan.placement.node_selector),
         "tolerations": [dict(toleration) for toleration in plan.placement.tolerations],
         **slice_affinity(plan),

@@ -6,6 +6,7 @@ from typing import Any
 from finetune_contract import Stage, StageRequest
 from finetune_contract.request import REQUEST_VARIABLE, RESTART_VARIABLE
 from finetune_operator.planning import Plan
+from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.labels import RESTART_LABEL
 
 type Object = Mapping[str, Any]
@@ -14,16 +15,6 @@ CONTAINER = "trainer"
 SCRATCH = "/scratch"
 #: The trainer image's user; any other non-root user works, as only the volumes are written to.
 USER = 65532
-
-#: Seconds from SIGTERM to SIGKILL. Training saves a checkpoint first; Spot nodes grant less whatever stands here,
-#: planned maintenance grants it.
-GRACE_SECONDS = {
-    Stage.PREFLIGHT: 30,
-    Stage.CONVERT: 30,
-    Stage.TRAIN: 300,
-    Stage.EVALUATE: 60,
-    Stage.EXPORT: 60,
-}
 
 
 def pod_spec(
@@ -65,7 +56,7 @@ def pod_spec(
         container["ports"] = list(ports)
     return {
         "restartPolicy": "Never",
-        **restricted(service_account, grace_seconds=GRACE_SECONDS[request.stage]),
+        **restricted(service_account, grace_seconds=STAGES[request.stage].grace_seconds),
         "nodeSelector": dict(node_selector),
         "tolerations": [dict(toleration) for toleration in tolerations],
         "containers": [container],
@@ -132,7 +123,7 @@ def _env(plan: Plan, request: StageRequest) -> list[Object]:
     # Preflight always gets the token, so that a missing Secret is seen before any TPU is claimed.
     if plan.hub_token and (request.stage is Stage.PREFLIGHT or plan.reads_hub):
         variables.append(_secret("HF_TOKEN", *plan.hub_token))
-    if request.stage in (Stage.PREFLIGHT, Stage.EXPORT):
+    if STAGES[request.stage].uploads:
         variables += [_secret(variable, *secret) for variable, secret in plan.upload_tokens.items()]
     return variables
 

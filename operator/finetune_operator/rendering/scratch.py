@@ -6,13 +6,12 @@ from typing import Any
 
 from finetune_contract import ModelIdentity, ModelSizes, Stage
 from finetune_operator.planning import Findings, Plan
-from finetune_operator.rendering.memory import PREFLIGHT_GIB, SIZED_STAGES, CpuPoolTooSmall, sizes_of
+from finetune_operator.planning.stages import STAGES
+from finetune_operator.rendering.memory import CpuPoolTooSmall, sizes_of
 from finetune_operator.rendering.quantities import gib
 
 #: For logs, the caches of libraries, the tokenizer, samples of the data, and what file systems add.
 _FIXED_GIB = 8
-#: Of Preflight, which fetches and tokenizes the data but no weights.
-_PREFLIGHT_GIB = 16
 #: Of a limit above the request: for what the hub's client keeps of uploads, which its release decides.
 _SPARE_GIB = 16
 #: Bytes of a value by the names of the export's dtypes.
@@ -25,9 +24,10 @@ def scratch_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
 
     Raises CpuPoolTooSmall.
     """
-    if stage is Stage.PREFLIGHT:
+    cpu = STAGES[stage].cpu
+    if cpu is not None and cpu.scratch_gib is not None:
         limit = _most_gib(plan)
-        return _PREFLIGHT_GIB if limit is None else min(_PREFLIGHT_GIB, floor(limit))
+        return cpu.scratch_gib if limit is None else min(cpu.scratch_gib, floor(limit))
     model = findings.preflight.model if findings.preflight else None
     require_scratch(plan, (stage,), model)
     return needed_scratch_gib(plan, stage, model)
@@ -35,9 +35,13 @@ def scratch_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
 
 def pool_remarks(profile: Mapping[str, Any]) -> Iterator[str]:
     """What a profile's spec gives to Preflight, where that is less than it requests otherwise."""
-    pool = profile.get("cpuPool", {})
-    for name, usual in (("maxMemory", PREFLIGHT_GIB), ("maxEphemeralStorage", _PREFLIGHT_GIB)):
-        if name in pool and gib(pool[name]) < usual:
+    pool, requested = profile.get("cpuPool", {}), STAGES[Stage.PREFLIGHT].cpu
+    assert requested is not None, "Preflight runs on CPU"
+    for name, usual in (
+        ("maxMemory", requested.memory_gib),
+        ("maxEphemeralStorage", requested.scratch_gib),
+    ):
+        if usual is not None and name in pool and gib(pool[name]) < usual:
             yield (
                 f"spec.cpuPool.{name}: {pool[name]} is less than the {usual}Gi that Preflight requests where nothing "
                 "limits it, so it may be killed or evicted: offer larger CPU nodes."
@@ -45,7 +49,7 @@ def pool_remarks(profile: Mapping[str, Any]) -> Iterator[str]:
 
 
 def needed_scratch_gib(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
-    """What a stage of ``SIZED_STAGES`` needs, whatever the profile's nodes have."""
+    """What a stage needs whose disk depends on the model, whatever the profile's nodes have."""
     sizes = sizes_of(model)
     if stage is Stage.CONVERT:
         # The proof's forward pass reads a block's arrays from files.
@@ -58,7 +62,9 @@ def needed_scratch_gib(plan: Plan, stage: Stage, model: ModelIdentity | None) ->
 def require_scratch(plan: Plan, stages: Iterable[Stage], model: ModelIdentity | None) -> None:
     """Raises CpuPoolTooSmall, which names all of ``stages`` that need more than ``cpuPool.maxEphemeralStorage``."""
     limit = _most_gib(plan)
-    needed = {stage: needed_scratch_gib(plan, stage, model) for stage in stages if stage in SIZED_STAGES}
+    needed = {
+        stage: needed_scratch_gib(plan, stage, model) for stage in stages if STAGES[stage].sized_by_model
+    }
     failing = {stage: size for stage, size in needed.items() if limit is not None and size > limit}
     if failing:
         most = max(failing.values())
@@ -77,8 +83,9 @@ def _most_gib(plan: Plan) -> float | None:
 
 
 def scratch_limit_gib(stage: Stage, request: int) -> int | None:
-    """The limit beside that request, GiB. None: no limit, for Preflight and Convert also fetch data of any size."""
-    return request + _SPARE_GIB if stage is Stage.EXPORT else None
+    """The limit beside that request, GiB. None: no limit."""
+    cpu = STAGES[stage].cpu
+    return request + _SPARE_GIB if cpu is not None and cpu.limits_scratch else None
 
 
 def _fetched_to_convert(plan: Plan, model: ModelIdentity | None, sizes: ModelSizes) -> int:

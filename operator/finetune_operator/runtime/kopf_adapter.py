@@ -4,8 +4,8 @@ Handlers only pass events on, so kopf writes nothing: no finalizers, no annotati
 known of kopf is in this module.
 
 kopf holds whole objects, copies each of them several times and queues them without end. So it does not get them: the
-HTTP session that it is given cuts the answers to what :mod:`finetune_operator.runtime.kept` keeps, before kopf sees
-them. Nor does kopf find a finalizer or an annotation of its own there that somebody else has put on an object.
+HTTP session that it is given cuts the answers to what :mod:`.projection` keeps, before kopf sees them. Nor
+does kopf find a finalizer or an annotation of its own there that another client has put on an object.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ import kopf
 from yarl import URL
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
-from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, Kind
+from finetune_operator.cluster.port import JOBS, JOBSETS, PODS, PROFILES, WORKLOADS, ResourceKind
 from finetune_operator.rendering.labels import UID_LABEL
-from finetune_operator.runtime.intake import Intake
-from finetune_operator.runtime.kept import kept_event, kept_list
-from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, Watch, WatchAges
+from finetune_operator.runtime.event_handlers import EventHandlers
+from finetune_operator.runtime.projection import project_event, project_list
+from finetune_operator.runtime.watches import INACTIVITY_SECONDS, SERVER_SECONDS, WatchHealth, WatchStream
 
 #: What is watched. Profiles are cluster-scoped, the others live in namespaces.
 NAMESPACED = (JOBS, JOBSETS, PODS)
@@ -39,14 +39,14 @@ class WatchesEndedError(Exception):
     """kopf has given up; the process should end, and be started again."""
 
 
-def watches(namespaces: Sequence[str], *, kueue: bool) -> tuple[Watch, ...]:
+def watches(namespaces: Sequence[str], *, kueue: bool) -> tuple[WatchStream, ...]:
     """The streams that there must be; ``kueue``: whether there are Workloads to watch."""
     scopes = namespaces or (None,)
     kinds = (*NAMESPACED, WORKLOADS) if kueue else NAMESPACED
-    return (*(Watch(kind, scope) for kind in kinds for scope in scopes), Watch(PROFILES, None))
+    return (*(WatchStream(kind, scope) for kind in kinds for scope in scopes), WatchStream(PROFILES, None))
 
 
-class KopfHost:
+class WatchManager:
     """Runs the watches.
 
     Args:
@@ -62,8 +62,8 @@ class KopfHost:
         self,
         account: ServiceAccountFolder,
         namespaces: Sequence[str],
-        intake: Intake,
-        ages: WatchAges,
+        intake: EventHandlers,
+        ages: WatchHealth,
         environ: Mapping[str, str],
         *,
         kueue: bool,
@@ -113,7 +113,7 @@ class KopfHost:
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self._login)
 
-        def watch(kind: Kind, tell: Callable[[str | None, Any], None]) -> None:
+        def watch(kind: ResourceKind, tell: Callable[[str | None, Any], None]) -> None:
             async def handler(event: kopf.RawEvent, namespace: str | None, **_: Any) -> None:
                 self._ages.event(kind, namespace)
                 tell(event["type"], event["object"])
@@ -201,7 +201,7 @@ class KopfHost:
                 return await self._page(request, handler)
         response = await handler(request)
         if response.status == 200:
-            response.content = cast("aiohttp.StreamReader", _KeptLines(response.content))
+            response.content = cast("aiohttp.StreamReader", _ProjectedLines(response.content))
         return response
 
     async def _page(
@@ -223,7 +223,9 @@ class KopfHost:
             if len(text) < PAGE_BYTES // 4:
                 self._page_objects[path] = min(2 * objects, PAGE_OBJECTS)
             self._note_gap(request.url)
-            response.content = cast("aiohttp.StreamReader", _KeptBody(response.content, kept_list(text)))
+            response.content = cast(
+                "aiohttp.StreamReader", _ProjectedBody(response.content, project_list(text))
+            )
             return response
 
 
@@ -252,7 +254,7 @@ class _Content:
         self._content.set_exception(*error)
 
 
-class _KeptLines(_Content):
+class _ProjectedLines(_Content):
     """What is kept of each line of a watch, one at a time."""
 
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
@@ -262,12 +264,12 @@ class _KeptLines(_Content):
             begun += first
             for other in others:
                 if begun:
-                    yield kept_event(begun) + b"\n"
+                    yield project_event(begun) + b"\n"
                 begun = bytearray(other)
         # What has no end was cut off with the connection. The next watch begins with it.
 
 
-class _KeptBody(_Content):
+class _ProjectedBody(_Content):
     """What is kept of a page."""
 
     def __init__(self, content: aiohttp.StreamReader, text: bytes) -> None:

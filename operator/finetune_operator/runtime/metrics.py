@@ -10,16 +10,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from finetune_operator.reconcile.apply import JobSetCreated
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.profiles import Key
-from finetune_operator.runtime.intake import Intake
+from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.queue import WorkQueue
-from finetune_operator.runtime.watches import WatchAges
+from finetune_operator.runtime.watches import WatchHealth
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: From one fast read to a stage that waits for an API server that is coming back.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Metrics:
+class OperatorMetrics:
     """Counters and gauges of one process, and the little memory that latencies need."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -72,7 +72,7 @@ class Metrics:
         self._leading = Gauge("finetune_leader", "1 while this process leads", registry=self.registry)
         self._finished: dict[JobKey, float] = {}
 
-    def leads(self, *, queue: WorkQueue[Key], intake: Intake, ages: WatchAges) -> None:
+    def leads(self, *, queue: WorkQueue[Key], intake: EventHandlers, ages: WatchHealth) -> None:
         """This process leads from now on; gauges ask these when they are scraped."""
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "finetune_queue_depth": ("Jobs and profiles that are due and wait for a worker", queue.depth),

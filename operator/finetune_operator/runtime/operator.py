@@ -7,26 +7,26 @@ import signal
 from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 
-from finetune_operator.artifacts.port import Store
-from finetune_operator.artifacts.stores import UniversalStore
+from finetune_operator.artifacts.port import ObjectStore
+from finetune_operator.artifacts.scheme_router import SchemeRouter
+from finetune_operator.cluster.api_server_client import ApiServerClient
 from finetune_operator.cluster.clock import ServerClock
-from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
-from finetune_operator.cluster.port import WORKLOADS, Cluster, ClusterError
+from finetune_operator.cluster.port import WORKLOADS, ClusterError, KubernetesClient
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import Observer
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.profiles import Key, ProfileKey, ProfileReconciler
 from finetune_operator.reconcile.reconciler import Decide, ReconcileError, Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
-from finetune_operator.runtime.intake import Intake
-from finetune_operator.runtime.kopf_adapter import KopfHost, watches
-from finetune_operator.runtime.metrics import Metrics
+from finetune_operator.runtime.event_handlers import EventHandlers
+from finetune_operator.runtime.kopf_adapter import WatchManager, watches
+from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
-from finetune_operator.runtime.probes import ProbeServer, Verdict, health
+from finetune_operator.runtime.probes import ProbeResult, ProbeServer, health
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.settings import Settings
-from finetune_operator.runtime.watches import WatchAges
+from finetune_operator.runtime.watches import WatchHealth
 from finetune_operator.runtime.workers import Reconcile, Workers, end, resync
 
 log = logging.getLogger(__name__)
@@ -62,11 +62,11 @@ class Operator:
         self._settings = settings
         self._decide = decide
         self._environ = environ
-        self._metrics = Metrics()
+        self._metrics = OperatorMetrics()
         self._clock = ServerClock(_utc_now)
         self._stop = asyncio.Event()
         self._election: LeaderElection | None = None
-        self._ages: WatchAges | None = None
+        self._ages: WatchHealth | None = None
         self._workers: Workers[Key] | None = None
         self._missing: tuple[str, ...] = ()
 
@@ -82,7 +82,7 @@ class Operator:
             identity=settings.identity,
         )
         configuration = account.configuration(self._environ)
-        async with KubernetesCluster(
+        async with ApiServerClient(
             configuration, observer=self._metrics.requested, clock=self._clock
         ) as cluster:
             self._election = LeaderElection(cluster, lease)
@@ -109,7 +109,7 @@ class Operator:
         if not campaign.cancelled():
             campaign.result()
 
-    async def _lead(self, cluster: Cluster) -> None:
+    async def _lead(self, cluster: KubernetesClient) -> None:
         """Watch and work, until told to stop or until something fails."""
         settings = self._settings
         kueue = await serves(cluster, WORKLOADS, settings.namespaces)
@@ -119,16 +119,14 @@ class Operator:
         if not await wait_for_prerequisites(cluster, wanted, self._stop, self._tell_missing):
             return
         queue = WorkQueue[Key]()
-        intake = Intake(queue.add, self._metrics)
-        ages = self._ages = WatchAges(wanted)
+        intake = EventHandlers(queue.add, self._metrics)
+        ages = self._ages = WatchHealth(wanted)
         plans = Plans(cluster, self._namespace())
-        store = UniversalStore(
-            requested=self._metrics.storage_requested, refused=self._metrics.storage_refused
-        )
+        store = SchemeRouter(requested=self._metrics.storage_requested, refused=self._metrics.storage_refused)
         reconcile = self._reconcile(cluster, plans, intake, store)
         workers = self._workers = Workers(queue, reconcile, metrics=self._metrics)
         self._metrics.leads(queue=queue, intake=intake, ages=ages)
-        host = KopfHost(
+        host = WatchManager(
             settings.service_account, settings.namespaces, intake, ages, self._environ, kueue=kueue
         )
         working = asyncio.create_task(workers.run(settings.workers), name="workers")
@@ -155,7 +153,9 @@ class Operator:
         settings = self._settings
         return settings.operator_namespace or settings.service_account.namespace()
 
-    def _reconcile(self, cluster: Cluster, plans: Plans, intake: Intake, store: Store) -> Reconcile[Key]:
+    def _reconcile(
+        self, cluster: KubernetesClient, plans: Plans, intake: EventHandlers, store: ObjectStore
+    ) -> Reconcile[Key]:
         observer = Observer(
             cluster,
             plans,
@@ -193,15 +193,15 @@ class Operator:
     def _tell_missing(self, missing: tuple[str, ...]) -> None:
         self._missing = missing
 
-    def _healthy(self) -> Verdict:
+    def _healthy(self) -> ProbeResult:
         return health(
             self._ages.dead() if self._ages else (), self._workers.longest() if self._workers else 0.0
         )
 
-    def _ready(self) -> Verdict:
+    def _ready(self) -> ProbeResult:
         if self._missing:
-            return Verdict(self._missing)
+            return ProbeResult(self._missing)
         if self._election is None or not self._election.leading:
             holder = self._election.holder if self._election else None
-            return Verdict((f"not leading; the Lease is held by {holder or 'nobody'}",))
-        return Verdict(() if self._ages else ("leading, but not watching yet",))
+            return ProbeResult((f"not leading; the Lease is held by {holder or 'nobody'}",))
+        return ProbeResult(() if self._ages else ("leading, but not watching yet",))

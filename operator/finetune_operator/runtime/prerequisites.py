@@ -4,9 +4,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from finetune_operator.cluster.port import JOBSETS, Cluster, ClusterError, Kind, NotFound, Rejected
+from finetune_operator.cluster.port import (
+    JOBSETS,
+    ClusterError,
+    KubernetesClient,
+    NotFound,
+    Rejected,
+    ResourceKind,
+)
 from finetune_operator.rendering.labels import UID_LABEL
-from finetune_operator.runtime.watches import Watch
+from finetune_operator.runtime.watches import WatchStream
 
 log = logging.getLogger(__name__)
 
@@ -16,8 +23,8 @@ RETRY_SECONDS = 5.0
 
 
 async def wait_for_prerequisites(
-    cluster: Cluster,
-    watches: Iterable[Watch],
+    cluster: KubernetesClient,
+    watches: Iterable[WatchStream],
     stop: asyncio.Event,
     tell: Callable[[tuple[str, ...]], None],
 ) -> bool:
@@ -40,7 +47,7 @@ async def wait_for_prerequisites(
     return False
 
 
-async def serves(cluster: Cluster, kind: Kind, namespaces: Sequence[str]) -> bool:
+async def serves(cluster: KubernetesClient, kind: ResourceKind, namespaces: Sequence[str]) -> bool:
     """Whether the API server knows the kind. Any other answer than that it does not counts as yes: what is wrong then
     is told by :func:`wait_for_prerequisites`."""
     try:
@@ -52,7 +59,7 @@ async def serves(cluster: Cluster, kind: Kind, namespaces: Sequence[str]) -> boo
     return True
 
 
-async def _problem(cluster: Cluster, watch: Watch) -> str | None:
+async def _problem(cluster: KubernetesClient, watch: WatchStream) -> str | None:
     try:
         await cluster.list(watch.kind, watch.namespace, labels=_NOTHING)
     except NotFound:
@@ -64,11 +71,11 @@ async def _problem(cluster: Cluster, watch: Watch) -> str | None:
     return None
 
 
-def _full_name(kind: Kind) -> str:
+def _full_name(kind: ResourceKind) -> str:
     return f"{kind.plural}.{kind.version}.{kind.group}" if kind.group else kind.plural
 
 
-def _source(kind: Kind) -> str:
+def _source(kind: ResourceKind) -> str:
     if kind.group == JOBSETS.group:
         return "install JobSet (https://jobset.sigs.k8s.io) 0.8 or newer"
     return "install the CRDs of the finetune-operator chart"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from finetune_operator.runtime.metrics import CONTENT_TYPE, Metrics
+from finetune_operator.runtime.metrics import CONTENT_TYPE, OperatorMetrics
 from finetune_operator.runtime.workers import RECONCILE_SECONDS
 
 log = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ STUCK_SECONDS = RECONCILE_SECONDS + 60
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeResult:
     """What a probe answers: the reasons for a no, none for a yes."""
 
     problems: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Verdict:
         return not self.problems
 
 
-def health(dead_watches: tuple[str, ...], longest_reconcile: float) -> Verdict:
+def health(dead_watches: tuple[str, ...], longest_reconcile: float) -> ProbeResult:
     """Whether the process is worth keeping.
 
     How long keys wait for their turn says nothing of that: they wait where the store or the API server is away, and a
@@ -37,8 +37,8 @@ def health(dead_watches: tuple[str, ...], longest_reconcile: float) -> Verdict:
         longest_reconcile: seconds since the oldest one under way began.
     """
     if longest_reconcile <= STUCK_SECONDS:
-        return Verdict(dead_watches)
-    return Verdict((*dead_watches, f"a reconcile has been under way for {longest_reconcile:.0f} s"))
+        return ProbeResult(dead_watches)
+    return ProbeResult((*dead_watches, f"a reconcile has been under way for {longest_reconcile:.0f} s"))
 
 
 class ProbeServer:
@@ -51,7 +51,11 @@ class ProbeServer:
     """
 
     def __init__(
-        self, *, healthy: Callable[[], Verdict], ready: Callable[[], Verdict], metrics: Metrics
+        self,
+        *,
+        healthy: Callable[[], ProbeResult],
+        ready: Callable[[], ProbeResult],
+        metrics: OperatorMetrics,
     ) -> None:
         self._healthy = healthy
         self._ready = ready
@@ -81,7 +85,7 @@ class ProbeServer:
         await web.TCPSite(runner, host, port).start()
         return int(runner.addresses[0][1])
 
-    def _answer(self, verdict: Callable[[], Verdict]) -> "Handler":
+    def _answer(self, verdict: Callable[[], ProbeResult]) -> "Handler":
         async def handler(_request: web.Request) -> web.Response:
             answer = verdict()
             text = "ok\n" if answer.good else "".join(f"{problem}\n" for problem in answer.problems)

@@ -1,6 +1,6 @@
 """A keyed work queue: each key at most once, never in two hands, as soon as it is due.
 
-:class:`Schedule` is the pure part, :class:`WorkQueue` lets coroutines wait on it.
+:class:`LearningRateSchedule` is the pure part, :class:`WorkQueue` lets coroutines wait on it.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Backoff:
         return min(self.longest, self.base * 2.0 ** min(failures - 1, 64))
 
 
-class Schedule[K: Hashable]:
+class KeySchedule[K: Hashable]:
     """Which key is to be handled when. Times are seconds of any one clock.
 
     Keys with the same attribute ``namespace`` share their places: see :meth:`take`.
@@ -162,7 +162,7 @@ class WorkQueue[K: Hashable]:
     """A schedule that coroutines of one event loop share."""
 
     def __init__(self, *, backoff: Backoff | None = None, clock: Callable[[], float] = monotonic) -> None:
-        self._schedule = Schedule[K](backoff)
+        self._schedule = KeySchedule[K](backoff)
         self._clock = clock
         self._changed = asyncio.Event()
         self._closed = False

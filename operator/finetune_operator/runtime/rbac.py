@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PolicyRule:
     """One rule of a Role."""
 
     group: str
@@ -15,8 +15,8 @@ class Rule:
     verbs: frozenset[str]
 
 
-def _rule(group: str, resource: str, *verbs: str) -> Rule:
-    return Rule(group, resource, frozenset(verbs))
+def _rule(group: str, resource: str, *verbs: str) -> PolicyRule:
+    return PolicyRule(group, resource, frozenset(verbs))
 
 
 #: In every namespace that is served (a ClusterRole when all are).

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from finetune_operator.cluster.port import Kind
+from finetune_operator.cluster.port import ResourceKind
 
 #: Seconds after which the server ends a watch and it is opened anew: the sign of life of a quiet one.
 SERVER_SECONDS = 120
@@ -15,10 +15,10 @@ DEAD_SECONDS = SERVER_SECONDS + INACTIVITY_SECONDS + 50
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchStream:
     """One stream: a kind, in one namespace or in all."""
 
-    kind: Kind
+    kind: ResourceKind
     namespace: str | None
 
     @property
@@ -31,18 +31,18 @@ class Watch:
         return f"{self.kind.plural} in {self.namespace}" if self.namespace else self.kind.plural
 
 
-class WatchAges:
+class WatchHealth:
     """When each watch was last known to be alive: an event, or a LIST or WATCH that the server has accepted."""
 
-    def __init__(self, watches: Iterable[Watch], clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, watches: Iterable[WatchStream], clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         # A watch that never comes up at all ages from here.
         self._alive = dict.fromkeys(watches, clock())
         self._by_path = {watch.path: watch for watch in self._alive}
 
-    def event(self, kind: Kind, namespace: str | None) -> None:
+    def event(self, kind: ResourceKind, namespace: str | None) -> None:
         """Something was told about an object of that kind."""
-        for watch in (Watch(kind, namespace), Watch(kind, None)):
+        for watch in (WatchStream(kind, namespace), WatchStream(kind, None)):
             if watch in self._alive:
                 self._alive[watch] = self._clock()
 
@@ -52,12 +52,12 @@ class WatchAges:
         if watch is not None:
             self._alive[watch] = self._clock()
 
-    def ages(self) -> Mapping[Watch, float]:
+    def ages(self) -> Mapping[WatchStream, float]:
         """Seconds since the last sign of life."""
         now = self._clock()
         return {watch: now - alive for watch, alive in self._alive.items()}
 
-    def age(self, watch: Watch) -> float:
+    def age(self, watch: WatchStream) -> float:
         """Seconds since its last sign of life."""
         return self._clock() - self._alive[watch]
 

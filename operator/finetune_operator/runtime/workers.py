@@ -6,13 +6,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from finetune_operator.cluster.port import JOBS, Cluster, ClusterError
+from finetune_operator.cluster.port import JOBS, ClusterError, KubernetesClient
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
-from finetune_operator.runtime.intake import Intake
+from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.logs import current_job
-from finetune_operator.runtime.metrics import Metrics
+from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Workers[K: Hashable]:
         queue: WorkQueue[K],
         reconcile: Reconcile[K],
         *,
-        metrics: Metrics,
+        metrics: OperatorMetrics,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._queue = queue
@@ -133,13 +133,13 @@ class Workers[K: Hashable]:
             self._metrics.reconciled(self._clock() - begun, reason)
 
 
-class Ending(Protocol):
-    """As :class:`finetune_operator.artifacts.stores.UniversalStore`."""
+class StoreWithCalls(Protocol):
+    """As :class:`finetune_operator.artifacts.scheme_router.SchemeRouter`."""
 
     async def ended(self) -> None: ...
 
 
-async def end(tasks: Iterable[asyncio.Task[object]], store: Ending, *, patience: float) -> None:
+async def end(tasks: Iterable[asyncio.Task[object]], store: StoreWithCalls, *, patience: float) -> None:
     """Cancel the tasks. Returns when they have ended, and with them every call to the store that they began: what is
     written later would meet the next leader's decisions.
 
@@ -160,9 +160,9 @@ async def end(tasks: Iterable[asyncio.Task[object]], store: Ending, *, patience:
 
 
 async def resync(
-    cluster: Cluster,
+    cluster: KubernetesClient,
     namespaces: Sequence[str],
-    intake: Intake,
+    intake: EventHandlers,
     plans: Plans,
     add: Callable[[PlanKey], None],
     *,
@@ -188,9 +188,9 @@ async def resync(
 
 
 async def _resync(
-    cluster: Cluster,
+    cluster: KubernetesClient,
     namespaces: Sequence[str],
-    intake: Intake,
+    intake: EventHandlers,
     plans: Plans,
     add: Callable[[PlanKey], None],
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devcluster.kube import KubeError
-from devcluster.testing import Cluster
+from devcluster.testing import LocalCluster
 from tests.unit.api.documents import JOB, Document
 
 GROUP = "/apis/tpu-finetune.dev/v1alpha1"
@@ -37,7 +37,7 @@ def job(namespace: str, **metadata: Any) -> Document:
 
 
 @pytest.fixture
-def policy(cluster: Cluster, namespace: str) -> Cluster:
+def policy(cluster: LocalCluster, namespace: str) -> LocalCluster:
     """The API server judges by the policy, which it does soon after it was installed."""
     metadata, _ = LARGE["annotations"]
     for _ in range(150):
@@ -52,28 +52,32 @@ def policy(cluster: Cluster, namespace: str) -> Cluster:
 
 
 @pytest.fixture
-def stored(policy: Cluster, namespace: str) -> Iterator[Document]:
+def stored(policy: LocalCluster, namespace: str) -> Iterator[Document]:
     found = policy.apply(job(namespace))
     yield found
     policy.delete(f"{GROUP}/namespaces/{namespace}/finetunejobs/{found['metadata']['name']}")
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_more_metadata_than_any_tool_makes_is_refused(policy: Cluster, namespace: str, kind: str) -> None:
+def test_more_metadata_than_any_tool_makes_is_refused(
+    policy: LocalCluster, namespace: str, kind: str
+) -> None:
     metadata, said = LARGE[kind]
     with pytest.raises(KubeError, match=said):
         policy.create(f"{GROUP}/namespaces/{namespace}/finetunejobs", job(namespace, **metadata))
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_a_job_cannot_grow_beyond_it(policy: Cluster, stored: Document, kind: str) -> None:
+def test_a_job_cannot_grow_beyond_it(policy: LocalCluster, stored: Document, kind: str) -> None:
     metadata, said = LARGE[kind]
     path = f"{GROUP}/namespaces/{stored['metadata']['namespace']}/finetunejobs/{stored['metadata']['name']}"
     with pytest.raises(KubeError, match=said):
         policy.patch(path, {"metadata": deepcopy(metadata)})
 
 
-def test_as_much_as_tools_make_is_taken_and_the_status_is_written(policy: Cluster, namespace: str) -> None:
+def test_as_much_as_tools_make_is_taken_and_the_status_is_written(
+    policy: LocalCluster, namespace: str
+) -> None:
     path = f"{GROUP}/namespaces/{namespace}/finetunejobs"
     stored = policy.create(path, job(namespace, **LARGEST))
     path += f"/{stored['metadata']['name']}"

@@ -46,23 +46,26 @@ READ = frozenset({"get", "list", "watch"})
 WRITE = READ | {"create", "update", "patch", "delete", "deletecollection"}
 #: The roles for people -> what they give, and Kubernetes' roles that hold them.
 PEOPLE = {
-    "view": (rbac.Rule("tpu-finetune.dev", "finetunejobs", READ), {"view", "edit", "admin"}),
-    "edit": (rbac.Rule("tpu-finetune.dev", "finetunejobs", WRITE), {"edit", "admin"}),
-    "profile-view": (rbac.Rule("tpu-finetune.dev", "finetuneprofiles", READ), {"view", "edit", "admin"}),
-    "profile-admin": (rbac.Rule("tpu-finetune.dev", "finetuneprofiles", WRITE), set()),
+    "view": (rbac.PolicyRule("tpu-finetune.dev", "finetunejobs", READ), {"view", "edit", "admin"}),
+    "edit": (rbac.PolicyRule("tpu-finetune.dev", "finetunejobs", WRITE), {"edit", "admin"}),
+    "profile-view": (
+        rbac.PolicyRule("tpu-finetune.dev", "finetuneprofiles", READ),
+        {"view", "edit", "admin"},
+    ),
+    "profile-admin": (rbac.PolicyRule("tpu-finetune.dev", "finetuneprofiles", WRITE), set()),
 }
 
 
-def rules(role: dict[str, Any]) -> set[rbac.Rule]:
+def rules(role: dict[str, Any]) -> set[rbac.PolicyRule]:
     return {
-        rbac.Rule(group, resource, frozenset(rule["verbs"]))
+        rbac.PolicyRule(group, resource, frozenset(rule["verbs"]))
         for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
 
 
-def roles(objects: list[dict[str, Any]], kind: str) -> dict[tuple[str, str], set[rbac.Rule]]:
+def roles(objects: list[dict[str, Any]], kind: str) -> dict[tuple[str, str], set[rbac.PolicyRule]]:
     """Namespace and name -> rules, of the operator's roles."""
     return {
         (found["metadata"].get("namespace", ""), found["metadata"]["name"]): rules(found)

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from devcluster.testing import Cluster
-from tests.integration import trainer_double
+from devcluster.testing import LocalCluster
+from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm
 
 PROFILE = "packaged"
@@ -32,7 +32,7 @@ POD = "operator-pod"
 
 
 @pytest.fixture
-def release(cluster: Cluster, helm: Helm, namespace: str) -> Iterator[str]:
+def release(cluster: LocalCluster, helm: Helm, namespace: str) -> Iterator[str]:
     """A release that serves its own namespace, while the cluster's own operator rests; its name."""
     cluster.stop("operator")
     release = f"of-{namespace}"
@@ -46,10 +46,10 @@ def release(cluster: Cluster, helm: Helm, namespace: str) -> Iterator[str]:
 
 
 def test_the_deployment_becomes_ready_and_takes_a_job_to_planned(
-    cluster: Cluster, release: str, namespace: str, tmp_path: Path
+    cluster: LocalCluster, release: str, namespace: str, tmp_path: Path
 ) -> None:
-    cluster.add_image(trainer_double.IMAGE, trainer_double.install(tmp_path / "bin"))
-    cluster.apply(trainer_double.profile(PROFILE, tmp_path))
+    cluster.add_image(fake_trainer.IMAGE, fake_trainer.install(tmp_path / "bin"))
+    cluster.apply(fake_trainer.profile(PROFILE, tmp_path))
     name = f"{release}-finetune-operator"
     deployment = cluster.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
@@ -58,7 +58,7 @@ def test_the_deployment_becomes_ready_and_takes_a_job_to_planned(
         assert pod.probe("livenessProbe") == 200
         assert cluster.get(lease)["spec"]["holderIdentity"] == POD
 
-        manifest = trainer_double.job(namespace, "careful", PROFILE)
+        manifest = fake_trainer.job(namespace, "careful", PROFILE)
         cluster.apply({**manifest, "spec": {**manifest["spec"], "planOnly": True}})
         job = f"/apis/tpu-finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/careful"
         done = cluster.wait(job, lambda found: finished(found) == "Planned")
@@ -72,7 +72,7 @@ def test_the_deployment_becomes_ready_and_takes_a_job_to_planned(
 
 
 def test_a_pod_whose_rights_are_gone_is_alive_but_not_ready_and_says_why(
-    cluster: Cluster, helm: Helm, release: str, namespace: str, tmp_path: Path
+    cluster: LocalCluster, helm: Helm, release: str, namespace: str, tmp_path: Path
 ) -> None:
     name = f"{release}-finetune-operator"
     deployment = cluster.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
@@ -139,7 +139,9 @@ class Pod:
 
 
 @contextmanager
-def started(cluster: Cluster, deployment: Mapping[str, Any], namespace: str, folder: Path) -> Iterator[Pod]:
+def started(
+    cluster: LocalCluster, deployment: Mapping[str, Any], namespace: str, folder: Path
+) -> Iterator[Pod]:
     """The pod's container as a process; killed at the end if it still runs."""
     spec = deployment["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -173,7 +175,7 @@ def started(cluster: Cluster, deployment: Mapping[str, Any], namespace: str, fol
             process.wait()
 
 
-def _account(cluster: Cluster, name: str, namespace: str, folder: Path) -> Path:
+def _account(cluster: LocalCluster, name: str, namespace: str, folder: Path) -> Path:
     """The folder that a kubelet mounts: token, ca.crt, namespace."""
     mounted = folder / "serviceaccount"
     mounted.mkdir()

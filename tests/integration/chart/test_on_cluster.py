@@ -4,12 +4,12 @@ import subprocess
 
 import yaml
 
-from devcluster.testing import Cluster
-from tests.integration import trainer_double
+from devcluster.testing import LocalCluster
+from tests.integration import fake_trainer
 from tests.integration.chart.conftest import CHART, Helm, Render
 
 
-def test_every_object_is_taken(cluster: Cluster, render: Render) -> None:
+def test_every_object_is_taken(cluster: LocalCluster, render: Render) -> None:
     objects = render("networkPolicy.enabled=true", "namespaces={default}")
     applied = cluster.kubectl(
         *(
@@ -27,7 +27,7 @@ def test_every_object_is_taken(cluster: Cluster, render: Render) -> None:
 
 
 def test_the_operators_pod_passes_the_restricted_standard(
-    cluster: Cluster, render: Render, namespace: str
+    cluster: LocalCluster, render: Render, namespace: str
 ) -> None:
     (deployment,) = (found for found in render() if found["kind"] == "Deployment")
     spec = {**deployment["spec"]["template"]["spec"], "serviceAccountName": "default"}
@@ -43,12 +43,12 @@ def test_the_operators_pod_passes_the_restricted_standard(
     )
 
 
-def _answer(cluster: Cluster, *asked: str) -> str:
+def _answer(cluster: LocalCluster, *asked: str) -> str:
     command = [str(cluster.kubectl_program), f"--kubeconfig={cluster.kubeconfig}", *asked]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def test_people_have_what_their_role_gives(cluster: Cluster, namespace: str) -> None:
+def test_people_have_what_their_role_gives(cluster: LocalCluster, namespace: str) -> None:
     """The cluster's chart is installed, and Kubernetes' own roles hold its roles."""
     bound = {"edit": "edit", "viewer": "view", "alone": "finetune-operator-edit"}
     for user, role in bound.items():
@@ -87,7 +87,7 @@ def test_people_have_what_their_role_gives(cluster: Cluster, namespace: str) -> 
     assert not may(admin, "create", jobs, "-n", namespace)
 
 
-def test_install_upgrade_and_uninstall(cluster: Cluster, helm: Helm, namespace: str) -> None:
+def test_install_upgrade_and_uninstall(cluster: LocalCluster, helm: Helm, namespace: str) -> None:
     """A release of its own beside the one that the cluster's operator has its rights from."""
     release = f"of-{namespace}"
     name = f"{release}-finetune-operator"
@@ -117,9 +117,9 @@ def test_install_upgrade_and_uninstall(cluster: Cluster, helm: Helm, namespace: 
     )
 
 
-def test_crds_and_jobs_outlive_the_release(cluster: Cluster, helm: Helm, namespace: str) -> None:
+def test_crds_and_jobs_outlive_the_release(cluster: LocalCluster, helm: Helm, namespace: str) -> None:
     """The cluster's CRDs were applied by hand, so the release takes them over, as docs/install-gke.md says."""
-    cluster.apply(trainer_double.job(namespace, "kept", "nobody"))
+    cluster.apply(fake_trainer.job(namespace, "kept", "nobody"))
     common = ("-n", namespace, "--kubeconfig", str(cluster.kubeconfig))
     release = f"of-{namespace}"
 

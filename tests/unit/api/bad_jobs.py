@@ -24,8 +24,8 @@ _CASES: list[tuple[str, Document, str]] = [
     ("snake case", job(plan_only=True), "spec.plan_only"),
     ("text for a number", job(hyperparameters={"epochs": "two"}), "spec.hyperparameters.epochs"),
     (
-        "number for a decimal",
-        job(hyperparameters={"learningRate": 2e-5}),
+        "a number in quotes",
+        job(hyperparameters={"learningRate": "0.1"}),
         "spec.hyperparameters.learningRate",
     ),
     ("text for a boolean", job(suspend="yes"), "spec.suspend"),
@@ -35,10 +35,10 @@ _CASES: list[tuple[str, Document, str]] = [
     ("no number", job(hyperparameters={"learningRate": "fast"}), "spec.hyperparameters.learningRate"),
     (
         "learning rate of zero",
-        job(hyperparameters={"learningRate": "0"}),
+        job(hyperparameters={"learningRate": 0}),
         "spec.hyperparameters.learningRate",
     ),
-    ("warm-up above one", job(hyperparameters={"warmupRatio": "3"}), "spec.hyperparameters.warmupRatio"),
+    ("warm-up above one", job(hyperparameters={"warmupRatio": 3}), "spec.hyperparameters.warmupRatio"),
     ("unknown method", job(method={"type": "GRPO"}), "spec.method.type"),
     ("options of another method", job(method={"type": "SFT", "dpo": {}}), "spec.method"),
     ("no model", job(model=None), "spec.model"),
@@ -51,13 +51,13 @@ _CASES: list[tuple[str, Document, str]] = [
     ("two dataset sources", _train(huggingFace={"repo": "a/b"}), "spec.datasets.train[0]"),
     (
         "a weight for one source of two",
-        job(datasets={"train": [TRAIN, {**TRAIN, "weight": "1"}]}),
+        job(datasets={"train": [TRAIN, {**TRAIN, "weight": 1}]}),
         "spec.datasets",
     ),
     ("unknown role", _train(roleMap={"bot": "robot"}), "spec.datasets.train[0].roleMap.bot"),
     (
         "two sources of validation rows",
-        job(datasets={"train": [TRAIN], "validation": [TRAIN], "splitFromTrain": {"fraction": "0.1"}}),
+        job(datasets={"train": [TRAIN], "validation": [TRAIN], "splitFromTrain": {"fraction": 0.1}}),
         "spec.datasets",
     ),
     ("epochs and steps", job(hyperparameters={"epochs": 1, "steps": 10}), "spec.hyperparameters"),
@@ -83,7 +83,7 @@ _CASES: list[tuple[str, Document, str]] = [
         job(
             evaluation={
                 "baseline": False,
-                "gates": [{"metric": "loss", "op": "LessOrEqual", "deltaFromBaseline": "-0.1"}],
+                "gates": [{"metric": "loss", "op": "LessOrEqual", "deltaFromBaseline": -0.1}],
             }
         ),
         "spec.evaluation",

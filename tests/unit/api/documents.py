@@ -77,6 +77,15 @@ def _following(schema: Document) -> st.SearchStrategy[Any]:
             return st.booleans()
         case "integer":
             return st.integers(schema["minimum"], min(schema["maximum"], schema["minimum"] + 9))
+        case "number":
+            return st.floats(
+                schema.get("minimum"),
+                schema.get("maximum"),
+                exclude_min="exclusiveMinimum" in schema,
+                exclude_max="exclusiveMaximum" in schema,
+                allow_nan=False,
+                allow_infinity=False,
+            )
         case "string":
             return _strings(schema)
         case "array":

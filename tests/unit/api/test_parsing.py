@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from finetune_operator.api import (
     CachePolicy,
-    Defaults,
     FineTuneJobSpec,
     InvalidObject,
     MethodType,
+    ProfileDefaults,
     field_paths,
     number_paths,
     parse_job,
@@ -64,12 +64,15 @@ BAD_JOBS: list[tuple[dict[str, Any], str, str]] = [
     (job(model=None), "spec.model", "required"),
     (job(datasets={}), "spec.datasets.train", "required"),
     (job(datasets={"train": []}), "spec.datasets.train", "at least 1"),
-    (job(datasets=_train(weight=1)), "spec.datasets.train[0].weight", "string"),
-    (job(datasets=_train(weight="0")), "spec.datasets.train[0].weight", "above 0"),
-    (job(datasets=_train(weight="heavy")), "spec.datasets.train[0].weight", "number in quotes"),
+    (job(datasets=_train(weight=0)), "spec.datasets.train[0].weight", "greater than 0"),
+    (job(datasets=_train(weight="heavy")), "spec.datasets.train[0].weight", "valid number"),
     (job(datasets=_train(roleMap={"bot": "robot"})), "spec.datasets.train[0].roleMap.bot", "assistant"),
     (job(datasets=_train(columns={"promt": "q"})), "spec.datasets.train[0].columns.promt", "prompt"),
-    (job(hyperparameters={"epochs": "2"}), "spec.hyperparameters.epochs", "integer"),
+    (
+        job(hyperparameters={"epochs": "2"}),
+        "spec.hyperparameters.epochs",
+        '"2" is text; write 2 without quotes',
+    ),
     (job(hyperparameters={"epochs": True}), "spec.hyperparameters.epochs", "integer"),
     (job(hyperparameters={"epochs": 1.5}), "spec.hyperparameters.epochs", "integer"),
     (job(hyperparameters={"epochs": 0}), "spec.hyperparameters.epochs", "1"),
@@ -119,7 +122,7 @@ def test_a_profile_is_read_and_a_bad_one_refused() -> None:
         parse_profile(profile(flavors=[]))
     with pytest.raises(InvalidObject, match="a priority needs a queue"):
         parse_profile(profile(queue={"priorityClass": "low"}))
-    priced = PROFILE["spec"]["flavors"][0] | {"chipHourPrice": "1.20"}
+    priced = PROFILE["spec"]["flavors"][0] | {"chipHourPrice": 1.20}
     with pytest.raises(InvalidObject, match="currency"):
         parse_profile(profile(flavors=[priced]))
 
@@ -151,7 +154,7 @@ def test_field_paths_are_what_a_profile_may_name() -> None:
     numbers = number_paths(FineTuneJobSpec)
     assert {"hyperparameters.epochs", "hyperparameters.learningRate", "datasets.maxSeqLength"} <= numbers
     assert not {"hyperparameters", "hyperparameters.optimizer", "resources.tpu", "suspend"} & numbers
-    assert {path.partition(".")[0] for path in field_paths(Defaults)} == {
+    assert {path.partition(".")[0] for path in field_paths(ProfileDefaults)} == {
         "hyperparameters",
         "resources",
         "checkpointing",

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from finetune_operator.artifacts.breaker import Breaker
+from finetune_operator.artifacts.circuit_breaker import CircuitBreaker
 from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     RECORD_LIMIT,
+    ObjectTooLarge,
     StorageDenied,
     StorageError,
     StorageUnavailable,
-    TooLarge,
 )
-from finetune_operator.artifacts.shares import asking_for
-from finetune_operator.artifacts.stores import UniversalStore
+from finetune_operator.artifacts.scheme_router import SchemeRouter
+from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 
 ERROR = "no answer in 20 s"
 
@@ -32,8 +32,8 @@ class Scripted:
         self.asked.append(uri)
         if self.held:
             await self.held.wait()
-        if self.fault is TooLarge:
-            raise TooLarge(uri, limit)
+        if self.fault is ObjectTooLarge:
+            raise ObjectTooLarge(uri, limit)
         if self.fault:
             raise self.fault(uri, ERROR)
         return b""
@@ -53,8 +53,8 @@ class World:
         self.now = 0.0
         self.bucket = Scripted()
         self.refused: list[str] = []
-        self.store = UniversalStore(
-            {"gs": lambda: self.bucket}, refused=self.refused.append, breaker=Breaker(lambda: self.now)
+        self.store = SchemeRouter(
+            {"gs": lambda: self.bucket}, refused=self.refused.append, breaker=CircuitBreaker(lambda: self.now)
         )
 
     async def fails(self, uri: str = "gs://b/team-a/x") -> bool:
@@ -92,7 +92,7 @@ async def test_the_first_answer_ends_the_pause(world: World) -> None:
     assert [await world.fails() for _ in range(5)] == [True, True, True, False, False]
 
 
-@pytest.mark.parametrize("fault", [None, StorageDenied, TooLarge])
+@pytest.mark.parametrize("fault", [None, StorageDenied, ObjectTooLarge])
 async def test_a_store_that_answers_now_and_then_is_always_asked(
     world: World, fault: type[StorageError] | None
 ) -> None:
@@ -129,7 +129,7 @@ async def test_others_are_asked_all_the_same(world: World) -> None:
         await world.fails("gs://b/team-a/x")
     assert await world.fails("gs://b/team-b/x")
     assert await world.fails("gs://c/team-a/x")
-    with asking_for("team-c"):
+    with calls_for_tenant("team-c"):
         assert await world.fails("gs://b/team-a/x")
 
 
@@ -144,10 +144,10 @@ async def test_writes_are_refused_too(world: World) -> None:
 
 async def test_the_calls_of_one_reconcile_have_a_common_time(world: World) -> None:
     world.bucket.held = asyncio.Event()
-    with asking_for("team-a", seconds=0):
+    with calls_for_tenant("team-a", seconds=0):
         for _ in range(5):
             with pytest.raises(StorageUnavailable, match="gs://b/team-a/x: the store answers too slowly"):
                 await world.store.read("gs://b/team-a/x")
     world.bucket.held = None
-    with asking_for("team-a"):
+    with calls_for_tenant("team-a"):
         assert await world.store.read("gs://b/team-a/x") == b"", "it was the caller's time, and no silence"

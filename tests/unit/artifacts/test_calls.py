@@ -3,15 +3,15 @@ from threading import Event
 
 import pytest
 
-from finetune_operator.artifacts.calls import Call, CallOverError, Calls
-from finetune_operator.artifacts.shares import asking_for
+from finetune_operator.artifacts.calls import CallEndedError, StoreCall, StoreCalls
+from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 
 
 async def test_the_wait_for_a_thread_is_not_the_stores_silence() -> None:
-    calls = Calls(seconds=0.2, total=8, each=1)
+    calls = StoreCalls(seconds=0.2, total=8, each=1)
     may_end = Event()
 
-    def deaf(_call: Call) -> bool:
+    def deaf(_call: StoreCall) -> bool:
         return may_end.wait()
 
     first = asyncio.ensure_future(calls.run("gs://a/team/x", deaf))
@@ -24,7 +24,7 @@ async def test_the_wait_for_a_thread_is_not_the_stores_silence() -> None:
 
 
 async def test_threads_never_exceed_the_tenants_share() -> None:
-    calls = Calls(seconds=60, total=64, each=3)
+    calls = StoreCalls(seconds=60, total=64, each=3)
     may_end = Event()
     begun: list[int] = []
 
@@ -33,13 +33,13 @@ async def test_threads_never_exceed_the_tenants_share() -> None:
         may_end.wait()
         return number
 
-    with asking_for("team-a"):
+    with calls_for_tenant("team-a"):
         # Whatever number of buckets it names.
         asked = [
             asyncio.ensure_future(calls.run(f"gs://bucket-{number}/x", lambda _, number=number: work(number)))
             for number in range(20)
         ]
-    with asking_for("team-b"):
+    with calls_for_tenant("team-b"):
         assert await calls.run("gs://bucket-0/x", lambda _: "other") == "other"
     assert len(begun) <= 3
     may_end.set()
@@ -48,7 +48,7 @@ async def test_threads_never_exceed_the_tenants_share() -> None:
 
 
 async def test_a_caller_that_gave_up_while_it_waited_takes_no_place() -> None:
-    calls = Calls(seconds=60, total=2, each=1)
+    calls = StoreCalls(seconds=60, total=2, each=1)
     may_end = Event()
     held = asyncio.ensure_future(calls.run("gs://a/team/x", lambda _: may_end.wait()))
     await asyncio.sleep(0)
@@ -63,16 +63,16 @@ async def test_a_caller_that_gave_up_while_it_waited_takes_no_place() -> None:
 
 
 async def test_an_abandoned_call_is_stopped_whenever_it_says_by_what() -> None:
-    calls = Calls(seconds=60, total=2, each=1)
+    calls = StoreCalls(seconds=60, total=2, each=1)
     begun, stopped, again = asyncio.Event(), Event(), Event()
     loop = asyncio.get_running_loop()
 
-    def work(call: Call) -> None:
+    def work(call: StoreCall) -> None:
         call.stop_by(stopped.set)
         loop.call_soon_threadsafe(begun.set)
         stopped.wait()
         call.stop_by(again.set)
-        with pytest.raises(CallOverError):
+        with pytest.raises(CallEndedError):
             call.left()
 
     running = asyncio.ensure_future(calls.run("gs://a/team/x", work))
@@ -83,8 +83,8 @@ async def test_an_abandoned_call_is_stopped_whenever_it_says_by_what() -> None:
 
 
 async def test_what_the_work_raises_reaches_its_caller() -> None:
-    def broken(_call: Call) -> None:
+    def broken(_call: StoreCall) -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        await Calls(seconds=60, total=1, each=1).run("gs://a/team/x", broken)
+        await StoreCalls(seconds=60, total=1, each=1).run("gs://a/team/x", broken)

@@ -9,13 +9,13 @@ from finetune_operator.artifacts.file_store import FileStore
 from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     RECORD_LIMIT,
+    ListingTooLarge,
+    ObjectTooLarge,
     StorageDenied,
     StorageError,
     StorageUnavailable,
-    TooLarge,
-    TooManyNames,
 )
-from finetune_operator.artifacts.stores import UniversalStore
+from finetune_operator.artifacts.scheme_router import SchemeRouter
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_what_was_written_is_read_and_listed(root: Path) -> None:
-    store = UniversalStore()
+    store = SchemeRouter()
     await store.write(f"file://{root}/attempts/train-1/result.json", b"{}")
     await store.write(f"file://{root}/attempts/train-1/failure.json", b"{}")
     assert await store.read(f"file://{root}/attempts/train-1/result.json") == b"{}"
@@ -80,7 +80,7 @@ async def test_a_fault_of_the_disk_is_unavailable(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("uri", ["file://relative/path", "s3://bucket/x", "no-uri"])
 async def test_other_uris_are_refused_by_name(uri: str) -> None:
     with pytest.raises(StorageError, match=uri):
-        await UniversalStore().read(uri)
+        await SchemeRouter().read(uri)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def test_a_huge_file_is_not_read(run: Path) -> None:
     with file.open("wb") as sparse:
         # Costs its writer nothing.
         sparse.truncate(2**40)
-    with pytest.raises(TooLarge, match="more than 1,048,576 bytes"):
+    with pytest.raises(ObjectTooLarge, match="more than 1,048,576 bytes"):
         await FileStore().read(f"file://{file}")
     os.truncate(file, RECORD_LIMIT)
     assert len(await FileStore().read(f"file://{file}") or b"") == RECORD_LIMIT
@@ -153,7 +153,7 @@ async def test_a_write_replaces_a_link_and_not_what_it_leads_to(root: Path, run:
 async def test_a_listing_ends_above_its_limit(run: Path, make: Callable[[Path], None]) -> None:
     for number in range(12):
         make(run / "attempts/train-1" / str(number))
-    with pytest.raises(TooManyNames, match="more than 10 files"):
+    with pytest.raises(ListingTooLarge, match="more than 10 files"):
         await FileStore().list(f"file://{run}/attempts", limit=10)
 
 

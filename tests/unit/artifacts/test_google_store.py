@@ -18,13 +18,13 @@ from finetune_operator.artifacts.port import (
     NAMES_LIMIT,
     PROGRESS_LIMIT,
     RECORD_LIMIT,
+    ListingTooLarge,
+    ObjectTooLarge,
     StorageDenied,
     StorageError,
     StorageUnavailable,
-    TooLarge,
-    TooManyNames,
 )
-from finetune_operator.artifacts.shares import asking_for
+from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 
 #: The library leaves the answer to a download that failed to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -169,9 +169,9 @@ async def test_a_huge_object_is_not_read(bucket: Bucket, store: GoogleStore) -> 
             return response
 
     bucket.serve = serve
-    with pytest.raises(TooLarge, match=r"gs://team/x: the file has more than 1,048,576 bytes"):
+    with pytest.raises(ObjectTooLarge, match=r"gs://team/x: the file has more than 1,048,576 bytes"):
         await store.read("gs://team/x")
-    with pytest.raises(TooLarge, match="65,536"):
+    with pytest.raises(ObjectTooLarge, match="65,536"):
         await store.read("gs://team/x", limit=PROGRESS_LIMIT)
     assert asked == [f"bytes=0-{RECORD_LIMIT}", f"bytes=0-{PROGRESS_LIMIT}"]
     assert sent < 2**27, "what the kernels of both ends buffer, not what the object holds"
@@ -186,7 +186,7 @@ async def test_an_object_as_large_as_the_limit_is_read(
     if whole:
         assert await store.read("gs://team/x", limit=PROGRESS_LIMIT) == content
     else:
-        with pytest.raises(TooLarge):
+        with pytest.raises(ObjectTooLarge):
             await store.read("gs://team/x", limit=PROGRESS_LIMIT)
 
 
@@ -212,11 +212,11 @@ async def test_a_listing_ends_above_its_limit_and_asks_for_no_more(
         return web.json_response({"items": items, "nextPageToken": str(page.stop)})
 
     bucket.serve = serve
-    with pytest.raises(TooManyNames, match=r"gs://team/run: the folder holds more than 20,000 files"):
+    with pytest.raises(ListingTooLarge, match=r"gs://team/run: the folder holds more than 20,000 files"):
         await store.list("gs://team/run")
     assert len(bucket.paths) == NAMES_LIMIT / 1000 + 1
     bucket.paths.clear()
-    with pytest.raises(TooManyNames):
+    with pytest.raises(ListingTooLarge):
         await store.list("gs://team/run", limit=5)
     assert len(bucket.paths) == 1
     assert "maxResults=6" in bucket.paths[0]
@@ -326,9 +326,9 @@ async def test_tenants_are_kept_apart_below_any_root(bucket: Bucket, store: Goog
         return await silent(request) if "team-a" in request.path_qs else web.Response(body=b"{}")
 
     bucket.serve = serve
-    with asking_for("team-a"):
+    with calls_for_tenant("team-a"):
         calls = [asyncio.ensure_future(store.read(f"gs://all/x/team-a/{number}")) for number in range(70)]
-    with asking_for("team-b"):
+    with calls_for_tenant("team-b"):
         async with asyncio.timeout(10):
             assert await store.read("gs://all/x/team-b/demo") == b"{}"
     for call in calls:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from finetune_contract.tpu import chips_of_topology
 from finetune_operator.api import InvalidObject, parse_job
 from finetune_operator.catalog import (
     CatalogError,
@@ -13,7 +14,6 @@ from finetune_operator.catalog import (
     shape_by_topology,
     shares_labels,
 )
-from finetune_operator.catalog.tpu import chips_of_topology
 from tests.unit.api.documents import job as document
 
 

@@ -3,6 +3,8 @@
 #: Text in YAML -> value in JSON.
 SCALARS: dict[str, object] = {
     "2e-5": 2e-5,
+    "2.0e-5": 2e-5,
+    "1e-400": 0,
     "1e-3": 0.001,
     "1E5": 100000,
     "1e3": 1000,

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from finetune_contract import Stage
-from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, StorageUnavailable, TooLarge
+from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT, ObjectTooLarge, StorageUnavailable
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.logs import Selection, show_logs
+from finetune_operator.cli.logs import LogSelection, show_logs
 from tests.unit.cli.fake_api import FakeApi, serve
 
 JOBS = Path(__file__).parent / "jobs"
@@ -31,7 +31,7 @@ class Kept:
             raise StorageUnavailable(uri, "no answer in time")
         content = self._logs.get(uri)
         if content is not None and len(content) > limit:
-            raise TooLarge(uri, limit)
+            raise ObjectTooLarge(uri, limit)
         return content
 
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
@@ -86,7 +86,7 @@ async def add(api: FakeApi, *pods: dict[str, Any]) -> None:
 
 async def logs(
     connection: Connection,
-    selection: Selection | None = None,
+    selection: LogSelection | None = None,
     *,
     follow: bool = False,
     store: Kept | None = None,
@@ -95,7 +95,7 @@ async def logs(
     await show_logs(
         connection,
         "quickstart",
-        selection or Selection(),
+        selection or LogSelection(),
         follow=follow,
         store=store or Kept(),
         write=lines.append,
@@ -112,9 +112,9 @@ async def test_the_last_attempt_of_the_last_stage_is_shown(api: FakeApi, connect
 async def test_stage_and_attempt_can_be_chosen(api: FakeApi, connection: Connection) -> None:
     await api.put("finetunejobs", job("running"))
     await add(api, pod(Stage.PREFLIGHT, state="terminated"), pod(Stage.TRAIN, 1), pod(Stage.TRAIN, 2))
-    shown = await logs(connection, Selection(stage=Stage.TRAIN, attempt=1))
+    shown = await logs(connection, LogSelection(stage=Stage.TRAIN, attempt=1))
     assert shown[0] == "hello from quickstart-train-1-slice-0-0-abcde"
-    assert (await logs(connection, Selection(stage=Stage.PREFLIGHT)))[0].startswith(
+    assert (await logs(connection, LogSelection(stage=Stage.PREFLIGHT)))[0].startswith(
         "hello from quickstart-prep-1"
     )
 
@@ -142,7 +142,7 @@ async def test_without_pods_the_kept_log_is_shown(api: FakeApi, connection: Conn
         }
     )
     assert await logs(connection, store=kept) == ["exported"]
-    assert await logs(connection, Selection(stage=Stage.PREFLIGHT), store=kept) == ["checked"]
+    assert await logs(connection, LogSelection(stage=Stage.PREFLIGHT), store=kept) == ["checked"]
     assert await logs(connection, follow=True, store=kept) == ["exported"]
 
 
@@ -158,19 +158,24 @@ async def test_a_kept_log_may_be_larger_than_a_record(api: FakeApi, connection: 
 @pytest.mark.parametrize(
     ("phase", "selection", "store", "told"),
     [
-        ("succeeded", Selection(), Kept(), "no log was kept at gs://ft-artifacts"),
-        ("succeeded", Selection(), Kept(reachable=False), "the kept log cannot be read: .*no answer in time"),
-        ("pending", Selection(), Kept(), "has no pods and no run folder yet"),
+        ("succeeded", LogSelection(), Kept(), "no log was kept at gs://ft-artifacts"),
+        (
+            "succeeded",
+            LogSelection(),
+            Kept(reachable=False),
+            "the kept log cannot be read: .*no answer in time",
+        ),
+        ("pending", LogSelection(), Kept(), "has no pods and no run folder yet"),
         (
             "running",
-            Selection(stage=Stage.EXPORT),
+            LogSelection(stage=Stage.EXPORT),
             Kept(),
             "Export of quickstart has not run: Preflight, Train has",
         ),
     ],
 )
 async def test_what_cannot_be_shown_is_explained(
-    api: FakeApi, connection: Connection, phase: str, selection: Selection, store: Kept, told: str
+    api: FakeApi, connection: Connection, phase: str, selection: LogSelection, store: Kept, told: str
 ) -> None:
     await api.put("finetunejobs", job(phase))
     with pytest.raises(CliError, match=told):
@@ -200,7 +205,7 @@ async def test_following_shows_stage_after_stage_until_the_job_ends(
 async def test_following_one_stage_ends_with_the_stage(api: FakeApi, connection: Connection) -> None:
     await api.put("finetunejobs", job("running"))
     await add(api, pod(Stage.TRAIN))
-    following = asyncio.create_task(logs(connection, Selection(stage=Stage.TRAIN), follow=True))
+    following = asyncio.create_task(logs(connection, LogSelection(stage=Stage.TRAIN), follow=True))
     await api.logs_read("quickstart-train-1-slice-0-0-abcde")
     done = job("running")
     done["status"]["stages"][2]["phase"] = "Succeeded"

@@ -230,7 +230,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"resources": {"tpu": "v6e-16"}}, "NoFlavorFits"),
     ({"hyperparameters": {"globalBatchSize": 6}, "resources": {"tpu": "v6e-4"}}, "BatchMismatch"),
     ({"engineOverrides": {"learning_rate": "1"}}, "InvalidSpec"),
-    ({"method": {"type": "SFT", "lora": {"rank": "64"}}}, "must be an integer"),
+    ({"method": {"type": "SFT", "lora": {"rank": "64"}}}, '"64" is text; write 64 without quotes'),
     ({"method": {"type": "SFT", "lora": {"rank": 0}}}, "must be at least 1"),
     ({"datasets": {"train": [{"uri": "gs://data/a//b"}]}}, "empty segments"),
     ({"model": {"huggingFace": {"repo": "a b"}}}, "OWNER/NAME"),

@@ -1,7 +1,6 @@
 """What ``finetune plan`` knows of the CPU stages' memory and disk without a cluster, and that text and JSON agree."""
 
 import json
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +98,13 @@ def test_the_page_names_units_and_the_price(tmp_path: Path) -> None:
         tmp_path,
         **model("Qwen/Qwen3-0.6B"),
         resources={"tpu": "v6e-4"},
-        budget={"maxChipHours": "1000000", "maxCost": "100"},
+        budget={"maxChipHours": 1000000, "maxCost": 100},
         hyperparameters={"epochs": 1},
     )
     assert done.exit_code == 0, done.output
     flavors = yaml.safe_load(CLOUD.read_text())["spec"]["flavors"]
     price = flavors[0]["chipHourPrice"]
-    assert row(done, "Price") == f"{Decimal(price) * 4:f} USD an hour (4 chips x {price})"
+    assert row(done, "Price") == f"{price * 4:.2f} USD an hour (4 chips x {price:.2f})"
     assert "at most 100 USD (spec.budget.maxCost)" in row(done, "Budget")
     assert " chip hours (" in row(done, "Budget")
     assert row(done, "Length") == "1 epoch; Preflight counts the steps"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from finetune_operator.api import FineTuneJobStatus, Phase
-from finetune_operator.cli import story
+from finetune_operator.cli import status_view
 from tests import snapshots
 
 HERE = Path(__file__).parent
@@ -22,7 +22,7 @@ def job(phase: str) -> dict[str, Any]:
 
 
 def page(manifest: dict[str, Any]) -> str:
-    return "".join(f"{line.plain}\n" for line in story.tell(manifest, NOW))
+    return "".join(f"{line.plain}\n" for line in status_view.status_lines(manifest, NOW))
 
 
 def test_there_is_a_job_for_every_phase() -> None:
@@ -48,7 +48,7 @@ def test_a_job_without_any_status_has_not_been_looked_at() -> None:
 def test_an_edit_that_was_not_looked_at_is_told() -> None:
     edited = job("succeeded")
     edited["metadata"]["generation"] = 2
-    assert not story.is_current(edited)
+    assert not status_view.is_current(edited)
     del edited["status"]["summary"]
     assert "has not looked at the edit yet" in page(edited)
 

@@ -44,18 +44,44 @@ def test_a_bad_job_is_refused_with_the_place(document: Document, path: str) -> N
 
 
 def test_a_problem_names_file_line_place_and_fix() -> None:
-    problem = only(HEAD + "  hyperparameters:\n    seed: 1\n    learningRate: 2e-5\n")
-    assert str(problem) == (
-        "job.yaml:10: spec.hyperparameters.learningRate: must be a string, not 2e-05. Write it in quotes."
-    )
+    problem = only(HEAD + "  hyperparameters:\n    seed: 1\n    learningRate: true\n")
+    assert str(problem) == "job.yaml:10: spec.hyperparameters.learningRate: must be a number, not true"
 
 
 @pytest.mark.parametrize(
-    ("value", "fix"),
-    [('"3600"', "Write it without quotes."), ("24h", "Write a whole number alone, without a unit.")],
+    ("field", "said"),
+    [
+        ('learningRate: "2e-5"', '"2e-5" is text; write 2e-5 without quotes'),
+        ("learningRate: '.5'", '".5" is text; write .5 without quotes'),
+        ('epochs: "2"', '"2" is text; write 2 without quotes'),
+        ("learningRate: 1e400", 'must be a number, not "1e400". Write the number alone, without a unit.'),
+        ("learningRate: 5%", 'must be a number, not "5%". Write the number alone, without a unit.'),
+        ("learningRate: 0", "is 0, must be above 0"),
+        ("learningRate: 1e-400", "is 0, must be above 0"),
+        ("weightDecay: -0.1", "is -0.1, must be at least 0"),
+        ("warmupRatio: 1.0", "is 1, must be below 1"),
+    ],
 )
-def test_an_integer_in_quotes_and_one_with_a_unit_are_told_apart(value: str, fix: str) -> None:
-    assert only(HEAD + f"  activeDeadlineSeconds: {value}\n").fix == fix
+def test_a_number_that_is_text_or_out_of_bounds_is_explained_with_its_line(field: str, said: str) -> None:
+    name = field.partition(":")[0]
+    problem = only(HEAD + f"  hyperparameters:\n    {field}\n")
+    assert str(problem) == f"job.yaml:9: spec.hyperparameters.{name}: {said}"
+
+
+@pytest.mark.parametrize("number", ["2e-5", "2.0e-5", "1_000", ".5", "1", "1.0", "1e0", "1.7e308", "5e-324"])
+def test_a_number_is_taken_however_it_is_written(number: str) -> None:
+    assert problems(HEAD + f"  hyperparameters: {{learningRate: {number}}}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ('"3600"', '"3600" is text; write 3600 without quotes'),
+        ("24h", "Write a whole number alone, without a unit."),
+    ],
+)
+def test_an_integer_in_quotes_and_one_with_a_unit_are_told_apart(value: str, said: str) -> None:
+    assert said in str(only(HEAD + f"  activeDeadlineSeconds: {value}\n"))
 
 
 def test_a_value_of_another_type_or_form_is_told_once() -> None:
@@ -237,7 +263,7 @@ def test_a_stored_object_with_its_status_can_be_checked() -> None:
         ),
         (
             "  hyperparameters: {learningRate: fast}\n",
-            'must be a number in quotes, such as "0.1" or "2e-5", not "fast"',
+            'must be a number, not "fast"',
         ),
         ("  resources: {tpu: v6e}\n", 'such as v6e-16 or v6e-4x4, not "v6e"'),
     ],

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from finetune_operator.cli.connection import Connection
 from finetune_operator.cli.errors import CliError
-from finetune_operator.cli.watch import Chronicle, watch_job
+from finetune_operator.cli.watch import TransitionPrinter, watch_job
 from tests.unit.cli.fake_api import FakeApi, serve
 
 NOW = datetime(2026, 11, 21, 12, 5, tzinfo=UTC)
@@ -148,7 +148,7 @@ async def test_an_unknown_job_lists_close_names(api: FakeApi, connection: Connec
 
 
 def test_each_thing_that_happened_is_told_once() -> None:
-    chronicle = Chronicle()
+    chronicle = TransitionPrinter()
     first, second = (list(chronicle.news(job("validating"), NOW)) for _ in range(2))
     assert [line[:12].strip() for line in first] == ["5 min 00 s"] * 2
     preflight, waiting = (line[14:] for line in first)
@@ -160,17 +160,17 @@ def test_each_thing_that_happened_is_told_once() -> None:
 def test_a_job_that_is_refused_says_why_though_it_waits_for_nothing() -> None:
     refused = job("validating")
     del refused["status"]["waiting"]
-    told = list(Chronicle().news(refused, NOW))
+    told = list(TransitionPrinter().news(refused, NOW))
     assert told[-1][14:].startswith("! InputMissing: spec.datasets.train[0].uri")
 
 
 def test_stages_that_were_not_reached_are_not_told() -> None:
-    told = [line[14:] for line in Chronicle().news(job("failed"), NOW)]
+    told = [line[14:] for line in TransitionPrinter().news(job("failed"), NOW)]
     assert told == ["✗ Preflight 10 s        DatasetSchemaMismatch"]
 
 
 def test_training_is_told_in_strides_and_again_after_a_step_back() -> None:
-    chronicle = Chronicle()
+    chronicle = TransitionPrinter()
     told = []
     for step in (1, 2, 3, 4, 30, 31, 10):
         told += [step for line in chronicle.news(at_step(step), NOW) if f"{step}/60" in line]

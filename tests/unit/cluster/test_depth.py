@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_operator.cluster.depth import shallow
+from finetune_operator.cluster.json_depth import shallow
 
 documents = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

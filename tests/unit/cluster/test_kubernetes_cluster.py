@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from finetune_operator.cluster.kubernetes_cluster import CallLimits, KubernetesCluster
+from finetune_operator.cluster.api_server_client import ApiServerClient, CallLimits
 from finetune_operator.cluster.port import (
     JOBS,
     JOBSETS,
@@ -21,7 +21,7 @@ from finetune_operator.cluster.port import (
     NotFound,
     Object,
     Rejected,
-    TooLarge,
+    ResponseTooLarge,
     Unavailable,
 )
 
@@ -74,7 +74,7 @@ class Server:
 
 
 @pytest.fixture
-async def server(unused_tcp_port: int) -> AsyncIterator[tuple[Server, KubernetesCluster]]:
+async def server(unused_tcp_port: int) -> AsyncIterator[tuple[Server, ApiServerClient]]:
     made = Server()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.handle)
@@ -83,14 +83,14 @@ async def server(unused_tcp_port: int) -> AsyncIterator[tuple[Server, Kubernetes
     await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{unused_tcp_port}"
-    async with KubernetesCluster(
+    async with ApiServerClient(
         configuration, limits=LIMITS, observer=made.observe, sleep=made.sleep
     ) as cluster:
         yield made, cluster
     await runner.cleanup()
 
 
-type Both = tuple[Server, KubernetesCluster]
+type Both = tuple[Server, ApiServerClient]
 
 
 async def test_paths_and_verbs(server: Both) -> None:
@@ -283,7 +283,7 @@ async def test_a_server_that_is_away_is_unavailable(unused_tcp_port: int) -> Non
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{unused_tcp_port}"
     seen: list[int] = []
-    async with KubernetesCluster(
+    async with ApiServerClient(
         configuration, limits=CallLimits(attempts=1), observer=lambda *call: seen.append(call[2])
     ) as cluster:
         with pytest.raises(Unavailable, match="GET /api/v1/namespaces/team/pods/x"):
@@ -331,7 +331,7 @@ async def test_what_is_kept_of_each_page_counts_with_all_that_was_read(server: B
     pages = [page async for page in cluster.kept(PODS, "team", labels={"a": "b"}, keep=keep)]
     assert pages == [[{"kept": 1}], [], [{"kept": 2}]]
     http.answers = [lambda: ok(items=[{"n": 0}] * 15_000, metadata={"continue": "more"})]
-    with pytest.raises(TooLarge, match="20000 objects"):
+    with pytest.raises(ResponseTooLarge, match="20000 objects"):
         [page async for page in cluster.kept(PODS, "team", keep=keep)]
 
 
@@ -339,9 +339,9 @@ async def test_few_large_answers_are_held_at_once(server: Both, monkeypatch: pyt
     http, cluster = server
     http.answers = [partial(ok, n="x" * 300_000)]
     waiting, most = set(), 0
-    answer = KubernetesCluster._read
+    answer = ApiServerClient._read
 
-    async def read(self: KubernetesCluster, *more: Any) -> bytearray:
+    async def read(self: ApiServerClient, *more: Any) -> bytearray:
         nonlocal most
         content = await answer(self, *more)
         waiting.add(id(content))
@@ -350,7 +350,7 @@ async def test_few_large_answers_are_held_at_once(server: Both, monkeypatch: pyt
         waiting.remove(id(content))
         return content
 
-    monkeypatch.setattr(KubernetesCluster, "_read", read)
+    monkeypatch.setattr(ApiServerClient, "_read", read)
     await asyncio.gather(*(cluster.get(PODS, "team", str(number)) for number in range(12)))
     assert len(http.requests) == 12
     assert 1 < most <= LIMITS.large_answers
@@ -359,7 +359,9 @@ async def test_few_large_answers_are_held_at_once(server: Both, monkeypatch: pyt
 async def test_an_object_that_is_too_large_alone_is_refused_by_its_collection(server: Both) -> None:
     http, cluster = server
     http.answers = [large(3)]
-    with pytest.raises(TooLarge, match="GET /api/v1/namespaces/team/pods: the answer has more than 1 MiB"):
+    with pytest.raises(
+        ResponseTooLarge, match="GET /api/v1/namespaces/team/pods: the answer has more than 1 MiB"
+    ):
         await cluster.list(PODS, "team")
     assert [query["limit"] for _, _, query, _, _ in http.requests] == ["100", "25", "6", "1"]
 
@@ -367,7 +369,7 @@ async def test_an_object_that_is_too_large_alone_is_refused_by_its_collection(se
 async def test_a_listing_of_more_than_can_be_held_ends(server: Both) -> None:
     http, cluster = server
     http.answers = [large(2)]
-    with pytest.raises(TooLarge, match=r"namespaces/team/pods with uid=u: more than 3 MiB"):
+    with pytest.raises(ResponseTooLarge, match=r"namespaces/team/pods with uid=u: more than 3 MiB"):
         await cluster.list(PODS, "team", labels={"uid": "u"})
     assert len(http.requests) == 4
 
@@ -375,5 +377,5 @@ async def test_a_listing_of_more_than_can_be_held_ends(server: Both) -> None:
 async def test_a_listing_of_too_many_objects_ends(server: Both) -> None:
     http, cluster = server
     http.answers = [lambda: ok(items=[{}] * 15_000, metadata={"continue": "more"})]
-    with pytest.raises(TooLarge, match="20000 objects"):
+    with pytest.raises(ResponseTooLarge, match="20000 objects"):
         await cluster.list(PODS, "team")

@@ -3,7 +3,15 @@
 import pytest
 from pydantic import ValidationError
 
-from finetune_contract import CheckpointRecord, Failure, Metrics, Progress, Stage, StageResult, TrainOutcome
+from finetune_contract import (
+    CheckpointRecord,
+    Failure,
+    Progress,
+    Stage,
+    StageResult,
+    StepMetrics,
+    TrainOutcome,
+)
 from finetune_contract.result import MOST_CHECKPOINTS, SHOWN_CHARACTERS, Sample
 from finetune_operator.artifacts.port import PROGRESS_LIMIT, RECORD_LIMIT
 from tests.unit.reconcile.fakes import NOW
@@ -84,7 +92,7 @@ def test_a_count_out_of_bounds_is_refused(value: str) -> None:
 
 
 def test_a_loss_that_diverged_is_still_a_record() -> None:
-    written = progress(3).model_copy(update={"metrics": Metrics(loss=float("nan"))}).to_json()
+    written = progress(3).model_copy(update={"metrics": StepMetrics(loss=float("nan"))}).to_json()
     assert str(Progress.model_validate_json(written).metrics.loss) == "nan"
 
 

@@ -123,13 +123,15 @@ def test_a_request_says_what_it_requires(newer: StageRequest) -> None:
 
 @pytest.mark.parametrize("by", ["1.0", "1.1"])
 def test_a_request_is_not_made_for_those_who_do_not_understand_it(newer: StageRequest, by: str) -> None:
-    with pytest.raises(ContractNotSpoken, match=r"needs version 1\.2 .*\(engine_overrides\).* speaks " + by):
+    with pytest.raises(
+        ContractUnsupported, match=r"needs version 1\.2 .*\(engine_overrides\).* speaks " + by
+    ):
         newer.spoken(ContractVersion.parse(by))
 
 
 @pytest.mark.parametrize("by", ["0.9", "2.0"])
 def test_no_request_is_made_for_another_major_version(by: str) -> None:
-    with pytest.raises(ContractNotSpoken, match=f"speaks {by}"):
+    with pytest.raises(ContractUnsupported, match=f"speaks {by}"):
         REQUEST.spoken(ContractVersion.parse(by))
 
 
@@ -145,7 +147,7 @@ def environment(**changes: Any) -> dict[str, str]:
 def test_a_reader_refuses_what_is_newer_before_it_looks_at_the_rest(
     changes: dict[str, Any], unlike: dict[str, Any]
 ) -> None:
-    with pytest.raises(ContractNotSpoken, match=f"needs version {changes.get('requires', '2.0')}"):
+    with pytest.raises(ContractUnsupported, match=f"needs version {changes.get('requires', '2.0')}"):
         StageRequest.of_environment(environment(**changes, **unlike))
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from devcluster.bucketrights import (
+from devcluster.bucket_iam import (
     BUCKET,
     CREATE,
     DELETE,
@@ -13,9 +13,9 @@ from devcluster.bucketrights import (
     UNKNOWN,
     UPDATE,
     Grant,
-    Need,
-    holds,
-    needs,
+    ResourcePermission,
+    is_granted,
+    required_permissions,
 )
 
 ACCOUNT = "team-a/ft-cpu"
@@ -24,8 +24,8 @@ NAME = "team-a%2Fx%20%23%252F"
 METADATA = json.dumps({"name": "team-a/x"}).encode()
 
 
-def need(permission: str, name: str = "", bucket: str = "bucket") -> Need:
-    return Need(permission=permission, bucket=bucket, name=name)
+def need(permission: str, name: str = "", bucket: str = "bucket") -> ResourcePermission:
+    return ResourcePermission(permission=permission, bucket=bucket, name=name)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def need(permission: str, name: str = "", bucket: str = "bucket") -> Need:
     ],
 )
 def test_what_a_request_needs(
-    method: str, path: str, query: dict[str, str], body: bytes, expected: list[Need]
+    method: str, path: str, query: dict[str, str], body: bytes, expected: list[ResourcePermission]
 ) -> None:
-    assert list(needs(method, path, query, body)) == expected
+    assert list(required_permissions(method, path, query, body)) == expected
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_a_request_needs(
     ],
 )
 def test_what_is_not_understood_is_given_to_nobody(method: str, path: str, body: bytes) -> None:
-    (asked,) = needs(method, path, {}, body)
+    (asked,) = required_permissions(method, path, {}, body)
     assert asked.permission == UNKNOWN
 
 
@@ -102,7 +102,7 @@ def test_a_folder_gives_what_begins_with_it_and_nothing_of_the_bucket() -> None:
         (DELETE, "team-a/job/x"),
         (CREATE, "team-a/x"),
     ):
-        assert holds(grants, ACCOUNT, need(permission, name))
+        assert is_granted(grants, ACCOUNT, need(permission, name))
     for permission, name in (
         (GET, "team-ab/x"),
         (LIST, "team-a"),
@@ -110,13 +110,13 @@ def test_a_folder_gives_what_begins_with_it_and_nothing_of_the_bucket() -> None:
         (GET, "team-b/team-a/x"),
         (BUCKET, ""),
     ):
-        assert not holds(grants, ACCOUNT, need(permission, name))
-    assert not holds(grants, "team-b/ft-cpu", need(GET, "team-a/x"))
-    assert not holds(grants, ACCOUNT, need(GET, "team-a/x", "other"))
+        assert not is_granted(grants, ACCOUNT, need(permission, name))
+    assert not is_granted(grants, "team-b/ft-cpu", need(GET, "team-a/x"))
+    assert not is_granted(grants, ACCOUNT, need(GET, "team-a/x", "other"))
 
 
 def test_a_viewer_writes_nothing() -> None:
     grants = [Grant(account=ACCOUNT, role="roles/storage.objectViewer", bucket="bucket")]
-    assert holds(grants, ACCOUNT, need(GET, "x"))
+    assert is_granted(grants, ACCOUNT, need(GET, "x"))
     for permission in (CREATE, DELETE, UPDATE, BUCKET):
-        assert not holds(grants, ACCOUNT, need(permission, "x"))
+        assert not is_granted(grants, ACCOUNT, need(permission, "x"))

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from devcluster.agent.environment import (
     ConfigError,
-    Sources,
+    EnvSources,
     expand,
     field_value,
-    moved,
+    map_mount_path,
     platform,
     references,
-    specified,
+    spec_environment,
     with_mounts,
     workers,
 )
 
-NOTHING = Sources(secrets={}, config_maps={})
+NOTHING = EnvSources(secrets={}, config_maps={})
 POD: dict[str, Any] = {
     "metadata": {
         "name": "run-train-1-slice-0-1-abcde",
@@ -63,7 +63,7 @@ def test_variables_see_those_before_them() -> None:
     container = {
         "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)$(C)"}, {"name": "C", "value": "3"}]
     }
-    assert specified(container, POD, NOTHING) == {"A": "1", "B": "1$(C)", "C": "3"}
+    assert spec_environment(container, POD, NOTHING) == {"A": "1", "B": "1$(C)", "C": "3"}
 
 
 def test_secrets_and_config_maps_fill_variables() -> None:
@@ -76,8 +76,8 @@ def test_secrets_and_config_maps_fill_variables() -> None:
         ],
     }
     assert references(container) == ({"s", "none"}, {"all"})
-    sources = Sources(secrets={"s": {"k": "v"}, "none": None}, config_maps={"all": {"x": "y"}})
-    assert specified(container, POD, sources) == {"P_x": "y", "T": "v", "I": "v6e-2x4-1"}
+    sources = EnvSources(secrets={"s": {"k": "v"}, "none": None}, config_maps={"all": {"x": "y"}})
+    assert spec_environment(container, POD, sources) == {"P_x": "y", "T": "v", "I": "v6e-2x4-1"}
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_secrets_and_config_maps_fill_variables() -> None:
     ],
 )
 def test_what_is_missing_is_told_in_a_kubelets_words(source: dict[str, Any], message: str) -> None:
-    sources = Sources(secrets={"s": None, "there": {}}, config_maps={"c": None})
+    sources = EnvSources(secrets={"s": None, "there": {}}, config_maps={"c": None})
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        specified({"env": [{"name": "A", "valueFrom": source}]}, POD, sources)
+        spec_environment({"env": [{"name": "A", "valueFrom": source}]}, POD, sources)
 
 
 def test_labels_are_fields() -> None:
@@ -145,5 +145,5 @@ def test_chips_become_jax_devices_and_cpu_pods_get_no_tpu_variables() -> None:
 )
 def test_paths_below_a_mount_point_are_local_folders(value: str, local: str) -> None:
     mounts = {"/scratch": Path("/v/s"), "/scratch/deep": Path("/v/d")}
-    assert moved(value, mounts) == local
+    assert map_mount_path(value, mounts) == local
     assert with_mounts({"A": value}, mounts) == {"A": local}

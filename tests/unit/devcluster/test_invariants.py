@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from devcluster.kube import Event
-from tests.integration.invariants import judge
+from devcluster.kube import WatchEvent
+from tests.integration.invariants import assert_one_live
 
 
 def pod(uid: str, phase: str = "Running") -> dict[str, Any]:
@@ -17,22 +17,22 @@ def lives(found: dict[str, Any]) -> bool:
     return bool(found["status"]["phase"] == "Running")
 
 
-OLD, NEW = Event("ADDED", [pod("old")]), Event("ADDED", [pod("new")])
+OLD, NEW = WatchEvent("ADDED", [pod("old")]), WatchEvent("ADDED", [pod("new")])
 
 
 @pytest.mark.parametrize(
     ("told", "doubled"),
     [
-        ([OLD, Event("MODIFIED", [pod("old", "Failed")]), NEW], False),
-        ([OLD, Event("DELETED", [pod("old")]), NEW], False),
-        ([OLD, Event("SYNCED", []), NEW], False),
-        ([OLD, NEW, Event("DELETED", [pod("old")])], True),
-        ([Event("SYNCED", [pod("old"), pod("new")])], True),
+        ([OLD, WatchEvent("MODIFIED", [pod("old", "Failed")]), NEW], False),
+        ([OLD, WatchEvent("DELETED", [pod("old")]), NEW], False),
+        ([OLD, WatchEvent("SYNCED", []), NEW], False),
+        ([OLD, NEW, WatchEvent("DELETED", [pod("old")])], True),
+        ([WatchEvent("SYNCED", [pod("old"), pod("new")])], True),
     ],
 )
-def test_two_that_live_at_once_are_found(told: Sequence[Event], doubled: bool) -> None:
+def test_two_that_live_at_once_are_found(told: Sequence[WatchEvent], doubled: bool) -> None:
     if doubled:
         with pytest.raises(AssertionError, match=r"pod-old.*pod-new"):
-            judge(told, which=lambda _: "host 0", live=lives)
+            assert_one_live(told, which=lambda _: "host 0", live=lives)
     else:
-        judge(told, which=lambda _: "host 0", live=lives)
+        assert_one_live(told, which=lambda _: "host 0", live=lives)

@@ -7,12 +7,12 @@ import pytest
 
 from devcluster.__main__ import main
 from devcluster.fakenodes import manifest, tpu_pool
-from devcluster.layout import State
-from devcluster.webhooks import called_by_url
+from devcluster.layout import StateFolder
+from devcluster.webhooks import with_url_clients
 
 
 def test_webhooks_are_called_on_this_machine_and_trusted_by_our_authority(tmp_path: Path) -> None:
-    state = State(tmp_path)
+    state = StateFolder(tmp_path)
     state.pki.mkdir()
     (state.pki / "ca.crt").write_text("the authority")
     service = {"name": "webhook-service", "namespace": "system", "path": "/mutate-it"}
@@ -22,7 +22,7 @@ def test_webhooks_are_called_on_this_machine_and_trusted_by_our_authority(tmp_pa
         "metadata": {"name": "mutating"},
         "webhooks": [hook],
     }
-    (made,) = called_by_url(state, [found], prefix="kueue", port=9443)
+    (made,) = with_url_clients(state, [found], prefix="kueue", port=9443)
     assert made["metadata"] == {"name": "kueue-mutating"}
     assert made["webhooks"] == [
         {

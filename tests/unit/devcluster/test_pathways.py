@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from devcluster.agent.addresses import known_names, located, pod_address
-from devcluster.agent.environment import ConfigError, in_place_of_proxy
+from devcluster.agent.addresses import host_aliases, pod_address, resolve_names
+from devcluster.agent.environment import ConfigError, pathways_proxy_environment
 from devcluster.layout import MANIFESTS
 from devcluster.pathways import flags
 from devcluster.pathways.__main__ import chosen
-from devcluster.pathways.flags import Client, Manager
+from devcluster.pathways.flags import ClientFlags, ResourceManagerFlags
 from devcluster.pathways.images import JAX, PROXY, SERVER
-from devcluster.pathways.servers import RefusedError
+from devcluster.pathways.servers import WorkerRejectedError
 from finetune_operator.catalog import all_shapes, jax_of_image, pathways_images
 from tests.pathways_plans import SHAPES, plan, train
 
@@ -36,15 +36,15 @@ def test_rendered_flags_are_understood(name: str, shape: Any, slices: int) -> No
     jobs = train(plan(shape, slices))["spec"]["replicatedJobs"]
     head, worker = (job["template"]["spec"]["template"]["spec"] for job in jobs)
     manager, proxy = (container["args"] for container in head["initContainers"])
-    assert flags.server(manager) == Manager(port=29001, slices=slices, chips=shape.chips)
+    assert flags.server(manager) == ResourceManagerFlags(port=29001, slices=slices, chips=shape.chips)
     at_head = {"manager_host": "$(PATHWAYS_HEAD)", "manager_port": 29001}
-    assert flags.proxy(proxy) == Client(port=29000, **at_head)
-    assert flags.server(worker["containers"][0]["args"]) == Client(port=29005, **at_head)
+    assert flags.proxy(proxy) == ClientFlags(port=29000, **at_head)
+    assert flags.server(worker["containers"][0]["args"]) == ClientFlags(port=29005, **at_head)
     chips = {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={shape.chips * slices}",
     }
-    assert in_place_of_proxy({"JAX_PLATFORMS": "proxy"}, {"spec": head}) == chips
+    assert pathways_proxy_environment({"JAX_PLATFORMS": "proxy"}, {"spec": head}) == chips
 
 
 def test_every_slices_name_is_understood() -> None:
@@ -57,7 +57,7 @@ def test_every_slices_name_is_understood() -> None:
                 "--instance_count=1",
                 f"--instance_type={shape.pathways_instance_type}",
             ]
-            assert flags.server(manager) == Manager(port=1, slices=1, chips=shape.chips)
+            assert flags.server(manager) == ResourceManagerFlags(port=1, slices=1, chips=shape.chips)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_what_is_not_understood_is_refused(
 
 
 def test_without_a_resource_manager_there_are_no_devices_to_stand_in_for() -> None:
-    assert in_place_of_proxy({"JAX_PLATFORMS": "cpu"}, {"spec": {}}) == {}
+    assert pathways_proxy_environment({"JAX_PLATFORMS": "cpu"}, {"spec": {}}) == {}
     with pytest.raises(ConfigError, match="no resource manager"):
-        in_place_of_proxy({"JAX_PLATFORMS": "proxy"}, {"spec": {}})
+        pathways_proxy_environment({"JAX_PLATFORMS": "proxy"}, {"spec": {}})
 
 
 def pod(hostname: str, coordinator: str = "", uid: str = "u1") -> dict[str, Any]:
@@ -112,10 +112,10 @@ def test_pods_have_addresses_of_their_own_and_find_the_head_by_name() -> None:
     head, worker = pod("run-pathways-head-0-0", name), pod("run-worker-0-1", name)
     assert pod_address(head) != pod_address(worker)
     assert pod_address(head) != pod_address(pod("run-pathways-head-0-0", uid="u2"))
-    assert located(f"grpc://{name}:29000", known_names(worker)) == f"grpc://{pod_address(head)}:29000"
+    assert resolve_names(f"grpc://{name}:29000", host_aliases(worker)) == f"grpc://{pod_address(head)}:29000"
     alone = {"metadata": {"uid": "a"}, "spec": {}}
     assert pod_address(alone).startswith("127.")
-    assert known_names(alone) == {}
+    assert host_aliases(alone) == {}
 
 
 #: Of this process alone, as others may run these tests at the same time.
@@ -186,7 +186,7 @@ async def test_workers_register_anew_with_a_manager_that_was_started_again() -> 
 
 async def test_a_worker_of_another_slice_is_refused() -> None:
     async with running(manager()):
-        with pytest.raises(RefusedError, match="slice 3, but there are 1"):
+        with pytest.raises(WorkerRejectedError, match="slice 3, but there are 1"):
             await asyncio.wait_for(worker(0, slice_number=3), 10)
-        with pytest.raises(RefusedError, match="3 hosts cannot share 8 chips"):
+        with pytest.raises(WorkerRejectedError, match="3 hosts cannot share 8 chips"):
             await asyncio.wait_for(worker(0, hosts="a,b,c"), 10)

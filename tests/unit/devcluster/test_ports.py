@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from devcluster import ports
-from devcluster.layout import State
+from devcluster.layout import StateFolder
 
 
 @pytest.fixture(autouse=True)
@@ -15,9 +15,9 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_SERVERS", range(28_000, 28_200))
 
 
-def state(tmp_path: Path, name: str) -> State:
+def state(tmp_path: Path, name: str) -> StateFolder:
     (tmp_path / name).mkdir(exist_ok=True)
-    return State(tmp_path / name)
+    return StateFolder(tmp_path / name)
 
 
 def test_clusters_that_start_together_are_given_different_ports(tmp_path: Path) -> None:

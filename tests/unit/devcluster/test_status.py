@@ -8,12 +8,12 @@ import pytest
 from devcluster.agent.status import (
     TERMINATION_MESSAGE_BYTES,
     ContainerRecord,
+    ContainerRole,
     ContainerState,
-    Ending,
-    Role,
-    Running,
-    Terminated,
-    Waiting,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStateWaiting,
+    PodTermination,
     container_status,
     ended,
     phase,
@@ -22,11 +22,11 @@ from devcluster.agent.status import (
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 POD: dict[str, Any] = {"metadata": {"uid": "u"}}
-WAITING = Waiting(reason="ContainerCreating")
-RUNNING = Running(since=NOW)
+WAITING = ContainerStateWaiting(reason="ContainerCreating")
+RUNNING = ContainerStateRunning(since=NOW)
 
 
-def done(code: int) -> Terminated:
+def done(code: int) -> ContainerStateTerminated:
     return ended(code, "", started=NOW, finished=NOW)
 
 
@@ -34,7 +34,9 @@ def records(*states: ContainerState) -> list[ContainerRecord]:
     return [ContainerRecord(name=f"c{index}", image="i", state=state) for index, state in enumerate(states)]
 
 
-def status(*states: ContainerState, over: bool = False, ending: Ending | None = None) -> dict[str, Any]:
+def status(
+    *states: ContainerState, over: bool = False, ending: PodTermination | None = None
+) -> dict[str, Any]:
     body = pod_status(POD, [], records(*states), over=over, ending=ending, started=NOW, now=NOW)
     assert body["metadata"] == {"uid": "u"}
     found: dict[str, Any] = body["status"]
@@ -56,20 +58,22 @@ def test_phase(states: list[ContainerState], over: bool, expected: str) -> None:
     assert phase([], records(*states), over=over) == expected
 
 
-def of_role(role: Role, state: ContainerState, last: Terminated | None = None) -> ContainerRecord:
+def of_role(
+    role: ContainerRole, state: ContainerState, last: ContainerStateTerminated | None = None
+) -> ContainerRecord:
     return ContainerRecord(name=role.name, image="i", role=role, state=state, last=last)
 
 
 @pytest.mark.parametrize(
     ("init", "main", "over", "expected"),
     [
-        (of_role(Role.SIDECAR, WAITING), WAITING, False, "Pending"),
-        (of_role(Role.SIDECAR, RUNNING), WAITING, False, "Pending"),
-        (of_role(Role.SIDECAR, RUNNING), RUNNING, False, "Running"),
-        (of_role(Role.SIDECAR, RUNNING), done(0), False, "Running"),  # it is being ended
-        (of_role(Role.SIDECAR, done(143)), done(0), True, "Succeeded"),
-        (of_role(Role.SIDECAR, done(0)), done(1), True, "Failed"),
-        (of_role(Role.INIT, done(1)), done(1), True, "Failed"),
+        (of_role(ContainerRole.SIDECAR, WAITING), WAITING, False, "Pending"),
+        (of_role(ContainerRole.SIDECAR, RUNNING), WAITING, False, "Pending"),
+        (of_role(ContainerRole.SIDECAR, RUNNING), RUNNING, False, "Running"),
+        (of_role(ContainerRole.SIDECAR, RUNNING), done(0), False, "Running"),  # it is being ended
+        (of_role(ContainerRole.SIDECAR, done(143)), done(0), True, "Succeeded"),
+        (of_role(ContainerRole.SIDECAR, done(0)), done(1), True, "Failed"),
+        (of_role(ContainerRole.INIT, done(1)), done(1), True, "Failed"),
     ],
 )
 def test_a_sidecar_does_not_decide_the_phase(
@@ -81,12 +85,12 @@ def test_a_sidecar_does_not_decide_the_phase(
 @pytest.mark.parametrize(
     ("init", "main", "initialized", "ready"),
     [
-        (of_role(Role.SIDECAR, WAITING), WAITING, "False", "False"),
-        (of_role(Role.SIDECAR, RUNNING), WAITING, "True", "False"),
-        (of_role(Role.SIDECAR, RUNNING), RUNNING, "True", "True"),
-        (of_role(Role.SIDECAR, WAITING, last=done(1)), RUNNING, "True", "False"),
-        (of_role(Role.INIT, RUNNING), WAITING, "False", "False"),
-        (of_role(Role.INIT, done(0)), RUNNING, "True", "True"),
+        (of_role(ContainerRole.SIDECAR, WAITING), WAITING, "False", "False"),
+        (of_role(ContainerRole.SIDECAR, RUNNING), WAITING, "True", "False"),
+        (of_role(ContainerRole.SIDECAR, RUNNING), RUNNING, "True", "True"),
+        (of_role(ContainerRole.SIDECAR, WAITING, last=done(1)), RUNNING, "True", "False"),
+        (of_role(ContainerRole.INIT, RUNNING), WAITING, "False", "False"),
+        (of_role(ContainerRole.INIT, done(0)), RUNNING, "True", "True"),
     ],
 )
 def test_a_pod_with_sidecars_is_ready_when_they_are_too(
@@ -96,7 +100,7 @@ def test_a_pod_with_sidecars_is_ready_when_they_are_too(
     found = {each["type"]: each["status"] for each in body["status"]["conditions"]}
     assert (found["Initialized"], found["Ready"]) == (initialized, ready)
     (told,) = body["status"]["initContainerStatuses"]
-    assert told["started"] is (init.role is Role.SIDECAR and init.state == RUNNING)
+    assert told["started"] is (init.role is ContainerRole.SIDECAR and init.state == RUNNING)
 
 
 def test_only_running_pods_are_ready() -> None:
@@ -121,7 +125,7 @@ def test_states_that_no_longer_hold_are_nulled_for_the_merge_patch() -> None:
 
 
 def test_a_nodes_own_doing_is_a_disruption() -> None:
-    ending = Ending(reason="Terminated", message="node shutdown", disrupted=True)
+    ending = PodTermination(reason="Terminated", message="node shutdown", disrupted=True)
     found = status(done(143), over=True, ending=ending)
     assert (found["phase"], found["reason"]) == ("Failed", "Terminated")
     assert next(c for c in found["conditions"] if c["type"] == "DisruptionTarget")["status"] == "True"

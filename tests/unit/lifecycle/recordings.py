@@ -24,7 +24,14 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from finetune_contract import ConvertManifest, HostProgress, Progress
-from finetune_operator.lifecycle import AttemptFiles, AttemptKey, Retry, Takeover, Unreadable, decide
+from finetune_operator.lifecycle import (
+    AttemptFiles,
+    AttemptKey,
+    ReadFailure,
+    RetryRecord,
+    TakeoverRecord,
+    decide,
+)
 from tests.unit.lifecycle.test_machine import Machine
 from tests.unit.lifecycle.world import World
 
@@ -40,7 +47,7 @@ class Recorded:
     profiles: list[Object]
     config_map: Object | None
     first_format: Object | None
-    takeovers: list[Takeover]
+    takeovers: list[TakeoverRecord]
     neighbours: list[Object]
     unserved: str | None
     source: Object | None
@@ -50,9 +57,9 @@ class Recorded:
     progress: Progress | None
     cache: dict[str, ConvertManifest]
     nodes: dict[str, Object] | None
-    unreadable: str | Unreadable | None
-    progress_unknown: Unreadable | None
-    retry: Retry | None
+    unreadable: str | ReadFailure | None
+    progress_unknown: ReadFailure | None
+    retry: RetryRecord | None
     fingerprint: str
     manifest_fault: str
     live_jobs: int
@@ -75,10 +82,10 @@ _WORLD = TypeAdapter(Recorded)
 
 def decided(world: World) -> Object:
     """What the operator decides, after the closer look that it may ask for, as JSON."""
-    observed = world.observe()
-    decision = decide(observed)
+    observation = world.observe()
+    decision = decide(observation)
     if decision.closer is not None:
-        decision = decide(world.look_closer(observed, decision.closer))
+        decision = decide(world.look_closer(observation, decision.closer))
     made: Object = to_jsonable_python(replace(decision, fault=None))
     return made
 
@@ -90,11 +97,11 @@ def record(pairs: int) -> Iterator[tuple[Object, Object]]:
 
     def noted(world: World) -> Any:
         key = _WORLD.dump_json(Recorded.of(world)).decode()
-        observed = observe(world)
+        observation = observe(world)
         if key not in found:
             with patch.object(World, "observe", observe):
                 found[key] = decided(_WORLD.validate_json(key).world())
-        return observed
+        return observation
 
     examples = settings(
         max_examples=max(1, pairs // 8), stateful_step_count=30, deadline=None, derandomize=True, database=None,

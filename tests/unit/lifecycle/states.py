@@ -12,7 +12,7 @@ from typing import Any
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
 from finetune_operator.cluster.port import Unavailable
-from finetune_operator.lifecycle import Unreadable
+from finetune_operator.lifecycle import ReadFailure
 from finetune_operator.reconcile.errors import status_with_error
 from tests.unit.lifecycle.world import World, job, profile
 
@@ -157,14 +157,14 @@ def _store_lost_while_invalid() -> World:
 
 def _run_folder_damaged() -> World:
     world = at(Stage.TRAIN)
-    world.unreadable = Unreadable(reason=Reason.RECORD_MALFORMED, message="gs://artifacts/x is no Retry.")
+    world.unreadable = ReadFailure(reason=Reason.RECORD_MALFORMED, message="gs://artifacts/x is no Retry.")
     world.reconcile()
     return world
 
 
 def _progress_damaged() -> World:
     world = at(Stage.TRAIN)
-    world.progress_unknown = Unreadable(
+    world.progress_unknown = ReadFailure(
         reason=Reason.RECORD_MALFORMED, message="gs://artifacts/x is no Progress."
     )
     world.reconcile()
@@ -173,7 +173,7 @@ def _progress_damaged() -> World:
 
 def _contract_newer() -> World:
     world = at(Stage.TRAIN)
-    world.unreadable = Unreadable(reason=Reason.CONTRACT_NEWER, message="gs://artifacts/x is of version 2.")
+    world.unreadable = ReadFailure(reason=Reason.CONTRACT_NEWER, message="gs://artifacts/x is of version 2.")
     world.reconcile()
     return world
 
@@ -317,7 +317,7 @@ def _retries_exhausted() -> World:
         for name in world.live():
             world.run(name)
             world.fail(name, 1)
-        world.wait(world.look_again_after or 0)
+        world.wait(world.requeue_after or 0)
         world.reconcile()
     return world
 

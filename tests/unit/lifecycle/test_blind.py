@@ -8,17 +8,17 @@ import pytest
 
 from finetune_contract import Failure, Outcome, Stage
 from finetune_operator.api import FineTuneJobStatus, Reason
-from finetune_operator.lifecycle import AttemptFiles, AttemptKey, Retry, Unreadable, decide
+from finetune_operator.lifecycle import AttemptFiles, AttemptKey, ReadFailure, RetryRecord, decide
 from finetune_operator.lifecycle.pending import pending_records
 from tests.unit.lifecycle.world import ConflictError, Crash, World, job, profile
 
 AWAY = "gs://artifacts: no answer in 20 s"
-MALFORMED = Unreadable(
+MALFORMED = ReadFailure(
     reason=Reason.RECORD_MALFORMED, message="gs://artifacts/x/attempts/retry-1.json is no Retry."
 )
-DENIED = Unreadable(reason=Reason.STORAGE_PERMISSION_DENIED, message="gs://artifacts/x: 403")
-HUGE = Unreadable(reason=Reason.RUN_FOLDER_TOO_LARGE, message="gs://artifacts/x: more than 20,000 files")
-NEWER = Unreadable(reason=Reason.CONTRACT_NEWER, message="gs://artifacts/x was written under version 2.")
+DENIED = ReadFailure(reason=Reason.STORAGE_PERMISSION_DENIED, message="gs://artifacts/x: 403")
+HUGE = ReadFailure(reason=Reason.RUN_FOLDER_TOO_LARGE, message="gs://artifacts/x: more than 20,000 files")
+NEWER = ReadFailure(reason=Reason.CONTRACT_NEWER, message="gs://artifacts/x was written under version 2.")
 HOUR = 3600
 WAYS = pytest.mark.parametrize("why", [AWAY, MALFORMED, DENIED, HUGE, NEWER], ids=lambda each: str(each)[:40])
 
@@ -48,7 +48,7 @@ def broken(world: World) -> None:
 
 
 @WAYS
-def test_silence_counts_from_the_return_of_the_run_folder(why: str | Unreadable) -> None:
+def test_silence_counts_from_the_return_of_the_run_folder(why: str | ReadFailure) -> None:
     """The trainer cannot write while the store is away, and writes again after the operator has read."""
     world, name = training()
     world.unreadable = why
@@ -58,7 +58,7 @@ def test_silence_counts_from_the_return_of_the_run_folder(why: str | Unreadable)
     world.unreadable = None
     world.reconcile()
     assert not deleting(world, name)
-    assert world.look_again_after is not None
+    assert world.requeue_after is not None
     world.wait(600)
     world.train(name, 50)
     world.reconcile()
@@ -77,8 +77,8 @@ def test_a_training_that_stays_silent_after_the_return_of_the_run_folder_is_hung
     world.reconcile()
     back = world.now
     while not deleting(world, name):
-        assert world.look_again_after is not None
-        world.wait(world.look_again_after)
+        assert world.requeue_after is not None
+        world.wait(world.requeue_after)
         world.reconcile()
     assert 900 < (world.now - back).total_seconds() < 1000
     world.stop(name)
@@ -113,7 +113,7 @@ def test_a_fault_over_the_folder_keeps_no_job_from_being_suspended() -> None:
 
 @pytest.mark.parametrize("limit", ["deadline", "budget"])
 def test_a_fault_over_the_folder_keeps_no_limit_from_acting(limit: str) -> None:
-    spec = {"activeDeadlineSeconds": HOUR} if limit == "deadline" else {"budget": {"maxChipHours": "4"}}
+    spec = {"activeDeadlineSeconds": HOUR} if limit == "deadline" else {"budget": {"maxChipHours": 4}}
     world, name = training(World(job=job(**spec)))
     broken(world)
     assert decide(world.observe()).deletions == ()
@@ -131,7 +131,7 @@ def test_a_fault_without_anything_of_the_folder_is_raised() -> None:
 
 
 @WAYS
-def test_a_suspended_job_stops_at_once(why: str | Unreadable) -> None:
+def test_a_suspended_job_stops_at_once(why: str | ReadFailure) -> None:
     world, name = training()
     world.unreadable = why
     world.reconcile()
@@ -171,7 +171,7 @@ def test_a_stop_while_blind_is_not_charged_where_the_trainer_wrote_nothing() -> 
 
 
 @WAYS
-def test_a_job_that_has_run_for_its_deadline_is_stopped_and_fails_of_it(why: str | Unreadable) -> None:
+def test_a_job_that_has_run_for_its_deadline_is_stopped_and_fails_of_it(why: str | ReadFailure) -> None:
     world, name = training(World(job=job(activeDeadlineSeconds=HOUR)))
     world.unreadable = why
     world.wait(HOUR + 1)
@@ -188,9 +188,9 @@ def test_a_job_that_has_run_for_its_deadline_is_stopped_and_fails_of_it(why: str
 
 @WAYS
 @pytest.mark.parametrize("platforms", [False, True])
-def test_what_a_budget_allows_is_all_that_is_used(why: str | Unreadable, platforms: bool) -> None:
-    profiles = [profile(constraints={"maxChipHours": "8"} if platforms else {})]
-    spec = {} if platforms else {"budget": {"maxChipHours": "8"}}
+def test_what_a_budget_allows_is_all_that_is_used(why: str | ReadFailure, platforms: bool) -> None:
+    profiles = [profile(constraints={"maxChipHours": 8} if platforms else {})]
+    spec = {} if platforms else {"budget": {"maxChipHours": 8}}
     world, name = training(World(job=job(**spec), profiles=profiles))
     world.unreadable = why
     world.wait(HOUR)
@@ -212,7 +212,7 @@ def test_what_a_budget_allows_is_all_that_is_used(why: str | Unreadable, platfor
 
 
 def test_a_job_that_its_budget_has_suspended_stays_so_while_blind() -> None:
-    world, name = training(World(job=job(budget={"maxChipHours": "4"})))
+    world, name = training(World(job=job(budget={"maxChipHours": 4})))
     world.unreadable = AWAY
     world.wait(HOUR)
     world.reconcile()
@@ -226,7 +226,7 @@ def test_a_job_that_its_budget_has_suspended_stays_so_while_blind() -> None:
 
 def test_hours_go_on_from_what_the_status_said_last() -> None:
     """Those of an earlier attempt, whose record cannot be read, count too."""
-    world, name = training(World(job=job(budget={"maxChipHours": "12"})))
+    world, name = training(World(job=job(budget={"maxChipHours": 12})))
     world.wait(HOUR)
     world.reconcile()
     world.stop(name)
@@ -292,7 +292,7 @@ def test_an_operator_that_was_down_meanwhile_reads_the_record_in_the_status() ->
 
 
 @pytest.mark.parametrize("why", [MALFORMED, DENIED, HUGE])
-def test_a_blind_job_is_suspended_after_the_time_that_its_user_allows(why: Unreadable) -> None:
+def test_a_blind_job_is_suspended_after_the_time_that_its_user_allows(why: ReadFailure) -> None:
     world, name = training()
     world.edit(hangPolicy={"blindSeconds": 600})
     world.unreadable = why
@@ -320,7 +320,7 @@ def test_a_blind_job_is_suspended_after_the_time_that_its_user_allows(why: Unrea
 
 
 @pytest.mark.parametrize("why", [AWAY, NEWER])
-def test_the_time_does_not_run_while_the_store_is_away(why: str | Unreadable) -> None:
+def test_the_time_does_not_run_while_the_store_is_away(why: str | ReadFailure) -> None:
     world, name = training()
     world.edit(hangPolicy={"blindSeconds": 600})
     world.unreadable = why
@@ -369,7 +369,7 @@ def test_a_training_whose_progress_stays_malformed_is_suspended_once() -> None:
         world.reconcile()
         assert world.live() == []
         assert world.status["phase"] == "Suspended"
-        assert world.look_again_after is not None
+        assert world.requeue_after is not None
     world.progress_unknown = None
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
@@ -448,7 +448,7 @@ def test_malformed_results_use_up_the_budget_of_faults() -> None:
             world.end_pods(name, 0)
             world.end_jobset(name, "Completed")
         world.reconcile()
-        world.wait(world.look_again_after or 300)
+        world.wait(world.requeue_after or 300)
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["class"] == "Infrastructure"
 
@@ -607,7 +607,7 @@ def test_a_retry_note_that_nobody_asked_for_changes_nothing() -> None:
     world = World()
     world.to_the_end()
     created = list(world.created)
-    world.retry = Retry(generation=7, from_stage=Stage.PREFLIGHT, first=dict.fromkeys(Stage, 2))
+    world.retry = RetryRecord(generation=7, from_stage=Stage.PREFLIGHT, first=dict.fromkeys(Stage, 2))
     for _ in range(3):
         world.reconcile()
     assert world.created == created
@@ -643,7 +643,7 @@ def test_a_job_whose_plan_is_lost_is_suspended_all_the_same() -> None:
 
 
 def test_a_budget_holds_while_a_retry_waits_to_be_noted() -> None:
-    world, name = training(World(job=job(budget={"maxChipHours": "4"})))
+    world, name = training(World(job=job(budget={"maxChipHours": 4})))
     world.edit(retry={"generation": 1})
     world.wait(HOUR)
     decision = world.reconcile()

@@ -12,18 +12,20 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from finetune_contract import Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import Unreadable
+from finetune_operator.lifecycle import ReadFailure
 from tests.unit.lifecycle.test_machine import TPU, Machine
 
 pytestmark = pytest.mark.slow
 
 AWAY = "gs://artifacts: timed out"
 ALONE = [
-    Unreadable(reason=Reason.RECORD_MALFORMED, message="gs://artifacts/x/attempts/retry-1.json is no Retry."),
-    Unreadable(reason=Reason.STORAGE_PERMISSION_DENIED, message="gs://artifacts/x: 403"),
-    Unreadable(reason=Reason.RUN_FOLDER_TOO_LARGE, message="gs://artifacts/x: more than 20,000 files"),
+    ReadFailure(
+        reason=Reason.RECORD_MALFORMED, message="gs://artifacts/x/attempts/retry-1.json is no Retry."
+    ),
+    ReadFailure(reason=Reason.STORAGE_PERMISSION_DENIED, message="gs://artifacts/x: 403"),
+    ReadFailure(reason=Reason.RUN_FOLDER_TOO_LARGE, message="gs://artifacts/x: more than 20,000 files"),
 ]
-NEWER = Unreadable(reason=Reason.CONTRACT_NEWER, message="gs://artifacts/x was written under version 2.")
+NEWER = ReadFailure(reason=Reason.CONTRACT_NEWER, message="gs://artifacts/x was written under version 2.")
 #: So long that no hang is found, and no wait for nodes ends, in the times that pass here.
 LONG = 10**8
 #: Ends that the user's own limits bring.
@@ -61,11 +63,11 @@ class BlindMachine(Machine):
         return bool(self.world.unreadable) and self.world.config_map is not None
 
     @rule(why=st.sampled_from([None, AWAY, NEWER, *ALONE]))
-    def the_run_folder_can_be_read_or_not(self, why: str | Unreadable | None) -> None:
+    def the_run_folder_can_be_read_or_not(self, why: str | ReadFailure | None) -> None:
         self.world.unreadable = why
 
     @rule(why=st.sampled_from([None, *ALONE[:1]]))
-    def the_progress_record_is_damaged_or_not(self, why: Unreadable | None) -> None:
+    def the_progress_record_is_damaged_or_not(self, why: ReadFailure | None) -> None:
         self.world.progress_unknown = why
 
     @rule(hours=st.sampled_from([1, 5, 24, 72]))

@@ -31,7 +31,7 @@ def pass_time(world: World, seconds: float) -> None:
     """A hundred looks at most; what is deleted ends when it is told to."""
     end = world.now.timestamp() + seconds
     while world.now.timestamp() < end:
-        asked = max(world.look_again_after or 30.0, seconds / 100)
+        asked = max(world.requeue_after or 30.0, seconds / 100)
         world.wait(max(1.0, min(asked, end - world.now.timestamp())))
         world.reconcile()
         for name, jobset in list(world.jobsets.items()):
@@ -109,8 +109,8 @@ def test_a_pod_that_vanishes_after_hours_leaves_the_job_to_jobset(tpu: str, evic
             world.reconcile()
     for pod in sorted(each["metadata"]["name"] for each in world.pods_of(name)):
         remove(world, pod)
-        assert world.look_again_after is not None
-        assert world.look_again_after <= 10
+        assert world.requeue_after is not None
+        assert world.requeue_after <= 10
         assert world.status["phase"] == "Recovering"
         assert "makes no pods" not in world.status["summary"]
     world.restart(name)
@@ -129,8 +129,8 @@ def test_an_evaluation_whose_pod_vanishes_after_hours_is_left_to_jobset() -> Non
         world.reconcile()
     remove(world, f"{name}-0")
     assert world.status["phase"] == "Recovering"
-    assert world.look_again_after is not None
-    assert world.look_again_after <= 10
+    assert world.requeue_after is not None
+    assert world.requeue_after <= 10
     assert "makes no pods" not in world.status["summary"]
 
 
@@ -419,7 +419,7 @@ def test_a_stage_that_is_asked_for_again_while_a_later_one_runs_does_not_wait_fo
     world.kill(name, 1)
     for _ in range(4):
         world.reconcile()
-        world.wait(world.look_again_after or 0)
+        world.wait(world.requeue_after or 0)
     assert world.live() == ["support-bot-train-2"]
     waiting(world, "support-bot-train-2")
     pass_time(world, 8000)
@@ -745,7 +745,7 @@ def test_other_tenants_jobs_keep_nobody_long_from_looking_at_an_interrupted_trai
     world = World(job=job(resources={"tpu": "v6e-4"}), live_jobs=others)
     remove(world, f"{in_training(world)}-0")
     world.reconcile()
-    assert world.look_again_after == seconds
+    assert world.requeue_after == seconds
 
 
 # --- disruptions of long ago

@@ -6,7 +6,7 @@ from typing import Any, override
 import pytest
 
 from finetune_contract import MemoryOutcome, PreflightOutcome, SliceShape, Stage, StageRequest
-from finetune_operator.lifecycle import Observed
+from finetune_operator.lifecycle import Observation
 from tests.stage_outcomes import DOES_NOT_FIT, memory
 from tests.unit.lifecycle.test_limits import until_placed
 from tests.unit.lifecycle.world import World, job, profile
@@ -22,7 +22,7 @@ FLAVORS = [
         "chipsPerHost": 4,
         "chipHourPrice": price,
     }
-    for name, capacity, price in (("cheap", "Spot", "1"), ("dear", "OnDemand", "3"))
+    for name, capacity, price in (("cheap", "Spot", 1), ("dear", "OnDemand", 3))
 ]
 
 
@@ -174,7 +174,7 @@ def test_what_a_forged_record_chooses_is_judged_by_the_budget_before_a_slice_is_
         source="Compile", slice="v6e-16", chosen=shape("v6e-16", "4x4", 4), peak_bytes=1, limit_bytes=2,
         step_seconds=(3600.0, 7200.0),
     )  # fmt: skip
-    world = choosing(forged=forged, budget={"maxCost": "1500", "onExhausted": "Fail"})
+    world = choosing(forged=forged, budget={"maxCost": 1500, "onExhausted": "Fail"})
     world.to_the_end()
     assert world.status["failure"]["reason"] == "BudgetTooSmall"
     assert "1600" in world.status["failure"]["message"]
@@ -240,7 +240,7 @@ def test_while_the_run_folder_cannot_be_read_the_status_keeps_the_choice() -> No
     world.run(name)
     world.reconcile()
     world.unreadable = "the bucket does not answer"
-    seen: Observed = world.observe()
-    assert world.reconcile(observed=seen).deletions == ()
+    seen: Observation = world.observe()
+    assert world.reconcile(observation=seen).deletions == ()
     assert world.status["resolved"]["resources"]["tpu"] == "v6e-8"
     assert world.live() == [name]

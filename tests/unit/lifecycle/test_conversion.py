@@ -254,7 +254,7 @@ def test_damage_without_end_uses_up_the_budget() -> None:
         damaged(world, world.until(Stage.TRAIN))
         world.reconcile()
     for _ in range(5):
-        world.wait(world.look_again_after or 0)
+        world.wait(world.requeue_after or 0)
         world.reconcile()
     assert world.status["phase"] == "Failed"
     assert [name for name in world.created if "-conv-" in name] == [

@@ -7,7 +7,7 @@ import pytest
 from finetune_contract import ExitCode, Failure, Stage
 from finetune_contract.failure import PEER_LOST
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import AttemptKey, Unreadable
+from finetune_operator.lifecycle import AttemptKey, ReadFailure
 from tests.unit.lifecycle.world import World, job
 
 DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]}
@@ -373,7 +373,9 @@ def test_preemptions_after_the_newest_progress_record_count_though_earlier_ones_
 
 def test_training_is_not_given_up_while_its_progress_is_unknown() -> None:
     world, name = preempted_unwatched(12)
-    world.progress_unknown = Unreadable(reason=Reason.CONTRACT_NEWER, message="train/progress.json is newer.")
+    world.progress_unknown = ReadFailure(
+        reason=Reason.CONTRACT_NEWER, message="train/progress.json is newer."
+    )
     for _ in range(3):
         assert not world.reconcile().deletions
     assert world.live() == [name]
@@ -588,7 +590,7 @@ def test_a_budget_that_is_used_up_fails_the_job(recovery: dict[str, int], code: 
         if world.finished:
             break
         if not world.live():
-            world.wait(world.look_again_after or 0)
+            world.wait(world.requeue_after or 0)
             continue
         (name,) = world.live()
         if world.key_of(name).stage is Stage.TRAIN:
@@ -610,11 +612,11 @@ def test_waits_double_between_faults_and_start_at_the_last_end() -> None:
         name = world.until(Stage.TRAIN)
         world.fail(name, 69)
         world.reconcile()
-        waits.append(world.look_again_after)
+        waits.append(world.requeue_after)
         assert world.status["waiting"]["reason"] == "WaitingForRetry"
         world.wait(1)
         world.reconcile()
-        assert world.look_again_after == waits[-1] - 1
+        assert world.requeue_after == waits[-1] - 1
     assert waits == [5, 10, 20, 40]
 
 

@@ -14,7 +14,7 @@ from finetune_contract import Failure, Outcome, Progress, Stage, StageResult
 from finetune_operator.api.crd import job_crd, root_schema
 from finetune_operator.cli.schema_check import check_rules, check_schema
 from finetune_operator.lifecycle import AttemptFiles
-from finetune_operator.lifecycle.fitting import fit
+from finetune_operator.lifecycle.fitting import fit_schema
 from finetune_operator.lifecycle.times import parse, stamp
 from tests.unit.lifecycle.world import World
 
@@ -223,7 +223,7 @@ def test_any_result_gives_a_status_that_is_stored(stage: Stage, data: st.DataObj
     for _ in range(2):
         world.reconcile()
         assert complaints(world.status) == []
-        world.wait(world.look_again_after or 0)
+        world.wait(world.requeue_after or 0)
 
 
 @pytest.mark.slow
@@ -269,10 +269,10 @@ def test_a_number_that_is_none_is_left_out_and_survives_the_files(value: float) 
 def test_what_fits_is_unchanged_and_fitting_is_idempotent() -> None:
     world = World()
     world.to_the_end()
-    assert fit(world.status) == world.status
+    assert fit_schema(world.status) == world.status
     spoilt = world.status | {"summary": "s" * 2000, "stage": "Nowhere"}
-    once = fit(spoilt)
-    assert once == fit(once)
+    once = fit_schema(spoilt)
+    assert once == fit_schema(once)
     assert "stage" not in once
     assert once["summary"] == "s" * 1023 + "…"
 
@@ -281,7 +281,7 @@ def test_an_object_that_lacks_what_makes_it_goes_alone() -> None:
     points = [{"step": step, "value": value} for step, value in enumerate(["1", "nan", "2", "inf", "3"])]
     curve = {"metric": "loss", "points": points}
     progress = {"step": 1, "totalSteps": 5, "curve": curve}
-    told = fit({"observedGeneration": 1, "progress": progress})["progress"]["curve"]["points"]
+    told = fit_schema({"observedGeneration": 1, "progress": progress})["progress"]["curve"]["points"]
     assert [each["value"] for each in told] == ["1", "2", "3"]
 
 
@@ -293,7 +293,7 @@ def test_an_address_is_left_out_rather_than_cut() -> None:
         "evaluation": {"samplesURI": long},
         "artifacts": [{**model, "uri": long}, {**model, "uri": "gs://bucket/model"}],
     }
-    assert fit(status) == {
+    assert fit_schema(status) == {
         "observedGeneration": 1,
         "evaluation": {},
         "artifacts": [{**model, "uri": "gs://bucket/model"}],

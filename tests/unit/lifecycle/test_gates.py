@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.lifecycle.world import World, job
 
-MET = {"metric": "loss", "op": "LessOrEqual", "deltaFromBaseline": "-0.5"}
-MISSED = {"metric": "perplexity", "op": "LessOrEqual", "value": "0.5"}
+MET = {"metric": "loss", "op": "LessOrEqual", "deltaFromBaseline": -0.5}
+MISSED = {"metric": "perplexity", "op": "LessOrEqual", "value": 0.5}
 
 
 def ended(**spec: Any) -> World:

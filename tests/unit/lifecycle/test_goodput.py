@@ -10,7 +10,7 @@ from finetune_contract import DiscardedCheckpoint, Progress, Stage
 from finetune_operator.lifecycle import AttemptKey
 from finetune_operator.lifecycle.progress import goodput_status, progress_status
 from finetune_operator.lifecycle.times import stamp
-from finetune_operator.lifecycle.waited import Waited
+from finetune_operator.lifecycle.wait_times import WaitTimes
 from tests.unit.lifecycle.world import World, job, profile
 
 SECONDS = {
@@ -33,7 +33,7 @@ def progress(**seconds: float) -> Progress:
 
 
 def test_goodput_is_the_share_of_steps_that_count() -> None:
-    assert goodput_status(progress(**SECONDS), Waited(queued=70.0, provisioning=30.0)) == {
+    assert goodput_status(progress(**SECONDS), WaitTimes(queued=70.0, provisioning=30.0)) == {
         "percent": "30.0",
         "seconds": {
             "queued": 70,
@@ -49,11 +49,11 @@ def test_goodput_is_the_share_of_steps_that_count() -> None:
 
 def test_the_time_to_the_first_step_is_told_by_what_took_it() -> None:
     trained = progress(**SECONDS).model_copy(update={"compilations": 3})
-    told = goodput_status(trained, Waited(provisioning=30.0, pods=12.0))
+    told = goodput_status(trained, WaitTimes(provisioning=30.0, pods=12.0))
     assert told is not None
     assert (told["startup"]["pods"], told["compilations"]) == (12, 3)
     before = {kind: value for kind, value in SECONDS.items() if kind != "first_step"}
-    earlier_release = goodput_status(progress(**before), Waited())
+    earlier_release = goodput_status(progress(**before), WaitTimes())
     assert earlier_release is not None
     assert earlier_release["startup"]["firstStep"] == 0
     assert "compilations" not in earlier_release
@@ -61,13 +61,13 @@ def test_the_time_to_the_first_step_is_told_by_what_took_it() -> None:
 
 @pytest.mark.parametrize("nothing", [None, progress(), progress(productive=0.0)])
 def test_nothing_measured_tells_nothing(nothing: Progress | None) -> None:
-    assert goodput_status(nothing, Waited(queued=5.0)) is None
+    assert goodput_status(nothing, WaitTimes(queued=5.0)) is None
 
 
 @given(st.dictionaries(st.sampled_from(sorted(SECONDS)), st.floats(0, 1e12)))
 @example({"productive": 1e12})
 def test_whatever_was_written_the_share_is_between_none_and_all(seconds: dict[str, float]) -> None:
-    told = goodput_status(progress(**seconds), Waited())
+    told = goodput_status(progress(**seconds), WaitTimes())
     assert told is None or 0 <= float(told["percent"]) <= 100
 
 

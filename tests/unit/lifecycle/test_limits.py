@@ -8,10 +8,10 @@ import pytest
 
 from finetune_contract import ExitCode, Stage
 from finetune_operator.api import Reason
-from finetune_operator.lifecycle import AttemptKey, Retry, children, decide
+from finetune_operator.lifecycle import AttemptKey, RetryRecord, children, decide
 from finetune_operator.lifecycle.attempts import MOST_ATTEMPTS, attempts_of
-from finetune_operator.lifecycle.evidence import own_attempts
-from finetune_operator.lifecycle.observed import Unreadable
+from finetune_operator.lifecycle.known_attempts import own_attempts
+from finetune_operator.lifecycle.observation import ReadFailure
 from finetune_operator.rendering import RESTART_LABEL, attempt_of
 from tests.unit.lifecycle.world import Crash, World, job, profile
 
@@ -26,7 +26,7 @@ def wait_step_by_step(world: World, seconds: float) -> None:
     """Time passes as the operator asks to look again; what is deleted ends when it is told to."""
     end = world.now.timestamp() + seconds
     while world.now.timestamp() < end:
-        world.wait(max(1.0, min(world.look_again_after or 30.0, end - world.now.timestamp())))
+        world.wait(max(1.0, min(world.requeue_after or 30.0, end - world.now.timestamp())))
         world.reconcile()
         for name, jobset in list(world.jobsets.items()):
             if "deletionTimestamp" in jobset["metadata"]:
@@ -134,8 +134,8 @@ def test_silence_is_noticed_in_time_however_many_jobs_there_are(
     world.wait(270)
     world.reconcile()
     assert world.live() == [name]
-    assert world.look_again_after == pytest.approx(31, abs=2)
-    world.wait(world.look_again_after or 0)
+    assert world.requeue_after == pytest.approx(31, abs=2)
+    world.wait(world.requeue_after or 0)
     world.reconcile()
     assert "deletionTimestamp" in world.jobsets[name]["metadata"]
 
@@ -144,11 +144,11 @@ def test_silence_that_is_not_believed_is_no_reason_to_look_more_often() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
     world.run(name)
-    world.progress_unknown = Unreadable(reason=Reason.STORE_UNAVAILABLE, message="not JSON")
+    world.progress_unknown = ReadFailure(reason=Reason.STORE_UNAVAILABLE, message="not JSON")
     world.wait(100_000)
     world.reconcile()
     assert world.live() == [name]
-    assert world.look_again_after == 10
+    assert world.requeue_after == 10
 
 
 def test_the_last_words_of_a_hung_trainer_do_not_make_it_a_preemption() -> None:
@@ -259,13 +259,13 @@ def test_children_of_a_finished_job_go_when_it_is_time(ttl: int) -> None:
     decision = world.reconcile()
     if ttl:
         assert world.jobsets
-        assert decision.look_again_after == pytest.approx(3599)
+        assert decision.requeue_after == pytest.approx(3599)
         world.wait(3599)
         world.reconcile()
     assert not world.jobsets
     status = world.status
     world.wait(10)
-    assert world.reconcile().look_again_after is None
+    assert world.reconcile().requeue_after is None
     assert world.status == status
 
 
@@ -435,7 +435,7 @@ def test_a_stage_whose_numbers_are_used_up_is_not_begun_after_a_retry_that_is_no
     world.fail(name, ExitCode.DIVERGED, "Diverged")
     renumbered(world, name, 999)
     world.reconcile()
-    world.retry = Retry(generation=1, from_stage=Stage.TRAIN, first={Stage.TRAIN: 1000})
+    world.retry = RetryRecord(generation=1, from_stage=Stage.TRAIN, first={Stage.TRAIN: 1000})
     world.edit(retry={"generation": 1})
     for _ in range(3):
         world.reconcile()
@@ -451,8 +451,8 @@ def test_an_input_is_looked_for_over_weeks() -> None:
     for _ in range(12):
         world.fail(world.until(Stage.PREFLIGHT), ExitCode.INPUT_MISSING, "DataMissing")
         world.reconcile()
-        waited.append(world.look_again_after)
-        world.wait(world.look_again_after or 0)
+        waited.append(world.requeue_after)
+        world.wait(world.requeue_after or 0)
     assert waited[0] == 15
     assert waited[-1] == 1800
 

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from finetune_contract import ExitCode, Failure, Outcome, Stage
 from finetune_operator.api import ConditionType, FineTuneJobStatus
-from finetune_operator.lifecycle import AttemptKey, Decision, Observed, children, decide
-from finetune_operator.lifecycle.budgets import MOST_STUCK
+from finetune_operator.lifecycle import AttemptKey, Decision, Observation, children, decide
 from finetune_operator.lifecycle.deadlines import (
     HUNG,
     NO_CAPACITY,
@@ -21,8 +20,9 @@ from finetune_operator.lifecycle.deadlines import (
     STAGE_TIMEOUT,
     STARTUP_TIMEOUT,
 )
+from finetune_operator.lifecycle.kueue import admitted_before, evictions
 from finetune_operator.lifecycle.pending import pending_records
-from finetune_operator.lifecycle.queueing import admitted_before, evictions
+from finetune_operator.lifecycle.retry_budget import MOST_STUCK
 from finetune_operator.lifecycle.times import parse
 from finetune_operator.planning.defaults import CPU_STAGE_SECONDS, EVALUATE_SECONDS
 from finetune_operator.rendering import ATTEMPT_LABEL, STAGE_LABEL
@@ -36,7 +36,7 @@ ADMITTED = ("Admitted", "True", "Admitted", "The workload is admitted")
 PAST = "accumulatedPastExecutionTimeSeconds"
 TPU = {Stage.TRAIN, Stage.EVALUATE}
 MAX_INFRASTRUCTURE = 5
-PRICES = {"Spot": "0.8", "OnDemand": "2.7"}
+PRICES = {"Spot": 0.8, "OnDemand": 2.7}
 DAY = 86400
 #: What of a child is forged badly: nothing else of it differs from a real one.
 FLAWS = {
@@ -70,7 +70,7 @@ class WatchedWorld(World):
         self.strange_jobsets: list[Any] = []
         self.strange_pods: list[Any] = []
 
-    def observe(self) -> Observed:
+    def observe(self) -> Observation:
         """With what strangers have put the job's labels on."""
         own = self.jobsets, self.pods
         self.jobsets = {**own[0], **{f"stranger-{n}": each for n, each in enumerate(self.strange_jobsets)}}
@@ -121,7 +121,7 @@ class WatchedWorld(World):
             chips, price = self.chips.get(name, (0, 0.0))
             if name not in self.jobsets:
                 # Its price is not known any more.
-                price = max(map(float, PRICES.values()))
+                price = max(PRICES.values())
             self.chip_hours += chips * seconds / 3600
             self.cost += chips * price * seconds / 3600
         super().wait(seconds)
@@ -205,7 +205,7 @@ class WatchedWorld(World):
                 if jobset["metadata"]["annotations"]["tpu-finetune.dev/flavor"] == "spot"
                 else "OnDemand"
             )
-            self.chips[name] = (children.chips(jobset), float(PRICES[capacity]))
+            self.chips[name] = (children.chips(jobset), PRICES[capacity])
         others = [other for other in self.live() if other != name]
         assert not others, f"{name} was created while {others} could still run"
         running = [pod for pod in self.pods.values() if pod["status"]["phase"] not in ("Succeeded", "Failed")]
@@ -374,7 +374,7 @@ class Machine(RuleBasedStateMachine):
         person = (
             told.get("Finished") == "True" or told.get("Suspended") == "True" or told.get("Valid") == "False"
         )
-        assert person or decision.look_again_after is not None
+        assert person or decision.requeue_after is not None
 
     @precondition(any_live)
     @rule(data=st.data())
@@ -738,7 +738,7 @@ class Machine(RuleBasedStateMachine):
                 self.world.evict(name)
         for _ in range(200):
             self.world.reconcile()
-            if self.world.finished and self.world.look_again_after != 0:
+            if self.world.finished and self.world.requeue_after != 0:
                 return
             for name in self.world.live():
                 jobset = self.world.jobsets[name]
@@ -750,7 +750,7 @@ class Machine(RuleBasedStateMachine):
                     self.give_up(name)
                 if self.standing_still == "nodes that start nothing":
                     self.place(name)
-            self.world.wait(max(self.world.look_again_after or 0, 1800))
+            self.world.wait(max(self.world.requeue_after or 0, 1800))
         raise AssertionError(f"it waits for ever: {self.world.status.get('summary')}")
 
 

@@ -116,7 +116,7 @@ def test_peak_limit_and_estimate_stand_in_the_status() -> None:
     prices = [
         {
             "name": "on-demand", "capacity": "OnDemand", "accelerator": "tpu-v6e-slice", "topologies": ["2x2"],
-            "chipsPerHost": 4, "chipHourPrice": "2.70",
+            "chipsPerHost": 4, "chipHourPrice": 2.70,
         }
     ]  # fmt: skip
     world = Proving(profiles=[profile(flavors=prices, currency="USD")], found=PROVED)

@@ -4,7 +4,7 @@ from typing import Any
 
 from finetune_contract import BenchmarkReport, DataCacheUse, DatasetReport, ModelIdentity, PreflightOutcome
 from finetune_operator.lifecycle.conditions import data_found
-from finetune_operator.lifecycle.prepared import data_cache
+from finetune_operator.lifecycle.data_cache import data_cache
 from finetune_operator.lifecycle.resolved import dataset_status, resolved_status
 from finetune_operator.planning import Findings, admit
 from tests.unit.lifecycle.world import job, profile

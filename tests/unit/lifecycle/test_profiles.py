@@ -71,7 +71,7 @@ def test_what_is_valid_and_may_not_be_meant_is_remarked(spec: dict[str, Any], sa
         ({"pod": {"hostNetwork": True}}, "ProfileInvalid", "never that of serviceAccounts.tpu"),
         ({"flavors": []}, "ProfileInvalid", "spec.flavors"),
         (
-            {"constraints": {"limits": [{"path": f"no.path{n}", "max": "1"} for n in range(64)]}},
+            {"constraints": {"limits": [{"path": f"no.path{n}", "max": 1} for n in range(64)]}},
             "ProfileInvalid",
             "spec.constraints.limits[0].path",
         ),

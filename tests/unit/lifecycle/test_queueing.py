@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from finetune_contract import Stage
-from finetune_operator.lifecycle import queueing
-from finetune_operator.lifecycle.queueing import UNSEEN_SECONDS, Standing
+from finetune_operator.lifecycle import kueue
+from finetune_operator.lifecycle.kueue import UNSEEN_SECONDS, QuotaState
 from tests.unit.lifecycle.world import World, job, profile
 
 type Condition = tuple[str, str, str, str]
@@ -39,39 +39,43 @@ def queued(**queue: Any) -> World:
 @pytest.mark.parametrize(
     ("conditions", "standing", "reason"),
     [
-        ([], Standing.WAITING, "PendingEvaluation"),
-        ([waits("Pending", USED_UP)], Standing.WAITING, "WaitingForQuota"),
-        ([waits("WaitingForQuota", USED_UP)], Standing.WAITING, "WaitingForQuota"),
-        ([waits("Pending", TOO_MUCH)], Standing.NEVER, "ExceedsMaxQuota"),
-        ([waits("ExceedsMaxQuota", TOO_MUCH)], Standing.NEVER, "ExceedsMaxQuota"),
-        ([waits("NoMatchingFlavor", "flavor a doesn't match node affinity")], Standing.NEVER, "NoMatchingFlavor"),
-        ([waits("Pending", f"{USED_UP}, flavor b doesn't match node affinity")], Standing.WAITING, "WaitingForQuota"),
-        ([waits("Pending", "flavor a doesn't match node affinity")], Standing.NEVER, "NoMatchingFlavor"),
-        ([waits("Pending", "resource google.com/tpu unavailable in ClusterQueue")], Standing.NEVER, "NoMatchingFlavor"),
-        ([waits("Inadmissible", "LocalQueue team-tpu doesn't exist")], Standing.NEVER, "Inadmissible"),
-        ([waits("Misconfigured", "LocalQueue team-tpu doesn't exist")], Standing.NEVER, "Misconfigured"),
-        ([waits("Suspended", "ClusterQueue tpu is stopped")], Standing.NEVER, "Suspended"),
-        ([waits("Waiting", "waiting for all admitted workloads")], Standing.WAITING, "WaitingForPodsReady"),
+        ([], QuotaState.WAITING, "PendingEvaluation"),
+        ([waits("Pending", USED_UP)], QuotaState.WAITING, "WaitingForQuota"),
+        ([waits("WaitingForQuota", USED_UP)], QuotaState.WAITING, "WaitingForQuota"),
+        ([waits("Pending", TOO_MUCH)], QuotaState.NEVER, "ExceedsMaxQuota"),
+        ([waits("ExceedsMaxQuota", TOO_MUCH)], QuotaState.NEVER, "ExceedsMaxQuota"),
+        ([waits("NoMatchingFlavor", "flavor a doesn't match node affinity")], QuotaState.NEVER, "NoMatchingFlavor"),
+        ([waits("Pending", f"{USED_UP}, flavor b doesn't match node affinity")], QuotaState.WAITING, "WaitingForQuota"),
+        ([waits("Pending", "flavor a doesn't match node affinity")], QuotaState.NEVER, "NoMatchingFlavor"),
+        (
+            [waits("Pending", "resource google.com/tpu unavailable in ClusterQueue")],
+            QuotaState.NEVER,
+            "NoMatchingFlavor",
+        ),
+        ([waits("Inadmissible", "LocalQueue team-tpu doesn't exist")], QuotaState.NEVER, "Inadmissible"),
+        ([waits("Misconfigured", "LocalQueue team-tpu doesn't exist")], QuotaState.NEVER, "Misconfigured"),
+        ([waits("Suspended", "ClusterQueue tpu is stopped")], QuotaState.NEVER, "Suspended"),
+        ([waits("Waiting", "waiting for all admitted workloads")], QuotaState.WAITING, "WaitingForPodsReady"),
         (
             [waits("WaitingForPreemptedWorkloads", "pending the preemption of 1 workload(s)")],
-            Standing.WAITING,
+            QuotaState.WAITING,
             "WaitingForPreemptedWorkloads",
         ),
-        ([waits("TopologyPlacementFailed", "topology")], Standing.WAITING, "TopologyPlacementFailed"),
-        ([RESERVED], Standing.CHECKED, "QuotaReserved"),
-        ([RESERVED, ADMITTED], Standing.ADMITTED, "QuotaReserved"),
-        ([RESERVED, ADMITTED, EVICTED], Standing.WAITING, "Preempted"),
-        ([waits("Pending", PREEMPTED), EVICTED], Standing.WAITING, "WaitingForQuota"),
-        ([RESERVED, ADMITTED, BACK], Standing.ADMITTED, "QuotaReserved"),
-        ([("Finished", "True", "FailedToStart", "pod sets differ")], Standing.NEVER, "FailedToStart"),
+        ([waits("TopologyPlacementFailed", "topology")], QuotaState.WAITING, "TopologyPlacementFailed"),
+        ([RESERVED], QuotaState.CHECKED, "QuotaReserved"),
+        ([RESERVED, ADMITTED], QuotaState.ADMITTED, "QuotaReserved"),
+        ([RESERVED, ADMITTED, EVICTED], QuotaState.WAITING, "Preempted"),
+        ([waits("Pending", PREEMPTED), EVICTED], QuotaState.WAITING, "WaitingForQuota"),
+        ([RESERVED, ADMITTED, BACK], QuotaState.ADMITTED, "QuotaReserved"),
+        ([("Finished", "True", "FailedToStart", "pod sets differ")], QuotaState.NEVER, "FailedToStart"),
     ],
 )  # fmt: skip
 def test_a_workload_says_where_the_attempt_stands(
-    conditions: list[Condition], standing: Standing, reason: str
+    conditions: list[Condition], standing: QuotaState, reason: str
 ) -> None:
     world = queued()
     name = world.until(Stage.TRAIN)
-    found = queueing.queueing(
+    found = kueue.queue_status(
         world.jobsets[name], world.workload(name, *conditions), served=True, now=world.now
     )
     assert found is not None
@@ -85,9 +89,9 @@ def test_a_deactivated_workload_does_not_come_back_by_itself() -> None:
     name = world.until(Stage.TRAIN)
     workload = world.workload(name, RESERVED, ADMITTED, EVICTED)
     workload["spec"]["active"] = False
-    found = queueing.queueing(world.jobsets[name], workload, served=True, now=world.now)
+    found = kueue.queue_status(world.jobsets[name], workload, served=True, now=world.now)
     assert found is not None
-    assert (found.standing, found.reason, found.message) == (Standing.NEVER, "Deactivated", PREEMPTED)
+    assert (found.standing, found.reason, found.message) == (QuotaState.NEVER, "Deactivated", PREEMPTED)
 
 
 def test_a_jobset_that_ends_while_it_is_looked_at_is_not_called_stuck() -> None:
@@ -95,15 +99,15 @@ def test_a_jobset_that_ends_while_it_is_looked_at_is_not_called_stuck() -> None:
     name = world.until(Stage.TRAIN)
     world.hold(name, held=False)
     over = world.workload(name, RESERVED, ADMITTED, ("Finished", "True", "Succeeded", "jobset completed"))
-    found = queueing.queueing(world.jobsets[name], over, served=True, now=world.now)
+    found = kueue.queue_status(world.jobsets[name], over, served=True, now=world.now)
     assert found is not None
-    assert found.standing is Standing.ADMITTED
+    assert found.standing is QuotaState.ADMITTED
 
 
 def test_without_a_queue_there_is_nothing_to_say() -> None:
     world = World()
     name = world.until(Stage.TRAIN)
-    assert queueing.queueing(world.jobsets[name], None, served=True, now=world.now) is None
+    assert kueue.queue_status(world.jobsets[name], None, served=True, now=world.now) is None
     assert world.condition("QuotaReserved")["reason"] == "NotQueued"
 
 

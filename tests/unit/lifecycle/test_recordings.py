@@ -18,6 +18,6 @@ def test_a_recording_is_the_same_each_time_and_replays_to_what_was_decided(
 
     decide = recordings.decide
     monkeypatch.setattr(
-        recordings, "decide", lambda observed: replace(decide(observed), look_again_after=7.5)
+        recordings, "decide", lambda observation: replace(decide(observation), requeue_after=7.5)
     )
     assert all(recordings.replayed(world) != decision for world, decision in pairs)

@@ -96,8 +96,8 @@ def test_a_missing_input_is_looked_for_again_with_growing_patience_and_charged_t
         assert world.condition("DataReady")["status"] == "False"
         assert "gs://data/chat.jsonl" in world.condition("DataReady")["message"]
         assert world.status["waiting"]["reason"] == "WaitingForInput"
-        waits.append(world.look_again_after)
-        world.wait(world.look_again_after or 0)
+        waits.append(world.requeue_after)
+        world.wait(world.requeue_after or 0)
     assert waits == [15, 30, 60, 120, 240, 480, 960]
     assert world.status["attempts"]["user"] == 0
     # Those that looked in vain are cleared away, but for the newest.
@@ -305,7 +305,7 @@ def test_a_missing_profile_is_named_and_its_arrival_noticed() -> None:
     world.reconcile()
     assert world.condition("Valid")["reason"] == "ProfileNotFound"
     assert "late" in world.condition("Valid")["message"]
-    assert world.look_again_after is not None
+    assert world.requeue_after is not None
     world.profiles.append(profile("late", default=False))
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
@@ -411,7 +411,7 @@ def test_a_finished_job_stays_finished_whatever_becomes_of_its_children() -> Non
         world.attempts.clear()
         decision = world.reconcile()
         assert decision.jobset is None
-        assert decision.look_again_after is None
+        assert decision.requeue_after is None
         assert world.status == before
 
 
@@ -453,7 +453,7 @@ def test_progress_is_told_at_most_every_ten_seconds_while_only_steps_move() -> N
     name = world.until(Stage.TRAIN)
     world.train(name, 10)
     world.reconcile()
-    assert world.look_again_after == 10
+    assert world.requeue_after == 10
     assert "step 10 of 100, loss 1.9, 9-18s left" in world.status["summary"]
     for seconds, step, shown in ((4, 14, 10), (5, 19, 10), (1, 20, 20)):
         world.wait(seconds)
@@ -466,7 +466,7 @@ def test_many_live_jobs_report_less_often() -> None:
     world = World(live_jobs=1000)
     world.train(world.until(Stage.TRAIN), 10)
     world.reconcile()
-    assert world.look_again_after == 50
+    assert world.requeue_after == 50
 
 
 @pytest.mark.parametrize("unreadable", [None, "the store is away"])
@@ -475,13 +475,13 @@ def test_any_number_of_other_jobs_leaves_a_look_in_each_minute(unreadable: str |
     world.train(world.until(Stage.TRAIN), 10)
     world.unreadable = unreadable
     world.reconcile()
-    assert world.look_again_after == 60
+    assert world.requeue_after == 60
 
 
 def test_any_number_of_other_jobs_leaves_a_job_without_a_profile_a_look_in_each_minute() -> None:
     world = World(live_jobs=1_000_000, profiles=())
     world.reconcile()
-    assert world.look_again_after == 60
+    assert world.requeue_after == 60
 
 
 @pytest.mark.parametrize("stage", list(Stage))
@@ -490,7 +490,7 @@ def test_only_training_is_looked_at_where_no_watch_tells(stage: Stage) -> None:
     name = world.until(stage)
     world.run(name)
     world.reconcile()
-    assert world.look_again_after == (10 if stage is Stage.TRAIN else 30)
+    assert world.requeue_after == (10 if stage is Stage.TRAIN else 30)
 
 
 def test_a_jobset_without_pods_is_looked_at_when_that_becomes_strange() -> None:
@@ -498,7 +498,7 @@ def test_a_jobset_without_pods_is_looked_at_when_that_becomes_strange() -> None:
     world.reconcile()
     world.reconcile()
     assert len(world.live()) == 1
-    assert world.look_again_after == 20
+    assert world.requeue_after == 20
 
 
 def test_one_event_tells_each_transition() -> None:

@@ -13,7 +13,7 @@ from tests.unit.lifecycle.world import World, job, profile
 
 #: Seconds on the four chips of the job's slice.
 ONE_CHIP_HOUR = 900
-FLAVOR = {**profile()["spec"]["flavors"][0], "chipHourPrice": "2.00"}
+FLAVOR = {**profile()["spec"]["flavors"][0], "chipHourPrice": 2.00}
 PRICED = profile(flavors=[FLAVOR], currency="USD")
 
 
@@ -33,7 +33,7 @@ def held(world: World, name: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("budget", "profiles"),
-    [({"maxChipHours": "1"}, ()), ({"maxCost": "2"}, (PRICED,))],
+    [({"maxChipHours": 1}, ()), ({"maxCost": 2}, (PRICED,))],
     ids=["hours", "money"],
 )
 def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
@@ -42,8 +42,8 @@ def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
     world, name = training(budget, *profiles)
     held(world, name, ONE_CHIP_HOUR - 5)
     assert world.live() == [name]
-    assert world.look_again_after is not None
-    assert world.look_again_after <= 5
+    assert world.requeue_after is not None
+    assert world.requeue_after <= 5
     assert world.condition("WithinBudget")["reason"] == "WithinBudget"
     held(world, name, 5)
     assert "deletionTimestamp" in world.jobsets[name]["metadata"]
@@ -62,7 +62,7 @@ def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
     assert world.status["cost"]["budgetRemaining"] == "0"
     assert world.status["cost"].get("amount") == ("2" if profiles else None)
 
-    world.edit(budget=dict.fromkeys(budget, "8"))
+    world.edit(budget=dict.fromkeys(budget, 8))
     world.to_the_end()
     assert "support-bot-train-2" in world.created
     assert world.status["phase"] == "Succeeded"
@@ -70,7 +70,7 @@ def test_a_budget_that_is_used_up_suspends_and_goes_on_when_it_is_raised(
 
 def test_what_was_counted_stays_counted_though_the_trainer_tells_less() -> None:
     """Its record begins after its imports. The job would go on for as long, again and again."""
-    world, name = training({"maxChipHours": "1"})
+    world, name = training({"maxChipHours": 1})
     held(world, name, ONE_CHIP_HOUR)
     world.stop(name)
     (key,) = (key for key in world.attempts if key.stage is Stage.TRAIN)
@@ -87,7 +87,7 @@ def test_what_was_counted_stays_counted_though_the_trainer_tells_less() -> None:
 
 def test_a_slice_that_is_held_spends_the_budget_whatever_records_are_gone() -> None:
     """Without preflight's record, preflight is due again; the training still runs."""
-    world = World(job=job(budget={"maxChipHours": "1"}))
+    world = World(job=job(budget={"maxChipHours": 1}))
     name = world.until(Stage.TRAIN)
     world.attempts = {key: files for key, files in world.attempts.items() if key.stage is Stage.TRAIN}
     world.reconcile()
@@ -98,7 +98,7 @@ def test_a_slice_that_is_held_spends_the_budget_whatever_records_are_gone() -> N
 
 
 def test_a_budget_may_end_the_job_instead() -> None:
-    world, name = training({"maxChipHours": "1", "onExhausted": "Fail"})
+    world, name = training({"maxChipHours": 1, "onExhausted": "Fail"})
     held(world, name, ONE_CHIP_HOUR)
     world.stop(name)
     world.reconcile()
@@ -107,18 +107,18 @@ def test_a_budget_may_end_the_job_instead() -> None:
         "User",
         "BudgetExhausted",
     )
-    world.edit(budget={"maxChipHours": "3"}, retry={"generation": 1})
+    world.edit(budget={"maxChipHours": 3}, retry={"generation": 1})
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
 def test_what_was_used_by_other_slices_counts_by_their_own_chips() -> None:
-    world, name = training({"maxChipHours": "3"})
+    world, name = training({"maxChipHours": 3})
     held(world, name, ONE_CHIP_HOUR)
     world.edit(resources={"tpu": "v6e-8"})
     world.kill(name, 1)
     world.reconcile()
-    world.wait(world.look_again_after or 0)
+    world.wait(world.requeue_after or 0)
     world.reconcile()
     (second,) = world.live()
     world.run(second)
@@ -132,7 +132,7 @@ LEAST = 100 * 0.5 * 4 / 3600
 
 
 def test_a_training_that_is_sure_to_take_more_is_not_begun() -> None:
-    world = Proving(job=job(budget={"maxChipHours": f"{LEAST * 0.9:.4f}"}), found=PROVED)
+    world = Proving(job=job(budget={"maxChipHours": round(LEAST * 0.9, 4)}), found=PROVED)
     for _ in range(5):
         world.reconcile()
         for name in world.live():
@@ -141,21 +141,21 @@ def test_a_training_that_is_sure_to_take_more_is_not_begun() -> None:
     assert world.status["phase"] == "Suspended"
     assert world.condition("WithinBudget")["reason"] == "BudgetTooSmall"
     assert "Training takes at least 0.06" in world.status["summary"]
-    world.edit(budget={"maxChipHours": f"{LEAST * 1.1:.4f}"})
+    world.edit(budget={"maxChipHours": round(LEAST * 1.1, 4)})
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
 
 
 def test_a_plan_tells_that_the_budget_is_too_small() -> None:
-    world = Proving(job=job(budget={"maxChipHours": "0.01"}, planOnly=True), found=PROVED)
+    world = Proving(job=job(budget={"maxChipHours": 0.01}, planOnly=True), found=PROVED)
     world.to_the_end()
     assert world.status["phase"] == "Planned"
     assert world.condition("WithinBudget")["reason"] == "BudgetTooSmall"
 
 
 def test_the_profiles_limit_ends_the_job_since_nobody_can_raise_it_afterwards() -> None:
-    limited = profile(constraints={"maxChipHours": "0.01"})
-    world = Proving(job=job(budget={"maxChipHours": "8"}), profiles=[limited], found=PROVED)
+    limited = profile(constraints={"maxChipHours": 0.01})
+    world = Proving(job=job(budget={"maxChipHours": 8}), profiles=[limited], found=PROVED)
     world.to_the_end()
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["reason"] == "BudgetTooSmall"
@@ -164,7 +164,7 @@ def test_the_profiles_limit_ends_the_job_since_nobody_can_raise_it_afterwards() 
 
 
 def test_stages_on_cpu_go_on_when_nothing_is_left() -> None:
-    world = World(job=job(budget={"maxChipHours": "1"}, evaluation={}))
+    world = World(job=job(budget={"maxChipHours": 1}, evaluation={}))
     name = world.until(Stage.TRAIN)
     world.train(name, 10)
     world.wait(ONE_CHIP_HOUR + 1)

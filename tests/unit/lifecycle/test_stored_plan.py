@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 
 from finetune_contract import ConvertOutcome, Stage, StageResult
-from finetune_operator.lifecycle.observed import AttemptFiles
+from finetune_operator.lifecycle.observation import AttemptFiles
 from finetune_operator.planning import admit
 from finetune_operator.planning.merge import merge
-from finetune_operator.planning.snapshot import digest
+from finetune_operator.planning.stored_plan import digest
 from tests.unit.lifecycle.world import UID, World, job, profile
 
 
@@ -300,7 +300,7 @@ def test_a_spec_that_cannot_have_been_admitted_is_not_taken_over(forged: dict[st
 
 
 def test_a_forged_number_of_steps_obeys_the_profile() -> None:
-    limits = {"limits": [{"path": "hyperparameters.steps", "max": "100"}]}
+    limits = {"limits": [{"path": "hyperparameters.steps", "max": 100}]}
     world = World(profiles=[profile(constraints=limits)])
     world.until(Stage.TRAIN)
     del world.status["resolved"]["plan"]
@@ -325,7 +325,7 @@ def of_an_earlier_release_that_is_refused_now(**spec: Any) -> World:
     return world
 
 
-@pytest.mark.parametrize("limit", [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": "1"}}])
+@pytest.mark.parametrize("limit", [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": 1}}])
 def test_a_job_of_an_earlier_release_that_is_refused_now_stays_within_its_limits(
     limit: dict[str, Any],
 ) -> None:
@@ -376,7 +376,7 @@ def test_a_jobset_made_under_another_plan_is_replaced() -> None:
     assert world.status["attempts"]["user"] == world.status["attempts"]["infrastructure"] == 0
 
 
-@pytest.mark.parametrize("limit", [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": "1"}}])
+@pytest.mark.parametrize("limit", [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": 1}}])
 def test_a_job_without_its_plan_stays_within_its_limits(limit: dict[str, Any]) -> None:
     world = lost(**limit)
     world.edit(checkpointing={"everySteps": 50})
@@ -395,11 +395,11 @@ def test_a_job_without_its_plan_stays_within_its_limits(limit: dict[str, Any]) -
 @pytest.mark.parametrize("change", ["invalid spec", "no profile", "strict profile", "plan of another format"])
 @pytest.mark.parametrize(
     "limit",
-    [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": "1"}}, {"budget": {"maxCost": "1"}}],
+    [{"activeDeadlineSeconds": 600}, {"budget": {"maxChipHours": 1}}, {"budget": {"maxCost": 1}}],
 )
 def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(change: str, limit: dict[str, Any]) -> None:
     priced = copy.deepcopy(profile())
-    priced["spec"]["flavors"][0]["chipHourPrice"] = "1.5"
+    priced["spec"]["flavors"][0]["chipHourPrice"] = 1.5
     priced["spec"]["currency"] = "USD"
     world = World(job=job(**limit), profiles=[priced])
     world.until(Stage.TRAIN)
@@ -428,7 +428,7 @@ def test_a_job_whose_plan_cannot_be_used_stays_within_its_limits(change: str, li
 
 def test_a_job_without_its_plan_stays_within_the_chip_hours_of_its_profile() -> None:
     world = lost()
-    world.profiles = [profile(constraints={"maxChipHours": "1"})]
+    world.profiles = [profile(constraints={"maxChipHours": 1})]
     world.edit(engineOverrides={"nonsense": "1"}, budget={"onExhausted": "Fail"})
     reconciled(world)
     assert world.live() == ["support-bot-train-1"]
@@ -437,10 +437,10 @@ def test_a_job_without_its_plan_stays_within_the_chip_hours_of_its_profile() -> 
     assert "deletionTimestamp" in world.jobsets["support-bot-train-1"]["metadata"]
 
 
-@pytest.mark.parametrize("spec", [{}, {"budget": {"maxChipHours": "3"}}])
+@pytest.mark.parametrize("spec", [{}, {"budget": {"maxChipHours": 3}}])
 def test_a_job_without_its_plan_and_profile_stays_within_what_its_status_says_is_left(spec: Any) -> None:
     """The profile allowed one chip hour, of the slice's four chips."""
-    world = World(job=job(**spec), profiles=[profile(constraints={"maxChipHours": "1"})])
+    world = World(job=job(**spec), profiles=[profile(constraints={"maxChipHours": 1})])
     world.until(Stage.TRAIN)
     world.reconcile()
     world.config_map, world.profiles = None, []

@@ -76,7 +76,7 @@ def test_every_run_that_a_queue_ended_and_began_again_counts(wiped: bool) -> Non
 
 
 def test_the_platforms_ceiling_is_reached_over_several_runs() -> None:
-    world, name = in_queue(constraints={"maxChipHours": "100"})
+    world, name = in_queue(constraints={"maxChipHours": 100})
     for number in range(1, 9):
         work(world, name, 10 * HOUR, step=number)
         if "deletionTimestamp" in world.jobsets[name]["metadata"]:
@@ -166,10 +166,10 @@ def test_restarts_inside_the_jobset_add_up(saved: bool) -> None:
         assert hours(world) == pytest.approx(number * CHIPS, rel=0.01)
 
 
-@pytest.mark.parametrize("chip_hour_price", ["1", "0.03"])
+@pytest.mark.parametrize("chip_hour_price", [1, 0.03])
 @pytest.mark.parametrize("pause", [10.0, 10.1, 10.999])
 def test_hours_and_money_add_up_over_many_writes_though_an_earlier_run_left_no_record(
-    pause: float, chip_hour_price: str
+    pause: float, chip_hour_price: float
 ) -> None:
     flavor = {**profile()["spec"]["flavors"][0], "chipHourPrice": chip_hour_price}
     world = World(profiles=[profile(flavors=[flavor], currency="USD")])
@@ -192,7 +192,7 @@ def test_hours_and_money_add_up_over_many_writes_though_an_earlier_run_left_no_r
     ran = (world.now - started).total_seconds()
     assert world.status["activeTime"]["seconds"] - before[0] == pytest.approx(ran, abs=1)
     assert hours(world) - before[1] == pytest.approx(ran * CHIPS / HOUR, rel=2e-3)
-    assert amount(world) - before[2] == pytest.approx(ran * CHIPS / HOUR * float(chip_hour_price), rel=3e-3)
+    assert amount(world) - before[2] == pytest.approx(ran * CHIPS / HOUR * chip_hour_price, rel=3e-3)
 
 
 def test_an_evaluation_that_tells_of_no_steps_is_counted_while_it_runs() -> None:
@@ -235,7 +235,7 @@ def test_nothing_falls_where_pods_records_and_jobsets_go_and_what_follows_adds_t
 
 def two_prices() -> list[dict[str, Any]]:
     on_demand, spot = flavors("OnDemand", "Spot")
-    return [{**on_demand, "chipHourPrice": "2.7"}, {**spot, "chipHourPrice": "0.8"}]
+    return [{**on_demand, "chipHourPrice": 2.7}, {**spot, "chipHourPrice": 0.8}]
 
 
 def on_the_second_kind(**spec: Any) -> tuple[World, str]:
@@ -274,7 +274,7 @@ def test_each_hour_costs_what_its_capacity_cost(gone: bool, wiped: bool) -> None
 
 
 def test_a_budget_in_money_is_used_up_at_the_price_of_each_capacity() -> None:
-    world, second = on_the_second_kind(budget={"maxCost": "140"})
+    world, second = on_the_second_kind(budget={"maxCost": 140})
     work(world, second, 10 * HOUR)
     world.fail(second, 69)
     wait_step_by_step(world, 30)
@@ -312,7 +312,7 @@ def test_an_attempt_on_a_larger_slice_keeps_its_chips_when_its_jobset_is_gone(en
     world.job["status"] = {"observedGeneration": -1}
     for _ in range(3):
         world.reconcile()
-        world.wait(world.look_again_after or 0)
+        world.wait(world.requeue_after or 0)
     assert hours(world) == pytest.approx(8, rel=1e-2)
 
 

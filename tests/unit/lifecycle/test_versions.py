@@ -32,7 +32,7 @@ EARLY_WORDS = (
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator speaks 1.1, in which profiling has come."""
-    for module in (snapshot, stored_plan):
+    for module in (lifecycle_stored_plan, stored_plan):
         monkeypatch.setattr(module, "CONTRACT_VERSION", ContractVersion(1, 1))
     monkeypatch.setattr(StageRequest.model_fields["profiling"], "metadata", [Since("1.1")])
 
@@ -42,7 +42,7 @@ def admitted(world: World, contract: str | None) -> World:
     world.reconcile()
     assert world.config_map is not None
     version = ContractVersion.parse(contract) if contract else None
-    world.config_map = render_snapshot(replace(read_snapshot(world.config_map), contract=version))
+    world.config_map = render_stored_plan(replace(read_stored_plan(world.config_map), contract=version))
     world.job["status"] = {"observedGeneration": -1}
     return world
 
@@ -58,7 +58,7 @@ def says_it_speaks(world: World, version: str) -> None:
 def refused(world: World) -> dict[str, Any]:
     assert world.status["phase"] == "Failed"
     failure: dict[str, Any] = world.status["failure"]
-    assert (failure["class"], failure["reason"]) == ("Platform", "ContractNotSpoken")
+    assert (failure["class"], failure["reason"]) == ("Platform", "ContractUnsupported")
     assert {world.status["attempts"][name] for name in ("preemption", "infrastructure", "user")} == {0}
     return failure
 
@@ -68,7 +68,7 @@ def test_the_plan_records_what_the_operator_spoke_at_admission() -> None:
     world.reconcile()
     assert world.config_map is not None
     assert world.config_map["data"]["contract"] == str(CONTRACT_VERSION)
-    assert read_snapshot(world.config_map).contract == CONTRACT_VERSION
+    assert read_stored_plan(world.config_map).contract == CONTRACT_VERSION
 
 
 def test_a_plan_of_a_newer_operator_is_read_and_keeps_its_digest() -> None:
@@ -76,10 +76,10 @@ def test_a_plan_of_a_newer_operator_is_read_and_keeps_its_digest() -> None:
     world.reconcile()
     assert world.config_map is not None
     newer = replace(
-        read_snapshot(world.config_map), contract=ContractVersion(1, 7), more={"unheard-of": "{}"}
+        read_stored_plan(world.config_map), contract=ContractVersion(1, 7), more={"unheard-of": "{}"}
     )
-    world.config_map = render_snapshot(newer)
-    assert read_snapshot(world.config_map) == newer
+    world.config_map = render_stored_plan(newer)
+    assert read_stored_plan(world.config_map) == newer
     world.job["status"] = {"observedGeneration": -1}
     world.to_the_end()
     assert world.status["phase"] == "Succeeded"
@@ -169,7 +169,7 @@ def test_a_plan_of_another_major_version_starts_nothing() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (ExitCode.CONTRACT_NOT_SPOKEN, "ContractNotSpoken: The request needs version 1.1 of the contract"),
+        (ExitCode.CONTRACT_UNSUPPORTED, "ContractUnsupported: The request needs version 1.1 of the contract"),
         (ExitCode.BAD_REQUEST, EARLY_WORDS),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_request_that_the_trainer_refuses_is_the_platforms_failure(code: ExitC
 def test_a_stage_that_cannot_do_what_it_is_asked_is_the_platforms_failure_and_not_tried_again() -> None:
     world = World(job=job(recovery={"maxUserRetries": 3, "maxInfrastructureRetries": 3}))
     name = world.until(Stage.TRAIN)
-    world.fail(name, ExitCode.CONTRACT_NOT_SPOKEN, "RequestIncomplete")
+    world.fail(name, ExitCode.CONTRACT_UNSUPPORTED, "RequestIncomplete")
     world.reconcile()
     assert world.status["phase"] == "Failed"
     assert world.status["failure"]["class"] == "Platform"

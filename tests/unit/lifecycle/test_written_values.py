@@ -4,7 +4,7 @@ from typing import Any
 
 from finetune_contract import Artifact, ExitCode, ExportOutcome, FailureClass, Stage, StageRequest
 from finetune_contract.failure import CLASS_OF_CODE
-from finetune_operator.api.status_outcome import ArtifactType
+from finetune_operator.api.status_results import ArtifactType
 from tests.unit.lifecycle.world import World
 
 EXPORTED = ("HuggingFace", "Adapter", "OrbaxParams")

@@ -19,7 +19,6 @@ from finetune_contract import (
     ExitCode,
     Failure,
     HostProgress,
-    Metrics,
     Outcome,
     PreflightOutcome,
     Progress,
@@ -27,25 +26,26 @@ from finetune_contract import (
     Stage,
     StageRequest,
     StageResult,
+    StepMetrics,
     TrainOutcome,
 )
 from finetune_operator.api import Reason
 from finetune_operator.lifecycle import (
     AttemptFiles,
     AttemptKey,
-    CloserLook,
     Decision,
-    Notice,
-    Observed,
-    Retry,
+    DetailRequest,
+    JobEvent,
+    Observation,
+    ReadFailure,
+    RetryRecord,
     RunFolderView,
-    Takeover,
-    Unreadable,
+    TakeoverRecord,
     children,
     decide,
 )
-from finetune_operator.lifecycle.notices import transitions
-from finetune_operator.lifecycle.observed import in_order, since
+from finetune_operator.lifecycle.job_events import transitions
+from finetune_operator.lifecycle.observation import in_order, since
 from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
 from finetune_operator.lifecycle.reduced import (
     jobset_of,
@@ -151,7 +151,7 @@ class World:
     """The stored plan."""
     first_format: Object | None = None
     """The plan of an earlier release, in the job's namespace."""
-    takeovers: list[Takeover] = field(default_factory=list)
+    takeovers: list[TakeoverRecord] = field(default_factory=list)
     neighbours: list[Object] = field(default_factory=list)
     unserved: str | None = None
     source: Object | None = None
@@ -162,20 +162,20 @@ class World:
     progress: Progress | None = None
     cache: dict[str, ConvertManifest] = field(default_factory=dict)
     nodes: dict[str, Object] | None = None
-    unreadable: str | Unreadable | None = None
+    unreadable: str | ReadFailure | None = None
     """Why the run folder cannot be read; a text: the store is away."""
-    progress_unknown: Unreadable | None = None
-    retry: Retry | None = None
+    progress_unknown: ReadFailure | None = None
+    retry: RetryRecord | None = None
     checkpoint: int = 0
     """The step of the last checkpoint."""
     best: int | None = None
     """The step of the best one, where training keeps it."""
-    events: list[Notice] = field(default_factory=list)
-    untold: list[Notice] = field(default_factory=list)
+    events: list[JobEvent] = field(default_factory=list)
+    untold: list[JobEvent] = field(default_factory=list)
     """Transitions that the status has shown and no Event has told: none, ever."""
     created: list[str] = field(default_factory=list)
     """Names of JobSets in the order of their creation."""
-    look_again_after: float | None = None
+    requeue_after: float | None = None
     fingerprint: str = "f1"
     conversion: ConversionCacheUse | None = None
     """What preflight says of the cache of converted models; None: it is of a release that did not look."""
@@ -191,12 +191,12 @@ class World:
 
     # --- the operator ---------------------------------------------------------------------------------------
 
-    def observe(self) -> Observed:
+    def observe(self) -> Observation:
         # As the observer reads them: what decisions do not get there they must not need here.
         labelled = [made for each in self.jobsets.values() if (made := jobset_of(self.job, answered(each)))]
         pods = [made for each in self.pods.values() if (made := pod_of(self.job, answered(each)))]
         jobsets = own_jobsets(self.job, labelled, self.config_map)
-        return Observed(
+        return Observation(
             now=self.now,
             job=reduced_job(answered(self.job)),
             profiles=tuple(answered(self.profiles)),
@@ -221,7 +221,7 @@ class World:
         if self.config_map is None:
             return RunFolderView()
         if isinstance(self.unreadable, str):
-            away = Unreadable(reason=Reason.STORE_UNAVAILABLE, message=self.unreadable)
+            away = ReadFailure(reason=Reason.STORE_UNAVAILABLE, message=self.unreadable)
             return RunFolderView(unreadable=away)
         if self.unreadable:
             return RunFolderView(unreadable=self.unreadable)
@@ -240,23 +240,25 @@ class World:
             convert_manifest_fault=self.manifest_fault if found else "",
         )
 
-    def reconcile(self, *, crash_after: int | None = None, observed: Observed | None = None) -> Decision:
+    def reconcile(
+        self, *, crash_after: int | None = None, observation: Observation | None = None
+    ) -> Decision:
         """Look, decide, carry out. ``crash_after``: so many writes go through, then the operator dies."""
-        seen = observed or self.observe()
+        seen = observation or self.observe()
         decision = self._decide(seen)
         if decision.closer is not None:
             decision = self._decide(self.look_closer(seen, decision.closer))
         self.apply(decision, crash_after=crash_after)
-        self.look_again_after = decision.look_again_after
+        self.requeue_after = decision.requeue_after
         return decision
 
-    def _decide(self, observed: Observed) -> Decision:
-        decision = decide(observed)
+    def _decide(self, observation: Observation) -> Decision:
+        decision = decide(observation)
         if decision.fault is not None:
             raise decision.fault
         return decision
 
-    def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
+    def look_closer(self, observation: Observation, at: DetailRequest) -> Observation:
         events = [
             kept
             for each in self.object_events
@@ -266,7 +268,7 @@ class World:
             and (kept := reduced_event(answered(each)))
         ]
         return replace(
-            observed,
+            observation,
             hosts=dict(self.hosts) if at.hosts else None,
             events=tuple(events) if at.events else None,
         )
@@ -321,7 +323,7 @@ class World:
         jobset["metadata"]["deletionTimestamp"] = stamp(self.now)
         self._collect(name)
 
-    def _tell(self, notice: Notice) -> None:
+    def _tell(self, notice: JobEvent) -> None:
         """An Event's name is its content: what has been told is not told again."""
         if notice not in self.events:
             self.events.append(notice)
@@ -532,7 +534,7 @@ class World:
             step=step,
             total_steps=TOTAL_STEPS,
             start_step=start,
-            metrics=Metrics(loss=2.0 - step / TOTAL_STEPS),
+            metrics=StepMetrics(loss=2.0 - step / TOTAL_STEPS),
             step_time_p50=0.1,
             step_time_p95=0.2,
             curve=[(step, 2.0 - step / TOTAL_STEPS)],
@@ -646,7 +648,7 @@ class World:
         for _ in range(20):
             self.reconcile()
             if not self.live():
-                self.wait(self.look_again_after or 0)
+                self.wait(self.requeue_after or 0)
                 continue
             (name,) = self.live()
             if self.key_of(name).stage is stage:
@@ -661,11 +663,11 @@ class World:
         for _ in range(patience):
             self.reconcile()
             # A retry by hand is noted first, and acted on at the next look, which is due at once.
-            if self.finished and self.look_again_after != 0:
+            if self.finished and self.requeue_after != 0:
                 return
             live = self.live()
             for name in live:
                 self.succeed(name)
             if not live:
-                self.wait(self.look_again_after or 1)
+                self.wait(self.requeue_after or 1)
         raise AssertionError(f"not finished: {self.status.get('summary')}")

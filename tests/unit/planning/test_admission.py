@@ -45,7 +45,7 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ({}, [profile(namespaces=["team-b"])], Reason.PROFILE_NOT_ALLOWED),
     ({}, [profile(constraints={"locked": ["resources.contoller"]})], Reason.PROFILE_INVALID),
     ({"budget": {"onExhausted": "Fail"}}, [profile()], Reason.INVALID_SPEC),
-    ({"budget": {"maxCost": "1"}}, [profile()], Reason.INVALID_SPEC),
+    ({"budget": {"maxCost": 1}}, [profile()], Reason.INVALID_SPEC),
     ({}, [profile(models={"allow": ["gs://approved/*"]})], Reason.POLICY_VIOLATION),
     ({}, [profile(constraints={"uris": {"read": ["gs://approved/*"]}})], Reason.POLICY_VIOLATION),
     (
@@ -55,7 +55,7 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ),
     (
         {"hyperparameters": {"epochs": 9}},
-        [profile(constraints={"limits": [{"path": "hyperparameters.epochs", "max": "5"}]})],
+        [profile(constraints={"limits": [{"path": "hyperparameters.epochs", "max": 5}]})],
         Reason.POLICY_VIOLATION,
     ),
     (
@@ -78,7 +78,7 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
     ({"hyperparameters": {"globalBatchSize": 6}}, [profile()], Reason.BATCH_MISMATCH),
     ({"export": {"content": "Adapter"}}, [profile()], Reason.INVALID_SPEC),
     (
-        {"hyperparameters": {"optimizer": "SGD", "weightDecay": "0.1"}},
+        {"hyperparameters": {"optimizer": "SGD", "weightDecay": 0.1}},
         [profile()],
         Reason.INVALID_SPEC,
     ),
@@ -102,7 +102,7 @@ CHOICES: list[tuple[dict[str, Any], list[Any], Reason]] = [
         [profile()],
         Reason.INVALID_SPEC,
     ),
-    ({"method": {"type": "DPO", "dpo": {"labelSmoothing": "0.5"}}}, [profile()], Reason.INVALID_SPEC),
+    ({"method": {"type": "DPO", "dpo": {"labelSmoothing": 0.5}}}, [profile()], Reason.INVALID_SPEC),
 ]
 
 
@@ -179,8 +179,8 @@ PREFERENCES: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
     ({"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}, flavors("OnDemand", "Spot"), "Spot"),
     ({"tpu": "v6e-4", "capacity": ["Spot", "OnDemand"]}, flavors("OnDemand"), "OnDemand"),
     ({"capacity": ["FlexStart", "Spot"]}, flavors("Spot", "FlexStart"), "FlexStart"),
-    ({}, [*flavors("OnDemand", chipHourPrice="2"), *flavors("Spot", chipHourPrice="1")], "Spot"),
-    ({}, [*flavors("Spot"), *flavors("OnDemand", chipHourPrice="2")], "OnDemand"),
+    ({}, [*flavors("OnDemand", chipHourPrice=2), *flavors("Spot", chipHourPrice=1)], "Spot"),
+    ({}, [*flavors("Spot"), *flavors("OnDemand", chipHourPrice=2)], "OnDemand"),
     ({"tpu": "v6e-4"}, [*flavors("Spot")], "Spot"),
 ]
 
@@ -276,21 +276,21 @@ def test_chips_of_which_nothing_is_published_need_the_mesh_in_words() -> None:
     ("constraints", "said"),
     [
         (
-            {"limits": [{"path": "hyperparameters.epoch", "max": "5"}]},
+            {"limits": [{"path": "hyperparameters.epoch", "max": 5}]},
             (
                 "spec.constraints.limits[0].path: hyperparameters.epoch is no number of a job's spec: "
                 "did you mean hyperparameters.epochs?"
             ),
         ),
         (
-            {"limits": [{"path": "resources.tpu", "max": "16"}]},
+            {"limits": [{"path": "resources.tpu", "max": 16}]},
             "resources.tpu is no number of a job's spec: known are resources.chipsPerHost, resources.parallelism.data,",
         ),
         (
-            {"limits": [{"path": "datasets.train.maxExamples", "max": "5"}]},
+            {"limits": [{"path": "datasets.train.maxExamples", "max": 5}]},
             "spec.constraints.limits[0].path: datasets.train.maxExamples is no number",
         ),
-        ({"limits": [{"path": "spec.hyperparameters.epochs", "max": "5"}]}, "mean hyperparameters.epochs?"),
+        ({"limits": [{"path": "spec.hyperparameters.epochs", "max": 5}]}, "mean hyperparameters.epochs?"),
         (
             {"locked": ["resources.controller", "resources.contoller"]},
             (
@@ -372,7 +372,7 @@ def test_the_job_wins_over_the_profile_and_the_profile_over_the_built_in() -> No
         "hyperparameters": {"epochs": 3, "seed": 7, "warmupSteps": 5},
         "checkpointing": {"everySteps": 50},
     }
-    plan = admit(job(hyperparameters={"steps": 20, "warmupRatio": "0.1"}), [profile(defaults=defaults)]).plan
+    plan = admit(job(hyperparameters={"steps": 20, "warmupRatio": 0.1}), [profile(defaults=defaults)]).plan
     assert (plan.hyperparameters.steps, plan.hyperparameters.epochs) == (20, None)
     assert (plan.hyperparameters.warmup_ratio, plan.hyperparameters.warmup_steps) == (0.1, None)
     assert plan.hyperparameters.seed == 7
@@ -402,22 +402,22 @@ def test_defaults_that_follow_the_method(method: dict[str, Any], rate: float, we
 def test_the_snapshot_keeps_what_was_decided() -> None:
     wanted = job()
     admission = admit(wanted, [profile()])
-    config_map = render_snapshot(admission.snapshot)
+    config_map = render_stored_plan(admission.snapshot)
     assert config_map["immutable"] is True
     # No owner reference crosses namespaces.
     assert "ownerReferences" not in config_map["metadata"]
     assert wanted["metadata"]["uid"] in config_map["metadata"]["name"]
-    snapshot = read_snapshot(config_map)
+    snapshot = read_stored_plan(config_map)
     assert snapshot == admission.snapshot
     assert replan(wanted, snapshot) == admission.plan
 
 
 def test_a_snapshot_of_another_format_is_refused_not_guessed() -> None:
     wanted = job()
-    config_map = render_snapshot(admit(wanted, [profile()]).snapshot)
+    config_map = render_stored_plan(admit(wanted, [profile()]).snapshot)
     config_map["data"]["format"] = "9"
     with pytest.raises(Refused, match="finetune-plan-"):
-        read_snapshot(config_map)
+        read_stored_plan(config_map)
 
 
 BATCHES: list[tuple[dict[str, Any], int]] = [
@@ -460,14 +460,14 @@ def test_a_quantized_base_is_asked_for_by_name() -> None:
 
 
 def test_a_range_that_no_value_is_in_makes_a_profile_invalid() -> None:
-    empty = {"limits": [{"path": "method.lora.rank", "min": "128", "max": "64"}]}
+    empty = {"limits": [{"path": "method.lora.rank", "min": 128, "max": 64}]}
     refused = refusal(job(), profile(constraints=empty))
     assert refused.reason == Reason.PROFILE_INVALID
     assert (
         "spec.constraints.limits[0]: no value of method.lora.rank is at least 128 and at most 64"
         in refused.message
     )
-    admit(job(), [profile(constraints={"limits": [{"path": "resources.slices", "min": "1.0", "max": "1"}]})])
+    admit(job(), [profile(constraints={"limits": [{"path": "resources.slices", "min": 1.0, "max": 1}]})])
 
 
 #: Refused by the profile's limits, its rules, and for want of a slice.
@@ -481,7 +481,7 @@ AT_ONCE: Any = {
 def test_a_slice_that_is_not_offered_hides_no_rule_and_no_limit() -> None:
     narrow = profile(
         models={"allow": ["Qwen/*"]},
-        constraints={"limits": [{"path": "method.lora.rank", "max": "64"}]},
+        constraints={"limits": [{"path": "method.lora.rank", "max": 64}]},
     )
     refused = refusal(job(**AT_ONCE), narrow)
     assert refused.reason == Reason.POLICY_VIOLATION

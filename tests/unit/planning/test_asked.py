@@ -7,7 +7,8 @@ import pytest
 from finetune_contract import Stage
 from finetune_operator.api.job import IDENTITY_FIELDS, FineTuneJobSpec
 from finetune_operator.planning import Plan, admit, replan
-from finetune_operator.planning.asked import READ_BY, READ_BY_THE_OPERATOR
+from finetune_operator.planning.stage_digests import READ_BY_THE_OPERATOR
+from finetune_operator.planning.stages import STAGES
 from tests.unit.lifecycle.world import job, profile
 
 #: An edit of each section that can be edited.
@@ -24,7 +25,7 @@ EDITS: dict[str, Any] = {
     "activeDeadlineSeconds": 600,
     "preRunningDeadlineSeconds": 600,
     "childTTLSecondsAfterFinished": 600,
-    "budget": {"maxChipHours": "5"},
+    "budget": {"maxChipHours": 5},
     "recovery": {"maxPreemptions": 7},
     "hangPolicy": {"noStepSeconds": 700},
 }
@@ -40,7 +41,8 @@ def edited(**spec: Any) -> tuple[Plan, Plan]:
 
 def test_every_section_of_a_spec_is_read_by_stages_or_by_the_operator_or_never_changes() -> None:
     sections = {field.alias or name for name, field in FineTuneJobSpec.model_fields.items()}
-    assert sections == READ_BY.keys() | READ_BY_THE_OPERATOR | set(IDENTITY_FIELDS)
+    read_by_stages = frozenset().union(*(info.reads for info in STAGES.values()))
+    assert sections == read_by_stages | READ_BY_THE_OPERATOR | set(IDENTITY_FIELDS)
     assert sections - set(IDENTITY_FIELDS) == EDITS.keys() | SWITCHES.keys()
 
 
@@ -48,7 +50,7 @@ def test_every_section_of_a_spec_is_read_by_stages_or_by_the_operator_or_never_c
 def test_an_edit_concerns_the_stages_that_read_it(section: str) -> None:
     before, after = edited(**{section: EDITS[section]})
     concerned = {stage for stage in Stage if before.asked[stage] != after.asked[stage]}
-    assert concerned == READ_BY.get(section, frozenset())
+    assert concerned == {stage for stage, info in STAGES.items() if section in info.reads}
 
 
 @pytest.mark.parametrize("section", EDITS)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_contract import MemoryCheck, MemoryOutcome, SliceShape
+from finetune_contract import MemoryCheckSpec, MemoryOutcome, SliceShape
 from finetune_contract.result import UnfitSlice
 from finetune_operator.api import Reason
 from finetune_operator.planning import Plan, Refused, admit, replan
@@ -14,7 +14,7 @@ from tests.unit.lifecycle.world import job, profile
 type Object = dict[str, Any]
 
 
-def flavor(capacity: str, price: str | None, *topologies: str, name: str = "", **more: Any) -> Object:
+def flavor(capacity: str, price: float | None, *topologies: str, name: str = "", **more: Any) -> Object:
     return {
         "name": name or capacity.lower(),
         "capacity": capacity,
@@ -26,8 +26,8 @@ def flavor(capacity: str, price: str | None, *topologies: str, name: str = "", *
     }
 
 
-ON_DEMAND = flavor("OnDemand", "2.70", "4x4", "2x2", "2x4")
-SPOT = flavor("Spot", "1.10", "2x2", "4x4")
+ON_DEMAND = flavor("OnDemand", 2.70, "4x4", "2x2", "2x4")
+SPOT = flavor("Spot", 1.10, "2x2", "4x4")
 
 
 def admitted(
@@ -44,7 +44,7 @@ def planned(*flavors: Object, **spec: Any) -> Plan:
     return plan
 
 
-def check_of(plan: Plan) -> MemoryCheck:
+def check_of(plan: Plan) -> MemoryCheckSpec:
     assert plan.memory is not None
     return plan.memory
 
@@ -84,7 +84,7 @@ ORDERS: dict[str, tuple[list[Object], Object, list[str]]] = {
         ["v6e-4", "v6e-16"],
     ),
     "those that can be connected": (
-        [flavor("OnDemand", "1", "2x2", "2x4", "4x4", maxSlices=2)],
+        [flavor("OnDemand", 1, "2x2", "2x4", "4x4", maxSlices=2)],
         {"resources": {"slices": 2}},
         ["v6e-8", "v6e-16"],
     ),
@@ -94,17 +94,17 @@ ORDERS: dict[str, tuple[list[Object], Object, list[str]]] = {
         ["v6e-8"],
     ),
     "those of hosts as large as asked for": (
-        [ON_DEMAND, flavor("OnDemand", "3", "2x4", name="whole", chipsPerHost=8)],
+        [ON_DEMAND, flavor("OnDemand", 3, "2x4", name="whole", chipsPerHost=8)],
         {"resources": {"chipsPerHost": 8}},
         ["v6e-8"],
     ),
     "those that money can be counted on": (
-        [flavor("OnDemand", "2.70", "4x4"), flavor("Spot", None, "2x2", "2x4")],
-        {"budget": {"maxCost": "100"}},
+        [flavor("OnDemand", 2.70, "4x4"), flavor("Spot", None, "2x2", "2x4")],
+        {"budget": {"maxCost": 100}},
         ["v6e-16"],
     ),
     "no more than preflight has time for": (
-        [flavor("OnDemand", "1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")],
+        [flavor("OnDemand", 1, "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")],
         {"hyperparameters": {"steps": 1, "globalBatchSize": 256}},
         ["v6e-4", "v6e-8", "v6e-16", "v6e-32", "v6e-64", "v6e-128", "v6e-256"],
     ),
@@ -120,7 +120,7 @@ def test_admission_names_the_slices_that_preflight_may_choose(case: str) -> None
 
 
 def test_what_follows_is_named_with_the_number_of_slices() -> None:
-    plan = planned(flavor("OnDemand", "1", "2x4", "4x4", maxSlices=2), resources={"slices": 2})
+    plan = planned(flavor("OnDemand", 1, "2x4", "4x4", maxSlices=2), resources={"slices": 2})
     assert "preflight tries 2 x v6e-16" in plan.placement.why
 
 
@@ -147,9 +147,9 @@ def test_a_slice_that_is_named_or_not_checked_has_no_candidates(spec: Object) ->
 @pytest.mark.parametrize(
     ("path", "limit", "names"),
     [
-        ("resources.parallelism.fsdp", {"max": "8"}, ["v6e-4", "v6e-8"]),
-        ("resources.parallelism.fsdp", {"min": "8"}, ["v6e-8", "v6e-16"]),
-        ("hyperparameters.perDeviceBatchSize", {"max": "2"}, ["v6e-8", "v6e-16"]),
+        ("resources.parallelism.fsdp", {"max": 8}, ["v6e-4", "v6e-8"]),
+        ("resources.parallelism.fsdp", {"min": 8}, ["v6e-8", "v6e-16"]),
+        ("hyperparameters.perDeviceBatchSize", {"max": 2}, ["v6e-8", "v6e-16"]),
     ],
 )
 def test_a_slice_beyond_the_profiles_limits_is_no_candidate(
@@ -166,7 +166,7 @@ def test_a_slice_beyond_the_profiles_limits_is_no_candidate(
 
 
 def test_a_limit_that_every_slice_breaks_refuses_the_job() -> None:
-    limits = {"limits": [{"path": "hyperparameters.perDeviceBatchSize", "max": "0.1"}]}
+    limits = {"limits": [{"path": "hyperparameters.perDeviceBatchSize", "max": 0.1}]}
     with pytest.raises(Refused) as caught:
         admitted(ON_DEMAND, constraints=limits)
     assert caught.value.reason == Reason.POLICY_VIOLATION
@@ -203,10 +203,10 @@ def test_a_default_batch_is_that_of_the_first_slice_wherever_the_job_goes() -> N
 def test_a_slice_comes_with_the_flags_of_its_own_flavor() -> None:
     pod = {"env": [{"name": "XLA_FLAGS", "value": "--for_all"}]}
     dear = flavor(
-        "Reservation", "9", "2x2x1", name="v5p", accelerator="tpu-v5p-slice", libtpuInitArgs=["--a", "--b"]
+        "Reservation", 9, "2x2x1", name="v5p", accelerator="tpu-v5p-slice", libtpuInitArgs=["--a", "--b"]
     )
     dear |= {"reservation": "r"}
-    _, admission = admitted(flavor("OnDemand", "1", "2x2", libtpuInitArgs=["--c"]), dear, pod=pod)
+    _, admission = admitted(flavor("OnDemand", 1, "2x2", libtpuInitArgs=["--c"]), dear, pod=pod)
     (candidate,) = check_of(admission.plan).candidates
     assert candidate.slice.flags == {"LIBTPU_INIT_ARGS": "--a --b", "XLA_FLAGS": "--for_all"}
     assert [each.flags for each in check_of(admission.plan).larger] == [candidate.slice.flags]
@@ -219,7 +219,7 @@ def test_the_slice_that_preflight_has_chosen_is_planned_with_its_flavor_price_an
     wanted, admission = admitted(ON_DEMAND, SPOT)
     plan = replan(wanted, admission.snapshot, found=found("v6e-16", "v6e-4", plan=admission.plan))
     assert (plan.placement.shape.name, plan.placement.flavor, plan.chips) == ("v6e-16", "spot", 16)
-    assert plan.placement.chip_hour_price == "1.10"
+    assert plan.placement.chip_hour_price == 1.1
     assert plan.mesh.devices == 16
     assert plan.placement.why == (
         "the cheapest slice of the profile that fits: v6e-4 does not fit, 40.00 GiB of 31.24 GiB; flavor spot"
@@ -273,10 +273,10 @@ def test_a_record_that_names_what_there_was_not_to_choose_from_decides_nothing(c
 
 
 def test_a_record_cannot_take_a_slice_beyond_the_limits_or_the_budgets_currency() -> None:
-    limits = {"limits": [{"path": "resources.parallelism.fsdp", "max": "4"}]}
-    for spec, constraints in (({}, limits), ({"budget": {"maxCost": "10"}}, {})):
+    limits = {"limits": [{"path": "resources.parallelism.fsdp", "max": 4}]}
+    for spec, constraints in (({}, limits), ({"budget": {"maxCost": 10}}, {})):
         wanted, admission = admitted(
-            flavor("OnDemand", "1", "2x2"), flavor("Spot", None, "2x4"), constraints=constraints, **spec
+            flavor("OnDemand", 1, "2x2"), flavor("Spot", None, "2x4"), constraints=constraints, **spec
         )
         record = MemoryOutcome(source="Compile", slice="v6e-8", chosen=shape())
         assert replan(wanted, admission.snapshot, found=record).placement.shape.name == "v6e-4"
@@ -292,7 +292,7 @@ def test_what_does_not_fit_is_taken_on_no_other_capacity_either() -> None:
 
 
 def test_where_other_capacity_has_another_slice_alone_that_is_taken_unproved() -> None:
-    wanted, admission = admitted(flavor("Spot", "1", "2x2", "2x4"), flavor("OnDemand", "3", "2x2", "4x4"))
+    wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2", "4x4"))
     record = found("v6e-8", "v6e-4", plan=admission.plan)
     passed = replan(wanted, admission.snapshot, {"Spot"}, record)
     assert (passed.placement.capacity, passed.placement.shape.name) == ("OnDemand", "v6e-16")
@@ -300,14 +300,14 @@ def test_where_other_capacity_has_another_slice_alone_that_is_taken_unproved() -
 
 
 def test_capacity_that_has_only_slices_that_do_not_fit_serves_the_job_no_more() -> None:
-    wanted, admission = admitted(flavor("Spot", "1", "2x2", "2x4"), flavor("OnDemand", "3", "2x2"))
+    wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2"))
     assert set(admission.plan.placement.capacities) == {"Spot", "OnDemand"}
     record = found("v6e-8", "v6e-4", plan=admission.plan)
     assert replan(wanted, admission.snapshot, found=record).placement.capacities == ("Spot",)
 
 
 def test_an_edit_of_capacity_does_not_lead_to_a_slice_that_is_known_to_be_too_small() -> None:
-    wanted, admission = admitted(flavor("Spot", "1", "2x2", "2x4"), flavor("OnDemand", "3", "2x2", "4x4"))
+    wanted, admission = admitted(flavor("Spot", 1, "2x2", "2x4"), flavor("OnDemand", 3, "2x2", "4x4"))
     record = found("v6e-8", "v6e-4", plan=admission.plan)
     edited = {**wanted, "spec": {**wanted["spec"], "resources": {"capacity": ["OnDemand"]}}}
     plan = replan(edited, admission.snapshot, found=record)
@@ -316,7 +316,7 @@ def test_an_edit_of_capacity_does_not_lead_to_a_slice_that_is_known_to_be_too_sm
 
 
 def test_an_edit_of_the_number_of_slices_makes_the_record_one_of_something_else() -> None:
-    wanted, admission = admitted(flavor("OnDemand", "1", "2x2", "2x4", "4x4", maxSlices=2))
+    wanted, admission = admitted(flavor("OnDemand", 1, "2x2", "2x4", "4x4", maxSlices=2))
     record = found("v6e-16", "v6e-4", "v6e-8", plan=admission.plan)
     edited = {**wanted, "spec": {**wanted["spec"], "resources": {"slices": 2}}}
     assert replan(edited, admission.snapshot, found=record).placement.shape.name == "v6e-8"

@@ -12,8 +12,8 @@ from finetune_operator.planning import (
     Plan,
     Refused,
     admit,
-    read_snapshot,
-    render_snapshot,
+    read_stored_plan,
+    render_stored_plan,
     replan,
     stage_request,
 )
@@ -40,8 +40,8 @@ def refusal(template: Any = None, **spec: Any) -> Refused:
 
 def test_sources_keep_their_order_their_weights_and_their_names() -> None:
     train = [
-        {**SOURCE, "weight": "0.5"},
-        {**SOURCE, "name": "faq", "weight": "2", "format": "QuestionAnswer"},
+        {**SOURCE, "weight": 0.5},
+        {**SOURCE, "name": "faq", "weight": 2, "format": "QuestionAnswer"},
     ]
     data = plan(datasets={"train": train, "validation": [SOURCE, SOURCE]}).data
     assert [(source.name, source.weight, source.format) for source in data.train] == [
@@ -70,12 +70,12 @@ def test_a_format_that_the_method_does_not_learn_from_is_refused(
 
 
 def test_weights_are_for_all_sources_or_for_none() -> None:
-    refused = refusal(datasets={"train": [SOURCE, {**SOURCE, "weight": "1"}]})
+    refused = refusal(datasets={"train": [SOURCE, {**SOURCE, "weight": 1}]})
     assert refused.reason == Reason.INVALID_SPEC
     assert "give every training source a weight, or none" in refused.message
 
 
-@pytest.mark.parametrize(("split", "seed"), [({"fraction": "0.25"}, 7), ({"fraction": "0.25", "seed": 3}, 3)])
+@pytest.mark.parametrize(("split", "seed"), [({"fraction": 0.25}, 7), ({"fraction": 0.25, "seed": 3}, 3)])
 def test_rows_are_held_back_by_a_seed_of_their_own_or_the_jobs(split: dict[str, Any], seed: int) -> None:
     made = plan(
         datasets={"train": [SOURCE], "splitFromTrain": split}, hyperparameters={"steps": 5, "seed": 7},
@@ -102,7 +102,7 @@ def test_a_template_of_a_config_map_is_read_once_and_kept_in_the_plan() -> None:
     wanted = job(datasets={"train": [SOURCE], "chatTemplate": REF})
     admission = admit(wanted, [profile()], config_map(**{"chat.jinja": TEMPLATE}))
     assert admission.plan.data.chat_template == TEMPLATE
-    kept = read_snapshot(render_snapshot(admission.snapshot))
+    kept = read_stored_plan(render_stored_plan(admission.snapshot))
     # The ConfigMap may be changed or deleted from now on.
     assert replan(wanted, kept).data.chat_template == TEMPLATE
 
@@ -157,7 +157,7 @@ def test_templates_print_the_day_of_the_jobs_creation_whenever_a_stage_runs() ->
     wanted["metadata"]["creationTimestamp"] = "2026-03-31T23:59:59Z"
     admission = admit(wanted, [profile()])
     assert admission.plan.data.chat_template_date == date(2026, 3, 31)
-    kept = read_snapshot(render_snapshot(admission.snapshot))
+    kept = read_stored_plan(render_stored_plan(admission.snapshot))
     assert replan(wanted, kept).data.chat_template_date == date(2026, 3, 31)
     for stage in (Stage.PREFLIGHT, Stage.TRAIN, Stage.EVALUATE):
         assert stage_request(admission.plan, stage, 1, Findings()).data.chat_template_date == date(

@@ -34,13 +34,13 @@ def refusal(**spec: Any) -> str:
 
 def test_datasets_and_gates_reach_the_trainer() -> None:
     gates = [
-        {"metric": "faq/exact_match", "op": "GreaterOrEqual", "value": "0.62"},
-        {"metric": "loss", "op": "LessOrEqual", "deltaFromBaseline": "-0.1"},
+        {"metric": "faq/exact_match", "op": "GreaterOrEqual", "value": 0.62},
+        {"metric": "loss", "op": "LessOrEqual", "deltaFromBaseline": -0.1},
     ]
     told = request(
         Stage.EVALUATE,
         evaluation={
-            "datasets": [FAQ], "gates": gates, "maxExamples": 30, "generation": {"temperature": "0.7", "topK": 40}
+            "datasets": [FAQ], "gates": gates, "maxExamples": 30, "generation": {"temperature": 0.7, "topK": 40}
         },
     ).evaluation  # fmt: skip
     (dataset,) = told.datasets
@@ -62,7 +62,7 @@ def test_no_evaluation_takes_more_rows_than_asked_for() -> None:
 
 
 def test_each_of_several_validation_sets_can_be_gated() -> None:
-    gate = {"metric": "faq/loss", "op": "LessOrEqual", "value": "1"}
+    gate = {"metric": "faq/loss", "op": "LessOrEqual", "value": 1}
     sets = [{"uri": "gs://data/a.jsonl"}, {"uri": "gs://data/b.jsonl", "name": "faq"}]
     train = [{"uri": "gs://data/chat.jsonl"}]
     asked: dict[str, Any] = {"evaluation": {"gates": [gate]}}
@@ -82,8 +82,8 @@ def test_two_sets_of_one_name_are_refused(names: tuple[str, str]) -> None:
 
 
 def test_rows_held_back_from_training_are_measured_and_gated() -> None:
-    gate = {"metric": "loss", "op": "LessOrEqual", "value": "1"}
-    datasets = {"train": [{"uri": "gs://data/chat.jsonl"}], "splitFromTrain": {"fraction": "0.1"}}
+    gate = {"metric": "loss", "op": "LessOrEqual", "value": 1}
+    datasets = {"train": [{"uri": "gs://data/chat.jsonl"}], "splitFromTrain": {"fraction": 0.1}}
     made = plan(datasets=datasets, evaluation={"gates": [gate], "everySteps": 50, "maxExamples": 30})
     assert made.data.split_from_train is not None
     assert made.data.split_from_train.max_examples == 30
@@ -99,7 +99,7 @@ PAIRS = {
 
 
 def test_pairs_are_measured_and_gated_where_the_method_compares_them() -> None:
-    gate = {"metric": "held/reward_accuracy", "op": "GreaterOrEqual", "value": "0.6"}
+    gate = {"metric": "held/reward_accuracy", "op": "GreaterOrEqual", "value": 0.6}
     (dataset,) = request(
         Stage.EVALUATE, method={"type": "DPO"}, evaluation={"datasets": [PAIRS], "gates": [gate]}
     ).evaluation.datasets
@@ -122,10 +122,8 @@ def test_pairs_that_nothing_compares_are_refused(method: str, change: dict[str, 
 
 
 def test_rows_are_held_back_from_a_mixture_of_pairs() -> None:
-    train = [
-        {"uri": f"gs://data/{name}.jsonl", "weight": weight} for name, weight in (("a", "1"), ("b", "3"))
-    ]
-    made = plan(method={"type": "DPO"}, datasets={"train": train, "splitFromTrain": {"fraction": "0.1"}})
+    train = [{"uri": f"gs://data/{name}.jsonl", "weight": weight} for name, weight in (("a", 1), ("b", 3))]
+    made = plan(method={"type": "DPO"}, datasets={"train": train, "splitFromTrain": {"fraction": 0.1}})
     assert made.data.split_from_train is not None
     assert [source.weight for source in made.data.train] == [1.0, 3.0]
 
@@ -138,7 +136,7 @@ def test_rows_are_held_back_from_a_mixture_of_pairs() -> None:
         ({"prompts": ["Hello"]}, True),
         ({"datasets": [FAQ]}, True),
         ({"benchmarks": [{"name": "gsm8k"}]}, True),
-        ({"gates": [{"metric": "loss", "op": "LessOrEqual", "value": "1.0"}]}, True),
+        ({"gates": [{"metric": "loss", "op": "LessOrEqual", "value": 1.0}]}, True),
     ],
 )
 def test_evaluate_runs_where_it_has_something_to_do(evaluation: dict[str, Any], runs: bool) -> None:
@@ -152,7 +150,7 @@ BENCHMARKS = [
 
 
 def test_benchmarks_reach_the_trainer_at_the_content_that_preflight_found() -> None:
-    gate = {"metric": "gsm8k/exact_match,strict-match", "op": "GreaterOrEqual", "value": "0.4"}
+    gate = {"metric": "gsm8k/exact_match,strict-match", "op": "GreaterOrEqual", "value": 0.4}
     asked = {"benchmarks": BENCHMARKS, "gates": [gate]}
     gsm8k, own = request(Stage.PREFLIGHT, evaluation=asked).evaluation.benchmarks
     assert (gsm8k.name, gsm8k.uri, gsm8k.limit, gsm8k.revision) == ("gsm8k", None, 200, None)
@@ -187,7 +185,7 @@ def test_a_benchmark_and_a_dataset_cannot_share_a_name() -> None:
     ("spec", "named"),
     [
         (
-            {"evaluation": {"gates": [{"metric": "faq/rouge_l", "op": "LessOrEqual", "value": "1"}],
+            {"evaluation": {"gates": [{"metric": "faq/rouge_l", "op": "LessOrEqual", "value": 1}],
                             "datasets": [FAQ]}},
             "It measures loss, perplexity, faq/loss, faq/exact_match",
         ),

@@ -29,7 +29,7 @@ CONTEXTS: dict[str, Document] = {
     "checkpointing.keep.best": {"evaluation": {"everySteps": 100}},
     "export.checkpoint": {"evaluation": {"everySteps": 100}},
     "export.content": {"method": {"type": "SFT", "lora": {}}},
-    "budget.onExhausted": {"budget": {"maxChipHours": "10"}},
+    "budget.onExhausted": {"budget": {"maxChipHours": 10}},
     "preflight.dataset": {"hyperparameters": {"steps": 10}},
     "resources.chipsPerHost": {"resources": {"tpu": "v6e-8"}},
     "resources.slices": {"resources": {"tpu": "v6e-16"}},
@@ -38,7 +38,7 @@ CONTEXTS: dict[str, Document] = {
 #: Members that a union wants together with the field.
 BESIDE: dict[str, Document] = {
     "model.huggingFace.revision": {"model": {"huggingFace": {"repo": "acme/model"}}},
-    "datasets.splitFromTrain.seed": {"datasets": {"splitFromTrain": {"fraction": "0.1"}}},
+    "datasets.splitFromTrain.seed": {"datasets": {"splitFromTrain": {"fraction": 0.1}}},
     "resources.accelerator": {"resources": {"topology": "2x2"}},
     "resources.topology": {"resources": {"accelerator": "tpu-v6e-slice"}},
     "profiling.steps": {"profiling": {"startStep": 3}},
@@ -56,7 +56,7 @@ AGREEING: dict[str, Any] = {
     "resources.topology": "2x2",
     "engineOverrides": {"remat_policy": "full"},
     "datasets.chatTemplate.arguments": {"enable_thinking": "false"},
-    "evaluation.gates": [{"metric": "loss", "op": "LessOrEqual", "value": "1.5"}],
+    "evaluation.gates": [{"metric": "loss", "op": "LessOrEqual", "value": 1.5}],
     "export.destinations": [{"uri": "gs://team-a/exports"}],
     "checkpointing.bestBy.metric": "perplexity",
     "checkpointing.bestBy.mode": "Max",

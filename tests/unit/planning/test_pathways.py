@@ -13,8 +13,8 @@ from finetune_operator.planning import (
     Refused,
     admit,
     check_profile_object,
-    read_snapshot,
-    render_snapshot,
+    read_stored_plan,
+    render_stored_plan,
     replan,
     stage_request,
 )
@@ -77,7 +77,7 @@ def test_the_images_of_an_admitted_job_stay_when_the_operators_release_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     admission = admit(wanted(), [profile()])
-    stored = read_snapshot(render_snapshot(admission.snapshot))
+    stored = read_stored_plan(render_stored_plan(admission.snapshot))
     newer = replace(pathways_images(), jax="9.9.9", server="server:jax-9.9.9", proxy="proxy:jax-9.9.9")
     monkeypatch.setattr("finetune_operator.planning.pathways.pathways_images", lambda: newer)
     assert replan(wanted(), stored).pathways == admission.plan.pathways

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from finetune_operator.api import InvalidObject, Reason, parse_job, parse_profile
 from finetune_operator.planning import Refused, admit, replan
-from finetune_operator.planning.places import Place, Storage, covers, judge, judge_run, matches
+from finetune_operator.planning.locations import (
+    Location,
+    ProfileFolders,
+    covers,
+    location_problem,
+    matches,
+    run_folder_problem,
+)
 from tests.unit.lifecycle.world import job, profile
 
-STORAGE = Storage(
+STORAGE = ProfileFolders(
     artifacts="gs://art/runs",
     namespace="team-a",
     shared={"cache": "gs://art/runs/cache", "pathwaysScratch": "gs://art/runs/pathways"},
@@ -30,8 +37,8 @@ def problem(
     strict: bool = True,
     folder: bool = True,
 ) -> str | None:
-    place = Place(path="spec.x", uri=uri, folder=folder)
-    return judge(place, STORAGE, rule, listed, strict=strict)
+    place = Location(path="spec.x", uri=uri, folder=folder)
+    return location_problem(place, STORAGE, rule, listed, strict=strict)
 
 
 # --- by text
@@ -156,9 +163,9 @@ def test_an_entry_that_covers_a_glob_covers_all_that_it_matches(pair: tuple[str,
 def test_a_glob_that_is_allowed_matches_nothing_of_another_namespace(pair: tuple[str, str]) -> None:
     """With an entry for the whole bucket, in which the storage lies."""
     text, glob = pair
-    storage = Storage(artifacts="gs://x/a", namespace="aa", shared={"cache": "gs://x/a/b"})
-    place = Place(path="spec.x", uri=f"gs://x/{glob}", folder=False)
-    if judge(place, storage, "read", ("gs://x/*",), strict=True) is None:
+    storage = ProfileFolders(artifacts="gs://x/a", namespace="aa", shared={"cache": "gs://x/a/b"})
+    place = Location(path="spec.x", uri=f"gs://x/{glob}", folder=False)
+    if location_problem(place, storage, "read", ("gs://x/*",), strict=True) is None:
         assert not text.startswith("a/") or text.startswith("aa/", 2)
 
 
@@ -274,16 +281,16 @@ def test_no_refusal_advises_an_entry_for_a_whole_bucket(
 )
 def test_a_refused_run_folder_of_others_comes_with_no_entry(folder: str, listed: tuple[str, ...]) -> None:
     listed = tuple(each for each in listed if not each.startswith("gs://art/runs/team"))
-    said = judge_run("spec.x", folder, STORAGE, listed)
+    said = run_folder_problem("spec.x", folder, STORAGE, listed)
     assert said is not None
     assert said.endswith("use a run folder of your own namespace")
 
 
 def test_a_refused_run_folder_elsewhere_comes_with_its_own_entry() -> None:
-    said = judge_run("spec.x", "gs://other/j-1/", STORAGE, ())
+    said = run_folder_problem("spec.x", "gs://other/j-1/", STORAGE, ())
     assert said is not None
     assert entry_of(said, "write") == "gs://other/j-1"
-    assert judge_run("spec.x", "gs://other/j-1/", STORAGE, ("gs://other/j-1",)) is None
+    assert run_folder_problem("spec.x", "gs://other/j-1/", STORAGE, ("gs://other/j-1",)) is None
 
 
 @pytest.mark.parametrize(
@@ -300,13 +307,15 @@ def test_a_refused_run_folder_elsewhere_comes_with_its_own_entry() -> None:
 )
 def test_a_glob_touches_the_profiles_storage_only_where_it_may_match_it(glob: str, allowed: bool) -> None:
     """Its artifacts are gs://art/runs."""
-    said = judge(Place(path="spec.x", uri=glob, folder=False), STORAGE, "read", ("gs://art/*",), strict=True)
+    said = location_problem(
+        Location(path="spec.x", uri=glob, folder=False), STORAGE, "read", ("gs://art/*",), strict=True
+    )
     assert (said is None) is allowed, said
 
 
 @pytest.mark.parametrize("listed", [(), ("file:///*",), ("file:///tmp/team-a/j-1",)])
 def test_no_run_folder_lies_in_the_file_system_of_a_pod(listed: tuple[str, ...]) -> None:
-    said = judge_run("spec.x", "file:///tmp/team-a/j-1", STORAGE, listed)
+    said = run_folder_problem("spec.x", "file:///tmp/team-a/j-1", STORAGE, listed)
     assert said is not None
     assert "is the file system of a pod" in said
 
@@ -579,7 +588,7 @@ def test_an_edit_is_judged_as_an_admission_is() -> None:
 def test_a_plan_of_before_there_were_modes_keeps_what_it_was_admitted_with() -> None:
     found = profile()
     admission = admit(job(), [found])
-    constraints = {"limits": [{"path": "hyperparameters.globalBatchSize", "max": "1"}]}
+    constraints = {"limits": [{"path": "hyperparameters.globalBatchSize", "max": 1}]}
     old = {**admission.snapshot.profile, "constraints": constraints}
     assert replan(job(), replace(admission.snapshot, profile=old))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.api import FineTuneJobStatus, Reason
-from finetune_operator.planning import Refused, admit, read_snapshot, render_snapshot, replan
+from finetune_operator.planning import Refused, admit, read_stored_plan, render_stored_plan, replan
 from tests.unit.lifecycle import states
 from tests.unit.lifecycle.world import TOTAL_STEPS, World, job, profile
 
@@ -34,7 +34,7 @@ def test_the_exported_model_is_started_from_and_kept_whatever_becomes_of_the_job
     wanted = second()
     admission = admit(wanted, [profile()], source=first())
     assert admission.plan.model.uri == MODEL
-    kept = read_snapshot(render_snapshot(admission.snapshot))
+    kept = read_stored_plan(render_stored_plan(admission.snapshot))
     again = replan(wanted, kept)
     assert again.model.uri == MODEL
     assert again.lineage == {
@@ -172,7 +172,7 @@ def test_a_job_waits_for_the_one_whose_model_it_takes_and_then_tells_where_it_co
     assert (world.condition("Valid")["status"], world.condition("Stalled")["status"]) == ("True", "False")
     assert world.status["waiting"]["reason"] == "WaitingForInput"
     assert world.status["summary"].startswith('Waiting: spec.model.fromJob: FineTuneJob "support-bot"')
-    assert world.look_again_after is not None
+    assert world.requeue_after is not None
     assert world.config_map is None
 
     world.source = first()

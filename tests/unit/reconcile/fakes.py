@@ -11,12 +11,12 @@ from finetune_operator.artifacts.port import (
     NAME_LENGTH,
     NAMES_LIMIT,
     RECORD_LIMIT,
-    TooLarge,
-    TooManyNames,
+    ListingTooLarge,
+    ObjectTooLarge,
 )
-from finetune_operator.cluster.port import AlreadyExists, Conflict, Keep, Kind, NotFound, Object
-from finetune_operator.planning import Snapshot, render_snapshot
-from finetune_operator.planning.snapshot import owner_reference
+from finetune_operator.cluster.port import AlreadyExists, Conflict, Keep, NotFound, Object, ResourceKind
+from finetune_operator.planning import StoredPlan, render_stored_plan
+from finetune_operator.planning.stored_plan import owner_reference
 from finetune_operator.reconcile.run_folder import Folders
 from finetune_operator.rendering.labels import PLAN_ANNOTATION
 
@@ -42,12 +42,12 @@ class FakeCluster:
     """Implements the port on dicts; optimistic locking, names and uids as the real one has them."""
 
     def __init__(self) -> None:
-        self.objects: dict[tuple[Kind, str | None, str], dict[str, Any]] = {}
+        self.objects: dict[tuple[ResourceKind, str | None, str], dict[str, Any]] = {}
         self.calls: list[str] = []
         self.fault: Fault = no_fault
         self._versions = itertools.count(1)
 
-    def put(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    def put(self, kind: ResourceKind, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Stores an object as if someone else had written it."""
         stored = {**manifest, "metadata": dict(manifest["metadata"])}
         metadata = stored["metadata"]
@@ -58,16 +58,16 @@ class FakeCluster:
         self.objects[kind, metadata.get("namespace"), metadata["name"]] = stored
         return stored
 
-    def of(self, kind: Kind) -> list[dict[str, Any]]:
+    def of(self, kind: ResourceKind) -> list[dict[str, Any]]:
         return [each for (stored, _, _), each in self.objects.items() if stored == kind]
 
-    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+    async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object:
         with self._call(f"get {kind.plural}"):
             return self._find(kind, namespace, name)
 
     async def list(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Mapping[str, str | frozenset[str]] | None = None,
@@ -91,7 +91,7 @@ class FakeCluster:
 
     async def pages(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Mapping[str, str | frozenset[str]] | None = None,
@@ -104,7 +104,7 @@ class FakeCluster:
 
     async def kept(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None,
         *,
         labels: Mapping[str, str | frozenset[str]] | None = None,
@@ -115,7 +115,7 @@ class FakeCluster:
         listed = await self.list(kind, namespace, labels=labels, fields=fields)
         yield [kept for each in listed if (kept := keep(each)) is not None]
 
-    async def apply(self, kind: Kind, manifest: Object) -> Object:
+    async def apply(self, kind: ResourceKind, manifest: Object) -> Object:
         with self._call(f"apply {kind.plural}"):
             metadata = manifest["metadata"]
             try:
@@ -127,7 +127,7 @@ class FakeCluster:
                 raise Conflict("the object has been modified", status=409)
             return self.put(kind, {**manifest, "metadata": {**found["metadata"], **metadata}})
 
-    async def create(self, kind: Kind, manifest: Object) -> Object:
+    async def create(self, kind: ResourceKind, manifest: Object) -> Object:
         with self._call(f"create {kind.plural}"):
             metadata = manifest["metadata"]
             if (kind, metadata.get("namespace"), metadata["name"]) in self.objects:
@@ -135,7 +135,13 @@ class FakeCluster:
             return self.put(kind, manifest)
 
     async def patch_status(
-        self, kind: Kind, namespace: str | None, name: str, status: Object, *, resource_version: str | None
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        name: str,
+        status: Object,
+        *,
+        resource_version: str | None,
     ) -> Object:
         with self._call(f"patch {kind.plural}/status"):
             found = self._find(kind, namespace, name)
@@ -144,7 +150,7 @@ class FakeCluster:
             return self.put(kind, {**found, "status": status})
 
     async def delete(
-        self, kind: Kind, namespace: str | None, name: str, *, uid: str, foreground: bool
+        self, kind: ResourceKind, namespace: str | None, name: str, *, uid: str, foreground: bool
     ) -> None:
         with self._call(f"delete {kind.plural}"):
             found = self.objects.get((kind, namespace, name))
@@ -154,7 +160,7 @@ class FakeCluster:
     def writes(self) -> Sequence[str]:
         return [call for call in self.calls if not call.startswith(("get ", "list ", "page "))]
 
-    def _find(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
+    def _find(self, kind: ResourceKind, namespace: str | None, name: str) -> dict[str, Any]:
         try:
             return self.objects[kind, namespace, name]
         except KeyError:
@@ -197,7 +203,7 @@ class FakeStore:
         with _Call(self, f"read {uri}"):
             content = self.files.get(uri)
             if content is not None and len(content) > limit:
-                raise TooLarge(uri, limit)
+                raise ObjectTooLarge(uri, limit)
             return content
 
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
@@ -205,7 +211,7 @@ class FakeStore:
             prefix = f"{uri}/"
             names = sorted(name.removeprefix(prefix) for name in self.files if name.startswith(prefix))
             if len(names) > limit:
-                raise TooManyNames(uri, limit)
+                raise ListingTooLarge(uri, limit)
             return [name for name in names if len(name) <= NAME_LENGTH]
 
     async def write(self, uri: str, content: bytes) -> None:
@@ -257,6 +263,6 @@ def plan(owner: str = "demo") -> dict[str, Any]:
         "metadata": {"name": "local"},
         "spec": {"storage": {"artifacts": "file:///runs", "cache": "file:///cache"}},
     }
-    made = render_snapshot(Snapshot.make(job(owner), profile, {"resources": {"controller": "McJAX"}}))
+    made = render_stored_plan(StoredPlan.make(job(owner), profile, {"resources": {"controller": "McJAX"}}))
     made["metadata"]["namespace"] = OWN
     return made

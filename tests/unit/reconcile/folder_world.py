@@ -13,9 +13,9 @@ from typing import Any
 
 from finetune_contract import HostProgress, Stage
 from finetune_contract.base import Record
-from finetune_operator.lifecycle import CloserLook, Decision, Observed, RunFolderView
+from finetune_operator.lifecycle import Decision, DetailRequest, Observation, RunFolderView
 from finetune_operator.lifecycle.decide import finished
-from finetune_operator.lifecycle.evidence import own_attempts
+from finetune_operator.lifecycle.known_attempts import own_attempts
 from finetune_operator.lifecycle.ownership import own_jobsets, own_pods
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from tests.fuzz.folders import Change
@@ -126,9 +126,9 @@ class FolderWorld(World):
             self.reader.forget(_JOB)
         return self.view
 
-    def look_closer(self, observed: Observed, at: CloserLook) -> Observed:
+    def look_closer(self, observation: Observation, at: DetailRequest) -> Observation:
         hosts = _RUNNER.run(self.reader.hosts(self.folders.run, at.hosts)) if at.hosts else None
-        return replace(super().look_closer(observed, at), hosts=hosts)
+        return replace(super().look_closer(observation, at), hosts=hosts)
 
     def apply(self, decision: Decision, *, crash_after: int | None = None) -> None:
         super().apply(decision, crash_after=crash_after)
@@ -164,7 +164,7 @@ class FolderWorld(World):
                 if self.key_of(name).stage is stage:
                     return name
                 self.succeed(name)
-            self.wait(self.look_again_after or 1)
+            self.wait(self.requeue_after or 1)
         raise AssertionError(f"{stage} was not reached: {self.status.get('summary')}")
 
     def runs(self, stage: Stage, step: int = 30) -> str:
@@ -190,9 +190,7 @@ def _bytes(record: Record) -> bytes:
 def _world(tpu: str = "v6e-4", *, queued: bool = False, **spec: Any) -> FolderWorld:
     flavors = profile()["spec"]["flavors"]
     queue = {"queue": {"localQueue": "team-tpu", "cpuLocalQueue": "team-cpu"}} if queued else {}
-    priced = profile(
-        flavors=[{**each, "chipHourPrice": str(PRICE)} for each in flavors], currency="USD", **queue
-    )
+    priced = profile(flavors=[{**each, "chipHourPrice": PRICE} for each in flavors], currency="USD", **queue)
     return FolderWorld(job=job(resources={"tpu": tpu}, **spec), profiles=[priced])
 
 
@@ -284,7 +282,7 @@ def _evicted() -> FolderWorld:
                 world.reconcile()
                 return world
             world.succeed(name)
-        world.wait(world.look_again_after or 1)
+        world.wait(world.requeue_after or 1)
     raise AssertionError("training was not reached")
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from finetune_operator.cluster.kubernetes_cluster import KubernetesCluster
-from finetune_operator.cluster.port import TooLarge
+from finetune_operator.cluster.api_server_client import ApiServerClient
+from finetune_operator.cluster.port import ResponseTooLarge
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
@@ -98,7 +98,7 @@ async def look(port: int, looks: int, namespaces: int) -> dict[str, Any]:
             await asyncio.sleep(0.001)
             slowest = max(slowest, perf_counter() - begun - 0.001)
 
-    async with KubernetesCluster(configuration) as cluster:
+    async with ApiServerClient(configuration) as cluster:
         plans = Plans(cluster, "system")
         observer = Observer(
             cluster,
@@ -112,7 +112,7 @@ async def look(port: int, looks: int, namespaces: int) -> dict[str, Any]:
             async with observer.rooms.of(f"team-{namespace}") as room:
                 try:
                     seen = await observer.observe(JobKey(f"team-{namespace}", "demo"), room)
-                except TooLarge:
+                except ResponseTooLarge:
                     return "TooLarge"
                 assert seen is not None
                 return str(len(seen.pods))

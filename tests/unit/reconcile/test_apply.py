@@ -16,15 +16,15 @@ from finetune_operator.cluster.port import (
     Rejected,
     Unavailable,
 )
-from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
-from finetune_operator.lifecycle.observed import AttemptKey, Observed, RunFolderView, Takeover
+from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, JobEvent
+from finetune_operator.lifecycle.observation import AttemptKey, Observation, RunFolderView, TakeoverRecord
 from finetune_operator.lifecycle.pending import pending_records, with_pending
 from finetune_operator.reconcile.apply import Applier, JobSetCreated, event_of
 from finetune_operator.reconcile.errors import NameTaken
 from finetune_operator.reconcile.plans import Plans
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, child, job, plan
 
-NOTICE = Notice(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
+NOTICE = JobEvent(type=EventType.NORMAL, reason="StageStarted", message="Train has started")
 STATUS = {"observedGeneration": 1, "phase": "Running"}
 
 
@@ -40,8 +40,8 @@ class Bench:
             self.cluster, Plans(self.cluster, OWN), self.store, created=self.created.append
         )
 
-    def observed(self) -> Observed:
-        return Observed(
+    def observation(self) -> Observation:
+        return Observation(
             now=NOW,
             job=self.cluster.objects[JOBS, "team", "demo"],
             profiles=(),
@@ -52,7 +52,7 @@ class Bench:
         )
 
     async def apply(self, decision: Decision) -> None:
-        await self.applier.apply(self.observed(), decision)
+        await self.applier.apply(self.observation(), decision)
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ async def test_keys_that_the_new_status_lacks_are_gone(bench: Bench) -> None:
 
 
 async def test_a_job_that_moved_on_is_not_overwritten(bench: Bench) -> None:
-    observed = bench.observed()
+    observation = bench.observation()
     bench.cluster.put(JOBS, {**job(), "spec": {"suspend": True}})
     with pytest.raises(Conflict):
-        await bench.applier.apply(observed, Decision(status=STATUS))
+        await bench.applier.apply(observation, Decision(status=STATUS))
 
 
 async def test_a_jobset_whose_name_is_taken_is_a_stale_look(bench: Bench) -> None:
@@ -205,16 +205,16 @@ async def test_a_status_that_holds_records_is_written_before_the_deletions(bench
 
 async def test_an_edit_of_the_job_meanwhile_does_not_keep_a_slice(bench: Bench) -> None:
     decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
-    observed = bench.observed()
+    observation = bench.observation()
     bench.cluster.put(JOBS, {**job(), "metadata": {**job()["metadata"], "generation": 2}})
-    await bench.applier.apply(observed, decision)
+    await bench.applier.apply(observation, decision)
     assert bench.cluster.of(JOBSETS) == []
     assert pending_records(bench.cluster.of(JOBS)[0]["status"]) == (STOPPED,)
 
 
 async def test_a_user_who_edits_the_job_all_the_time_does_not_keep_a_slice(bench: Bench) -> None:
     decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
-    observed = bench.observed()
+    observation = bench.observation()
 
     def edit(moment: str, call: str) -> None:
         if (moment, call) == ("before", "patch finetunejobs/status"):
@@ -222,7 +222,7 @@ async def test_a_user_who_edits_the_job_all_the_time_does_not_keep_a_slice(bench
 
     bench.cluster.fault = edit
     with pytest.raises(Conflict):
-        await bench.applier.apply(observed, decision)
+        await bench.applier.apply(observation, decision)
     assert bench.cluster.of(JOBSETS) == []
 
 
@@ -234,10 +234,10 @@ async def test_where_another_operator_has_judged_meanwhile_nothing_is_deleted(
     bench: Bench, meanwhile: Object
 ) -> None:
     decision = stopping(bench, status=with_pending(STATUS, [STOPPED]), status_before_deletions=True)
-    observed = bench.observed()
+    observation = bench.observation()
     bench.cluster.put(JOBS, meanwhile)
     with pytest.raises(Conflict):
-        await bench.applier.apply(observed, decision)
+        await bench.applier.apply(observation, decision)
     assert bench.cluster.of(JOBSETS)
     assert bench.cluster.of(JOBS)[0].get("status") == meanwhile.get("status")
 
@@ -274,8 +274,8 @@ async def test_where_nothing_is_stopped_a_store_that_takes_no_record_stops_the_d
     assert bench.cluster.writes() == []
 
 
-def taken(uid: str) -> Takeover:
-    return Takeover(uid=uid, job=uid[:8], namespace="team", first=dict.fromkeys(Stage, 2))
+def taken(uid: str) -> TakeoverRecord:
+    return TakeoverRecord(uid=uid, job=uid[:8], namespace="team", first=dict.fromkeys(Stage, 2))
 
 
 async def test_of_two_jobs_that_take_one_folder_over_at_once_the_second_looks_again(bench: Bench) -> None:

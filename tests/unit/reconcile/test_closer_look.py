@@ -4,8 +4,8 @@ from typing import Any
 
 from finetune_contract import HostProgress
 from finetune_operator.cluster.port import CONFIG_MAPS, EVENTS, JOBS, Rejected
-from finetune_operator.lifecycle.decision import CloserLook, Concerned, Decision
-from finetune_operator.lifecycle.observed import Observed
+from finetune_operator.lifecycle.decision import Decision, DetailRequest, ObjectReference
+from finetune_operator.lifecycle.observation import Observation
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
@@ -13,18 +13,18 @@ from finetune_operator.reconcile.reconciler import Reconciler
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from tests.unit.reconcile.fakes import FOLDERS, NOW, OWN, FakeCluster, FakeStore, job, plan
 
-ALL = CloserLook(hosts=2, events=Concerned(kind="Pod", name="waiting"))
+ALL = DetailRequest(hosts=2, events=ObjectReference(kind="Pod", name="waiting"))
 
 
 class Asking:
     """Decides first that more is to be looked at."""
 
-    def __init__(self, closer: CloserLook | None) -> None:
+    def __init__(self, closer: DetailRequest | None) -> None:
         self.closer = closer
-        self.seen: list[Observed] = []
+        self.seen: list[Observation] = []
 
-    def __call__(self, observed: Observed) -> Decision:
-        self.seen.append(observed)
+    def __call__(self, observation: Observation) -> Decision:
+        self.seen.append(observation)
         return Decision(
             status={"phase": f"look {len(self.seen)}"}, closer=self.closer if len(self.seen) == 1 else None
         )

@@ -21,12 +21,12 @@ from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import (
     PROGRESS_LIMIT,
     RECORD_LIMIT,
+    ListingTooLarge,
     StorageDenied,
     StorageUnavailable,
-    TooManyNames,
 )
-from finetune_operator.lifecycle.evidence import own_attempts
-from finetune_operator.lifecycle.observed import AttemptKey, RunFolderView, Takeover
+from finetune_operator.lifecycle.known_attempts import own_attempts
+from finetune_operator.lifecycle.observation import AttemptKey, RunFolderView, TakeoverRecord
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore, job
 from tests.unit.reconcile.records import FINGERPRINT, progress, result
@@ -224,7 +224,7 @@ async def test_more_names_than_are_listed_leave_everything_unknown(
     store: FakeStore, reader: RunFolderReader
 ) -> None:
     store.fault = lambda moment, call: (
-        TooManyNames(RUN.attempts, 20_000) if moment == "before" and call.startswith("list") else None
+        ListingTooLarge(RUN.attempts, 20_000) if moment == "before" and call.startswith("list") else None
     )
     view = await reader.view(FOLDERS)
     assert view.unreadable is not None
@@ -283,7 +283,7 @@ async def test_a_thousand_attempts_that_did_not_succeed_are_held_in_brief(
 
 async def test_many_notes_of_takeovers_are_not_read(store: FakeStore, reader: RunFolderReader) -> None:
     for number in range(101):
-        note = Takeover(uid=f"{number:08}", job="x", first={}).model_dump_json().encode()
+        note = TakeoverRecord(uid=f"{number:08}", job="x", first={}).model_dump_json().encode()
         store.files[f"{RUN.attempts}/taken-over-{number:08}.json"] = note
     view = await reader.view(FOLDERS)
     assert view.unreadable is not None

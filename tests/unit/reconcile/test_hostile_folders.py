@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from finetune_contract import Stage
 from tests.fuzz.folders import EXAMPLES, Change, contents
-from tests.unit.reconcile.folder_truth import Watch
+from tests.unit.reconcile.folder_oracle import FolderOracle
 from tests.unit.reconcile.folder_world import MOMENTS, FolderWorld, at
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ STEPS: dict[str, Callable[[FolderWorld], None]] = {
     "days pass": lambda world: world.wait(3 * 86_400),
     "suspend": lambda world: world.edit(suspend=True),
     "go on": lambda world: world.edit(suspend=False),
-    "a budget": lambda world: world.edit(budget={"maxChipHours": "0.01"}),
+    "a budget": lambda world: world.edit(budget={"maxChipHours": 0.01}),
     "a deadline": lambda world: world.edit(activeDeadlineSeconds=60),
     "retry": _retry,
     "retry Convert": lambda world: _retry(world, fromStage="Convert"),
@@ -86,7 +86,7 @@ def test_the_status_says_something_true_of_any_content(
     moment: str, restarted: bool, changes: tuple[Change, ...], steps: list[str]
 ) -> None:
     world = at(moment)
-    watch = Watch(world, figures=FIGURES)
+    watch = FolderOracle(world, figures=FIGURES)
     if restarted:
         world.restart_operator()
     world.tamper(changes)

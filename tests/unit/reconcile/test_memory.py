@@ -9,9 +9,9 @@ import pytest
 
 from finetune_contract import CacheLayout, RunFolder, Stage, StageResult
 from finetune_operator.artifacts.port import NAMES_LIMIT, RECORD_LIMIT
-from finetune_operator.lifecycle.observed import AttemptKey
-from finetune_operator.reconcile.files_of_look import HELD_LIMIT
+from finetune_operator.lifecycle.observation import AttemptKey
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
+from finetune_operator.reconcile.run_folder_files import HELD_LIMIT
 from finetune_operator.runtime.settings import Settings
 from tests.unit.reconcile.records import result
 

@@ -4,7 +4,7 @@ import json
 
 from finetune_contract import Stage
 from finetune_contract.base import Record
-from finetune_operator.lifecycle.observed import AttemptKey, Retry
+from finetune_operator.lifecycle.observation import AttemptKey, RetryRecord
 from finetune_operator.reconcile.run_folder import RunFolderReader
 from tests.unit.contract.samples import with_unknown_keys
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore
@@ -19,7 +19,7 @@ def put(store: FakeStore, uri: str, record: Record) -> None:
 
 
 async def test_all_that_this_operator_knows_of_newer_records_is_read() -> None:
-    store, retry = FakeStore(), Retry(generation=2, from_stage=Stage.TRAIN, first={Stage.TRAIN: 2})
+    store, retry = FakeStore(), RetryRecord(generation=2, from_stage=Stage.TRAIN, first={Stage.TRAIN: 2})
     put(store, RUN.result("prep", 1), result(Stage.PREFLIGHT))
     store.files[RUN.request("train", 1)] = b"{}"
     put(store, RUN.progress, progress(40))

@@ -17,8 +17,8 @@ from finetune_operator.cluster.port import (
     NotFound,
     Rejected,
 )
-from finetune_operator.lifecycle.observed import AttemptKey, Observed, Takeover
-from finetune_operator.planning import Snapshot, render_snapshot
+from finetune_operator.lifecycle.observation import AttemptKey, Observation, TakeoverRecord
+from finetune_operator.planning import StoredPlan, render_stored_plan
 from finetune_operator.reconcile.observe import JobKey, Observer
 from finetune_operator.reconcile.plans import Plans
 from finetune_operator.reconcile.run_folder import RunFolderReader
@@ -42,7 +42,7 @@ def observer(cluster: FakeCluster, store: FakeStore, namespaces: tuple[str, ...]
 
 async def look(
     cluster: FakeCluster, store: FakeStore | None = None, namespaces: tuple[str, ...] = ()
-) -> Observed | None:
+) -> Observation | None:
     looks = observer(cluster, store or FakeStore(), namespaces)
     async with looks.rooms.of(KEY.namespace) as room:
         return await looks.observe(KEY, room)
@@ -58,11 +58,11 @@ async def test_children_are_those_of_this_uid_alone() -> None:
     cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
     cluster.put(PODS, child("Pod", "demo-prep-1-cpu-0-0-abcde"))
     cluster.put(JOBSETS, child("JobSet", "other-prep-1", owner="other"))
-    observed = await look(cluster)
-    assert observed is not None
-    assert [each["metadata"]["name"] for each in observed.jobsets] == ["demo-prep-1"]
-    assert [each["metadata"]["name"] for each in observed.pods] == ["demo-prep-1-cpu-0-0-abcde"]
-    assert observed.now == NOW
+    observation = await look(cluster)
+    assert observation is not None
+    assert [each["metadata"]["name"] for each in observation.jobsets] == ["demo-prep-1"]
+    assert [each["metadata"]["name"] for each in observation.pods] == ["demo-prep-1-cpu-0-0-abcde"]
+    assert observation.now == NOW
 
 
 async def test_of_a_child_only_what_decisions_read_is_held() -> None:
@@ -74,9 +74,9 @@ async def test_of_a_child_only_what_decisions_read_is_held() -> None:
         pod["spec"] = {"nodeName": "host", "containers": [{"name": "trainer", "env": [{"name": "MUCH"}]}]}
         cluster.put(PODS, pod)
     del cluster.of(PODS)[1]["metadata"]["ownerReferences"]
-    observed = await look(cluster)
-    assert observed is not None
-    (pod,) = observed.pods
+    observation = await look(cluster)
+    assert observation is not None
+    (pod,) = observation.pods
     assert pod["spec"] == {"nodeName": "host", "containers": []}
     assert pod["metadata"].keys() == {"name", "uid", "labels", "ownerReferences"}
 
@@ -89,9 +89,9 @@ async def test_a_listing_of_children_whose_history_has_gone_begins_again_once() 
     cluster.fault = lambda moment, call: (
         next(faults, None) if (moment, call) == ("before", "list pods") else None
     )
-    observed = await look(cluster)
-    assert observed is not None
-    assert len(observed.pods) == 1
+    observation = await look(cluster)
+    assert observation is not None
+    assert len(observation.pods) == 1
     assert cluster.calls.count("list pods") == 2
 
 
@@ -99,13 +99,13 @@ async def test_profiles_are_read_only_until_admission() -> None:
     cluster = FakeCluster()
     cluster.put(JOBS, job())
     profile = cluster.put(PROFILES, {"metadata": {"name": "local"}})
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.profiles == (profile,)
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.profiles == (profile,)
     cluster.put(CONFIG_MAPS, plan())
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.profiles == ()
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.profiles == ()
 
 
 async def test_the_config_map_of_a_chat_template_is_read_only_until_admission() -> None:
@@ -113,17 +113,17 @@ async def test_the_config_map_of_a_chat_template_is_read_only_until_admission() 
     wanted = job()
     wanted["spec"] = {"datasets": {"chatTemplate": {"configMapRef": {"name": "templates", "key": "chat"}}}}
     cluster.put(JOBS, wanted)
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.template is None
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.template is None
     template = cluster.put(CONFIG_MAPS, child("ConfigMap", "templates"))
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.template == template
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.template == template
     cluster.put(CONFIG_MAPS, plan())
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.template is None
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.template is None
 
 
 def queued(name: str) -> dict[str, Any]:
@@ -141,9 +141,9 @@ async def test_workloads_are_those_of_the_jobsets_in_a_queue_by_one_request() ->
         for uid in (*uids, "another")
         if (labels := {"kueue.x-k8s.io/job-uid": uid})
     ][:2]
-    observed = await look(cluster)
-    assert observed is not None
-    told = [each["metadata"]["name"] for each in observed.workloads or ()]
+    observation = await look(cluster)
+    assert observation is not None
+    told = [each["metadata"]["name"] for each in observation.workloads or ()]
     assert told == [each["metadata"]["name"] for each in mine]
     assert cluster.calls.count("list workloads") == 1
 
@@ -152,9 +152,9 @@ async def test_where_nothing_is_queued_nobody_asks_for_workloads() -> None:
     cluster = FakeCluster()
     cluster.put(JOBS, job())
     cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.workloads == ()
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.workloads == ()
     assert "list workloads" not in cluster.calls
 
 
@@ -164,9 +164,9 @@ async def test_a_cluster_without_kueue_is_told_from_one_that_has_seen_nothing() 
     cluster.put(JOBSETS, queued("demo-train-1"))
     missing = NotFound("the server could not find the requested resource", status=404)
     cluster.fault = lambda moment, call: missing if (moment, call) == ("before", "list workloads") else None
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.workloads is None
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.workloads is None
 
 
 async def test_a_plan_in_the_jobs_own_namespace_is_not_read() -> None:
@@ -176,9 +176,9 @@ async def test_a_plan_in_the_jobs_own_namespace_is_not_read() -> None:
         forged = plan()
         forged["metadata"] |= {"namespace": "team", "name": name}
         cluster.put(CONFIG_MAPS, forged)
-    observed = await look(cluster)
-    assert observed is not None
-    assert (observed.snapshot, observed.first_format) == (None, None)
+    observation = await look(cluster)
+    assert observation is not None
+    assert (observation.snapshot, observation.first_format) == (None, None)
 
 
 async def test_a_plan_of_an_earlier_release_is_read_where_its_job_may_still_need_it() -> None:
@@ -186,14 +186,14 @@ async def test_a_plan_of_an_earlier_release_is_read_where_its_job_may_still_need
     admitted = {"resolved": {"profile": {"name": "local", "hash": "0"}}}
     cluster.put(JOBS, job(**admitted))
     old = cluster.put(CONFIG_MAPS, child("ConfigMap", "demo-plan"))
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.first_format == old
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.first_format == old
     admitted["resolved"]["plan"] = {"name": "finetune-plan-uid-of-demo", "digest": "0"}
     cluster.put(JOBS, job(**admitted))
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.first_format is None
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.first_format is None
 
 
 async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> None:
@@ -208,10 +208,10 @@ async def test_a_stage_that_is_seen_to_have_ended_is_seen_with_its_record() -> N
             cluster.put(JOBSETS, child("JobSet", "demo-prep-1"))
 
     cluster.fault = end_while_being_listed
-    observed = await look(cluster, store)
-    assert observed is not None
-    assert len(observed.jobsets) == 1
-    assert AttemptKey(Stage.PREFLIGHT, 1) in observed.folder.attempts
+    observation = await look(cluster, store)
+    assert observation is not None
+    assert len(observation.jobsets) == 1
+    assert AttemptKey(Stage.PREFLIGHT, 1) in observation.folder.attempts
 
 
 async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
@@ -226,8 +226,8 @@ async def test_nodes_are_asked_for_until_their_pods_failure_is_judged() -> None:
         record = Failure(code=1, reason=reason, message="It ended.")
         await store.write(FOLDERS.run.failure("train", 1), record.to_json().encode())
         cluster.calls.clear()
-        observed = await look(cluster, store)
-        assert observed is not None
+        observation = await look(cluster, store)
+        assert observation is not None
         assert cluster.calls.count("list nodes") == asked, reason
 
 
@@ -247,9 +247,9 @@ async def test_of_a_node_only_what_tells_of_its_loss_is_held() -> None:
     node["metadata"]["labels"] |= kind
     node["status"]["images"] = [{"names": ["x" * 4096]}] * 50
     cluster.put(NODES, node)
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.nodes == {"host": told}
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.nodes == {"host": told}
 
 
 async def test_failed_pods_of_many_kinds_cost_few_listings_of_nodes() -> None:
@@ -264,9 +264,9 @@ async def test_failed_pods_of_many_kinds_cost_few_listings_of_nodes() -> None:
         pod = child("Pod", f"demo-train-1-slice-0-{index}-abcde")
         selector = {"cloud.google.com/gke-tpu-topology": topology}
         cluster.put(PODS, pod | {"spec": {"nodeSelector": selector}, "status": {"phase": "Failed"}})
-    observed = await look(cluster)
-    assert observed is not None
-    assert set(observed.nodes or ()) == {"host"}
+    observation = await look(cluster)
+    assert observation is not None
+    assert set(observation.nodes or ()) == {"host"}
     assert cluster.calls.count("list nodes") == 4
 
 
@@ -305,9 +305,9 @@ async def test_who_uses_a_run_folder_is_looked_for_in_all_served_namespaces(
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
     owner = cluster.put(JOBS, of_world("support-bot", "team-b", world.UID))
     cluster.put(JOBS, of_world("bystander", "team-b", "0badcafe"))
-    observed = await look(cluster, namespaces=served)
-    assert observed is not None
-    assert observed.neighbours == ((owner,) if seen else ())
+    observation = await look(cluster, namespaces=served)
+    assert observation is not None
+    assert observation.neighbours == ((owner,) if seen else ())
 
 
 @pytest.mark.parametrize("others", [0, 400])
@@ -319,9 +319,9 @@ async def test_a_look_costs_no_more_where_there_are_more_jobs(others: int) -> No
         waiting = of_world(f"other-{number}", "team", f"{number:08}", resumeFrom={"runFolder": LENT})
         cluster.put(JOBS, waiting)
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.neighbours == ()
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.neighbours == ()
     assert sorted(cluster.calls) == [
         "get configmaps", "get finetunejobs", "get finetunejobs", "list finetuneprofiles", "list jobsets", "list pods",
     ]  # fmt: skip
@@ -344,9 +344,9 @@ async def test_a_job_of_the_owners_name_that_came_later_is_not_the_owner() -> No
     cluster.put(PROFILES, world.profile(constraints={"uris": {"write": ["gs://artifacts/team-b/*"]}}))
     cluster.put(JOBS, of_world("demo", "team", "uid-demo", resumeFrom={"runFolder": LENT}))
     cluster.put(JOBS, of_world("support-bot", "team-b", "0badcafe-1", resumeFrom={"runFolder": LENT}))
-    observed = await look(cluster)
-    assert observed is not None
-    assert observed.neighbours == ()
+    observation = await look(cluster)
+    assert observation is not None
+    assert observation.neighbours == ()
 
 
 async def test_a_folder_that_the_profile_does_not_open_costs_no_look_at_other_namespaces() -> None:
@@ -362,13 +362,13 @@ async def test_the_owner_is_looked_at_until_the_folder_is_taken_over() -> None:
     cluster, store = FakeCluster(), FakeStore()
     resuming(cluster)
     owner = cluster.put(JOBS, of_world("support-bot", "team-b", world.UID))
-    observed = await look(cluster, store)
-    assert observed is not None
-    assert observed.neighbours == (owner,)
+    observation = await look(cluster, store)
+    assert observation is not None
+    assert observation.neighbours == (owner,)
     note(store, uid="uid-of-demo", job="demo", namespace="team")
-    observed = await look(cluster, store)
-    assert observed is not None
-    assert observed.neighbours == ()
+    observation = await look(cluster, store)
+    assert observation is not None
+    assert observation.neighbours == ()
 
 
 @pytest.mark.parametrize("namespace", ["team", "team-b"])
@@ -377,22 +377,22 @@ async def test_a_user_that_an_earlier_release_noted_is_looked_for_where_it_can_b
     resuming(cluster)
     note(store)
     other = cluster.put(JOBS, of_world("cee", namespace, "0c1c1c1c-0", resumeFrom={"runFolder": LENT}))
-    observed = await look(cluster, store)
-    assert observed is not None
-    assert observed.neighbours == (other,)
+    observation = await look(cluster, store)
+    assert observation is not None
+    assert observation.neighbours == (other,)
 
 
 def resuming(cluster: FakeCluster) -> None:
     """An admitted job that is about to take a run folder of team-b over."""
     mine = cluster.put(JOBS, of_world("demo", "team", "uid-of-demo", resumeFrom={"runFolder": LENT}))
     spec = {"resources": {"controller": "McJAX"}, "resumeFrom": {"runFolder": LENT}}
-    stored = render_snapshot(Snapshot.make(mine, world.profile(), spec))
+    stored = render_stored_plan(StoredPlan.make(mine, world.profile(), spec))
     stored["metadata"]["namespace"] = OWN
     cluster.put(CONFIG_MAPS, stored)
 
 
 def note(store: FakeStore, **fields: Any) -> None:
-    taken = Takeover(**{"uid": "0c1c1c1c-0", "job": "cee", "first": {Stage.TRAIN: 2}} | fields)
+    taken = TakeoverRecord(**{"uid": "0c1c1c1c-0", "job": "cee", "first": {Stage.TRAIN: 2}} | fields)
     store.files[RunFolder(LENT).taken_over(taken.uid)] = taken.model_dump_json().encode()
 
 
@@ -411,10 +411,10 @@ async def test_the_job_that_used_the_folder_last_is_found_in_any_namespace(ended
     resuming(cluster)
     note(store, namespace="team-c")
     other = third(cluster, ended=ended)
-    observed = await look(cluster, store)
-    assert observed is not None
-    assert observed.neighbours == (() if ended else (other,))
-    assert observed.unserved_namespace is None
+    observation = await look(cluster, store)
+    assert observation is not None
+    assert observation.neighbours == (() if ended else (other,))
+    assert observation.unserved_namespace is None
 
 
 @pytest.mark.parametrize("case", ["another folder", "another uid", "gone", "no namespace"])
@@ -427,9 +427,9 @@ async def test_a_note_blocks_only_while_its_job_uses_the_folder(case: str) -> No
     elif case == "another uid":
         other = third(cluster)
         other["metadata"]["uid"] = "of-another-one"
-    observed = await look(cluster, store)
-    assert observed is not None
-    assert observed.neighbours == ()
+    observation = await look(cluster, store)
+    assert observation is not None
+    assert observation.neighbours == ()
 
 
 @pytest.mark.parametrize("noted", ["team-c", None])
@@ -438,9 +438,9 @@ async def test_a_namespace_that_is_not_served_is_named(noted: str | None) -> Non
     resuming(cluster)
     if noted:
         note(store, namespace=noted)
-    observed = await look(cluster, store, ("team",))
-    assert observed is not None
-    assert observed.unserved_namespace == (noted or "team-b")
+    observation = await look(cluster, store, ("team",))
+    assert observation is not None
+    assert observation.unserved_namespace == (noted or "team-b")
 
 
 @pytest.mark.parametrize("job_name", ["../../../api/v1/namespaces/kube-system/secrets/x", "a/b", ""])
@@ -449,7 +449,7 @@ async def test_a_note_that_names_no_job_is_no_note(job_name: str) -> None:
     resuming(cluster)
     document = {"uid": "0c1c1c1c-0", "job": job_name, "namespace": "team-c", "first": {}}
     store.files[RunFolder(LENT).taken_over("0c1c1c1c-0")] = json.dumps(document).encode()
-    observed = await look(cluster, store)
-    assert observed is not None
-    assert observed.folder.unreadable is not None
+    observation = await look(cluster, store)
+    assert observation is not None
+    assert observation.folder.unreadable is not None
     assert cluster.calls.count("get finetunejobs") == 1

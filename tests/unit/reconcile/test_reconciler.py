@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from finetune_contract import Failure, Stage
 from finetune_operator.api import ConditionType
 from finetune_operator.artifacts.port import NAMES_LIMIT, StorageDenied
-from finetune_operator.artifacts.shares import share_of
+from finetune_operator.artifacts.tenant_shares import share_of
 from finetune_operator.cluster.port import (
     CONFIG_MAPS,
     EVENTS,
@@ -22,11 +22,11 @@ from finetune_operator.cluster.port import (
     AlreadyExists,
     Conflict,
     Rejected,
-    TooLarge,
+    ResponseTooLarge,
     Unavailable,
 )
-from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, Notice
-from finetune_operator.lifecycle.observed import AttemptKey, Observed
+from finetune_operator.lifecycle.decision import Decision, Deletion, EventType, JobEvent
+from finetune_operator.lifecycle.observation import AttemptKey, Observation
 from finetune_operator.lifecycle.pending import pending_records
 from finetune_operator.reconcile.apply import Applier
 from finetune_operator.reconcile.observe import JobKey, Observer
@@ -39,7 +39,7 @@ KEY = JobKey("team", "demo")
 
 
 def make(
-    cluster: FakeCluster, decide: Callable[[Observed], Decision], store: FakeStore | None = None
+    cluster: FakeCluster, decide: Callable[[Observation], Decision], store: FakeStore | None = None
 ) -> Reconciler:
     store = store or FakeStore()
 
@@ -70,7 +70,7 @@ async def test_a_job_that_is_gone_needs_no_further_look() -> None:
 
 
 async def test_the_decision_says_when_to_look_again(cluster: FakeCluster) -> None:
-    reconciler = make(cluster, lambda _: Decision(status={"phase": "Running"}, look_again_after=15))
+    reconciler = make(cluster, lambda _: Decision(status={"phase": "Running"}, requeue_after=15))
     assert await reconciler.reconcile(KEY, retry_in=1) == 15
 
 
@@ -78,7 +78,7 @@ async def test_the_decision_says_when_to_look_again(cluster: FakeCluster) -> Non
     ("error", "reason", "says"),
     [
         (Rejected("webhook denied it", status=422), "RefusedByAPIServer", "webhook denied it. Mend"),
-        (TooLarge("pods: more than 64 MiB"), "TooManyObjects", "pods: more than 64 MiB. Tried again"),
+        (ResponseTooLarge("pods: more than 64 MiB"), "TooManyObjects", "pods: more than 64 MiB. Tried again"),
         (Unavailable("503 etcd is away", status=503), "APIServerUnavailable", "503 etcd is away"),
         (StorageDenied("gs://b/x", "no role"), "StoragePermissionDenied", "gs://b/x: no role"),
         (ValueError("secret detail"), "InternalError", "a fault of the operator (ValueError)"),
@@ -182,8 +182,8 @@ async def test_a_decision_on_many_children_keeps_nobody_waiting(cluster: FakeClu
         cluster.put(PODS, child("Pod", f"demo-prep-1-cpu-0-0-{number}"))
     others_work = threading.Event()
 
-    def decide(observed: Observed) -> Decision:
-        assert len(observed.pods) == 500
+    def decide(observation: Observation) -> Decision:
+        assert len(observation.pods) == 500
         assert others_work.wait(60)
         return Decision(status={"phase": "Running"})
 
@@ -247,7 +247,7 @@ async def test_a_transition_is_told_once_though_the_operator_dies_before_the_sta
     cluster: FakeCluster,
 ) -> None:
     """Killed between the Event and the status, and again after both."""
-    notice = Notice(type=EventType.NORMAL, reason="Checked", message="read", since="2026-11-21T12:00:00Z")
+    notice = JobEvent(type=EventType.NORMAL, reason="Checked", message="read", since="2026-11-21T12:00:00Z")
     decision = Decision(status={"phase": "Running"}, notices=(notice,))
     for moment in ("before", "after"):
         cluster.fault = lambda when, call, moment=moment: (  # type: ignore[misc]
@@ -263,16 +263,16 @@ async def test_a_transition_is_told_once_though_the_operator_dies_before_the_sta
 STAGES = ("prep", "conv", "train", "eval", "export")
 
 
-def chain(observed: Observed) -> Decision:
+def chain(observation: Observation) -> Decision:
     """A small stand-in for the core: one JobSet after another, each seen as finished once it exists."""
-    have = {jobset["metadata"]["name"] for jobset in observed.jobsets}
+    have = {jobset["metadata"]["name"] for jobset in observation.jobsets}
     wanted = next((f"demo-{stage}-1" for stage in STAGES if f"demo-{stage}-1" not in have), None)
     return Decision(
         status={"phase": "Running" if wanted else "Succeeded", "made": len(have)},
-        snapshot=None if observed.snapshot else plan(),
-        jobset=child("JobSet", wanted) if wanted and observed.snapshot else None,
-        notices=(Notice(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
-        look_again_after=0 if wanted else None,
+        snapshot=None if observation.snapshot else plan(),
+        jobset=child("JobSet", wanted) if wanted and observation.snapshot else None,
+        notices=(JobEvent(type=EventType.NORMAL, reason="Moved", message=str(len(have))),),
+        requeue_after=0 if wanted else None,
     )
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.cluster.port import TooLarge
-from finetune_operator.reconcile.room import Rooms
+from finetune_operator.cluster.port import ResponseTooLarge
+from finetune_operator.reconcile.memory_budget import MemoryBudget
 
 
 def much(mebibytes: float) -> list[dict[str, Any]]:
@@ -14,14 +14,14 @@ def much(mebibytes: float) -> list[dict[str, Any]]:
 
 
 async def test_what_is_little_waits_for_nobody() -> None:
-    rooms = Rooms()
+    rooms = MemoryBudget()
     async with rooms.of("a") as one, rooms.of("a") as two, rooms.of("b") as three:
         for room in (one, two, three):
             await room.hold(much(0.5), "pods")
 
 
 async def test_a_namespace_has_one_look_that_holds_much_and_the_next_waits_for_its_end() -> None:
-    rooms = Rooms()
+    rooms = MemoryBudget()
     ended = asyncio.Event()
     order: list[str] = []
 
@@ -43,7 +43,7 @@ async def test_a_namespace_has_one_look_that_holds_much_and_the_next_waits_for_i
 
 
 async def test_only_so_many_looks_hold_much() -> None:
-    rooms, ended = Rooms(), asyncio.Event()
+    rooms, ended = MemoryBudget(), asyncio.Event()
     holding = 0
 
     async def look(namespace: str) -> None:
@@ -63,9 +63,9 @@ async def test_only_so_many_looks_hold_much() -> None:
 
 
 async def test_too_much_for_one_look_is_said_of_what() -> None:
-    rooms = Rooms()
+    rooms = MemoryBudget()
     async with rooms.of("a") as room:
-        with pytest.raises(TooLarge, match=r"^pods with uid=u: .* more than 24 MiB"):
+        with pytest.raises(ResponseTooLarge, match=r"^pods with uid=u: .* more than 24 MiB"):
             await room.hold(much(25), "pods with uid=u")
     async with rooms.of("a") as room:
         await room.hold(much(2), "pods")
@@ -73,7 +73,7 @@ async def test_too_much_for_one_look_is_said_of_what() -> None:
 
 async def test_listings_of_one_look_share_its_place() -> None:
     """Both have to wait for the look before, of the same namespace."""
-    rooms = Rooms()
+    rooms = MemoryBudget()
     async with asyncio.timeout(10), rooms.of("a") as second:
         async with rooms.of("a") as first:
             await first.hold(much(2), "pods")
@@ -85,7 +85,7 @@ async def test_listings_of_one_look_share_its_place() -> None:
 
 async def test_a_listing_that_outlives_its_look_takes_no_place() -> None:
     """Another one of the look has failed."""
-    rooms = Rooms()
+    rooms = MemoryBudget()
     async with rooms.of("a") as first:
         await first.hold(much(2), "pods")
         async with rooms.of("a") as second:
@@ -99,7 +99,7 @@ async def test_a_listing_that_outlives_its_look_takes_no_place() -> None:
 
 
 async def test_what_is_read_again_counts_once() -> None:
-    async with Rooms().of("a") as room:
+    async with MemoryBudget().of("a") as room:
         for _ in range(5):
             await room.hold(much(20), "pods")
             room.let_go(much(20))

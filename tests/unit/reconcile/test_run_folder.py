@@ -3,7 +3,13 @@ import pytest
 from finetune_contract import ConvertOutcome, Failure, Outcome, Stage
 from finetune_operator.api import Reason
 from finetune_operator.artifacts.port import StorageUnavailable
-from finetune_operator.lifecycle.observed import AttemptFiles, AttemptKey, RunFolderView, Takeover, Unreadable
+from finetune_operator.lifecycle.observation import (
+    AttemptFiles,
+    AttemptKey,
+    ReadFailure,
+    RunFolderView,
+    TakeoverRecord,
+)
 from finetune_operator.reconcile.run_folder import RunFolderReader, attempt_of
 from tests.unit.reconcile.fakes import FOLDERS, FakeStore
 from tests.unit.reconcile.records import FINGERPRINT, manifest, progress, result
@@ -200,7 +206,7 @@ async def test_a_store_that_cannot_be_asked_is_never_absence(store: FakeStore, f
     store.fault = lambda moment, call: (
         StorageUnavailable("gs://b", "no answer in 20 s") if moment == "before" and failing in call else None
     )
-    unreadable = Unreadable(reason=Reason.STORE_UNAVAILABLE, message="gs://b: no answer in 20 s.")
+    unreadable = ReadFailure(reason=Reason.STORE_UNAVAILABLE, message="gs://b: no answer in 20 s.")
     assert await RunFolderReader(store).view(FOLDERS) == RunFolderView(unreadable=unreadable)
 
 
@@ -220,7 +226,7 @@ async def test_what_was_there_before_a_job_took_the_folder_over_is_not_its_own(s
     assert (await reader.view(FOLDERS)).progress == progress(10)
     first = dict.fromkeys(Stage, 1) | {Stage.TRAIN: 2}
     notes = [
-        Takeover(uid=f"{name}-0000", job=name, first=first | {Stage.PREFLIGHT: number})
+        TakeoverRecord(uid=f"{name}-0000", job=name, first=first | {Stage.PREFLIGHT: number})
         for number, name in ((3, "aaaaaaaa"), (2, "bbbbbbbb"))
     ]
     for note in notes:

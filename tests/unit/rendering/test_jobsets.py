@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_contract import Stage, StageRequest
+from finetune_contract.tpu import chips_of_topology
 from finetune_operator.catalog import TpuShape, all_shapes, shape_by_name
-from finetune_operator.catalog.tpu import chips_of_topology
 from finetune_operator.planning import Findings, Refused, admit
 from finetune_operator.rendering import plan_offline, render_jobset
 from tests.unit.lifecycle.world import job, profile

@@ -5,7 +5,7 @@ import pytest
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey
 from finetune_operator.reconcile.profiles import Key, ProfileKey
-from finetune_operator.runtime.intake import FINISHED_LATER_SECONDS, USAGE_SECONDS, Intake
+from finetune_operator.runtime.event_handlers import FINISHED_LATER_SECONDS, USAGE_SECONDS, EventHandlers
 from tests.unit.runtime.objects import job, jobset, key, profile
 
 LOCAL = ProfileKey("local")
@@ -18,7 +18,7 @@ class Ears:
         self.added: list[tuple[Key, float]] = []
         self.finished: list[JobKey] = []
         self.forgotten: list[JobKey] = []
-        self.intake = Intake(lambda key, after: self.added.append((key, after)), self)
+        self.intake = EventHandlers(lambda key, after: self.added.append((key, after)), self)
 
     def jobset_finished(self, key: JobKey) -> None:
         self.finished.append(key)

@@ -8,16 +8,16 @@ from threading import Event
 import pytest
 
 from finetune_contract import CacheLayout, RunFolder
-from finetune_operator.artifacts.calls import Call, Calls
+from finetune_operator.artifacts.calls import StoreCall, StoreCalls
 from finetune_operator.artifacts.port import NAMES_LIMIT
-from finetune_operator.artifacts.shares import asking_for
-from finetune_operator.artifacts.stores import UniversalStore
+from finetune_operator.artifacts.scheme_router import SchemeRouter
+from finetune_operator.artifacts.tenant_shares import calls_for_tenant
 from finetune_operator.cluster.lease import LeaderElection, LeaseSettings
 from finetune_operator.cluster.port import LEASES
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.run_folder import Folders, RunFolderReader
 from finetune_operator.runtime import workers
-from finetune_operator.runtime.metrics import Metrics
+from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.probes import STUCK_SECONDS, health
 from finetune_operator.runtime.queue import WorkQueue
 from finetune_operator.runtime.workers import Workers, end
@@ -47,7 +47,7 @@ async def test_jobs_that_hang_do_not_delay_those_of_another_namespace() -> None:
         queue.add(JobKey("dead", str(number)))
     for number in range(100):
         queue.add(key(str(number)))
-    working = asyncio.ensure_future(Workers(queue, hanging, metrics=Metrics()).run(8))
+    working = asyncio.ensure_future(Workers(queue, hanging, metrics=OperatorMetrics()).run(8))
     # Turns of the loop, and no time.
     await settle()
     assert hanging.handled.qsize() == 100
@@ -63,7 +63,7 @@ async def test_jobs_that_hang_in_many_namespaces_cost_their_places_for_a_moment_
     for number in range(12):
         queue.add(JobKey(f"dead-{number % 3}", str(number)))
     queue.add(key())
-    working = asyncio.ensure_future(Workers(queue, hanging, metrics=Metrics()).run(4))
+    working = asyncio.ensure_future(Workers(queue, hanging, metrics=OperatorMetrics()).run(4))
     assert await hanging.handled.get() == key()
     assert hanging.hanging == 6
     working.cancel()
@@ -82,7 +82,7 @@ async def test_a_reconcile_that_hangs_is_what_counts_and_not_how_long_others_wai
 
     for number in range(150):
         queue.add(key(str(number)))
-    made = Workers(queue, reconcile, metrics=Metrics(), clock=time.clock)
+    made = Workers(queue, reconcile, metrics=OperatorMetrics(), clock=time.clock)
     assert made.longest() == 0
     working = asyncio.ensure_future(made.run(1))
     await settle()
@@ -114,12 +114,12 @@ async def test_jobs_on_a_store_that_hangs_do_not_delay_those_of_another_tenant(
             raise NotImplementedError
 
     bucket = Bucket()
-    store = UniversalStore({"file": lambda: bucket})
+    store = SchemeRouter({"file": lambda: bucket})
     seen: asyncio.Queue[str] = asyncio.Queue()
 
     async def reconcile(key: JobKey, /, *, retry_in: float) -> float | None:
         run = RunFolder(f"file:///runs/{key.namespace}/{key.name}-0badcafe")
-        with asking_for(key.namespace):
+        with calls_for_tenant(key.namespace):
             await RunFolderReader(store).view(Folders(run=run, cache=CacheLayout("file:///cache")))
         seen.put_nowait(key.namespace)
         return None
@@ -128,7 +128,7 @@ async def test_jobs_on_a_store_that_hangs_do_not_delay_those_of_another_tenant(
     for number in range(30):
         queue.add(JobKey("dead", str(number)))
     queue.add(key())
-    working = asyncio.ensure_future(Workers(queue, reconcile, metrics=Metrics()).run(8))
+    working = asyncio.ensure_future(Workers(queue, reconcile, metrics=OperatorMetrics()).run(8))
     await settle()
     assert seen.get_nowait() == "team"
     working.cancel()
@@ -140,10 +140,10 @@ async def test_the_lease_is_released_when_the_last_write_to_the_store_has_ended(
     election = LeaderElection(cluster, lease, utc_now=time.utc_now, clock=time.clock, sleep=time.sleep)
     begun, may_end = asyncio.Event(), Event()
     loop = asyncio.get_running_loop()
-    calls = Calls(seconds=60, total=1, each=1)
+    calls = StoreCalls(seconds=60, total=1, each=1)
     stopped = asyncio.Event()
 
-    def write(_call: Call) -> None:
+    def write(_call: StoreCall) -> None:
         loop.call_soon_threadsafe(begun.set)
         may_end.wait()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.runtime.kept import kept_event, kept_list
+from finetune_operator.runtime.projection import project_event, project_list
 
 CONDITION = {"type": "Finished", "status": "True"}
 
@@ -15,7 +15,7 @@ def event(found: dict[str, Any], kind: str = "MODIFIED") -> bytes:
 
 
 def kept(found: dict[str, Any]) -> dict[str, Any]:
-    told = json.loads(kept_event(event(found)))
+    told = json.loads(project_event(event(found)))
     assert told["type"] == "MODIFIED"
     result: dict[str, Any] = told["object"]
     return result
@@ -98,19 +98,19 @@ def test_lists_without_end_are_cut() -> None:
 def test_what_kopf_goes_on_by_is_kept(line: dict[str, Any]) -> None:
     expected = json.loads(json.dumps(line))
     expected["object"].pop("spec", None)
-    assert json.loads(kept_event(json.dumps(line).encode())) == expected
+    assert json.loads(project_event(json.dumps(line).encode())) == expected
 
 
 @pytest.mark.parametrize("items", [None, []])
 def test_an_empty_page(items: object) -> None:
     page = {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": items}
-    assert json.loads(kept_list(json.dumps(page).encode())) == {**page, "items": []}
+    assert json.loads(project_list(json.dumps(page).encode())) == {**page, "items": []}
 
 
 def test_a_page_says_where_the_next_one_begins() -> None:
     metadata = {"resourceVersion": "9", "continue": "c", "remainingItemCount": 3}
     page = {"metadata": metadata, "items": [{"metadata": {"name": "a", "finalizers": ["x"]}}]}
-    assert json.loads(kept_list(json.dumps(page).encode())) == {
+    assert json.loads(project_list(json.dumps(page).encode())) == {
         "metadata": {"resourceVersion": "9", "continue": "c"},
         "items": [{"metadata": {"name": "a"}}],
     }
@@ -118,11 +118,11 @@ def test_a_page_says_where_the_next_one_begins() -> None:
 
 def test_what_is_no_json_is_an_error() -> None:
     with pytest.raises(ValueError, match="Invalid JSON"):
-        kept_event(b'{"type":')
+        project_event(b'{"type":')
 
 
 @pytest.mark.parametrize("depth", [150, 250, 100_000])
 def test_an_object_may_be_nested_as_deep_as_its_writer_likes(depth: int) -> None:
     deep = '{"a":' * depth + "1" + "}" * depth
     line = f'{{"type":"ADDED","object":{{"metadata":{{"name":"a"}},"spec":{deep}}}}}'
-    assert json.loads(kept_event(line.encode()))["object"] == {"metadata": {"name": "a"}}
+    assert json.loads(project_event(line.encode()))["object"] == {"metadata": {"name": "a"}}

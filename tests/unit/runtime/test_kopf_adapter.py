@@ -9,10 +9,10 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from finetune_operator.cluster.connect import ServiceAccountFolder
-from finetune_operator.runtime.intake import Intake
-from finetune_operator.runtime.kopf_adapter import KopfHost, watches
-from finetune_operator.runtime.metrics import Metrics
-from finetune_operator.runtime.watches import WatchAges
+from finetune_operator.runtime.event_handlers import EventHandlers
+from finetune_operator.runtime.kopf_adapter import WatchManager, watches
+from finetune_operator.runtime.metrics import OperatorMetrics
+from finetune_operator.runtime.watches import WatchHealth
 from tests.unit.runtime.watched_api import Account, WatchedApi, large_job
 
 NO_SERVER: Mapping[str, str] = {}
@@ -27,11 +27,11 @@ async def test_watches_start_for_a_user_without_a_name(
         raise KeyError("getpwuid(): uid not found: 65532")
 
     monkeypatch.setattr(getpass, "getuser", nobody)
-    host = KopfHost(
+    host = WatchManager(
         ServiceAccountFolder(tmp_path),
         (),
-        Intake(lambda _key: None, Metrics()),
-        WatchAges(watches((), kueue=False)),
+        EventHandlers(lambda _key: None, OperatorMetrics()),
+        WatchHealth(watches((), kueue=False)),
         NO_SERVER,
         kueue=False,
     )
@@ -49,8 +49,10 @@ async def watching(api: WatchedApi, added: list[str]) -> AsyncIterator[None]:
     """kopf on that server; keys go into ``added``."""
     async with TestServer(api.app()) as server:
         account = Account(url=str(server.make_url("/")))
-        intake = Intake(lambda key, _after: added.append(str(key)), Metrics())
-        host = KopfHost(account, (), intake, WatchAges(watches((), kueue=False)), NO_SERVER, kueue=False)
+        intake = EventHandlers(lambda key, _after: added.append(str(key)), OperatorMetrics())
+        host = WatchManager(
+            account, (), intake, WatchHealth(watches((), kueue=False)), NO_SERVER, kueue=False
+        )
         running = asyncio.create_task(host.run(lambda: None))
         try:
             yield
@@ -84,8 +86,8 @@ async def test_neither_kopfs_finalizer_nor_its_annotations_count_where_a_tenant_
 
 async def test_a_page_of_large_objects_is_asked_for_again_with_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page itself says where the next begins: none is left out, none is told twice. It is no gap in the watch."""
-    gaps: list[Intake] = []
-    monkeypatch.setattr(Intake, "missed", gaps.append)
+    gaps: list[EventHandlers] = []
+    monkeypatch.setattr(EventHandlers, "missed", gaps.append)
 
     def jobs(begin: int, end: int) -> list[str]:
         # Four of them are large; the others fit by the dozen.

@@ -4,13 +4,13 @@ import aiohttp
 
 from finetune_operator.cluster.port import JOBS, JOBSETS, WORKLOADS, NotFound, Rejected
 from finetune_operator.reconcile.apply import JobSetCreated
-from finetune_operator.runtime.intake import Intake
+from finetune_operator.runtime.event_handlers import EventHandlers
 from finetune_operator.runtime.kopf_adapter import watches
-from finetune_operator.runtime.metrics import Metrics
+from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.prerequisites import serves, wait_for_prerequisites
-from finetune_operator.runtime.probes import ProbeServer, Verdict
+from finetune_operator.runtime.probes import ProbeResult, ProbeServer
 from finetune_operator.runtime.queue import WorkQueue
-from finetune_operator.runtime.watches import WatchAges
+from finetune_operator.runtime.watches import WatchHealth
 from tests.unit.reconcile.fakes import FakeCluster
 from tests.unit.runtime.objects import key
 
@@ -22,7 +22,9 @@ async def fetch(port: int, path: str) -> tuple[int, str]:
 
 async def test_probes_say_why_not() -> None:
     server = ProbeServer(
-        healthy=Verdict, ready=lambda: Verdict(("not leading; the Lease is held by b",)), metrics=Metrics()
+        healthy=ProbeResult,
+        ready=lambda: ProbeResult(("not leading; the Lease is held by b",)),
+        metrics=OperatorMetrics(),
     )
     health, metrics = await server.start("127.0.0.1", 0, 0)
     try:
@@ -37,9 +39,9 @@ async def test_probes_say_why_not() -> None:
 
 
 def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
-    metrics, queue = Metrics(), WorkQueue[object]()
-    intake = Intake(queue.add, metrics)
-    metrics.leads(queue=queue, intake=intake, ages=WatchAges(watches([], kueue=False)))  # type: ignore[arg-type]
+    metrics, queue = OperatorMetrics(), WorkQueue[object]()
+    intake = EventHandlers(queue.add, metrics)
+    metrics.leads(queue=queue, intake=intake, ages=WatchHealth(watches([], kueue=False)))  # type: ignore[arg-type]
     queue.add(key())
     text = metrics.render().decode()
     assert "finetune_queue_depth 1.0" in text
@@ -49,7 +51,7 @@ def test_metrics_of_a_leader_show_queue_jobs_and_watches() -> None:
 
 def test_a_handover_is_measured_from_the_finished_jobset_to_the_next() -> None:
     now = [10.0]
-    metrics = Metrics(clock=lambda: now[0])
+    metrics = OperatorMetrics(clock=lambda: now[0])
     metrics.jobset_finished(key())
     now[0] = 10.2
     metrics.jobset_created(JobSetCreated("team", "demo", "demo-conv-1"))

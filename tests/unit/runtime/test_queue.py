@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from finetune_operator.runtime.queue import Backoff, Schedule, WorkQueue
+from finetune_operator.runtime.queue import Backoff, KeySchedule, WorkQueue
 
 
 @dataclass(frozen=True, order=True)
@@ -28,7 +28,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.backoff = Backoff(base=1, longest=8)
-        self.schedule = Schedule[Job](self.backoff)
+        self.schedule = KeySchedule[Job](self.backoff)
         self.now = 0.0
         self.due: dict[Job, float] = {}
         self.taken: set[Job] = set()
@@ -110,7 +110,7 @@ TestSchedule.settings = settings(max_examples=100, stateful_step_count=40, deadl
 @pytest.mark.parametrize("again_after", [3600.0, 2_000_000_000.0])
 def test_events_of_a_key_that_is_due_later_leave_nothing_behind(again_after: float) -> None:
     """A job that has ended, whose labels somebody changes again and again."""
-    schedule: Schedule[str] = Schedule()
+    schedule: KeySchedule[str] = KeySchedule()
     for key in ("a", "b", "c"):
         schedule.add(key, 0.0)
     now = 0.0
@@ -125,7 +125,7 @@ def test_events_of_a_key_that_is_due_later_leave_nothing_behind(again_after: flo
 
 
 def test_what_is_asked_for_in_decades_is_due_in_a_day() -> None:
-    schedule: Schedule[str] = Schedule()
+    schedule: KeySchedule[str] = KeySchedule()
     schedule.add("a", 0.0)
     assert schedule.take(0.0) == "a"
     schedule.done("a", 0.0, 2.0**31)

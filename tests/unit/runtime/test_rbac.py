@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES, Rule
+from finetune_operator.runtime.rbac import CLUSTER_RULES, JOB_RULES, OWN_RULES, PolicyRule
 
 RULES = Path(__file__).parents[3] / "charts" / "finetune-operator" / "templates" / "_rules.tpl"
 
 
-def granted(template: str) -> set[Rule]:
+def granted(template: str) -> set[PolicyRule]:
     """The rules of one named template of the chart, flattened."""
     text = re.search(
         rf'define "finetune-operator\.{template}" -}}}}\n(.*?)\n{{{{- end', RULES.read_text(), re.DOTALL
     )
     assert text, template
     return {
-        Rule(group, resource, frozenset(rule["verbs"]))
+        PolicyRule(group, resource, frozenset(rule["verbs"]))
         for rule in yaml.safe_load(text[1])
         for group in rule["apiGroups"]
         for resource in rule["resources"]
@@ -29,7 +29,7 @@ def granted(template: str) -> set[Rule]:
     ("template", "rules"),
     [("jobRules", JOB_RULES), ("clusterRules", CLUSTER_RULES), ("ownRules", OWN_RULES)],
 )
-def test_the_charts_role_is_what_the_operator_uses(template: str, rules: tuple[Rule, ...]) -> None:
+def test_the_charts_role_is_what_the_operator_uses(template: str, rules: tuple[PolicyRule, ...]) -> None:
     assert granted(template) == set(rules)
 
 

@@ -1,6 +1,6 @@
 from finetune_operator.cluster.port import JOBS, PODS, PROFILES, WORKLOADS
 from finetune_operator.runtime.kopf_adapter import watches
-from finetune_operator.runtime.watches import DEAD_SECONDS, Watch, WatchAges
+from finetune_operator.runtime.watches import DEAD_SECONDS, WatchHealth, WatchStream
 
 
 class Clock:
@@ -12,21 +12,21 @@ class Clock:
 
 
 def test_paths_are_those_of_the_requests() -> None:
-    assert Watch(JOBS, None).path == "/apis/tpu-finetune.dev/v1alpha1/finetunejobs"
-    assert Watch(PODS, "team").path == "/api/v1/namespaces/team/pods"
+    assert WatchStream(JOBS, None).path == "/apis/tpu-finetune.dev/v1alpha1/finetunejobs"
+    assert WatchStream(PODS, "team").path == "/api/v1/namespaces/team/pods"
 
 
 def test_every_namespace_has_its_own_watches_and_profiles_one_for_all() -> None:
     assert len(watches([], kueue=False)) == 4
     several = watches(["a", "b"], kueue=True)
     assert len(several) == 9
-    assert several.count(Watch(WORKLOADS, "a")) == 1
-    assert several.count(Watch(PROFILES, None)) == 1
+    assert several.count(WatchStream(WORKLOADS, "a")) == 1
+    assert several.count(WatchStream(PROFILES, None)) == 1
 
 
 def test_a_watch_that_never_came_up_is_dead_after_a_while() -> None:
     clock = Clock()
-    ages = WatchAges([Watch(JOBS, None), Watch(PODS, None)], clock)
+    ages = WatchHealth([WatchStream(JOBS, None), WatchStream(PODS, None)], clock)
     clock.now = DEAD_SECONDS + 1
     ages.event(PODS, "team")
     assert ages.dead() == (f"the watch of finetunejobs has shown no life for {DEAD_SECONDS + 1} s",)
@@ -34,8 +34,8 @@ def test_a_watch_that_never_came_up_is_dead_after_a_while() -> None:
 
 def test_events_and_accepted_requests_are_signs_of_life() -> None:
     clock = Clock()
-    watch = Watch(JOBS, None)
-    ages = WatchAges([watch], clock)
+    watch = WatchStream(JOBS, None)
+    ages = WatchHealth([watch], clock)
     clock.now = DEAD_SECONDS
     ages.answered(watch.path)
     clock.now += DEAD_SECONDS
@@ -48,7 +48,7 @@ def test_events_and_accepted_requests_are_signs_of_life() -> None:
 
 def test_the_life_of_one_namespace_does_not_hide_the_death_of_another() -> None:
     clock = Clock()
-    ages = WatchAges([Watch(JOBS, "a"), Watch(JOBS, "b")], clock)
+    ages = WatchHealth([WatchStream(JOBS, "a"), WatchStream(JOBS, "b")], clock)
     clock.now = DEAD_SECONDS + 1
     ages.event(JOBS, "a")
     assert len(ages.dead()) == 1

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Kind, Object, Unavailable
-from finetune_operator.planning.snapshot import JOB_NAMESPACE_LABEL
+from finetune_operator.cluster.port import CONFIG_MAPS, JOBS, Object, ResourceKind, Unavailable
+from finetune_operator.planning.stored_plan import JOB_NAMESPACE_LABEL
 from finetune_operator.reconcile.observe import JobKey
 from finetune_operator.reconcile.plans import PlanKey, Plans
 from finetune_operator.reconcile.reconciler import ReconcileError
 from finetune_operator.rendering import UID_LABEL
 from finetune_operator.runtime import workers
 from finetune_operator.runtime.logs import current_job
-from finetune_operator.runtime.metrics import Metrics
+from finetune_operator.runtime.metrics import OperatorMetrics
 from finetune_operator.runtime.queue import Backoff, WorkQueue
 from finetune_operator.runtime.workers import Workers, resync
 from tests.unit.cluster.fake_time import FakeTime
@@ -41,12 +41,12 @@ class Scripted:
         return step
 
 
-def sample(metrics: Metrics, name: str, **labels: str) -> float:
+def sample(metrics: OperatorMetrics, name: str, **labels: str) -> float:
     return metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 async def test_a_key_is_handled_again_when_the_decision_says_so() -> None:
-    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), Metrics()
+    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), OperatorMetrics()
     scripted = Scripted(queue, 0.0, 0.0, None)
     queue.add(key())
     await Workers(queue, scripted, metrics=metrics).run(2)
@@ -55,7 +55,7 @@ async def test_a_key_is_handled_again_when_the_decision_says_so() -> None:
 
 
 async def test_a_failure_is_tried_again_and_counted_by_reason() -> None:
-    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), Metrics()
+    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), OperatorMetrics()
     scripted = Scripted(queue, ReconcileError("APIServerUnavailable", "503"), None)
     queue.add(key())
     await Workers(queue, scripted, metrics=metrics).run(1)
@@ -74,7 +74,7 @@ async def test_what_is_in_hand_is_finished_when_the_queue_is_closed() -> None:
         return None
 
     queue.add(key())
-    working = asyncio.ensure_future(Workers(queue, slow, metrics=Metrics()).run(3))
+    working = asyncio.ensure_future(Workers(queue, slow, metrics=OperatorMetrics()).run(3))
     await begun.wait()
     queue.close()
     queue.add(key("later"))
@@ -84,7 +84,7 @@ async def test_what_is_in_hand_is_finished_when_the_queue_is_closed() -> None:
 
 
 async def test_any_fault_stays_with_its_key(caplog: pytest.LogCaptureFixture) -> None:
-    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), Metrics()
+    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), OperatorMetrics()
     faults = iter([RuntimeError("odd"), asyncio.CancelledError(), TimeoutError(), KeyError("x")])
     good: list[JobKey] = []
 
@@ -106,7 +106,7 @@ async def test_any_fault_stays_with_its_key(caplog: pytest.LogCaptureFixture) ->
 
 async def test_a_reconcile_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "RECONCILE_SECONDS", 0)
-    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), Metrics()
+    queue, metrics = WorkQueue[JobKey](backoff=AT_ONCE), OperatorMetrics()
     tries = 0
 
     async def reconcile(_key: JobKey, /, *, retry_in: float) -> float | None:
@@ -133,7 +133,7 @@ async def test_a_server_that_asks_for_time_gets_it(asked: float | None, waited: 
         raise ReconcileError("APIServerUnavailable", "429", retry_after=asked)
 
     queue.add(key())
-    working = asyncio.ensure_future(Workers(queue, reconcile, metrics=Metrics()).run(1))
+    working = asyncio.ensure_future(Workers(queue, reconcile, metrics=OperatorMetrics()).run(1))
     await failed.wait()
     queue.close()
     await working
@@ -244,7 +244,9 @@ class Paged(FakeCluster):
         super().__init__()
         self.held: list[int] = []
 
-    async def pages(self, kind: Kind, namespace: str | None, **more: Any) -> AsyncIterator[Sequence[Object]]:
+    async def pages(
+        self, kind: ResourceKind, namespace: str | None, **more: Any
+    ) -> AsyncIterator[Sequence[Object]]:
         before: list[weakref.ref[Page]] = []
         async for found in super().pages(kind, namespace, **more):
             self.held.append(sum(each() is not None for each in before))

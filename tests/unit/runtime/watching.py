@@ -12,10 +12,10 @@ import resource
 import sys
 import time
 
-from finetune_operator.runtime.intake import Intake
-from finetune_operator.runtime.kopf_adapter import KopfHost, watches
-from finetune_operator.runtime.metrics import Metrics
-from finetune_operator.runtime.watches import WatchAges
+from finetune_operator.runtime.event_handlers import EventHandlers
+from finetune_operator.runtime.kopf_adapter import WatchManager, watches
+from finetune_operator.runtime.metrics import OperatorMetrics
+from finetune_operator.runtime.watches import WatchHealth
 from tests.unit.runtime.watched_api import Account
 
 
@@ -23,7 +23,7 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-class Counted(Intake):
+class Counted(EventHandlers):
     told = 0
 
     def job(self, event_type, job):  # type: ignore[no-untyped-def]
@@ -32,7 +32,7 @@ class Counted(Intake):
 
 
 async def main(url: str, wanted: int, seconds: float) -> None:
-    intake = Counted(lambda _key, _after: None, Metrics())
+    intake = Counted(lambda _key, _after: None, OperatorMetrics())
     still = 0.0
 
     async def beat() -> None:
@@ -43,8 +43,8 @@ async def main(url: str, wanted: int, seconds: float) -> None:
             still = max(still, time.monotonic() - begun - 0.02)
 
     before = peak()
-    ages = WatchAges(watches((), kueue=False))
-    host = KopfHost(Account(url=url), (), intake, ages, {}, kueue=False)
+    ages = WatchHealth(watches((), kueue=False))
+    host = WatchManager(Account(url=url), (), intake, ages, {}, kueue=False)
     watching = asyncio.create_task(host.run(lambda: None))
     beating = asyncio.create_task(beat())
     end = time.monotonic() + seconds

@@ -24,7 +24,7 @@ class CheckpointUnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Array:
+class ArrayMetadata:
     """By its description; nothing of it is read."""
 
     name: str
@@ -34,7 +34,7 @@ class Array:
     chunks: tuple[int, ...]
 
 
-class Checkpoint:
+class CheckpointReader:
     """One checkpoint's parameters by MaxText's dashed key (``params-decoder-layers-mlp-wo-kernel``): converted models
     (``…/0/items``) and training's ``checkpoints/<step>/model_params``, full or LoRA (keys end in ``_lora_a`` and
     ``_lora_b``)."""
@@ -46,7 +46,7 @@ class Checkpoint:
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 tree = checkpointer.metadata(engine_path(self._items)).item_metadata.tree
-            self.arrays: Mapping[str, Array] = dict(_leaves(tree, ()))
+            self.arrays: Mapping[str, ArrayMetadata] = dict(_leaves(tree, ()))
         except (ValueError, OSError, KeyError, AttributeError) as error:
             raise CheckpointUnreadableError(" ".join(str(error).split())) from error
 
@@ -106,7 +106,7 @@ def _kvstore(folder: str) -> dict[str, str]:
     return {"driver": "gcs", "bucket": bucket, "path": f"{path}/"}
 
 
-def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[tuple[str, Array]]:
+def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[tuple[str, ArrayMetadata]]:
     """As MaxText's converter names them, from Linen's and NNX's trees alike. The training's own state is left out."""
     if isinstance(tree, Mapping):
         for name, below in tree.items():
@@ -124,7 +124,7 @@ def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[tuple[str, Array]]:
         chunks = getattr(tree.storage, "chunk_shape", None) if tree.storage is not None else None
         yield (
             "-".join(("params", *at)),
-            Array(
+            ArrayMetadata(
                 name=tree.name,
                 shape=tuple(tree.shape),
                 dtype=np.dtype(tree.dtype),

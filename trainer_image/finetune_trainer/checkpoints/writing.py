@@ -30,7 +30,7 @@ _WAITING = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streamed:
+class StreamedArray:
     """An array whose values come in slices, which together cover it and lie each on whole chunks."""
 
     shape: tuple[int, ...]
@@ -46,10 +46,10 @@ class Streamed:
 def save(
     folder: str, arrays: Mapping[str, Any], layout: CheckpointLayout, metadata: Mapping[str, Any]
 ) -> None:
-    """Writes ``folder/items``, complete or not at all, from a tree of ``Streamed`` and numbers. ``metadata`` is what
-    MaxText keeps beside it. Raises what a ``slices`` raises."""
+    """Writes ``folder/items``, complete or not at all, from a tree of ``StreamedArray`` and numbers. ``metadata`` is
+    what MaxText keeps beside it. Raises what a ``slices`` raises."""
     registry = type_handlers.create_type_handler_registry(
-        (Streamed, _Slices(layout)), (int, type_handlers.ScalarHandler())
+        (StreamedArray, _Slices(layout)), (int, type_handlers.ScalarHandler())
     )
     items = ocp.PyTreeCheckpointHandler(
         use_ocdbt=layout.ocdbt, use_zarr3=layout.zarr3, type_handler_registry=registry
@@ -91,7 +91,7 @@ class _Slices(type_handlers.NumpyHandler):  # type: ignore[misc]  # Orbax ships 
                     waiting.add(folder.write(key, encoded), len(encoded))
         await waiting.all()
 
-    def _spec(self, value: Streamed, info: Any) -> dict[str, Any]:
+    def _spec(self, value: StreamedArray, info: Any) -> dict[str, Any]:
         spec: dict[str, Any] = tensorstore_utils.build_array_write_spec(
             info=info, global_shape=value.shape, local_shape=value.shape, dtype=value.dtype,
             use_ocdbt=info.is_ocdbt_checkpoint, process_index=0 if info.is_ocdbt_checkpoint else None,
@@ -129,11 +129,14 @@ class _Encoder:
         self._memory, self._major = memory, major
 
     @classmethod
-    async def of(cls, value: Streamed, spec: Mapping[str, Any]) -> Self:
+    async def of(cls, value: StreamedArray, spec: Mapping[str, Any]) -> Self:
         """``spec``: that of the array where it is stored, of zarr 3."""
         kept = {name: spec[name] for name in ("driver", "metadata", "dtype") if name in spec}
         memory = await ts.open(
-            ts.Spec({**kept, "kvstore": {"driver": "memory"}}), create=True, open=True, context=ts.Context()
+            ts.Spec({**kept, "kvstore": {"driver": "memory"}}),
+            create=True,
+            open=True,
+            context=ts.Context(),
         )
         pieces = [size // chunk for size, chunk in zip(value.shape, value.chunks, strict=True)]
         sharded = [axis for axis in range(len(pieces)) if value.chunks[axis] != 1] or [0]

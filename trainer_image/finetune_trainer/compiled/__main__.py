@@ -1,29 +1,29 @@
-"""The compiler's process. Standard input: a ``Job``, then a candidate a line. Standard output: an answer a line, and
-nothing else; MaxText's and libtpu's own output goes to standard error."""
+"""The compiler's process. Standard input: a ``CompilerConfig``, then a candidate a line. Standard output: an answer a
+line, and nothing else; MaxText's and libtpu's own output goes to standard error."""
 
 import os
 import sys
 from pathlib import Path
 
 from finetune_trainer import families
-from finetune_trainer.compiled.question import Answered, Candidate, Job
+from finetune_trainer.compiled.compile_protocol import Candidate, CompilerConfig, CompileResponse
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    job = Job.model_validate_json(sys.stdin.readline())
+    job = CompilerConfig.model_validate_json(sys.stdin.readline())
     plan = families.read(Path(job.model))
     from finetune_trainer import engine
-    from finetune_trainer.compiled.collected import Collected
+    from finetune_trainer.compiled.collecting_cache import CollectingCache
     from finetune_trainer.compiled.compiler import Compiler
 
     engine.prepare(plan)
-    collected = Collected.begin(Path(job.programs))
+    collected = CollectingCache.begin(Path(job.programs))
     compiler = Compiler(plan, job.request, end_ids=frozenset(job.end_ids))
     for line in sys.stdin:
         answer = compiler.answer(Candidate.model_validate_json(line))
-        answers.write(Answered(answer=answer, programs=collected.take()).to_json() + "\n")
+        answers.write(CompileResponse(answer=answer, programs=collected.take()).to_json() + "\n")
         answers.flush()
 
 

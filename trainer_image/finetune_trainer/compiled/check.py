@@ -7,22 +7,29 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from finetune_contract import ExitCode, MemoryCheck, MemoryOutcome, SliceShape, StageRequest
+from finetune_contract import ExitCode, MemoryCheckSpec, MemoryOutcome, SliceShape, StageRequest
 from finetune_contract.result import MOST_TRIED
 from finetune_trainer import widths
 from finetune_trainer.compiled import analytic
-from finetune_trainer.compiled.asking import Asking, NoCompiler
-from finetune_trainer.compiled.choosing import (
-    Considered,
-    TooSmall,
-    exceeded,
-    first_that_holds,
-    refusal,
-    starts,
+from finetune_trainer.compiled.compile_client import CompileClient, CompilerUnavailable
+from finetune_trainer.compiled.compile_protocol import (
+    Answer,
+    Candidate,
+    CompileFailure,
+    CompileSuccess,
+    MemoryExceeded,
+    SliceProgram,
 )
-from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled, Program
 from finetune_trainer.compiled.remedies import remedies
-from finetune_trainer.compiled.search import Choices, Model, gib, search, shareable, told
+from finetune_trainer.compiled.search import ModelBounds, SearchSpace, describe, gib, heads_divide, search
+from finetune_trainer.compiled.slice_selection import (
+    SliceSearchState,
+    TooSmallSlice,
+    memory_exceeded_error,
+    no_slice_fits_error,
+    select_first_fitting,
+    slice_candidates,
+)
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
@@ -37,10 +44,10 @@ def check_memory(
     request: StageRequest,
     plan: ModelPlan,
     model: Path,
-    store: Store,
+    store: StorageClient,
     environment: Mapping[str, str],
     *,
-    programs: Callable[[], Sequence[Program]] = tuple,
+    programs: Callable[[], Sequence[SliceProgram]] = tuple,
     end_ids: frozenset[int] = frozenset(),
 ) -> MemoryOutcome | None:
     """None: not asked for. ``programs``: what else the job runs on its slice, the most important ones first; called
@@ -54,7 +61,7 @@ def check_memory(
         return None
     if check.source == "Analytic":
         return _analytic(request, plan, check)
-    with Asking(request, plan, model, store, environment, end_ids=end_ids) as asking:
+    with CompileClient(request, plan, model, store, environment, end_ids=end_ids) as asking:
         began = time.monotonic()
         compiled = _Compiled(
             choices=choices(request, check),
@@ -65,22 +72,24 @@ def check_memory(
             late=lambda: time.monotonic() > began + _SEARCH_SECONDS,
             over=lambda: time.monotonic() > began + _PATIENCE_SECONDS,
         )
-        outcome, considered = first_that_holds(starts(request, check), compiled.model, compiled.holds)
+        outcome, considered = select_first_fitting(
+            slice_candidates(request, check), compiled.model, compiled.holds
+        )
         if outcome is not None:
             return outcome.model_copy(update={"cached": asking.compiled == 0 and not outcome.unknown})
-        raise refusal(considered, remedies=compiled.remedies(considered, check.larger))
+        raise no_slice_fits_error(considered, remedies=compiled.remedies(considered, check.larger))
 
 
 @dataclass(slots=True, kw_only=True)
 class _Compiled:
     """What the compiler says of one slice after the other."""
 
-    choices: Choices
-    model: Model
+    choices: SearchSpace
+    model: ModelBounds
     ask: Callable[[Candidate], Answer]
     keep: Callable[[Candidate], None]
     """Puts what was compiled for a candidate where the slice looks for it."""
-    programs: Callable[[], Sequence[Program]]
+    programs: Callable[[], Sequence[SliceProgram]]
     late: Callable[[], bool]
     """Nothing better is looked for than what is found."""
     over: Callable[[], bool]
@@ -88,7 +97,7 @@ class _Compiled:
     refusal: StageError | None = None
     """Of the last slice, for another reason than the train step's memory."""
 
-    def holds(self, start: Candidate, considered: Considered) -> MemoryOutcome | None:
+    def holds(self, start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
         """The outcome for ``start``, also where nothing can be found out about it; None: it does not hold the job.
         Raises ``StageError`` 64 for a program that the compiler refuses on the first slice."""
         if considered.unfit and self.over():
@@ -101,7 +110,7 @@ class _Compiled:
         self.refusal = None
         try:
             return self._compiled(start, considered)
-        except NoCompiler as error:
+        except CompilerUnavailable as error:
             _LOG.warning("%s", error)
             return MemoryOutcome(source="Compile", slice=start.place, unknown=str(error))
         except (ProgramExceeded, ProgramRefused, MeshRefused) as error:
@@ -111,7 +120,7 @@ class _Compiled:
             considered.leave(start, error.saw)
             return None
 
-    def _compiled(self, start: Candidate, considered: Considered) -> MemoryOutcome | None:
+    def _compiled(self, start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
         found = search(start, self.choices, self.model, self.ask, late=self.late)
         considered.tried += found.tried
         if found.best is not None and found.answer is not None:
@@ -121,10 +130,10 @@ class _Compiled:
                 update=check_programs(found.best, self.programs(), self.ask, late=self.over, keep=self.keep)
             )
         answer = found.refusal
-        if isinstance(answer, Exceeded):
+        if isinstance(answer, MemoryExceeded):
             assert found.refused is not None, "a candidate was refused"
-            considered.small.append(TooSmall(start=start, tried=found.refused, answer=answer))
-            considered.leave(start, told(answer))
+            considered.small.append(TooSmallSlice(start=start, tried=found.refused, answer=answer))
+            considered.leave(start, describe(answer))
             return None
         assert answer is not None, "a search ends with an answer or a refusal"
         if not answer.certain:
@@ -136,7 +145,7 @@ class _Compiled:
             )
         raise _program_refused("the train step", start, answer)
 
-    def remedies(self, considered: Considered, larger: Sequence[SliceShape]) -> Sequence[str]:
+    def remedies(self, considered: SliceSearchState, larger: Sequence[SliceShape]) -> Sequence[str]:
         """For the largest slice that was considered. Raises what the last one was refused for where that is not the
         train step's memory and nothing can be said of a larger one."""
         if self.refusal is not None and (isinstance(self.refusal, ProgramExceeded) or not considered.small):
@@ -157,7 +166,7 @@ class _Compiled:
                 larger=[each for each in larger if _place(each) not in known],
                 late=self.over,
             )
-        except NoCompiler as error:
+        except CompilerUnavailable as error:
             _LOG.warning("%s", error)
             return ()
         on = f" on {most.start.place}" if considered.several else ""
@@ -168,18 +177,18 @@ def _place(shape: SliceShape) -> tuple[str, str, int]:
     return shape.family, shape.topology, shape.hosts
 
 
-def choices(request: StageRequest, check: MemoryCheck) -> Choices:
+def choices(request: StageRequest, check: MemoryCheckSpec) -> SearchSpace:
     """What neither job nor profile says."""
     said = request.engine_overrides
-    return Choices(
+    return SearchSpace(
         remat="remat_policy" not in said,
         tiles="num_vocab_tiling" not in said and not method_of(request.method).whole_logits,
         parallelism=check.choose_parallelism,
     )
 
 
-def bounds(request: StageRequest, plan: ModelPlan) -> Model:
-    return Model(
+def bounds(request: StageRequest, plan: ModelPlan) -> ModelBounds:
+    return ModelBounds(
         heads=plan.heads,
         kv_heads=plan.kv_heads,
         vocab_size=plan.vocab_size,
@@ -188,7 +197,7 @@ def bounds(request: StageRequest, plan: ModelPlan) -> Model:
     )
 
 
-def _measured(answer: Measured, best: Candidate, considered: Considered) -> MemoryOutcome:
+def _measured(answer: CompileSuccess, best: Candidate, considered: SliceSearchState) -> MemoryOutcome:
     per_chip = best.slice.devices // best.slice.chips
     return MemoryOutcome(
         source="Compile",
@@ -227,7 +236,7 @@ class MeshRefused(StageError):
 
 def check_programs(
     best: Candidate,
-    programs: Sequence[Program],
+    programs: Sequence[SliceProgram],
     ask: Callable[[Candidate], Answer],
     *,
     late: Callable[[], bool],
@@ -244,34 +253,34 @@ def check_programs(
         asked = best.model_copy(update={"program": program})
         answer = ask(asked)
         match answer:
-            case Measured():
+            case CompileSuccess():
                 keep(asked)
                 rows = f", {answer.rows} rows at a time" if answer.rows else ""
-                fitting.append(f"{program}: {told(answer)}{rows}")
-            case Exceeded():
+                fitting.append(f"{program}: {describe(answer)}{rows}")
+            case MemoryExceeded():
                 raise _program_exceeded(program, best, answer)
-            case NotCompiled(certain=True):
+            case CompileFailure(certain=True):
                 raise _program_refused(str(program), best, answer)
-            case NotCompiled():
-                left.append(f"{program} ({told(answer)})")
+            case CompileFailure():
+                left.append(f"{program} ({describe(answer)})")
     return {"programs": fitting[:MOST_TRIED], "uncompiled": left[:MOST_TRIED]}
 
 
-def _program_exceeded(program: Program, best: Candidate, answer: Exceeded) -> "ProgramExceeded":
+def _program_exceeded(program: SliceProgram, best: Candidate, answer: MemoryExceeded) -> "ProgramExceeded":
     training = program.kind == "TrainingLoss"
     return ProgramExceeded(
         ExitCode.OUT_OF_MEMORY,
         "MemoryExceeded",
         "training fits the slice's memory, but an evaluation of the job does not",
         where="spec.datasets.validation" if training else "spec.evaluation",
-        saw=f"{program}: {told(answer)} per device on {best.place}",
+        saw=f"{program}: {describe(answer)} per device on {best.place}",
         fix="Lower hyperparameters.globalBatchSize or datasets.maxSeqLength, or use a larger slice."
         if program.kind in {"TrainingLoss", "Loss", "TextLoss", "Reference"}
         else "Lower evaluation.generation.maxNewTokens, leave the longest rows out, or use a larger slice.",
     )
 
 
-def _program_refused(what: str, start: Candidate, refusal: NotCompiled) -> StageError:
+def _program_refused(what: str, start: Candidate, refusal: CompileFailure) -> StageError:
     if refusal.of_mesh:
         return MeshRefused(
             ExitCode.BAD_REQUEST, "MeshNotDivisible", "the model cannot be loaded on the job's mesh",
@@ -290,7 +299,7 @@ def _program_refused(what: str, start: Candidate, refusal: NotCompiled) -> Stage
     )
 
 
-def _heads_do_not_divide(start: Candidate, model: Model) -> StageError:
+def _heads_do_not_divide(start: Candidate, model: ModelBounds) -> StageError:
     return StageError(
         ExitCode.BAD_REQUEST, "MeshNotDivisible", "the model's heads do not divide among the devices that share a row",
         where="spec.resources.parallelism.tensor",
@@ -299,13 +308,13 @@ def _heads_do_not_divide(start: Candidate, model: Model) -> StageError:
     )  # fmt: skip
 
 
-def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheck) -> MemoryOutcome:
+def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheckSpec) -> MemoryOutcome:
     """By what the training holds at least. Raises ``StageError`` 78 where that is more than any of the slices has, and
     64 where the model's heads do not divide among the devices that share a row of the only one."""
     model = bounds(request, plan)
 
-    def holds(start: Candidate, considered: Considered) -> MemoryOutcome | None:
-        if not shareable(start.mesh, model):
+    def holds(start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
+        if not heads_divide(start.mesh, model):
             raise _heads_do_not_divide(start, model)
         needed, limit = analytic.state_bytes(plan, request, start.mesh), analytic.limit_bytes(start.slice)
         if limit is None:
@@ -315,19 +324,19 @@ def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheck) -> Mem
                 unknown=f"How much memory a chip of {start.slice.name} has is not known.",
             )
         if needed > limit:
-            answer = Exceeded(needed_bytes=needed, limit_bytes=limit, arguments_bytes=needed)
-            considered.small.append(TooSmall(start=start, tried=start, answer=answer))
+            answer = MemoryExceeded(needed_bytes=needed, limit_bytes=limit, arguments_bytes=needed)
+            considered.small.append(TooSmallSlice(start=start, tried=start, answer=answer))
             considered.leave(start, f"has {gib(limit)} for {gib(needed)} of parameters and optimizer alone")
             return None
         return MemoryOutcome(source="Analytic", slice=start.place, peak_bytes=needed, limit_bytes=limit)
 
-    outcome, considered = first_that_holds(starts(request, check), model, holds)
+    outcome, considered = select_first_fitting(slice_candidates(request, check), model, holds)
     if outcome is not None:
         return outcome
     if not considered.small or considered.several:
-        raise refusal(considered)
+        raise no_slice_fits_error(considered)
     last = considered.small[-1]
-    raise exceeded(
+    raise memory_exceeded_error(
         f"parameters and optimizer alone are {gib(last.answer.needed_bytes or 0)} of {gib(last.answer.limit_bytes)}",
         last,
         several=False,

@@ -11,22 +11,34 @@ from jax.experimental.topologies import get_topology_desc
 from jax.sharding import SingleDeviceSharding
 
 from finetune_contract import StageRequest
+from finetune_contract.tpu import families
 from finetune_trainer import engine
 from finetune_trainer.compiled.chips import CHIPS, roofline, usable_bytes
+from finetune_trainer.compiled.compile_protocol import (
+    Answer,
+    Candidate,
+    CompileFailure,
+    CompileSuccess,
+    MemoryExceeded,
+    SliceProgram,
+)
 from finetune_trainer.compiled.cost import cost_of
-from finetune_trainer.compiled.evaluating import Evaluation, fitted, lacks_memory, needed_bytes, told
-from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled, Program
-from finetune_trainer.compiled.step import Abstract, mesh_of
+from finetune_trainer.compiled.evaluation_programs import (
+    EvaluationPrograms,
+    compile_within,
+    lacks_memory,
+    needed_bytes,
+    parse_exhausted_bytes,
+)
+from finetune_trainer.compiled.step import AbstractTraining, mesh_of
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation.placement import Room
+from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.lora import NotDivided
+from finetune_trainer.lora import IndivisibleShapeError
 from finetune_trainer.stages.engine_config import engine_settings, evaluation_settings
 
 #: How the chips of a host lie, by their number.
 _HOSTS = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
-#: v4's two cores count as one device, as JAX has them on the machine itself; the others' do so by default.
-_CHIP_CONFIGS = {"v4": "megacore"}
 #: What the compiler says of a program that it never takes: a shape, an operation, a kernel's blocks.
 _CERTAIN = re.compile(
     r"^(?!.*(?i:unknown|unrecognized|no such).{0,40}(?i:flag|option))"
@@ -53,7 +65,7 @@ class Target(Protocol):
         """MaxText's, beside those of the stage."""
 
 
-class AbsentSlice:
+class TopologyTarget:
     """The candidate's TPU slice, without any chip."""
 
     platform = "tpu"
@@ -84,9 +96,10 @@ class Compiler:
         end_ids: frozenset[int] = frozenset({0}),
         target: Target | None = None,
     ) -> None:
-        """``request`` and ``end_ids``: as ``Job`` has them. ``target``: by default the slice that a candidate names."""
+        """``request`` and ``end_ids``: as ``CompilerConfig`` has them. ``target``: by default the slice that a
+        candidate names."""
         self._plan, self._request, self._end_ids = plan, request, end_ids
-        self._target = target or AbsentSlice()
+        self._target = target or TopologyTarget()
         self._loading: dict[str, Answer] = {}
         """Of a quantized base, by place and mesh."""
 
@@ -124,40 +137,48 @@ class Compiler:
             if not lacks_memory(error):
                 raise
             needed = needed_bytes(str(error))
-            return Exceeded(
+            return MemoryExceeded(
                 needed_bytes=needed and needed + kept,
                 limit_bytes=limit,
                 arguments_bytes=training.arguments_bytes + kept,
             )
         return _measured(step, reference, kept, limit, candidate.slice.family)
 
-    def _loads(self, training: Abstract, candidate: Candidate, limit: int) -> Exceeded | None:
+    def _loads(self, training: AbstractTraining, candidate: Candidate, limit: int) -> MemoryExceeded | None:
         """Why the devices do not hold the base while it is quantized; None: they do, or it is not. A base that does
         not lie there whole is not trained with another policy either."""
         key = f"{candidate.place} {candidate.mesh.to_json()}"
         if key not in self._loading and (lowered := training.lower_loading()) is not None:
-            self._loading[key] = fitted(lowered, limit)
+            self._loading[key] = compile_within(lowered, limit)
         answer = self._loading.get(key)
-        if not isinstance(answer, Exceeded):
+        if not isinstance(answer, MemoryExceeded):
             return None
         return answer.model_copy(update={"arguments_bytes": max(answer.needed_bytes or 0, limit + 1)})
 
-    def _other(self, candidate: Candidate, program: Program, devices: Any, limit: int) -> Answer:
+    def _other(self, candidate: Candidate, program: SliceProgram, devices: Any, limit: int) -> Answer:
         if program.kind == "TrainingLoss":
             training = self._training(candidate, devices)
             held = training.arguments_bytes + training.kept_bytes
             reference = training.lower_validation_reference()
-            if reference is not None and isinstance(answer := fitted(reference, limit, held=held), Exceeded):
+            if reference is not None and isinstance(
+                answer := compile_within(reference, limit, held=held), MemoryExceeded
+            ):
                 return answer
-            return fitted(training.lower_loss(), limit, held=held)
+            return compile_within(training.lower_loss(), limit, held=held)
         return self.evaluation(candidate, devices, adapter=program.adapter).answer(program, limit)
 
-    def evaluation(self, candidate: Candidate, devices: Any, *, adapter: bool) -> Evaluation:
+    def evaluation(self, candidate: Candidate, devices: Any, *, adapter: bool) -> EvaluationPrograms:
         """The candidate's model as the Evaluate stage loads it."""
-        room = Room.of(self._asked(candidate), self._plan, memory=usable_bytes(devices[0].device_kind))
-        made = evaluation_settings(room.request, self._plan, platform=self._target.platform, output="")
+        row_capacity = DeviceRowCapacity.of(
+            self._asked(candidate), self._plan, memory=usable_bytes(devices[0].device_kind)
+        )
+        made = evaluation_settings(
+            row_capacity.request, self._plan, platform=self._target.platform, output=""
+        )
         config = engine.configure(self._plan, engine.SFT, **made, **self._target.settings(candidate))
-        return Evaluation(config, mesh_of(config, devices), room, adapter=adapter, end_ids=self._end_ids)
+        return EvaluationPrograms(
+            config, mesh_of(config, devices), row_capacity, adapter=adapter, end_ids=self._end_ids
+        )
 
     def _asked(self, candidate: Candidate) -> StageRequest:
         hyperparameters = self._request.hyperparameters.model_copy(
@@ -175,9 +196,9 @@ class Compiler:
             }
         )
 
-    def _training(self, candidate: Candidate, devices: Any) -> Abstract:
+    def _training(self, candidate: Candidate, devices: Any) -> AbstractTraining:
         config = self._configuration(candidate)
-        return Abstract(config, mesh_of(config, devices), self._asked(candidate))
+        return AbstractTraining(config, mesh_of(config, devices), self._asked(candidate))
 
     def _configuration(self, candidate: Candidate) -> Any:
         request = self._asked(candidate).model_copy(update={"tuning": candidate.tuning})
@@ -192,7 +213,7 @@ def memory_limit(device: Any) -> int:
     try:
         jax.jit(lambda x: x + 1).lower(shape).compile()
     except JaxRuntimeError as error:
-        if said := told(str(error)):
+        if said := parse_exhausted_bytes(str(error)):
             return said[1]
         raise
     raise ValueError(f"{device.device_kind} has more memory than {_TOO_MUCH} bytes")
@@ -207,8 +228,9 @@ def devices_of(candidate: Candidate) -> Any:
     options: dict[str, Any] = {"num_slices": candidate.mesh.slices}
     if bounds := _HOSTS.get(candidate.mesh.chips_per_host):
         options["chips_per_host_bounds"] = bounds
-    if config := _CHIP_CONFIGS.get(candidate.slice.family):
-        options["chip_config_name"] = config
+    family = families().get(candidate.slice.family)
+    if family is not None and family.compiler_chip_config is not None:
+        options["chip_config_name"] = family.compiler_chip_config
     return get_topology_desc(_topology(candidate), platform="tpu", **options).devices
 
 
@@ -223,11 +245,11 @@ def _measured(step: Any, reference: Any | None, kept: int, limit: int, family: s
         temporaries = max(temporaries, before.temp_size_in_bytes)
         cost += cost_of(reference.as_text())
     if peak > limit:
-        return Exceeded(needed_bytes=peak, limit_bytes=limit, arguments_bytes=held)
+        return MemoryExceeded(needed_bytes=peak, limit_bytes=limit, arguments_bytes=held)
     state = memory.argument_size_in_bytes + memory.output_size_in_bytes
     chip = CHIPS.get(family)
     interval = roofline(cost, state, chip) if chip else None
-    return Measured(
+    return CompileSuccess(
         peak_bytes=peak,
         limit_bytes=limit,
         arguments_bytes=held,
@@ -239,6 +261,6 @@ def _measured(step: Any, reference: Any | None, kept: int, limit: int, family: s
     )
 
 
-def _refused(error: Exception, *, certain: bool) -> NotCompiled:
+def _refused(error: Exception, *, certain: bool) -> CompileFailure:
     message = " ".join(str(error).split())[:500]
-    return NotCompiled(message=message, certain=certain, of_mesh=isinstance(error, NotDivided))
+    return CompileFailure(message=message, certain=certain, of_mesh=isinstance(error, IndivisibleShapeError))

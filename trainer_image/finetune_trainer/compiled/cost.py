@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]  # what JAX's own analysis uses, untyped
 
-from finetune_trainer.compiled.program import Program
+from finetune_trainer.compiled.hlo_program import HloProgram
 
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+)(?:e\d+m\d+\w*)?\[([\d,]*)\]")
 _COLLECTIVE = re.compile(
@@ -35,7 +35,7 @@ _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class StepCost:
     """Of one step on one device."""
 
     flops: float
@@ -44,35 +44,35 @@ class Cost:
     network_bytes: float
     """Results of collective operations."""
 
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
+    def __add__(self, other: "StepCost") -> "StepCost":
+        return StepCost(
             flops=self.flops + other.flops,
             hbm_bytes=self.hbm_bytes + other.hbm_bytes,
             network_bytes=self.network_bytes + other.network_bytes,
         )
 
-    def times(self, count: int) -> "Cost":
-        return Cost(
+    def times(self, count: int) -> "StepCost":
+        return StepCost(
             flops=self.flops * count,
             hbm_bytes=self.hbm_bytes * count,
             network_bytes=self.network_bytes * count,
         )
 
 
-def cost_of(program: str) -> Cost:
+def cost_of(program: str) -> StepCost:
     """Of an optimized module's text (``Compiled.as_text()``)."""
-    return _Counter(Program(program)).cost()
+    return _Counter(HloProgram(program)).cost()
 
 
 class _Counter:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: HloProgram) -> None:
         self._program = program
 
     @cached_property
     def _client(self) -> Any:
         return jax.local_devices(backend="cpu")[0].client
 
-    def cost(self, name: str = "") -> Cost:
+    def cost(self, name: str = "") -> StepCost:
         """Of one run of a computation, loops inside it as often as they run."""
         name = name or self._program.entry
         total = self._once(name)
@@ -81,12 +81,12 @@ class _Counter:
             total += self._once(loop.body).times(-1)  # the analysis has counted it
         return total
 
-    def _once(self, name: str) -> Cost:
+    def _once(self, name: str) -> StepCost:
         counted: Mapping[str, float] = _jax.hlo_module_cost_analysis(
             self._client, _hlo.hlo_module_from_text(self._program.part(name))
         )
         lines = list(self._program.reached(name))
-        return Cost(
+        return StepCost(
             flops=counted.get("flops", 0.0) + sum(map(_attention, lines)) + sum(map(_experts, lines)),
             hbm_bytes=counted.get("bytes accessed", 0.0),
             network_bytes=float(sum(map(_received, lines))),

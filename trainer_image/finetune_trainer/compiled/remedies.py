@@ -4,15 +4,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from finetune_contract import MeshSpec, SliceShape
-from finetune_trainer.compiled.question import Answer, Candidate, Exceeded, Measured, NotCompiled
+from finetune_trainer.compiled.compile_protocol import (
+    Answer,
+    Candidate,
+    CompileFailure,
+    CompileSuccess,
+    MemoryExceeded,
+)
 from finetune_trainer.compiled.search import (
     LAST_RESORT,
     REMAT,
-    Choices,
-    Model,
-    sharing,
-    thriftiest,
+    ModelBounds,
+    SearchSpace,
+    tensor_parallel_meshes,
     tuned,
+    with_least_memory,
 )
 
 #: Most compilations that look for a batch, and for a slice.
@@ -23,9 +29,9 @@ _REMAT_SETTINGS = tuple(LAST_RESORT)
 
 def remedies(
     start: Candidate,
-    refusal: Exceeded,
-    choices: Choices,
-    model: Model,
+    refusal: MemoryExceeded,
+    choices: SearchSpace,
+    model: ModelBounds,
     ask: Callable[[Candidate], Answer],
     *,
     larger: Sequence[SliceShape] = (),
@@ -43,37 +49,41 @@ def remedies(
 
 
 def _policy(
-    start: Candidate, choices: Choices, model: Model, ask: Callable[[Candidate], Answer]
+    start: Candidate, choices: SearchSpace, model: ModelBounds, ask: Callable[[Candidate], Answer]
 ) -> Iterator[str]:
     """In place of the job's own."""
     if choices.remat:
         return
     freed = start.model_copy(update={"without": list(_REMAT_SETTINGS)})
     for policy in (REMAT[-1], LAST_RESORT):
-        if isinstance(ask(tuned(freed, choices, model, policy)), Measured):
+        if isinstance(ask(tuned(freed, choices, model, policy)), CompileSuccess):
             yield " and ".join(f"engineOverrides.{name} {value}" for name, value in policy.items())
             return
 
 
 def _mesh(
-    start: Candidate, choices: Choices, model: Model, ask: Callable[[Candidate], Answer]
+    start: Candidate, choices: SearchSpace, model: ModelBounds, ask: Callable[[Candidate], Answer]
 ) -> Iterator[str]:
     """In place of the job's own: all devices share the parameters, then some of them share rows, too."""
     own = start.mesh
     if choices.parallelism or start.slice.devices == 1:
         return
     whole = own.model_copy(update={"data": own.slices, "fsdp": own.devices // own.slices, "tensor": 1})
-    for mesh in (whole, *sharing(whole, model)):
+    for mesh in (whole, *tensor_parallel_meshes(whole, model)):
         if mesh == own or start.global_batch % _unit(mesh, model):
             continue
         moved = start.model_copy(update={"mesh": mesh})
-        if isinstance(ask(thriftiest(moved, choices, model)), Measured):
+        if isinstance(ask(with_least_memory(moved, choices, model)), CompileSuccess):
             yield f"resources.parallelism data {mesh.data}, fsdp {mesh.fsdp}, tensor {mesh.tensor}"
             return
 
 
 def _largest_batch(
-    start: Candidate, choices: Choices, model: Model, refusal: Exceeded, ask: Callable[[Candidate], Answer]
+    start: Candidate,
+    choices: SearchSpace,
+    model: ModelBounds,
+    refusal: MemoryExceeded,
+    ask: Callable[[Candidate], Answer],
 ) -> Iterator[str]:
     """The largest batch that fits, between one that does and one that does not. Memory grows in a line with the batch:
     what is known of it says where to look next. A search that ends before it is sure says so."""
@@ -85,15 +95,17 @@ def _largest_batch(
             break
         ends = _where_it_ends(known, refusal.limit_bytes)
         units = (fits + fails) // 2 if ends is None else min(max(ends, fits + 1), fails - 1)
-        answer = ask(thriftiest(start.model_copy(update={"global_batch": units * unit}), choices, model))
+        answer = ask(
+            with_least_memory(start.model_copy(update={"global_batch": units * unit}), choices, model)
+        )
         match answer:
-            case Measured():
+            case CompileSuccess():
                 fits = units
                 known.append((units, answer.peak_bytes))
-            case Exceeded():
+            case MemoryExceeded():
                 fails = units
                 known.append((units, answer.needed_bytes))
-            case NotCompiled():
+            case CompileFailure():
                 break
     if fits:
         unsure = " (perhaps more)" if fails - fits > 1 else ""
@@ -111,8 +123,8 @@ def _where_it_ends(known: Sequence[tuple[int, int | None]], limit: int) -> int |
 
 def _larger_slice(
     start: Candidate,
-    choices: Choices,
-    model: Model,
+    choices: SearchSpace,
+    model: ModelBounds,
     ask: Callable[[Candidate], Answer],
     larger: Sequence[SliceShape],
 ) -> Iterator[str]:
@@ -125,13 +137,15 @@ def _larger_slice(
         unit = _unit(mesh, model)
         batch = math.ceil(start.global_batch / unit) * unit
         moved = start.model_copy(update={"slice": shape, "mesh": mesh, "global_batch": batch})
-        if isinstance(ask(thriftiest(moved, choices, model)), Measured):
+        if isinstance(ask(with_least_memory(moved, choices, model)), CompileSuccess):
             with_batch = f" (globalBatchSize {batch})" if batch != start.global_batch else ""
             yield f"resources.tpu {shape.name}{with_batch}{_with(choices)}"
             return
 
 
-def _over(mesh: MeshSpec, shape: SliceShape, batch: int, choices: Choices, model: Model) -> MeshSpec | None:
+def _over(
+    mesh: MeshSpec, shape: SliceShape, batch: int, choices: SearchSpace, model: ModelBounds
+) -> MeshSpec | None:
     """``mesh`` over another slice, with devices that share rows where that is open and splits the batch. None where the
     slice has fewer devices than the job's own data and tensor parallelism, or a number that they do not divide."""
     fsdp, remainder = divmod(shape.devices * mesh.slices, mesh.data * mesh.tensor)
@@ -140,15 +154,15 @@ def _over(mesh: MeshSpec, shape: SliceShape, batch: int, choices: Choices, model
     over = mesh.model_copy(
         update={"fsdp": fsdp, "hosts": shape.hosts, "chips_per_host": shape.chips // shape.hosts}
     )
-    meshes = (over, *(sharing(over, model) if choices.parallelism else ()))
+    meshes = (over, *(tensor_parallel_meshes(over, model) if choices.parallelism else ()))
     return next((each for each in meshes if batch % _unit(each, model) == 0), over)
 
 
-def _unit(mesh: MeshSpec, model: Model) -> int:
+def _unit(mesh: MeshSpec, model: ModelBounds) -> int:
     """What a batch must be a multiple of."""
     return mesh.data * mesh.fsdp * model.accumulation
 
 
-def _with(choices: Choices) -> str:
+def _with(choices: SearchSpace) -> str:
     """The policy that was compiled, where it was not the job's."""
     return f" with remat_policy {LAST_RESORT['remat_policy']}" if choices.remat else ""

@@ -23,7 +23,7 @@ from finetune_trainer.methods.base import REFERENCE
 from finetune_trainer.objectives import Objective, Reference
 from finetune_trainer.spread import ROW_AXES, spelled
 from finetune_trainer.training.session import build_trainer
-from finetune_trainer.training.trainer import SftTrainer
+from finetune_trainer.training.trainer import FineTuneTrainer
 
 
 def mesh_of(config: Any, devices: Any) -> Mesh:
@@ -35,7 +35,7 @@ def mesh_of(config: Any, devices: Any) -> Mesh:
     )
 
 
-class Abstract:
+class AbstractTraining:
     """A training whose arrays have shapes and places and no values: it can be compiled, not run."""
 
     def __init__(self, config: Any, mesh: Mesh, request: StageRequest) -> None:
@@ -54,7 +54,7 @@ class Abstract:
         also for a step that needs more memory than a chip has."""
         batch = self._batch
         if self._objective.relative:
-            batch = batch | known_references(batch)
+            batch = batch | reference_logp_shapes(batch)
         with self._inside():
             return (
                 self._trainer.jit_step().lower(self._trainer.model, self._trainer.optimizer, batch).compile()
@@ -73,7 +73,7 @@ class Abstract:
         # without the mesh, on which nothing can be computed
         with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
             create = model_creation_utils.get_nnx_create_model_fn(config, mesh)
-            return lora.lowered(placed(nnx.eval_shape(create), mesh), mesh, config)
+            return lora.lowered(with_shardings(nnx.eval_shape(create), mesh), mesh, config)
 
     def lower_validation_reference(self) -> Any | None:
         """``jax.stages.Lowered`` of what the loss on the validation rows is relative to; None where it is to nothing
@@ -85,7 +85,7 @@ class Abstract:
         """``jax.stages.Lowered`` of the loss on the validation rows, while training."""
         batch = self._validation_batch()
         if self._objective.relative:
-            batch |= known_references(batch)
+            batch |= reference_logp_shapes(batch)
         with self._inside():
             meter = LossMeter(self._trainer.model, self._config, self._mesh, self._objective)
             return meter.lowered(self._trainer.model, batch)
@@ -98,7 +98,7 @@ class Abstract:
             return None
         rows = self._request.hyperparameters.microbatch_size
         with self._inside():
-            return Reference.itself(self._trainer.model, self._mesh, rows=rows).lowered(batch)
+            return ReferenceModel.itself(self._trainer.model, self._mesh, rows=rows).lowered(batch)
 
     @property
     def arguments_bytes(self) -> int:
@@ -111,20 +111,20 @@ class Abstract:
         return _bytes(nnx.state(self._trainer.model)) if self._copied else 0
 
     def _inside(self) -> contextlib.AbstractContextManager[None]:
-        return inside(self._config, self._mesh)
+        return mesh_context(self._config, self._mesh)
 
 
 @contextlib.contextmanager
-def inside(config: Any, mesh: Mesh) -> Iterator[None]:
+def mesh_context(config: Any, mesh: Mesh) -> Iterator[None]:
     """The mesh and MaxText's rules, as every program is traced."""
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         yield
 
 
-def known_references(
+def reference_logp_shapes(
     batch: Mapping[str, jax.ShapeDtypeStruct],
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """What ``Reference.of`` adds to a batch."""
+    """What ``ReferenceModel.of`` adds to a batch."""
     each = next(iter(batch.values()))
     known = jax.ShapeDtypeStruct(each.shape[:1], jnp.float32, sharding=each.sharding)
     return dict.fromkeys(REFERENCE, known)
@@ -145,15 +145,15 @@ def _bits(dtype: Any) -> int:
     return int(jnp.iinfo(dtype).bits)  # type: ignore[no-untyped-call]
 
 
-def _trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -> SftTrainer:
+def _trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -> FineTuneTrainer:
     """That of ``open_session``."""
-    built: list[SftTrainer] = []
+    built: list[FineTuneTrainer] = []
 
     def build() -> tuple[Any, Any]:
         create = model_creation_utils.get_nnx_create_model_fn(config, mesh)
         training = peft_trainer.TrainingConfig(eval_every_n_steps=1, max_steps=None)
         model = create()
-        require_divided(nnx.state(model), mesh)
+        require_divisible(nnx.state(model), mesh)
         if config.lora.enable_lora:
             model = with_lora(model, mesh, config)
         trainer, _ = build_trainer(config, model, training, objective, accumulation)
@@ -163,18 +163,20 @@ def _trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -
     with logical_axis_rules(config.logical_axis_rules), unplaced_adapters(mesh):
         model, optimizer = nnx.eval_shape(build)
         trainer = built[0]
-        trainer.model, trainer.optimizer = placed((model, optimizer), mesh)
+        trainer.model, trainer.optimizer = with_shardings((model, optimizer), mesh)
     return trainer
 
 
-def placed(modules: Any, mesh: Mesh) -> Any:
+def with_shardings(modules: Any, mesh: Mesh) -> Any:
     """Traced modules with each array at its place on the mesh."""
     graph, state = nnx.split(modules)
     return nnx.merge(graph, jax.tree.map(_at, state, shardings(state, mesh)))
 
 
 def _at(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=spelled(place, len(shape.shape)))
+    return jax.ShapeDtypeStruct(
+        shape.shape, shape.dtype, sharding=canonical_sharding(place, len(shape.shape))
+    )
 
 
 def batch_shapes(

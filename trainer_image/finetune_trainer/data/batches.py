@@ -28,7 +28,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MixtureComponent:
     """Rows that stand one after the other, and how many of them an epoch shows. More than there are: some again;
     fewer: the next ones come in the next epoch."""
 
@@ -47,7 +47,7 @@ class TrainBatches:
     """
 
     rows: BatchRows
-    parts: Sequence[Part] = ()
+    parts: Sequence[MixtureComponent] = ()
     """Whose rows sum to all; empty: all are one part, shown once an epoch."""
     batch_size: int
     seed: int
@@ -61,7 +61,7 @@ class TrainBatches:
     """Each part's first place in an epoch before it is ordered, and the end."""
 
     def __post_init__(self) -> None:
-        self.parts = self.parts or (Part(rows=len(self.rows), shown=len(self.rows)),)
+        self.parts = self.parts or (MixtureComponent(rows=len(self.rows), shown=len(self.rows)),)
         self._start = np.cumsum([0, *(part.rows for part in self.parts)])
         self._first = np.cumsum([0, *(part.shown for part in self.parts)])
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from finetune_contract import CacheLayout, DataCacheUse, DataManifest, DatasetSource, ExitCode
+from finetune_contract import CacheLayout, DataCacheUse, DataManifest, DatasetSpec, ExitCode
 from finetune_trainer import cache_entry
-from finetune_trainer.cache_entry import Damaged, Miss
+from finetune_trainer.cache_entry import CacheMiss, DamagedEntryError
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import Store, local_path
+from finetune_trainer.storage import StorageClient, local_path
 from finetune_trainer.storage.contents import Held
 
 _LOG = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _TOKENS, _INDEX = "tokens.bin", "index.npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class DataCacheKey:
     """What decides a source's tokens."""
 
     inputs: Mapping[str, str]
@@ -34,7 +34,7 @@ class Key:
         return hashlib.sha256(json.dumps(self.inputs, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def key_of(spec: DatasetSource, revision: str, preparer: Mapping[str, str]) -> Key:
+def key_of(spec: DatasetSpec, revision: str, preparer: Mapping[str, str]) -> DataCacheKey:
     """``preparer``: what decides how a row becomes an example, by name."""
     hub = spec.hugging_face
     address = [hub.repo, spec.config, spec.split] if hub else [spec.uri]
@@ -48,11 +48,11 @@ def key_of(spec: DatasetSource, revision: str, preparer: Mapping[str, str]) -> K
         "preparer": _PREPARER,
         **preparer,
     }
-    return Key(inputs=inputs, source=hashlib.sha256(json.dumps(address).encode()).hexdigest()[:32])
+    return DataCacheKey(inputs=inputs, source=hashlib.sha256(json.dumps(address).encode()).hexdigest()[:32])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class CachedSource:
     """A source's files, brought to this machine."""
 
     manifest: DataManifest
@@ -64,7 +64,7 @@ class Stored:
 class DataCache:
     """The cache as one attempt uses it. ``writes``: whether this process is the one that keeps what it has made."""
 
-    store: Store
+    store: StorageClient
     layout: CacheLayout
     scratch: Path
     reads: bool
@@ -77,31 +77,31 @@ class DataCache:
     run: str | None = None
     """Tells this run of the attempt from others."""
 
-    def find(self, key: Key) -> Stored | Miss:
+    def find(self, key: DataCacheKey) -> CachedSource | CacheMiss:
         """What was prepared before, if every file is as it was written."""
         if not self.reads:
-            return Miss(because=["spec.cache is Refresh"])
+            return CacheMiss(because=["spec.cache is Refresh"])
         found = cache_entry.manifest_at(self.store, self.layout.data_manifest(key.fingerprint), DataManifest)
         if found.version is None:
-            return Miss(because=self._differing(key))
+            return CacheMiss(because=self._differing(key))
         try:
             if found.record is None:
-                raise Damaged(found.fault)
+                raise DamagedEntryError(found.fault)
             return self._fetched(found.record, key)
-        except Damaged as damage:
+        except DamagedEntryError as damage:
             _LOG.warning(
                 "the prepared data at %s is not used, and is made again: %s",
                 self.layout.data(key.fingerprint), damage,
             )  # fmt: skip
-            return Miss(because=[f"the entry in the cache is damaged: {damage}"], found=found.version)
+            return CacheMiss(because=[f"the entry in the cache is damaged: {damage}"], found=found.version)
 
     def keep(
         self,
-        key: Key,
+        key: DataCacheKey,
         tokens: Path,
         index: Path,
         *,
-        missed: Miss,
+        missed: CacheMiss,
         form: str,
         digest: str,
         seconds: float,
@@ -125,7 +125,7 @@ class DataCache:
             size_bytes=tokens.stat().st_size + index.stat().st_size,
             seconds=round(seconds, 3),
             created=now,
-            files_digest=cache_entry.keep_list(self.store, folder),
+            files_digest=cache_entry.write_file_list(self.store, folder),
         )
         address = self.layout.data_manifest(key.fingerprint)
         if self.replaces:
@@ -135,21 +135,21 @@ class DataCache:
         self.store.write(self.layout.data_latest(key.source), manifest.to_json())
         return manifest
 
-    def _differing(self, key: Key) -> list[str]:
+    def _differing(self, key: DataCacheKey) -> list[str]:
         latest = cache_entry.manifest_at(self.store, self.layout.data_latest(key.source), DataManifest).record
-        return [] if latest is None else cache_entry.differing(latest.inputs, key.inputs)
+        return [] if latest is None else cache_entry.changed_inputs(latest.inputs, key.inputs)
 
-    def _fetched(self, manifest: DataManifest, key: Key) -> Stored:
-        """Raises ``Damaged``."""
+    def _fetched(self, manifest: DataManifest, key: DataCacheKey) -> CachedSource:
+        """Raises ``DamagedEntryError``."""
         entry = self.layout.data_entry(key.fingerprint, manifest.tokens)
         if manifest.fingerprint != key.fingerprint:
-            raise Damaged("its manifest is of another fingerprint")
+            raise DamagedEntryError("its manifest is of another fingerprint")
         if entry is None or (manifest.tokens, manifest.index) != (f"{entry}/{_TOKENS}", f"{entry}/{_INDEX}"):
-            raise Damaged("its manifest names files outside of its folder")
-        held = cache_entry.verified(self.store, entry, manifest.files_digest)
+            raise DamagedEntryError("its manifest names files outside of its folder")
+        held = cache_entry.verify_entry(self.store, entry, manifest.files_digest)
         if held.keys() != {_TOKENS, _INDEX}:
-            raise Damaged("it holds other files than tokens and index")
-        return Stored(
+            raise DamagedEntryError("it holds other files than tokens and index")
+        return CachedSource(
             manifest=manifest,
             tokens=self._local(entry, _TOKENS, held),
             index=self._local(entry, _INDEX, held),
@@ -167,11 +167,13 @@ class DataCache:
             return self.store.fetch_file(uri, target, generation=str(held[name][2]))
         except StageError as error:
             if error.code is ExitCode.INPUT_MISSING:
-                raise Damaged(f"{name} was replaced or deleted while it was read") from error
+                raise DamagedEntryError(f"{name} was replaced or deleted while it was read") from error
             raise
 
 
-def miss_of(spec: DatasetSource, key: Key, missed: Miss, kept: DataManifest | None) -> DataCacheUse:
+def miss_of(
+    spec: DatasetSpec, key: DataCacheKey, missed: CacheMiss, kept: DataManifest | None
+) -> DataCacheUse:
     """A miss, as it is told."""
     return DataCacheUse(
         path=spec.path,
@@ -183,7 +185,7 @@ def miss_of(spec: DatasetSource, key: Key, missed: Miss, kept: DataManifest | No
     )
 
 
-def hit_of(spec: DatasetSource, stored: Stored) -> DataCacheUse:
+def hit_of(spec: DatasetSpec, stored: CachedSource) -> DataCacheUse:
     """A hit, as it is told."""
     manifest = stored.manifest
     return DataCacheUse(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from finetune_contract import ExitCode
-from finetune_trainer.data.place import Place
+from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.errors import StageError
 
 type Message = Mapping[str, Any]
@@ -156,7 +156,7 @@ class Chat:
         return text
 
     def render(
-        self, messages: Sequence[Message], place: Place, *, tools: Tools = None, asking: bool = False
+        self, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None, asking: bool = False
     ) -> str:
         """The conversation as text. Raises ``StageError`` 65 where the template refuses it."""
         self._require(place)
@@ -166,7 +166,7 @@ class Chat:
             raise _refused(messages, place, error) from error
 
     def settled(
-        self, messages: Sequence[Message], place: Place, *, tools: Tools = None
+        self, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None
     ) -> tuple[Sequence[Message], str]:
         """The conversation in the form in which the template shows its tool calls, and its text.
 
@@ -192,7 +192,9 @@ class Chat:
             "Set datasets.chatTemplate to one that shows them, or remove the row.",
         )
 
-    def _first_unseen(self, messages: Sequence[Message], place: Place, tools: Tools, text: str) -> int | None:
+    def _first_unseen(
+        self, messages: Sequence[Message], place: RowLocation, tools: Tools, text: str
+    ) -> int | None:
         """Number of the first message of whose tool calls the text does not show all."""
         for number, message in enumerate(messages):
             calls = message.get("tool_calls")
@@ -236,7 +238,7 @@ class Chat:
         )
         return text
 
-    def _require(self, place: Place) -> None:
+    def _require(self, place: RowLocation) -> None:
         if not self.exists:
             raise StageError(
                 ExitCode.BAD_DATA,
@@ -309,7 +311,7 @@ def _other(messages: Sequence[Message]) -> str:
     return f"; or set datasets.chatTemplate to one that takes the role {' and '.join(roles)}" if roles else ""
 
 
-def _refused(messages: Sequence[Message], place: Place, error: Exception) -> StageError:
+def _refused(messages: Sequence[Message], place: RowLocation, error: Exception) -> StageError:
     return place.mismatch(
         f"the model's chat template refuses this conversation: {error}",
         f"Change the conversation to what the template allows, often: user and assistant in turns{_other(messages)}.",

@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from finetune_contract import DatasetReport, ExitCode, SplitSpec
-from finetune_trainer.data.batches import BatchRows, Part, shares
-from finetune_trainer.data.examples import Chosen, Digests, Examples, Whole
-from finetune_trainer.data.layout import Groups
-from finetune_trainer.data.prepare import Prepared, count
+from finetune_trainer.data.batches import BatchRows, MixtureComponent, shares
+from finetune_trainer.data.examples import ConcatenatedExamples, Digests, Examples, Int64Array
+from finetune_trainer.data.layout import RaggedIndices
+from finetune_trainer.data.prepare import PreparedSource, count
 from finetune_trainer.errors import StageError
 
 #: Name of what was held back from training.
@@ -20,16 +20,16 @@ HELD_BACK = "held-back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class SourceSubset:
     """Some or all examples of one source, in rising order."""
 
-    source: Prepared
-    chosen: Whole
-    tells_dropped: bool = True
+    source: PreparedSource
+    chosen: Int64Array
+    counts_dropped: bool = True
     """Whether the source's dropped rows are counted here: of a source in two pieces only one does."""
 
     @classmethod
-    def all_of(cls, source: Prepared) -> "Piece":
+    def all_of(cls, source: PreparedSource) -> "SourceSubset":
         return cls(source=source, chosen=np.arange(len(source)))
 
 
@@ -38,9 +38,9 @@ class Dataset:
     """Rows to train or to validate on, and what they are made of."""
 
     name: str
-    pieces: Sequence[Piece]
+    pieces: Sequence[SourceSubset]
     rows: BatchRows
-    parts: Sequence[Part]
+    parts: Sequence[MixtureComponent]
     """Of the rows; one for each piece where they are mixed by weight, else one in all."""
     reports: Sequence[DatasetReport]
     digest: str
@@ -57,27 +57,29 @@ class Dataset:
         return sum(part.shown for part in self.parts)
 
 
-class Form(Protocol):
+class RowLayout(Protocol):
     """How examples become rows of a batch."""
 
-    def groups(self, lengths: Whole) -> Groups:
+    def groups(self, lengths: Int64Array) -> RaggedIndices:
         """Numbers of the examples of each row, from the examples' lengths."""
 
-    def rows(self, tokens: Examples, members: Groups) -> BatchRows: ...
+    def rows(self, tokens: Examples, members: RaggedIndices) -> BatchRows: ...
 
 
-def assemble(name: str, pieces: Sequence[Piece], form: Form) -> Dataset:
+def assemble(name: str, pieces: Sequence[SourceSubset], form: RowLayout) -> Dataset:
     """Lays the pieces out: one after the other, or, where they have weights, each by itself and mixed by them."""
-    examples = Chosen(parts=[(piece.source.tokens, piece.chosen) for piece in pieces])
+    examples = ConcatenatedExamples(parts=[(piece.source.tokens, piece.chosen) for piece in pieces])
     weights = [piece.source.spec.weight for piece in pieces]
     if len(pieces) > 1 and all(weights):
         groups = [form.groups(piece.source.tokens.lengths()[piece.chosen]) for piece in pieces]
-        members = Groups.joined(groups)
+        members = RaggedIndices.joined(groups)
         shown = shares(len(members), [weight for weight in weights if weight])
-        parts = [Part(rows=len(group), shown=each) for group, each in zip(groups, shown, strict=True)]
+        parts = [
+            MixtureComponent(rows=len(group), shown=each) for group, each in zip(groups, shown, strict=True)
+        ]
     else:
         members = form.groups(examples.lengths())
-        parts = [Part(rows=len(members), shown=len(members))]
+        parts = [MixtureComponent(rows=len(members), shown=len(members))]
     own = parts if len(parts) == len(pieces) else [None] * len(pieces)
     return Dataset(
         name=name,
@@ -89,12 +91,12 @@ def assemble(name: str, pieces: Sequence[Piece], form: Form) -> Dataset:
     )
 
 
-def report_of(piece: Piece, part: Part | None) -> DatasetReport:
+def report_of(piece: SourceSubset, part: MixtureComponent | None) -> DatasetReport:
     """The counts of a piece. ``part``: its place in the mixture, where it has one of its own."""
     source, index, chosen = piece.source, piece.source.index, piece.chosen
     lengths = source.tokens.lengths()[chosen]
     rows, contents = index.row_contents(chosen)
-    reasons = index.reasons if piece.tells_dropped else ()
+    reasons = index.reasons if piece.counts_dropped else ()
     dropped = {why: count(index, number) for number, why in enumerate(reasons)}
     return DatasetReport(
         path=source.spec.path,
@@ -115,7 +117,9 @@ def report_of(piece: Piece, part: Part | None) -> DatasetReport:
     )
 
 
-def hold_back(sources: Sequence[Prepared], split: SplitSpec) -> tuple[list[Piece], list[Piece]]:
+def split_validation(
+    sources: Sequence[PreparedSource], split: SplitSpec
+) -> tuple[list[SourceSubset], list[SourceSubset]]:
     """What stays in training, and what is held back, of each source in the same share; at least one row on each side.
 
     Which rows: a function of seed and content, so that rows of the same content stay on one side, and the choice does
@@ -141,9 +145,11 @@ def hold_back(sources: Sequence[Prepared], split: SplitSpec) -> tuple[list[Piece
         limit = np.sort(rank[rows])[min(wanted, len(rows)) - 1]
         limit = min(limit, different[-2])
         out = rank <= limit
-        kept.append(Piece(source=source, chosen=np.flatnonzero(~out[owners])))
+        kept.append(SourceSubset(source=source, chosen=np.flatnonzero(~out[owners])))
         first = np.flatnonzero(out & (owners == np.arange(len(owners))))[: split.max_examples]
-        held.append(Piece(source=source, chosen=np.flatnonzero(np.isin(owners, first)), tells_dropped=False))
+        held.append(
+            SourceSubset(source=source, chosen=np.flatnonzero(np.isin(owners, first)), counts_dropped=False)
+        )
     return kept, held
 
 
@@ -163,7 +169,7 @@ def digest_of(several: Sequence[str]) -> str | None:
     return hashlib.sha256("".join(several).encode()).hexdigest()
 
 
-def _digest(pieces: Sequence[Piece]) -> str:
+def _digest(pieces: Sequence[SourceSubset]) -> str:
     if len(pieces) == 1 and len(pieces[0].chosen) == len(pieces[0].source):
         return pieces[0].source.digest
     digest = hashlib.sha256()

@@ -10,11 +10,11 @@ from typing import IO, Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from finetune_trainer.data.place import Place
-from finetune_trainer.data.template import Tokens
+from finetune_trainer.data.row_location import RowLocation
+from finetune_trainer.data.template import TokenizedExample
 from finetune_trainer.storage import name_of
 
-Whole = npt.NDArray[np.int64]
+Int64Array = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]
 #: Odd numbers, as in splitmix64: examples of a row count by content and place.
 _MIX, _MIX_PLACE = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x9E3779B97F4A7C15)
@@ -27,15 +27,15 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def lengths(self) -> Whole: ...
+    def lengths(self) -> Int64Array: ...
 
-    def read(self, index: int) -> Tokens: ...
+    def read(self, index: int) -> TokenizedExample: ...
 
 
 class TokenFile:
     """Examples of any length on disk. First written, then read; memory holds only the offsets."""
 
-    def __init__(self, path: Path, written: Whole | None = None) -> None:
+    def __init__(self, path: Path, written: Int64Array | None = None) -> None:
         """``written``: the ends of the examples in a file that is whole already; None begins a new one."""
         self.path = path
         self._file: IO[bytes] | None = path.open("wb") if written is None else None
@@ -45,7 +45,7 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def append(self, tokens: Tokens) -> None:
+    def append(self, tokens: TokenizedExample) -> None:
         # One word a token: the id, with its sign telling whether it is trained (-1 - id).
         words = np.where(tokens.trained, -1 - tokens.ids, tokens.ids).astype("<i4")
         assert self._file is not None, "written to the end already"
@@ -58,10 +58,10 @@ class TokenFile:
             self._file.close()
             self._file = None
 
-    def ends(self) -> Whole:
+    def ends(self) -> Int64Array:
         return np.asarray(self._ends, np.int64)
 
-    def lengths(self) -> Whole:
+    def lengths(self) -> Int64Array:
         return np.diff(self.ends(), prepend=0)
 
     def first_from(self, limit: int) -> int | None:
@@ -80,25 +80,25 @@ class TokenFile:
             self._words = np.memmap(self.path, "<i4", mode="r")
         return self._words
 
-    def read(self, index: int) -> Tokens:
+    def read(self, index: int) -> TokenizedExample:
         words = np.asarray(self._mapped()[self._ends[index - 1] if index else 0 : self._ends[index]])
         trained = words < 0
-        return Tokens(ids=np.where(trained, -1 - words, words).astype(np.int32), trained=trained)
+        return TokenizedExample(ids=np.where(trained, -1 - words, words).astype(np.int32), trained=trained)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ConcatenatedExamples:
     """Some examples of several files, numbered through: first those of the first file, in their order."""
 
-    parts: Sequence[tuple[TokenFile, Whole]]
+    parts: Sequence[tuple[TokenFile, Int64Array]]
 
     def __len__(self) -> int:
         return sum(len(chosen) for _, chosen in self.parts)
 
-    def lengths(self) -> Whole:
+    def lengths(self) -> Int64Array:
         return np.concatenate([file.lengths()[chosen] for file, chosen in self.parts])
 
-    def read(self, index: int) -> Tokens:
+    def read(self, index: int) -> TokenizedExample:
         for file, chosen in self.parts:
             if index < len(chosen):
                 return file.read(int(chosen[index]))
@@ -107,55 +107,55 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class ExampleIndex:
     """What is known of a source's rows. The first arrays are by number of the kept example."""
 
-    ends: Whole
+    ends: Int64Array
     """In the token file."""
-    trained: Whole
+    trained: Int64Array
     """Tokens that count towards the loss."""
-    whole: Whole
+    whole: Int64Array
     """Tokens before anything was cut."""
     content: Digests
     """Of ids and mask: equal rows have equal ones."""
     prompt: Digests
     """Of what stands before the first trained token; 0 where nothing does."""
-    file_number: Whole
-    row_number: Whole
-    dropped_file: Whole
-    dropped_row: Whole
-    dropped_whole: Whole
-    dropped_why: Whole
+    file_number: Int64Array
+    row_number: Int64Array
+    dropped_file: Int64Array
+    dropped_row: Int64Array
+    dropped_whole: Int64Array
+    dropped_why: Int64Array
     """Number of the reason."""
-    noted_file: Whole
-    noted_row: Whole
-    noted_what: Whole
+    noted_file: Int64Array
+    noted_row: Int64Array
+    noted_what: Int64Array
     """Number of the note."""
     files: tuple[str, ...]
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     """What is said of rows that are kept (:mod:`.notes`)."""
 
-    def places(self, kept: Whole) -> list[str]:
+    def places(self, kept: Int64Array) -> list[str]:
         """``row 41``, or ``b.jsonl row 2`` where there are several files."""
         return self._named(self.file_number[kept], self.row_number[kept])
 
-    def dropped_places(self, which: Whole) -> list[str]:
+    def dropped_places(self, which: Int64Array) -> list[str]:
         return self._named(self.dropped_file[which], self.dropped_row[which])
 
-    def noted_places(self, which: Whole) -> list[str]:
+    def noted_places(self, which: Int64Array) -> list[str]:
         return self._named(self.noted_file[which], self.noted_row[which])
 
-    def owners(self, kept: Whole) -> Whole:
+    def owners(self, kept: Int64Array) -> Int64Array:
         """For each example, where in ``kept`` the first one of its row stands: a long text is several examples, one
         right after the other."""
         files, rows = self.file_number[kept], self.row_number[kept]
         begins = np.ones(len(kept), np.bool_)
         begins[1:] = (files[1:] != files[:-1]) | (rows[1:] != rows[:-1])
-        owners: Whole = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+        owners: Int64Array = np.flatnonzero(begins)[np.cumsum(begins) - 1]
         return owners
 
-    def row_contents(self, kept: Whole) -> tuple[Whole, Digests]:
+    def row_contents(self, kept: Int64Array) -> tuple[Int64Array, Digests]:
         """Where in ``kept`` the first example of each row stands, and a digest of all examples of the row."""
         owners = self.owners(kept)
         first = np.unique(owners)
@@ -165,7 +165,7 @@ class Index:
         mixed = (self.content[kept] + place * _MIX_PLACE) * _MIX
         return first, np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), first)
 
-    def _named(self, files: Whole, rows: Whole) -> list[str]:
+    def _named(self, files: Int64Array, rows: Int64Array) -> list[str]:
         many = len(self.files) > 1
         return [
             f"{name_of(self.files[file])} row {row}" if many else f"row {row}"
@@ -185,7 +185,7 @@ class Index:
         return cls(**arrays)
 
 
-class Ledger:
+class ExampleWriter:
     """Writes a source's examples down, one after the other."""
 
     def __init__(self, path: Path) -> None:
@@ -199,7 +199,7 @@ class Ledger:
         self._notes: list[str] = []
         self._all = hashlib.sha256()
 
-    def keep(self, place: Place, tokens: Tokens, whole: int) -> None:
+    def keep(self, place: RowLocation, tokens: TokenizedExample, whole: int) -> None:
         """``tokens`` is the example as cut, of ``whole`` tokens before."""
         data = tokens.ids.tobytes() + tokens.trained.tobytes()
         self._all.update(data)
@@ -210,13 +210,13 @@ class Ledger:
         self._digests["content"].append(_digest(data))
         self._digests["prompt"].append(_digest(tokens.ids[:first].tobytes()) if first else 0)
 
-    def drop(self, place: Place, whole: int, why: str) -> None:
+    def drop(self, place: RowLocation, whole: int, why: str) -> None:
         if why not in self._reasons:
             self._reasons.append(why)
         self._place(self._dropped, place, whole)
         self._dropped["why"].append(self._reasons.index(why))
 
-    def note(self, place: Place, notes: Sequence[str]) -> None:
+    def note(self, place: RowLocation, notes: Sequence[str]) -> None:
         """Says something of a row, each kind once."""
         for what in notes:
             if what not in self._notes:
@@ -226,20 +226,20 @@ class Ledger:
             self._noted["row"].append(place.row)
             self._noted["what"].append(self._notes.index(what))
 
-    def _place(self, columns: "dict[str, array[int]]", place: Place, whole: int) -> None:
+    def _place(self, columns: "dict[str, array[int]]", place: RowLocation, whole: int) -> None:
         self._files.setdefault(place.number, place.file)
         columns["file"].append(place.number)
         columns["row"].append(place.row)
         columns["whole"].append(whole)
 
-    def finish(self) -> tuple[TokenFile, Index, str]:
+    def finish(self) -> tuple[TokenFile, ExampleIndex, str]:
         """The examples, what is known of them, and a digest of all tokens and masks: equal ones train alike."""
         self.tokens.finish()
         names = tuple(self._files.get(number, "") for number in range(max(self._files, default=-1) + 1))
         kept = {name: np.asarray(column, np.int64) for name, column in self._kept.items()}
         dropped = {name: np.asarray(column, np.int64) for name, column in self._dropped.items()}
         noted = {name: np.asarray(column, np.int64) for name, column in self._noted.items()}
-        index = Index(
+        index = ExampleIndex(
             ends=self.tokens.ends(),
             trained=kept["trained"],
             whole=kept["whole"],

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer import hub
 from finetune_trainer.errors import StageError
 from finetune_trainer.hub import Repository
@@ -48,7 +48,7 @@ class HubSplit:
         return [HubFile(uri=f"{root}/{name}", path=folder / name) for name in self.names]
 
 
-def find_split(spec: DatasetSource, scratch: Path, readable: Sequence[str]) -> HubSplit:
+def find_split(spec: DatasetSpec, scratch: Path, readable: Sequence[str]) -> HubSplit:
     """Finds the split's files, whose names must end in one of ``readable``.
 
     Raises ``StageError`` 65 for a dataset of another kind, 66 for a repository, revision, configuration or split that
@@ -99,18 +99,18 @@ def _outline(repository: Repository, scratch: Path) -> Path:
     return folder
 
 
-def _names(repository: Repository, outline: Path, spec: DatasetSource) -> list[str]:
+def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> list[str]:
     """The split's files, in their order."""
     import datasets
 
     path = str(outline)
-    configs = _asked(repository, outline, lambda: datasets.get_dataset_config_names(path))
+    configs = _query_datasets(repository, outline, lambda: datasets.get_dataset_config_names(path))
     if spec.config is not None and spec.config not in configs:
         raise _no_such(repository, "config", "configuration", spec.config, configs)
-    default = _asked(repository, outline, lambda: datasets.get_dataset_default_config_name(path))
+    default = _query_datasets(repository, outline, lambda: datasets.get_dataset_default_config_name(path))
     if spec.config is None and len(configs) > 1 and default is None:
         raise _no_such(repository, "config", "default configuration", "none named", configs)
-    config = _asked(
+    config = _query_datasets(
         repository,
         outline,
         lambda: (
@@ -129,7 +129,7 @@ def _names(repository: Repository, outline: Path, spec: DatasetSource) -> list[s
     return [Path(file).relative_to(outline.resolve()).as_posix() for file in config.data_files[spec.split]]
 
 
-def _asked[T](repository: Repository, outline: Path, question: Callable[[], T]) -> T:
+def _query_datasets[T](repository: Repository, outline: Path, question: Callable[[], T]) -> T:
     """An answer of ``datasets``. Whatever it stumbles over lies in the repository's names or README."""
     try:
         return question()

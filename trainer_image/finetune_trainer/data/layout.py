@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from finetune_trainer.data.examples import Examples, Whole
+from finetune_trainer.data.examples import Examples, Int64Array
 
 #: What MaxText's loss reads: all of shape (rows, length), int32.
 BATCH_KEYS = (
@@ -21,11 +21,11 @@ type Batch = Mapping[str, npt.NDArray[np.int32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
+class RaggedIndices:
     """Groups of numbers, two arrays for all of them: group i is ``numbers[ends[i - 1]:ends[i]]``."""
 
-    numbers: Whole
-    ends: Whole
+    numbers: Int64Array
+    ends: Int64Array
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -38,12 +38,12 @@ class Groups:
         return (self[index] for index in range(len(self)))
 
     @classmethod
-    def single(cls, count: int) -> "Groups":
+    def single(cls, count: int) -> "RaggedIndices":
         """One number a group."""
         return cls(numbers=np.arange(count), ends=np.arange(1, count + 1))
 
     @classmethod
-    def joined(cls, parts: Sequence["Groups"]) -> "Groups":
+    def joined(cls, parts: Sequence["RaggedIndices"]) -> "RaggedIndices":
         """One after the other, numbered through."""
         numbers = np.cumsum([0, *(len(part.numbers) for part in parts)])[:-1]
         return cls(
@@ -55,11 +55,11 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SequenceRows:
     """Rows of ``length`` positions; each holds the examples that ``members`` numbers, in order."""
 
     tokens: Examples
-    members: Groups
+    members: RaggedIndices
     length: int
 
     def __len__(self) -> int:
@@ -88,26 +88,26 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sequences:
+class SequenceLayout:
     """How texts are laid out."""
 
     length: int
     packing: bool
 
-    def groups(self, lengths: Whole) -> Groups:
-        return lay_out(lengths, length=self.length, packing=self.packing)
+    def groups(self, lengths: Int64Array) -> RaggedIndices:
+        return assign_rows(lengths, length=self.length, packing=self.packing)
 
-    def rows(self, tokens: Examples, members: Groups) -> Rows:
-        return Rows(tokens=tokens, members=members, length=self.length)
+    def rows(self, tokens: Examples, members: RaggedIndices) -> SequenceRows:
+        return SequenceRows(tokens=tokens, members=members, length=self.length)
 
 
-def lay_out(lengths: Whole, *, length: int, packing: bool) -> Groups:
+def assign_rows(lengths: Int64Array, *, length: int, packing: bool) -> RaggedIndices:
     """Examples of these lengths, one a row or as many as fit. Of n tokens the last is only predicted, so they take
     n - 1 places."""
-    return pack(lengths - 1, length) if packing else Groups.single(len(lengths))
+    return pack(lengths - 1, length) if packing else RaggedIndices.single(len(lengths))
 
 
-def pack(sizes: npt.ArrayLike, capacity: int) -> Groups:
+def pack(sizes: npt.ArrayLike, capacity: int) -> RaggedIndices:
     """Best fit, largest first: groups of indices whose sizes sum to at most ``capacity``. Deterministic; each index
     stands in exactly one group, in rising order, and groups are ordered by their first index.
 
@@ -136,12 +136,12 @@ def pack(sizes: npt.ArrayLike, capacity: int) -> Groups:
     return _grouped(group, count)
 
 
-def _grouped(group: Whole, count: int) -> Groups:
+def _grouped(group: Int64Array, count: int) -> RaggedIndices:
     first = np.full(count, len(group), np.int64)
     np.minimum.at(first, group, np.arange(len(group)))
     rank = np.empty(count, np.int64)
     rank[np.argsort(first)] = np.arange(count)
     ranked = rank[group]
-    return Groups(
+    return RaggedIndices(
         numbers=np.argsort(ranked, kind="stable"), ends=np.cumsum(np.bincount(ranked, minlength=count))
     )

@@ -13,16 +13,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from finetune_contract import DatasetSource, ExitCode
-from finetune_trainer.data.examples import Examples, Ledger, Whole
-from finetune_trainer.data.groups import groups
-from finetune_trainer.data.layout import Batch, Groups
-from finetune_trainer.data.place import Row
-from finetune_trainer.data.schema import Example, Schema, require_columns
-from finetune_trainer.data.sources import OpenSource, open_source
-from finetune_trainer.data.template import Renderer, Tokens
+from finetune_contract import DatasetSpec, ExitCode
+from finetune_trainer.data.examples import Examples, ExampleWriter, Int64Array
+from finetune_trainer.data.layout import Batch, RaggedIndices
+from finetune_trainer.data.row_location import Row
+from finetune_trainer.data.schema import DatasetSchema, Example, require_columns
+from finetune_trainer.data.sources import LocatedSource, open_source
+from finetune_trainer.data.template import Renderer, TokenizedExample
+from finetune_trainer.data.tokenize_batches import tokenize_batches
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import Store
+from finetune_trainer.storage import StorageClient
 
 _COLUMNS = ("prompt", "chosen", "rejected")
 #: Rows in memory at a time.
@@ -30,31 +30,31 @@ _AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PreferencePair:
     """Tokens of one row."""
 
     prompt: np.ndarray
     chosen: np.ndarray
     rejected: np.ndarray
 
-    def cut(self, prompt_length: int, answer_length: int) -> "Pair":
+    def cut(self, prompt_length: int, answer_length: int) -> "PreferencePair":
         """The prompt's end and the answers' beginnings."""
-        return Pair(
+        return PreferencePair(
             prompt=self.prompt[-prompt_length:],
             chosen=self.chosen[:answer_length],
             rejected=self.rejected[:answer_length],
         )
 
-    def joined(self) -> Tokens:
+    def joined(self) -> TokenizedExample:
         """One example, as it is kept: the prompt and each answer, of which the answers are trained."""
         parts = (self.prompt, self.chosen, self.prompt, self.rejected)
-        return Tokens(
+        return TokenizedExample(
             ids=np.concatenate(parts).astype(np.int32),
             trained=np.repeat([False, True, False, True], [len(part) for part in parts]),
         )
 
     @classmethod
-    def parted(cls, tokens: Tokens) -> Self:
+    def parted(cls, tokens: TokenizedExample) -> Self:
         """Undoes ``joined``. Neither a prompt nor an answer is empty."""
         prompt, chosen, _, rejected = np.split(tokens.ids, np.flatnonzero(np.diff(tokens.trained)) + 1)
         return cls(prompt=prompt, chosen=chosen, rejected=rejected)
@@ -79,7 +79,7 @@ class PairRows:
             for name, width in pair_arrays(self.prompt_columns, self.answer_columns).items()
         }
         for place, number in enumerate(numbers):
-            pair = Pair.parted(self.tokens.read(number))
+            pair = PreferencePair.parted(self.tokens.read(number))
             for name, ids in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
                 start = self.prompt_columns - len(ids) if name == "prompt" else 0
                 arrays[f"{name}_ids"][place, start : start + len(ids)] = ids
@@ -94,7 +94,7 @@ def pair_arrays(prompt_columns: int, answer_columns: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
+class PreferencePreprocessor:
     """Sources of pairs, in examples of one pair each."""
 
     renderer: Renderer
@@ -122,31 +122,31 @@ class Pairs:
             **self.renderer.identity(),
         }
 
-    def write(self, source: OpenSource, ledger: Ledger) -> str:
+    def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
         reader = PairReader(source.spec)
         rows = itertools.islice(source.rows(), source.spec.max_examples)
-        for some in groups(rows, _AT_ONCE, lambda row: row.value):
+        for some in tokenize_batches(rows, _AT_ONCE, lambda row: row.value):
             tokens = self.renderer.many([example for row in some for example in reader.examples(row)])
             for row, chosen, rejected in zip(some, tokens[::2], tokens[1::2], strict=True):
-                whole = divided(chosen, rejected)
+                whole = split_common_prompt(chosen, rejected)
                 pair = whole.cut(self.prompt_length, self.max_length - self.prompt_length)
                 length = len(whole.joined())
                 if why := _why_dropped(whole, pair):
-                    ledger.drop(row.place, length, why)
+                    example_writer.drop(row.place, length, why)
                 else:
-                    ledger.keep(row.place, pair.joined(), length)
-                    ledger.note(row.place, sorted({*chosen.notes, *rejected.notes}))
+                    example_writer.keep(row.place, pair.joined(), length)
+                    example_writer.note(row.place, sorted({*chosen.notes, *rejected.notes}))
         return "Preference"
 
-    def groups(self, lengths: Whole) -> Groups:
-        return Groups.single(len(lengths))
+    def groups(self, lengths: Int64Array) -> RaggedIndices:
+        return RaggedIndices.single(len(lengths))
 
-    def rows(self, tokens: Examples, members: Groups) -> PairRows:  # noqa: ARG002
+    def rows(self, tokens: Examples, members: RaggedIndices) -> PairRows:  # noqa: ARG002
         answers = self.max_length - self.prompt_length
         return PairRows(tokens=tokens, prompt_columns=self.width - answers, answer_columns=answers)
 
 
-def read_chosen(source: DatasetSource, store: Store, scratch: Path) -> Iterator[Example]:
+def read_chosen(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
     """The chosen examples, read one at a time."""
     reader = PairReader(source)
     rows = itertools.islice(open_source(source, store, scratch).rows(), source.max_examples)
@@ -156,7 +156,7 @@ def read_chosen(source: DatasetSource, store: Store, scratch: Path) -> Iterator[
 class PairReader:
     """Rows of one dataset as two examples of prompt and completion each. Raises ``StageError`` 64 or 65."""
 
-    def __init__(self, spec: DatasetSource) -> None:
+    def __init__(self, spec: DatasetSpec) -> None:
         wrong = [name for name in spec.columns if name not in _COLUMNS]
         if wrong:
             raise StageError(
@@ -172,7 +172,7 @@ class PairReader:
         self._given = spec
         self._columns = {name: spec.columns.get(name, name) for name in _COLUMNS}
         self._spec = spec.model_copy(update={"format": "PromptCompletion", "columns": {}})
-        self._schema: Schema | None = None
+        self._schema: DatasetSchema | None = None
 
     def examples(self, row: Row) -> tuple[Example, Example]:
         """The chosen and the rejected one."""
@@ -244,34 +244,34 @@ class PairReader:
         }
         as_pair = replace(row, value=plain)
         if self._schema is None:
-            self._schema = Schema(self._spec, as_pair)
+            self._schema = DatasetSchema(self._spec, as_pair)
         return self._schema.example(as_pair)
 
 
-def divided(first: Tokens, second: Tokens) -> Pair:
+def split_common_prompt(first: TokenizedExample, second: TokenizedExample) -> PreferencePair:
     """Of a row's two examples. Answers begin where the first of the two begins to be trained, and end with the token
     that closes the turn."""
     start = min(_first_trained(first), _first_trained(second))
     shared = min(len(first), len(second), start)
     differ = np.flatnonzero(first.ids[:shared] != second.ids[:shared])
     start = int(differ[0]) if len(differ) else shared
-    return Pair(
+    return PreferencePair(
         prompt=first.ids[:start],
         chosen=first.ids[start : _past_trained(first)],
         rejected=second.ids[start : _past_trained(second)],
     )
 
 
-def _first_trained(tokens: Tokens) -> int:
+def _first_trained(tokens: TokenizedExample) -> int:
     return int(np.argmax(tokens.trained)) if tokens.trained.any() else len(tokens)
 
 
-def _past_trained(tokens: Tokens) -> int:
+def _past_trained(tokens: TokenizedExample) -> int:
     found = np.flatnonzero(tokens.trained)
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def _why_dropped(whole: Pair, pair: Pair) -> str | None:
+def _why_dropped(whole: PreferencePair, pair: PreferencePair) -> str | None:
     if not len(pair.chosen) or not len(pair.rejected):
         return "an answer is empty"
     if not len(pair.prompt):

@@ -9,22 +9,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from finetune_contract import DataCacheUse, DatasetSource, ExitCode
-from finetune_trainer.cache_entry import Miss
+from finetune_contract import DataCacheUse, DatasetSpec, ExitCode
+from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.data.cache import DataCache, hit_of, key_of, miss_of
-from finetune_trainer.data.examples import Index, Ledger, TokenFile, Whole
-from finetune_trainer.data.groups import groups
+from finetune_trainer.data.examples import ExampleIndex, ExampleWriter, Int64Array, TokenFile
 from finetune_trainer.data.schema import Conversation, Example, Format, PlainText, checked
-from finetune_trainer.data.sources import OpenSource, open_source
-from finetune_trainer.data.template import Renderer, Tokens
+from finetune_trainer.data.sources import LocatedSource, open_source
+from finetune_trainer.data.template import Renderer, TokenizedExample
+from finetune_trainer.data.tokenize_batches import tokenize_batches
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import Store
+from finetune_trainer.storage import StorageClient
 
 #: Examples in memory at a time.
 _AT_ONCE = 512
 
 
-class Preparer(Protocol):
+class Preprocessor(Protocol):
     """How the rows of a source become examples."""
 
     @property
@@ -37,20 +37,20 @@ class Preparer(Protocol):
     def identity(self) -> dict[str, str]:
         """What decides how a row becomes an example, by name."""
 
-    def write(self, source: OpenSource, ledger: Ledger) -> str:
+    def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
         """Writes all examples down. Returns what the rows' format is called. Raises ``StageError`` 64 or 65."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedSource:
     """All examples of one source that take part."""
 
-    spec: DatasetSource
+    spec: DatasetSpec
     uri: str
     revision: str
     format: str
     tokens: TokenFile
-    index: Index
+    index: ExampleIndex
     digest: str
     """sha256 over all tokens and masks: equal digests train alike."""
     use: DataCacheUse | None
@@ -61,22 +61,22 @@ class Prepared:
 
 
 def prepare(
-    spec: DatasetSource,
-    preparer: Preparer,
-    store: Store,
+    spec: DatasetSpec,
+    preparer: Preprocessor,
+    store: StorageClient,
     scratch: Path,
     *,
     cache: DataCache | None = None,
-) -> Prepared:
+) -> PreparedSource:
     """Reads and tokenizes one source. Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change."""
     source = open_source(spec, store, scratch)
     if cache is None:
         return _made(source, preparer, scratch)
     key = key_of(spec, source.revision, preparer.identity())
     stored = cache.find(key)
-    if not isinstance(stored, Miss):
-        index = Index.load(stored.index)
-        return Prepared(
+    if not isinstance(stored, CacheMiss):
+        index = ExampleIndex.load(stored.index)
+        return PreparedSource(
             spec=spec,
             uri=source.uri,
             revision=source.revision,
@@ -97,13 +97,13 @@ def prepare(
     return replace(made, use=miss_of(spec, key, stored, manifest))
 
 
-def _made(source: OpenSource, preparer: Preparer, scratch: Path) -> Prepared:
-    ledger = Ledger(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
-    form = preparer.write(source, ledger)
-    tokens, index, digest = ledger.finish()
+def _made(source: LocatedSource, preparer: Preprocessor, scratch: Path) -> PreparedSource:
+    example_writer = ExampleWriter(scratch / f"{source.spec.name}-{uuid.uuid4().hex}.tokens")
+    form = preparer.write(source, example_writer)
+    tokens, index, digest = example_writer.finish()
     if not len(tokens):
         raise _nothing_to_train(source.spec, preparer, index)
-    return Prepared(
+    return PreparedSource(
         spec=source.spec,
         uri=source.uri,
         revision=source.revision,
@@ -116,7 +116,7 @@ def _made(source: OpenSource, preparer: Preparer, scratch: Path) -> Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Texts:
+class TextPreprocessor:
     """Sources of conversations, answers or texts, in examples of at most ``max_length`` tokens."""
 
     renderer: Renderer
@@ -127,21 +127,23 @@ class Texts:
     def identity(self) -> dict[str, str]:
         return {"maxSeqLength": str(self.max_length), **self.renderer.identity()}
 
-    def write(self, source: OpenSource, ledger: Ledger) -> str:
+    def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
         found, examples = checked(source)
         chat = False
-        for some in groups(examples, _AT_ONCE, _texts):
+        for some in tokenize_batches(examples, _AT_ONCE, _texts):
             for example, whole in zip(some, self.renderer.many(some), strict=True):
                 if isinstance(example, PlainText) and len(whole) > self.max_length:
                     for part in windows(whole, self.max_length):
-                        ledger.keep(example.place, part, len(part))
+                        example_writer.keep(example.place, part, len(part))
                     continue
-                kept = Tokens(ids=whole.ids[: self.max_length], trained=whole.trained[: self.max_length])
+                kept = TokenizedExample(
+                    ids=whole.ids[: self.max_length], trained=whole.trained[: self.max_length]
+                )
                 if kept.trained[1:].any():
-                    ledger.keep(example.place, kept, len(whole))
-                    ledger.note(example.place, whole.notes)
+                    example_writer.keep(example.place, kept, len(whole))
+                    example_writer.note(example.place, whole.notes)
                 else:
-                    ledger.drop(example.place, len(whole), _why_dropped(whole))
+                    example_writer.drop(example.place, len(whole), _why_dropped(whole))
             chat = isinstance(some[-1], Conversation)
         return f"{found} of messages" if found is Format.PROMPT_COMPLETION and chat else str(found)
 
@@ -154,30 +156,30 @@ def _texts(example: Example) -> object:
     return example.prompt, example.completion
 
 
-def windows(tokens: Tokens, length: int) -> list[Tokens]:
+def windows(tokens: TokenizedExample, length: int) -> list[TokenizedExample]:
     """The tokens cut into sequences of at most ``length``, one after the other. A last one of a single token would
     predict nothing, so it takes one from the sequence before."""
     starts = [*range(0, len(tokens), length), len(tokens)]
     if starts[-1] - starts[-2] == 1 and length > 2:
         starts[-2] -= 1
     return [
-        Tokens(ids=tokens.ids[first:past], trained=tokens.trained[first:past])
+        TokenizedExample(ids=tokens.ids[first:past], trained=tokens.trained[first:past])
         for first, past in itertools.pairwise(starts)
     ]
 
 
-def read_all(source: DatasetSource, store: Store, scratch: Path) -> Iterator[Example]:
+def read_all(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
     """Every example of one source, checked."""
     yield from checked(open_source(source, store, scratch))[1]
 
 
-def _why_dropped(tokens: Tokens) -> str:
+def _why_dropped(tokens: TokenizedExample) -> str:
     if not tokens.trained.any():
         return "no assistant turn"
     return "nothing to train within maxSeqLength"
 
 
-def _nothing_to_train(spec: DatasetSource, preparer: Preparer, index: Index) -> StageError:
+def _nothing_to_train(spec: DatasetSpec, preparer: Preprocessor, index: ExampleIndex) -> StageError:
     seen = [f"{count(index, number)} rows: {why}" for number, why in enumerate(index.reasons)]
     return StageError(
         ExitCode.BAD_DATA,
@@ -190,7 +192,7 @@ def _nothing_to_train(spec: DatasetSource, preparer: Preparer, index: Index) -> 
     )
 
 
-def count(index: Index, reason: int) -> int:
+def count(index: ExampleIndex, reason: int) -> int:
     """Rows dropped for this reason."""
-    which: Whole = index.dropped_why
+    which: Int64Array = index.dropped_why
     return int((which == reason).sum())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from finetune_contract import ExitCode
-from finetune_trainer.data.place import DataFile, Place
+from finetune_trainer.data.row_location import DataFile, RowLocation
 from finetune_trainer.errors import StageError
 
 type Rows = Iterator[tuple[int, Mapping[str, Any]]]
@@ -242,7 +242,7 @@ def _array_record(file: DataFile) -> Rows:
         ) from error
 
 
-def _record(record: bytes, place: Place) -> Mapping[str, Any]:
+def _record(record: bytes, place: RowLocation) -> Mapping[str, Any]:
     if record[:1] in (b"{", b"["):
         try:
             return _object(_loaded(record), place)
@@ -286,7 +286,7 @@ def _text_lines(file: DataFile) -> Rows:
                 yield number, {"text": text}
 
 
-def _not_json(place: Place, what: str, *, saw: str = "") -> StageError:
+def _not_json(place: RowLocation, what: str, *, saw: str = "") -> StageError:
     return StageError(
         ExitCode.BAD_DATA,
         "DatasetNotJson",
@@ -298,13 +298,13 @@ def _not_json(place: Place, what: str, *, saw: str = "") -> StageError:
     )
 
 
-def _not_utf8(place: Place, error: UnicodeDecodeError) -> StageError:
+def _not_utf8(place: RowLocation, error: UnicodeDecodeError) -> StageError:
     return place.mismatch(
         "the line is not UTF-8", "Save the file as UTF-8.", saw=f"byte {error.object[error.start]:#04x}"
     )
 
 
-def _object(value: object, place: Place) -> Mapping[str, Any]:
+def _object(value: object, place: RowLocation) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise place.mismatch(
             "the row is no object",

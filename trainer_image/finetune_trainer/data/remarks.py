@@ -8,7 +8,7 @@ import numpy as np
 from finetune_contract import (
     DatasetDetails,
     DatasetReport,
-    Hyperparameters,
+    HyperparametersSpec,
     Leak,
     MethodSpec,
     Remark,
@@ -173,7 +173,7 @@ def of_width(request: StageRequest, width: int, context_length: int) -> Iterator
     yield _problem(text) if width > _MUCH_WIDER * length else _note(text)
 
 
-def of_learning_rate(method: MethodSpec, chosen: Hyperparameters, parameters: int) -> Iterator[Remark]:
+def of_learning_rate(method: MethodSpec, chosen: HyperparametersSpec, parameters: int) -> Iterator[Remark]:
     """Whether the learning rate is one that such trainings are known to work with. ``parameters``: of the model."""
     if chosen.optimizer != "AdamW" or parameters < _SMALL_MODEL:
         return
@@ -189,7 +189,7 @@ def of_learning_rate(method: MethodSpec, chosen: Hyperparameters, parameters: in
     )
 
 
-def of_warmup(chosen: Hyperparameters, steps: int) -> Iterator[Remark]:
+def of_warmup(chosen: HyperparametersSpec, steps: int) -> Iterator[Remark]:
     """Whether the learning rate is ever reached in so many steps."""
     if not chosen.warmup_steps or chosen.warmup_steps < steps:
         return
@@ -200,7 +200,7 @@ def of_warmup(chosen: Hyperparameters, steps: int) -> Iterator[Remark]:
     )
 
 
-def of_weight_precision(method: MethodSpec, chosen: Hyperparameters) -> Iterator[Remark]:
+def of_weight_precision(method: MethodSpec, chosen: HyperparametersSpec) -> Iterator[Remark]:
     """Whether weights that are trained themselves are held too coarsely for the learning rate."""
     if method.lora is None and chosen.weight_precision == "BF16" and chosen.learning_rate < _LEAST_ROUNDED:
         yield _problem(

@@ -14,18 +14,18 @@ from finetune_contract import (
     SampleRow,
 )
 from finetune_trainer.data import notes
-from finetune_trainer.data.dataset import Dataset, Piece
-from finetune_trainer.data.examples import Digests, Whole
-from finetune_trainer.data.template import Tokens
+from finetune_trainer.data.dataset import Dataset, SourceSubset
+from finetune_trainer.data.examples import Digests, Int64Array
+from finetune_trainer.data.template import TokenizedExample
 
 _FIRST = 20
 _SAMPLES = 3
 
 
-def details(piece: Piece, report: DatasetReport) -> DatasetDetails:
+def details(piece: SourceSubset, report: DatasetReport) -> DatasetDetails:
     """Of one source, or what is taken of it."""
     index, chosen = piece.source.index, piece.chosen
-    dropped = index.dropped_whole if piece.tells_dropped else index.dropped_whole[:0]
+    dropped = index.dropped_whole if piece.counts_dropped else index.dropped_whole[:0]
     whole = np.concatenate([index.whole[chosen], dropped])
     return DatasetDetails(
         report=report,
@@ -37,7 +37,7 @@ def details(piece: Piece, report: DatasetReport) -> DatasetDetails:
     )
 
 
-def histogram(lengths: Whole) -> list[Bucket]:
+def histogram(lengths: Int64Array) -> list[Bucket]:
     """By powers of two, from the first to the last that holds a row."""
     if not len(lengths):
         return []
@@ -49,18 +49,18 @@ def histogram(lengths: Whole) -> list[Bucket]:
     ]
 
 
-def _percentile(lengths: Whole, percent: int) -> int:
+def _percentile(lengths: Int64Array, percent: int) -> int:
     return int(np.percentile(lengths, percent, method="higher")) if len(lengths) else 0
 
 
-def _found(piece: Piece) -> Iterator[RowsFound]:
+def _found(piece: SourceSubset) -> Iterator[RowsFound]:
     index, chosen = piece.source.index, piece.chosen
     cut = chosen[index.whole[chosen] > piece.source.tokens.lengths()[chosen]]
     yield _rows_found("cut to maxSeqLength", index.places(cut[:_FIRST]), len(cut))
-    for number, why in enumerate(index.reasons if piece.tells_dropped else ()):
+    for number, why in enumerate(index.reasons if piece.counts_dropped else ()):
         which = np.flatnonzero(index.dropped_why == number)
         yield _rows_found(f"dropped: {why}", index.dropped_places(which[:_FIRST]), len(which))
-    for number, what in enumerate(index.notes if piece.tells_dropped else ()):
+    for number, what in enumerate(index.notes if piece.counts_dropped else ()):
         which = np.flatnonzero(index.noted_what == number)
         yield _rows_found(what, index.noted_places(which[:_FIRST]), len(which))
     rows, contents = index.row_contents(chosen)
@@ -70,7 +70,7 @@ def _found(piece: Piece) -> Iterator[RowsFound]:
     yield _rows_found("equal to an earlier row", index.places(chosen[again[:_FIRST]]), len(again))
 
 
-def repeated(content: Digests) -> Whole:
+def repeated(content: Digests) -> Int64Array:
     """Numbers of the rows that are equal to an earlier one, rising."""
     _, first = np.unique(content, return_index=True)
     again = np.ones(len(content), np.bool_)
@@ -101,7 +101,7 @@ def leaks(train: Dataset, validation: Sequence[Dataset]) -> list[Leak]:
     return found
 
 
-def _at(kind: str, piece: Piece, which: Whole) -> RowsFound:
+def _at(kind: str, piece: SourceSubset, which: Int64Array) -> RowsFound:
     return _rows_found(kind, piece.source.index.places(piece.chosen[which[:_FIRST]]), len(which))
 
 
@@ -109,7 +109,7 @@ def _rows_found(kind: str, first: list[str], count: int) -> RowsFound:
     return RowsFound(kind=kind, count=count, first=first)
 
 
-def samples(piece: Piece, tokenizer: Any) -> list[SampleRow]:
+def samples(piece: SourceSubset, tokenizer: Any) -> list[SampleRow]:
     """The first rows, as they are trained."""
     taken = piece.chosen[:_SAMPLES]
     rows = []
@@ -127,7 +127,7 @@ def samples(piece: Piece, tokenizer: Any) -> list[SampleRow]:
     return rows
 
 
-def pieces(tokens: Tokens, tokenizer: Any) -> list[tuple[bool, str]]:
+def pieces(tokens: TokenizedExample, tokenizer: Any) -> list[tuple[bool, str]]:
     """The text in stretches that are trained, or are not."""
     ends = [*(np.flatnonzero(np.diff(tokens.trained)) + 1).tolist(), len(tokens)]
     starts = [0, *ends[:-1]]

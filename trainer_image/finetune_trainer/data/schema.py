@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.advice import COLUMNS, LIKELY_ROLE, column_advice, format_advice, kind
-from finetune_trainer.data.place import Place, Row
-from finetune_trainer.data.sources import OpenSource
+from finetune_trainer.data.row_location import Row, RowLocation
+from finetune_trainer.data.sources import LocatedSource
 from finetune_trainer.data.turn_keys import calls_of, tools_of, weighed
 from finetune_trainer.errors import StageError
 
@@ -32,7 +32,7 @@ class Format(StrEnum):
 class Conversation:
     """Messages for the tokenizer's chat template. ``trained`` says which of them count towards the loss."""
 
-    place: Place
+    place: RowLocation
     messages: Sequence[Mapping[str, Any]]
     trained: Sequence[bool]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -46,7 +46,7 @@ class TextPair:
     """A prompt and its completion as plain text: a chat of two turns where the tokenizer has a chat template, else the
     one right after the other."""
 
-    place: Place
+    place: RowLocation
     prompt: str
     completion: str
 
@@ -55,17 +55,17 @@ class TextPair:
 class PlainText:
     """Text as it stands, without any template; all of it is trained."""
 
-    place: Place
+    place: RowLocation
     text: str
 
 
 type Example = Conversation | TextPair | PlainText
 
 
-class Schema:
+class DatasetSchema:
     """The checks for one dataset: its format (decided by the first row when Auto), columns and roles."""
 
-    def __init__(self, source: DatasetSource, first: Row) -> None:
+    def __init__(self, source: DatasetSpec, first: Row) -> None:
         self._roles = source.role_map
         known = list(COLUMNS)
         wrong = [name for name in source.columns if name not in known]
@@ -92,7 +92,7 @@ class Schema:
         self._shape = self._detect(source, first)
         self.format = self._shape.format
 
-    def _detect(self, source: DatasetSource, first: Row) -> "Shape":
+    def _detect(self, source: DatasetSpec, first: Row) -> "FormatSchema":
         if source.format != "Auto":
             shape = next(shape for shape in SHAPES if shape.format == source.format)
             idle = [name for name in source.columns if name not in shape.columns]
@@ -155,7 +155,7 @@ class Schema:
             )
         return [self._message(message, index, row.place) for index, message in enumerate(value, start=1)]
 
-    def _message(self, message: object, index: int, place: Place) -> Mapping[str, Any]:
+    def _message(self, message: object, index: int, place: RowLocation) -> Mapping[str, Any]:
         if not isinstance(message, dict):
             raise place.mismatch(
                 f"message {index} is no object", "Write it as role and content.", saw=kind(message)
@@ -186,7 +186,7 @@ class Schema:
             )
         return made
 
-    def _bad_role(self, role: object, index: int, place: Place) -> StageError:
+    def _bad_role(self, role: object, index: int, place: RowLocation) -> StageError:
         if not isinstance(role, str):
             return place.mismatch(
                 f"message {index} has no role",
@@ -199,7 +199,7 @@ class Schema:
         )
 
 
-def checked(source: OpenSource) -> tuple[Format, Iterable[Example]]:
+def checked(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
     """The dataset's format and its examples, at most ``maxExamples``. Raises 65 for an empty dataset at once and for a
     bad row when it is reached."""
     first = next(source.rows(), None)
@@ -213,7 +213,7 @@ def checked(source: OpenSource) -> tuple[Format, Iterable[Example]]:
             expected="at least one row",
             fix="Upload the data again.",
         )
-    schema = Schema(source.spec, first)
+    schema = DatasetSchema(source.spec, first)
 
     rows = itertools.islice(source.rows(), source.spec.max_examples)
     return schema.format, (schema.example(row) for row in rows)
@@ -222,14 +222,14 @@ def checked(source: OpenSource) -> tuple[Format, Iterable[Example]]:
 # --- formats: how an example is read ------------------------------------------------------------------------------
 
 
-def _read_messages(schema: Schema, row: Row) -> Example:
+def _read_messages(schema: DatasetSchema, row: Row) -> Example:
     messages, trained, held_out = weighed(schema.messages(row, "messages"), row.place)
     return Conversation(
         place=row.place, messages=messages, trained=trained, tools=tools_of(row), held_out=held_out
     )
 
 
-def _read_pair(schema: Schema, row: Row) -> Example:
+def _read_pair(schema: DatasetSchema, row: Row) -> Example:
     prompt, completion = schema.value(row, "prompt"), schema.value(row, "completion")
     if isinstance(prompt, str) and isinstance(completion, str):
         return TextPair(place=row.place, prompt=prompt, completion=completion)
@@ -255,17 +255,17 @@ def _read_pair(schema: Schema, row: Row) -> Example:
     )
 
 
-def _read_question(schema: Schema, row: Row) -> Example:
+def _read_question(schema: DatasetSchema, row: Row) -> Example:
     return TextPair(
         place=row.place, prompt=schema.text(row, "question"), completion=schema.text(row, "answer")
     )
 
 
-def _read_text(schema: Schema, row: Row) -> Example:
+def _read_text(schema: DatasetSchema, row: Row) -> Example:
     return PlainText(place=row.place, text=schema.text(row, "text"))
 
 
-def _refuse_preference(_: Schema, row: Row) -> Example:
+def _refuse_preference(_: DatasetSchema, row: Row) -> Example:
     raise row.place.mismatch(
         "rows of chosen and rejected are for a method of preferences, not for SFT",
         "To train on the better answers: columns: {completion: chosen}.",
@@ -273,41 +273,41 @@ def _refuse_preference(_: Schema, row: Row) -> Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class FormatSchema:
     """One format. ``needs`` are the columns, by our names, that tell it from others; ``columns`` all it may have."""
 
     format: Format
     needs: tuple[str, ...]
     columns: tuple[str, ...]
-    read: Callable[[Schema, Row], Example]
+    read: Callable[[DatasetSchema, Row], Example]
 
 
 #: In the order in which Auto tries them.
 SHAPES = (
-    Shape(format=Format.MESSAGES, needs=("messages",), columns=("messages",), read=_read_messages),
-    Shape(
+    FormatSchema(format=Format.MESSAGES, needs=("messages",), columns=("messages",), read=_read_messages),
+    FormatSchema(
         format=Format.PROMPT_COMPLETION,
         needs=("prompt", "completion"),
         columns=("prompt", "completion"),
         read=_read_pair,
     ),
-    Shape(
+    FormatSchema(
         format=Format.PREFERENCE,
         needs=("chosen", "rejected"),
         columns=("prompt", "chosen", "rejected"),
         read=_refuse_preference,
     ),
-    Shape(
+    FormatSchema(
         format=Format.QUESTION_ANSWER,
         needs=("question", "answer"),
         columns=("question", "answer"),
         read=_read_question,
     ),
-    Shape(format=Format.TEXT, needs=("text",), columns=("text",), read=_read_text),
+    FormatSchema(format=Format.TEXT, needs=("text",), columns=("text",), read=_read_text),
 )
 
 
-def require_columns(source: DatasetSource, first: Row) -> None:
+def require_columns(source: DatasetSpec, first: Row) -> None:
     """Raises ``StageError`` 64 where the dataset's mapping names a column that its first row does not have."""
     for ours, theirs in source.columns.items():
         if theirs not in first.value:
@@ -327,7 +327,7 @@ def _turned(ours: str, theirs: str, known: Sequence[str]) -> str:
     return "Write it the other way round: our name first, then the dataset's column."
 
 
-def _bad_columns(source: DatasetSource, what: str, saw: str, known: Sequence[str], fix: str) -> StageError:
+def _bad_columns(source: DatasetSpec, what: str, saw: str, known: Sequence[str], fix: str) -> StageError:
     return StageError(
         ExitCode.BAD_REQUEST,
         "UnknownColumn",

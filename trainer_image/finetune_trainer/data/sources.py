@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data import hub
-from finetune_trainer.data.place import DataFile, Row
 from finetune_trainer.data.readers import SUFFIXES, read_rows, suffix_of
+from finetune_trainer.data.row_location import DataFile, Row
 from finetune_trainer.errors import StageError, reading_listed, replaced, require_unchanged
-from finetune_trainer.storage import Entry, Store, has_wildcard, local_path, name_of, unchanged
+from finetune_trainer.storage import Entry, StorageClient, has_wildcard, local_path, name_of, unchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSource:
+class LocatedSource:
     """A dataset that was found. ``revision`` names its content: a commit, or a digest of names, sizes and checksums.
 
     ``rows`` reads all rows in order, anew at every call, and brings the files to this machine at the first one; it
@@ -24,13 +24,13 @@ class OpenSource:
     compared by size and time after the last row.
     """
 
-    spec: DatasetSource
+    spec: DatasetSpec
     uri: str
     revision: str
     rows: Callable[[], Iterator[Row]]
 
 
-def open_source(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
+def open_source(spec: DatasetSpec, store: StorageClient, scratch: Path) -> LocatedSource:
     """Finds the dataset; nothing of its rows is fetched yet.
 
     Raises ``StageError`` 65 for files that cannot be read or have changed since preflight, 66 where there are none.
@@ -79,14 +79,14 @@ def open_source(spec: DatasetSource, store: Store, scratch: Path) -> OpenSource:
 
 
 def _open(
-    spec: DatasetSource,
+    spec: DatasetSpec,
     uri: str,
     revision: str,
     bring: Callable[[], Sequence[tuple[str, Path]]],
     *,
     where: str,
     after: Callable[[], None] = lambda: None,
-) -> OpenSource:
+) -> LocatedSource:
     """``after`` runs when the last row has been read."""
 
     @cache
@@ -105,7 +105,7 @@ def _open(
                 yield Row(place=file.place(number), value=value)
         after()
 
-    return OpenSource(spec=spec, uri=uri, revision=revision, rows=rows)
+    return LocatedSource(spec=spec, uri=uri, revision=revision, rows=rows)
 
 
 def _not_found(path: str, uri: str) -> StageError:
@@ -121,7 +121,7 @@ def _not_found(path: str, uri: str) -> StageError:
     )
 
 
-def _local(entry: Entry, store: Store, scratch: Path, where: str) -> Path:
+def _local(entry: Entry, store: StorageClient, scratch: Path, where: str) -> Path:
     path = local_path(entry.uri)
     if path is not None:
         return path

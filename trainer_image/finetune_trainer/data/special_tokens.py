@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from finetune_contract import ExitCode, Remark
-from finetune_trainer.data.prepare import Prepared
+from finetune_trainer.data.prepare import PreparedSource
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 
@@ -23,7 +23,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
+class DeclaredTokenIds:
     """The ids that a file of the model names. Values that are no ids are left out, and so are negative ones: none."""
 
     file: str
@@ -32,7 +32,7 @@ class Declared:
     pad: tuple[int, ...] = ()
 
 
-def declared(folder: Path) -> list[Declared]:
+def declared(folder: Path) -> list[DeclaredTokenIds]:
     """Of config.json, and of generation_config.json where there is one that can be read."""
     found = []
     for file in (_CONFIG, _GENERATION):
@@ -42,7 +42,7 @@ def declared(folder: Path) -> list[Declared]:
             continue
         if isinstance(content, Mapping):
             found.append(
-                Declared(
+                DeclaredTokenIds(
                     file=file, bos=_ids(content, "bos"), eos=_ids(content, "eos"), pad=_ids(content, "pad")
                 )
             )
@@ -91,7 +91,7 @@ def require_embeddings(tokenizer: Any, vocab_size: int) -> None:
             )  # fmt: skip
 
 
-def require_known(source: Prepared, tokenizer: Any, vocab_size: int) -> None:
+def require_known(source: PreparedSource, tokenizer: Any, vocab_size: int) -> None:
     """Raises ``StageError`` 65 for the first row with a token that the model has no embedding for."""
     unknown = beyond(tokenizer, vocab_size)
     number = source.tokens.first_from(vocab_size) if unknown else None
@@ -145,7 +145,7 @@ def of_model(tokenizer: Any, renderer: Renderer, model: Path, vocab_size: int) -
     yield from _of_others(tokenizer, files)
 
 
-def _of_ends(tokenizer: Any, renderer: Renderer, files: list[Declared]) -> Iterator[Remark]:
+def _of_ends(tokenizer: Any, renderer: Renderer, files: list[DeclaredTokenIds]) -> Iterator[Remark]:
     """generation_config.json tells programs where to stop; without ends there, config.json does."""
     file = next((each for each in reversed(files) if each.eos), None)
     eos = tokenizer.eos_token_id
@@ -167,7 +167,7 @@ def _of_ends(tokenizer: Any, renderer: Renderer, files: list[Declared]) -> Itera
         )
 
 
-def _of_others(tokenizer: Any, files: list[Declared]) -> Iterator[Remark]:
+def _of_others(tokenizer: Any, files: list[DeclaredTokenIds]) -> Iterator[Remark]:
     config = next((each for each in files if each.file == _CONFIG), None)
     for name in ("bos", "pad") if config else ():
         theirs, own = getattr(config, name), getattr(tokenizer, f"{name}_token_id")

@@ -17,16 +17,16 @@ import numpy.typing as npt
 from finetune_contract import ExitCode
 from finetune_trainer.data import notes
 from finetune_trainer.data.chat import SHORTEST, Chat, Message, Tokenizer, digest
-from finetune_trainer.data.place import Place
+from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.data.schema import Conversation, Example, PlainText, TextPair
-from finetune_trainer.data.turns import Turn, Turns
+from finetune_trainer.data.turns import Turn, TurnFinder
 from finetune_trainer.errors import StageError
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class TokenizedExample:
     """One example: ids and, for each, whether predicting it is trained. Both of shape (length,)."""
 
     ids: npt.NDArray[np.int32]
@@ -66,7 +66,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._train_on_prompt = train_on_prompt
         self.chat = Chat(tokenizer, arguments=arguments, today=today)
-        self._turns = Turns(self.chat, tokenizer)
+        self._turns = TurnFinder(self.chat, tokenizer)
         self._special = frozenset(tokenizer.all_special_ids) | _added_special_ids(tokenizer)
         self._adds_bos = _adds_bos(tokenizer)
 
@@ -85,11 +85,11 @@ class Renderer:
             "trainOnPrompt": str(self._train_on_prompt),
         }
 
-    def tokens(self, example: Example) -> Tokens:
+    def tokens(self, example: Example) -> TokenizedExample:
         """The example's tokens. Raises ``StageError`` 65 where the template refuses the conversation."""
         return self.many([example])[0]
 
-    def many(self, examples: Sequence[Example]) -> list[Tokens]:
+    def many(self, examples: Sequence[Example]) -> list[TokenizedExample]:
         """The tokens of each; the tokenizer works on all at once, which is several times as fast."""
         rendered = [self._rendered(example) for example in examples]
         if not rendered:
@@ -144,7 +144,9 @@ class Renderer:
             ]
         return _Rendered(text=text, turns=wanted, notes=(*said, *_left_out(example, shown)))
 
-    def _masked(self, rendered: _Rendered, ids: list[int], offsets: list[tuple[int, int]]) -> Tokens:
+    def _masked(
+        self, rendered: _Rendered, ids: list[int], offsets: list[tuple[int, int]]
+    ) -> TokenizedExample:
         if rendered.turns is None:
             trained = np.ones(len(ids), np.bool_)
         else:
@@ -163,7 +165,7 @@ class Renderer:
             trained = np.concatenate([[False] * len(before), trained, [True] * len(after_it)]).astype(
                 np.bool_
             )
-        return Tokens(ids=np.asarray(ids, np.int32), trained=trained, notes=rendered.notes)
+        return TokenizedExample(ids=np.asarray(ids, np.int32), trained=trained, notes=rendered.notes)
 
     def _closing(
         self,
@@ -196,7 +198,11 @@ class Renderer:
         return self.ids(self.chat.continued([{"role": "user", "content": text}], asking=True))
 
     def asking(
-        self, messages: Sequence[Message], place: Place, *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Message],
+        place: RowLocation,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids of the conversation so far, up to where the assistant's next turn begins. Raises ``StageError`` 65
         where the template refuses it."""
@@ -204,7 +210,11 @@ class Renderer:
         return self.ids(self.chat.render(settled, place, tools=tools, asking=True))
 
     def answer(
-        self, messages: Sequence[Message], place: Place, *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Message],
+        place: RowLocation,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The last message, an assistant's, as the model writes it, tool calls included and without special tokens.
         Raises ``StageError`` 65 where the template refuses the conversation or does not show the message."""
@@ -222,7 +232,7 @@ class Renderer:
 
     def _closing_id(self) -> int | None:
         """What the template closes a turn with; None where it does so with no special token, or it is not known."""
-        place = Place(path="", file="", row=0)
+        place = RowLocation(path="", file="", row=0)
         for asked in SHORTEST:
             messages = [*asked, {"role": "assistant", "content": "z"}]
             trained = [message["role"] == "assistant" for message in messages]

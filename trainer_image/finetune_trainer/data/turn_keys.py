@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_trainer.data.advice import kind
-from finetune_trainer.data.place import Place, Row
 from finetune_trainer.data.readers import half_character
+from finetune_trainer.data.row_location import Row, RowLocation
 
 #: The column of what an assistant may call; it has this name in every dataset.
 _TOOLS = "tools"
@@ -30,7 +30,7 @@ def tools_of(row: Row) -> Sequence[Mapping[str, Any]] | None:
 
 
 def weighed(
-    messages: Sequence[Mapping[str, Any]], place: Place, *, first: int = 1
+    messages: Sequence[Mapping[str, Any]], place: RowLocation, *, first: int = 1
 ) -> tuple[list[Mapping[str, Any]], list[bool], bool]:
     """The messages without their ``weight``; whether each is trained (those of the assistant, but for weight 0); and
     whether a weight of 0 keeps any from it. ``first``: number of the first message in the row.
@@ -46,7 +46,7 @@ def weighed(
     return bare, trained, trained != answers
 
 
-def _weight(message: Mapping[str, Any], number: int, place: Place) -> int | None:
+def _weight(message: Mapping[str, Any], number: int, place: RowLocation) -> int | None:
     weight = message.get("weight")
     if weight is None:
         return None
@@ -63,7 +63,7 @@ def _weight(message: Mapping[str, Any], number: int, place: Place) -> int | None
     return int(weight)
 
 
-def calls_of(calls: Any, role: str, index: int, place: Place) -> list[Any]:
+def calls_of(calls: Any, role: str, index: int, place: RowLocation) -> list[Any]:
     """The tool calls of message ``index``, with their arguments as objects where they come as JSON text, as templates
     take them. Raises ``StageError`` 65 where they are no list of objects, or not in a message of the assistant."""
     if (
@@ -79,7 +79,7 @@ def calls_of(calls: Any, role: str, index: int, place: Place) -> list[Any]:
     return [_call(each, index, place) for each in calls]
 
 
-def _call(call: Mapping[str, Any], index: int, place: Place) -> Mapping[str, Any]:
+def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[str, Any]:
     made = {name: value for name, value in call.items() if value is not None}
     if isinstance(made.get("function"), dict):
         made["function"] = _call(made["function"], index, place)
@@ -95,7 +95,7 @@ def _call(call: Mapping[str, Any], index: int, place: Place) -> Mapping[str, Any
     return made
 
 
-def _from_json(text: str, place: Place) -> Any:
+def _from_json(text: str, place: RowLocation) -> Any:
     """The JSON value; the text itself where it is none. Raises ``StageError`` 65 for half of a character, which no
     tokenizer takes: the escape is text to who reads the row."""
     try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from finetune_trainer.data.chat import SHORTEST, Chat, Message, Tokenizer, Tools
-from finetune_trainer.data.place import Place
+from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.errors import StageError
 
 #: Private-use characters: no template strips or matches them.
@@ -48,7 +48,7 @@ class _Split(dict[str, Any]):
     """A message whose content is kept around its marker, half before and half after it, instead of replaced."""
 
 
-class Turns:
+class TurnFinder:
     """Finds the assistant's turns in texts that ``chat`` has rendered."""
 
     def __init__(self, chat: Chat, tokenizer: Tokenizer) -> None:
@@ -58,7 +58,7 @@ class Turns:
         self._asks: str | None = None
 
     def of(
-        self, text: str, messages: Sequence[Message], place: Place, *, tools: Tools = None
+        self, text: str, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None
     ) -> list[Turn | None]:
         """One for each message: None for those that are not the assistant's.
 
@@ -80,7 +80,7 @@ class Turns:
     def generation_prompt(self) -> str:
         """What the template writes to ask for an assistant's turn, '' where it writes nothing."""
         if self._asks is None:
-            place = Place(path="spec.datasets.chatTemplate", file="", row=0)
+            place = RowLocation(path="spec.datasets.chatTemplate", file="", row=0)
             plain, asking = "x", ""
             for ask in SHORTEST:
                 with contextlib.suppress(StageError):
@@ -92,7 +92,7 @@ class Turns:
         return self._asks
 
     def _between_contents(
-        self, text: str, messages: Sequence[Message], place: Place, tools: Tools
+        self, text: str, messages: Sequence[Message], place: RowLocation, tools: Tools
     ) -> list[Turn | None] | None:
         """With every content as it stands, or stripped; None where an assistant's is shown otherwise."""
         around = self._around(messages, place, tools)
@@ -127,7 +127,7 @@ class Turns:
         return turns
 
     def _as_they_are(
-        self, text: str, messages: Sequence[Message], place: Place, tools: Tools
+        self, text: str, messages: Sequence[Message], place: RowLocation, tools: Tools
     ) -> list[Turn | None]:
         answers = frozenset(n for n, each in enumerate(messages) if each["role"] == "assistant")
         gaps = self._around(messages, place, tools, real=answers)
@@ -158,7 +158,9 @@ class Turns:
                 position = end
         return turns
 
-    def _within(self, gap: str, number: int, messages: Sequence[Message], place: Place, tools: Tools) -> Turn:
+    def _within(
+        self, gap: str, number: int, messages: Sequence[Message], place: RowLocation, tools: Tools
+    ) -> Turn:
         """The turn of message ``number``, which stands in ``gap`` together with what closes the message before it and
         what opens the one after it."""
         plain = [
@@ -187,7 +189,7 @@ class Turns:
         return Turn(begin=begin, end=end, closed=end, alone=True, departs=departs)
 
     def _asked(
-        self, gap: str, opening: str | None, before: Sequence[Message], place: Place, tools: Tools
+        self, gap: str, opening: str | None, before: Sequence[Message], place: RowLocation, tools: Tools
     ) -> tuple[int, bool]:
         """How much of ``gap``, which begins after the message before, the prompt holds that asks for the turn, and
         whether that prompt goes on otherwise.
@@ -211,7 +213,7 @@ class Turns:
         begin = max((past for _, past in offsets if past <= shared), default=0)
         return begin, bool(prompt[_shared(prompt, gap) :].strip())
 
-    def _prompt(self, before: Sequence[Message], place: Place, tools: Tools) -> tuple[str, bool]:
+    def _prompt(self, before: Sequence[Message], place: RowLocation, tools: Tools) -> tuple[str, bool]:
         """What the template writes after the last content of ``before`` where a turn is asked for, and whether that is
         more than without. Nothing, where it takes no such conversation."""
         real = frozenset(n for n, each in enumerate(before) if each["role"] == "assistant" and len(each) > 2)
@@ -225,7 +227,12 @@ class Turns:
         return asking, asking != without
 
     def _closing(
-        self, number: int, around: Sequence[str], messages: Sequence[Message], place: Place, tools: Tools
+        self,
+        number: int,
+        around: Sequence[str],
+        messages: Sequence[Message],
+        place: RowLocation,
+        tools: Tools,
     ) -> int:
         """How much of what follows content ``number`` closes its turn: that which also stands there at the end of a
         conversation."""
@@ -240,7 +247,7 @@ class Turns:
     def _around(
         self,
         messages: Sequence[Message],
-        place: Place,
+        place: RowLocation,
         tools: Tools,
         *,
         real: frozenset[int] = frozenset(),
@@ -323,7 +330,7 @@ def _shared(one: str, other: str) -> int:
     )
 
 
-def _left_out(messages: Sequence[Message], number: int, place: Place) -> StageError:
+def _left_out(messages: Sequence[Message], number: int, place: RowLocation) -> StageError:
     return place.mismatch(
         f"the model's chat template does not show message {number + 1} ({messages[number]['role']}) as it stands",
         "Remove or merge this message, or set method.sft.trainOnPrompt.",

@@ -13,8 +13,8 @@ from finetune_trainer.errors import StageError
 _LOG = logging.getLogger(__name__)
 
 
-class Rows(Protocol):
-    """What devices hold, as ``placement.Room`` computes it."""
+class RowCapacity(Protocol):
+    """What devices hold, as ``placement.MemoryShare`` computes it."""
 
     @property
     def groups(self) -> int:
@@ -25,7 +25,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
+class FixedRowCapacity:
     """So many rows, whatever they hold."""
 
     number: int
@@ -39,19 +39,20 @@ class Fixed:
 class Batching:
     """Rows of programs of one kind; remembers how far they were halved."""
 
-    room: Rows
+    row_capacity: RowCapacity
     _halvings: int = field(default=0, init=False)
 
     def rows(self, count: int, *, tokens: int, logits: int) -> int:
         """For ``count`` texts: the least power of two in each group that holds them all, or as many as fit."""
-        groups = self.room.groups
+        groups = self.row_capacity.groups
         needed = groups << (-(-count // groups) - 1).bit_length()
         return min(needed, self._most(tokens, logits))
 
     def _most(self, tokens: int, logits: int) -> int:
-        groups = self.room.groups
+        groups = self.row_capacity.groups
         return max(
-            groups, (self.room.rows(tokens=tokens, logits=logits) >> self._halvings) // groups * groups
+            groups,
+            (self.row_capacity.rows(tokens=tokens, logits=logits) >> self._halvings) // groups * groups,
         )
 
     def over[Result](
@@ -77,7 +78,7 @@ class Batching:
             except JaxRuntimeError as error:
                 if not is_exhausted(error):
                     raise
-                if rows <= self.room.groups:
+                if rows <= self.row_capacity.groups:
                     raise _too_long(error) from error
                 while self._most(tokens, logits) >= rows:
                     self._halvings += 1

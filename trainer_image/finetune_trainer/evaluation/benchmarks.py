@@ -25,7 +25,7 @@ from lm_eval.tasks._index import Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 from tqdm import tqdm
 
-from finetune_contract import BenchmarkSpec, DatasetSource, ExitCode, HubRef
+from finetune_contract import BenchmarkSpec, DatasetSpec, ExitCode, HubRef
 from finetune_trainer.data.hub import find_split
 from finetune_trainer.errors import StageError, require_unchanged
 from finetune_trainer.evaluation.plain_tasks import (
@@ -35,7 +35,7 @@ from finetune_trainer.evaluation.plain_tasks import (
     require_plain,
     without_evaluate,
 )
-from finetune_trainer.storage import Store, join
+from finetune_trainer.storage import StorageClient, join
 
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.harness import HarnessModel
@@ -56,7 +56,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Benchmark:
+class LoadedBenchmark:
     """One of evaluation.benchmarks, its rows on this machine."""
 
     spec: BenchmarkSpec
@@ -90,7 +90,7 @@ class Benchmark:
         }
 
 
-def load(spec: BenchmarkSpec, store: Store, scratch: Path) -> Benchmark:
+def load(spec: BenchmarkSpec, store: StorageClient, scratch: Path) -> LoadedBenchmark:
     """Raises ``StageError`` 64 or 65 for a task that cannot be used, 66 where there is none, 69 and 77 as ``hub``
     does."""
     utils.env = _sandbox()
@@ -105,10 +105,10 @@ def load(spec: BenchmarkSpec, store: Store, scratch: Path) -> Benchmark:
         task = ConfigurableTask(config=config)
     except Exception as error:  # whatever its configuration and its rows make the harness stumble over
         raise invalid(spec, "the harness cannot make this task", saw=str(error)) from error
-    return Benchmark(spec=spec, task=task, uri=uri, revision=revision)
+    return LoadedBenchmark(spec=spec, task=task, uri=uri, revision=revision)
 
 
-def scores(benchmark: Benchmark, model: "HarnessModel", *, chat: bool) -> dict[str, float]:
+def scores(benchmark: LoadedBenchmark, model: "HarnessModel", *, chat: bool) -> dict[str, float]:
     """By short name. ``chat``: ask in the model's chat template. On several hosts every process calls this.
 
     Raises ``StageError`` 65 where a score is beyond all numbers, as the perplexity of a hopeless model may be."""
@@ -165,7 +165,7 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
     commit = spec.revision or (config.get("dataset_kwargs") or {}).get("revision", "main")
     files: dict[str, list[str]] = {}
     for split in splits:
-        source = DatasetSource(
+        source = DatasetSpec(
             path=spec.path, name=spec.name, config=name, split=split,
             hugging_face=HubRef(repo=repo, revision=commit),
         )  # fmt: skip
@@ -200,7 +200,9 @@ def _index() -> Mapping[str, Any]:
     return found
 
 
-def _described(spec: BenchmarkSpec, uri: str, store: Store, scratch: Path) -> tuple[dict[str, Any], str, str]:
+def _described(
+    spec: BenchmarkSpec, uri: str, store: StorageClient, scratch: Path
+) -> tuple[dict[str, Any], str, str]:
     """A task that ``<uri>/<name>.yaml`` describes: its configuration on the files of the folder."""
     name = f"{spec.name}.yaml"
     text = store.read_or_none(join(uri, name))

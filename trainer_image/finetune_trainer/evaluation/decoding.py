@@ -16,7 +16,7 @@ from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, AttentionType
 from maxtext.configs import pyconfig
 from maxtext.utils import model_creation_utils
 
-from finetune_trainer.spread import ROW_AXES
+from finetune_trainer.sharding import ROW_AXES
 
 _CACHE = "KVCache_0"
 
@@ -38,7 +38,7 @@ def sized(config: Any, *, rows: int, prompt: int, total: int) -> Any:
     return pyconfig.HyperParameters(changed)
 
 
-def cache_reach(config: Any, mesh: Mesh, *, rows: int) -> float:
+def max_cache_length(config: Any, mesh: Mesh, *, rows: int) -> float:
     """The most tokens, prompt and answer, for which MaxText's cache computes what the model does, however large memory
     is. 0 for attention that keeps another kind of cache. A sliding window ends it: when it decodes, MaxText measures
     the window from the end of the cache, empty places included, not from the token that asks. ``rows``: any number
@@ -78,6 +78,6 @@ def _reach(twin: dict[Any, Any], config: Any) -> float:
     return float(config.sliding_window_size) if AttentionType.LOCAL_SLIDING in kinds else math.inf
 
 
-def emptied(cache: Any) -> Any:
+def empty_cache(cache: Any) -> Any:
     """The cache's state, all zeros."""
     return jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), cache)

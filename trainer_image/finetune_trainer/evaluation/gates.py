@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from finetune_contract import Gate, GateResult
+from finetune_contract import GateOutcome, GateSpec
 
 
-def judge(
-    gates: Sequence[Gate], baseline: Mapping[str, float], tuned: Mapping[str, float]
-) -> list[GateResult]:
+def evaluate_gates(
+    gates: Sequence[GateSpec], baseline: Mapping[str, float], tuned: Mapping[str, float]
+) -> list[GateOutcome]:
     """Metrics by name. What was not measured, or is no number, has not passed."""
     return [_judged(gate, baseline.get(gate.metric), tuned.get(gate.metric)) for gate in gates]
 
 
-def _judged(gate: Gate, baseline: float | None, value: float | None) -> GateResult:
+def _judged(gate: GateSpec, baseline: float | None, value: float | None) -> GateOutcome:
     threshold = gate.value
     if gate.delta_from_baseline is not None:
         threshold = None if baseline is None else baseline + gate.delta_from_baseline
@@ -21,4 +21,4 @@ def _judged(gate: Gate, baseline: float | None, value: float | None) -> GateResu
         and threshold is not None
         and (value >= threshold if gate.op == "GreaterOrEqual" else value <= threshold)
     )
-    return GateResult(metric=gate.metric, value=value, op=gate.op, threshold=threshold, passed=passed)
+    return GateOutcome(metric=gate.metric, value=value, op=gate.op, threshold=threshold, passed=passed)

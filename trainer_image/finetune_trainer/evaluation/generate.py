@@ -16,11 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, MODEL_MODE_PREFILL
 
 from finetune_trainer import widths
-from finetune_trainer.evaluation.batching import Batching, Rows
-from finetune_trainer.evaluation.decoding import cache_reach, emptied, sized, with_cache
+from finetune_trainer.evaluation.batching import Batching, RowCapacity
+from finetune_trainer.evaluation.decoding import empty_cache, max_cache_length, sized, with_cache
 from finetune_trainer.evaluation.models import LoadedModel
-from finetune_trainer.evaluation.sampling import Sampling, choose
-from finetune_trainer.spread import ROW_AXES, to_devices
+from finetune_trainer.evaluation.sampling import Sampling, sample_tokens
+from finetune_trainer.sharding import ROW_AXES, shard_batch
 
 _LOG = logging.getLogger(__name__)
 type _Program = Callable[[Any, Any, Any, Any], jax.Array]
@@ -37,14 +37,14 @@ class Generator:
         sampling: Sampling,
         *,
         end_ids: frozenset[int],
-        room: Rows,
+        row_capacity: RowCapacity,
         longest: int,
         cached: bool = True,
     ) -> None:
         """``room``: what the devices hold. ``longest``: the most tokens of a prompt. ``cached``: False computes every
         token by a forward pass over all before it."""
         self._loaded, self._sampling, self._longest, self._cached = loaded, sampling, longest, cached
-        self._batching = Batching(room=room)
+        self._batching = Batching(row_capacity=row_capacity)
         self._ends = tuple(sorted(end_ids))
         self._settings = widths.settings_of(loaded.config)
         self._programs: dict[tuple[int, int], tuple[_Program, Any]] = {}
@@ -56,7 +56,7 @@ class Generator:
         returns the same. ``alive`` is called after each batch."""
         answers: dict[int, list[int]] = {}
         lengths = [len(prompt) for prompt in prompts]
-        for width, numbers in widths.programs(lengths, self._settings, longest=self._longest).items():
+        for width, numbers in widths.group_by_width(lengths, self._settings, longest=self._longest).items():
 
             def attempt(some: Sequence[int], rows: int, width: int = width) -> list[list[int]]:
                 return self._batch(prompts, some, width, rows)
@@ -83,7 +83,7 @@ class Generator:
             return 0.0
         mesh = self._loaded.mesh
         with jax.set_mesh(mesh):
-            return cache_reach(self._loaded.config, mesh, rows=self._batching.room.groups)
+            return max_cache_length(self._loaded.config, mesh, rows=self._batching.row_capacity.groups)
 
     def program(self, width: int, rows: int) -> tuple[Any, Any]:
         """The jitted program for so many prompts of this width, and the state that it takes first. Call inside the mesh
@@ -131,7 +131,7 @@ class Generator:
             if (width, rows) not in self._programs:
                 self._programs[width, rows] = self.program(width, rows)
             run, state = self._programs[width, rows]
-            found = np.asarray(run(state, *to_devices(batch, mesh).values()))
+            found = np.asarray(run(state, *shard_batch(batch, mesh).values()))
         return [row[: np.argmax(np.append(row, -1) < 0)].tolist() for row in found[: len(numbers)]]
 
     def _sized_total(self, width: int) -> int:
@@ -175,7 +175,7 @@ def _by_cache(graph: Any, cache: Any, sampling: Sampling, ends: tuple[int, ...])
 
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         before = (places < lengths[:, None] - 1).astype(jnp.int32)
-        _, filled = call(emptied(cache), tokens, places, before, MODEL_MODE_PREFILL)
+        _, filled = call(empty_cache(cache), tokens, places, before, MODEL_MODE_PREFILL)
         last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
 
         def next_logits(carry: tuple[Any, Any], step: jax.Array) -> tuple[jax.Array, Any]:
@@ -235,7 +235,7 @@ def _loop(  # noqa: PLR0917
     def advance(carry: Any) -> Any:
         step, inner, open_rows, written = carry
         logits, inner = next_logits(inner, step)
-        chosen = choose(logits, sampling, numbers, step)
+        chosen = sample_tokens(logits, sampling, numbers, step)
         open_rows = open_rows & ~jnp.isin(chosen, jnp.asarray(ends, jnp.int32))
         written = written.at[:, step].set(jnp.where(open_rows, chosen, -1))
         return step + 1, append(inner, chosen, step), open_rows, written

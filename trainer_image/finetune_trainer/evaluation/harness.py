@@ -17,7 +17,7 @@ from finetune_trainer.evaluation.sampling import Sampling
 from finetune_trainer.evaluation.scores import opens_reasoning, without_reasoning
 
 
-class Engine(Protocol):
+class EvaluationBackend(Protocol):
     """What is asked of a model; token ids throughout."""
 
     def likelihoods(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
@@ -32,7 +32,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EvaluationBackend,
         tokenizer: Any,
         renderer: Renderer,
         *,
@@ -102,8 +102,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             by_sampling.setdefault(self._sampling(request.args[1]), []).append(number)
         answers = [""] * len(requests)
         for sampling, numbers in by_sampling.items():
-            room = self._context - sampling.max_new_tokens
-            prompts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]
+            row_capacity = self._context - sampling.max_new_tokens
+            prompts = [self.tok_encode(requests[number].args[0])[-row_capacity:] for number in numbers]
             found = self._engine.answers(prompts, sampling)
             for number, answer in zip(numbers, found, strict=True):
                 text = self.tokenizer.decode(answer, skip_special_tokens=True)

@@ -11,9 +11,9 @@ from flax.core.spmd import logical_axis_rules
 from jax.sharding import NamedSharding, PartitionSpec
 
 from finetune_trainer import widths
-from finetune_trainer.evaluation.batching import Batching, Rows
+from finetune_trainer.evaluation.batching import Batching, RowCapacity
 from finetune_trainer.evaluation.models import LoadedModel
-from finetune_trainer.spread import ROW_AXES, to_devices
+from finetune_trainer.sharding import ROW_AXES, shard_batch
 
 type Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a context, not empty, and of what follows it."""
@@ -22,10 +22,10 @@ type Pair = tuple[Sequence[int], Sequence[int]]
 class Likelihood:
     """Of one model. Compiles once for each of the widths that ``widths.programs`` sorts the pairs into."""
 
-    def __init__(self, loaded: LoadedModel, *, room: Rows, longest: int) -> None:
+    def __init__(self, loaded: LoadedModel, *, row_capacity: RowCapacity, longest: int) -> None:
         """``room``: what the devices hold. ``longest``: the model's context; a longer pair loses its beginning."""
         self._loaded, self._longest = loaded, longest
-        self._batching = Batching(room=room)
+        self._batching = Batching(row_capacity=row_capacity)
         graph, self._state = nnx.split(loaded.model)
 
         def run(state: Any, tokens: Any, targets: Any, counted: Any, there: Any) -> tuple[Any, Any]:
@@ -53,7 +53,7 @@ class Likelihood:
         lengths = [min(len(context) + len(rest) - 1, self._longest) for context, rest in pairs]
         settings = widths.settings_of(self._loaded.config)
         with jax.set_mesh(self._loaded.mesh), logical_axis_rules(self._loaded.config.logical_axis_rules):
-            for width, numbers in widths.programs(lengths, settings, longest=self._longest).items():
+            for width, numbers in widths.group_by_width(lengths, settings, longest=self._longest).items():
 
                 def attempt(some: Sequence[int], rows: int, width: int = width) -> list[tuple[float, bool]]:
                     return self._measured([pairs[number] for number in some], rows, width)
@@ -75,7 +75,7 @@ class Likelihood:
 
     def _measured(self, pairs: Sequence[Pair], rows: int, width: int) -> list[tuple[float, bool]]:
         batch = self._batch(pairs, rows, width)
-        sums, likeliest = self._run(self._state, *to_devices(batch, self._loaded.mesh).values())
+        sums, likeliest = self._run(self._state, *shard_batch(batch, self._loaded.mesh).values())
         told = zip(np.asarray(sums).tolist(), np.asarray(likeliest).tolist(), strict=True)
         return list(told)[: len(pairs)]
 

@@ -13,11 +13,11 @@ from jax.sharding import Mesh
 from finetune_trainer.data.layout import Batch
 from finetune_trainer.evaluation.numbers import perplexity
 from finetune_trainer.objectives import Objective
-from finetune_trainer.spread import to_devices
+from finetune_trainer.sharding import shard_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class MeasuredLoss:
     total: float
     """Nats, summed over tokens (or pairs)."""
     weight: int
@@ -38,11 +38,11 @@ class Loss:
         return perplexity(self.mean) if self.per_token else None
 
 
-def combined(losses: Iterable[Loss]) -> Loss:
+def combined(losses: Iterable[MeasuredLoss]) -> MeasuredLoss:
     """Over several sets, at least one, of the same method as over one: every token (or pair) counts the same."""
     several = list(losses)
     weight = sum(each.weight for each in several)
-    return Loss(
+    return MeasuredLoss(
         total=sum(each.total for each in several),
         weight=weight,
         tokens=sum(each.tokens for each in several),
@@ -74,7 +74,7 @@ class LossMeter:
 
     def measure(
         self, model: Any, batches: Iterable[Batch], *, alive: Callable[[], None] = lambda: None
-    ) -> Loss:
+    ) -> MeasuredLoss:
         """The loss over all batches; ``alive`` is called after each. The sum over them is made in float64 on the host,
         in their order."""
         totals = dict.fromkeys(("nats", "total_weights", *self._objective.metrics), 0.0)
@@ -82,13 +82,13 @@ class LossMeter:
         with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):
             _, state = nnx.split(model)
             for batch in batches:
-                sums = self._step(state, to_devices(batch, self._mesh))
+                sums = self._step(state, shard_batch(batch, self._mesh))
                 for name in totals:
                     totals[name] += float(np.asarray(sums[name], np.float64))
                 tokens += self._objective.tokens(batch)
                 alive()
         weight = round(totals["total_weights"])
-        return Loss(
+        return MeasuredLoss(
             total=totals["nats"],
             weight=weight,
             tokens=tokens,

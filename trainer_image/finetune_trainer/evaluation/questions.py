@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import DatasetSource, ExitCode
+from finetune_contract import DatasetSpec, ExitCode
 from finetune_trainer.data.prepare import read_all
 from finetune_trainer.data.schema import Conversation, Example, PlainText
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import Store
+from finetune_trainer.storage import StorageClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Question:
     """As text, without special tokens: what a right answer decodes to."""
 
 
-def questions(source: DatasetSource, renderer: Renderer, store: Store, scratch: Path) -> list[Question]:
+def questions(source: DatasetSpec, renderer: Renderer, store: StorageClient, scratch: Path) -> list[Question]:
     """One of every row: what stands before its last assistant turn, and that turn. Raises ``StageError`` as
     ``data.prepare`` does, and 65 where no row has an answer."""
     found = [asked for example in read_all(source, store, scratch) if (asked := question(example, renderer))]

@@ -18,7 +18,7 @@ class Sampling:
     seed: int = 0
 
 
-def choose(logits: jax.Array, sampling: Sampling, numbers: jax.Array, step: jax.Array) -> jax.Array:
+def sample_tokens(logits: jax.Array, sampling: Sampling, numbers: jax.Array, step: jax.Array) -> jax.Array:
     """Of ``logits`` ``[rows, vocabulary]`` one token a row, int32. The draw depends on the seed, the prompt's number
     (``numbers``, ``[rows]``) and the answer's ``step`` alone."""
     logits = logits.astype(jnp.float32)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from finetune_trainer import conversion, engine
-from finetune_trainer.checkpoints.reading import Checkpoint
+from finetune_trainer.checkpoints.reading import CheckpointReader
 from finetune_trainer.export import card, folder, serving, tensors
 from finetune_trainer.export.card import CardFacts
-from finetune_trainer.export.marker import Owner
+from finetune_trainer.export.marker import UploadOwner
 from finetune_trainer.export.publish import (
     MANIFEST,
     Content,
@@ -22,7 +22,7 @@ from finetune_trainer.export.publish import (
     write_manifest,
 )
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.storage import Store, engine_path
+from finetune_trainer.storage import StorageClient, engine_path
 from finetune_trainer.weights import Weights, open_weights
 
 __all__ = [
@@ -30,16 +30,16 @@ __all__ = [
     "CardFacts",
     "Content",
     "ExportInputs",
-    "Lora",
-    "Owner",
+    "LoraConfig",
     "Published",
+    "UploadOwner",
     "build",
     "publish",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
+class LoraConfig:
     rank: int
     alpha: float
 
@@ -55,18 +55,18 @@ class ExportInputs:
     weights: Weights
     plan: ModelPlan
     params: str
-    lora: Lora | None
+    lora: LoraConfig | None
     """None after full fine-tuning; then only ``content`` Merged makes sense, and means the tuned model."""
     content: Content
     dtype: Literal["BF16", "FP32"]
     facts: CardFacts
     orbax: bool = False
     """Also MaxText's own format, of the model; not with ``content`` Adapter."""
-    served: serving.Served | None = None
+    served: serving.ServedModel | None = None
     """Also manifests that serve the model, in its folder; not with ``content`` Adapter."""
 
 
-def build(inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> dict[str, Path]:
+def build(inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) -> dict[str, Path]:
     """Writes ``out/model``, ``out/adapter``, ``out/orbax``, as asked for, each with card and manifest; returns them by
     name.
 
@@ -75,7 +75,7 @@ def build(inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> dict[
     wanted = folder_names(inputs.content, orbax=False)
     if inputs.lora is None and wanted != ("model",):
         raise ValueError("full fine-tuning has no adapter")
-    checkpoint = Checkpoint(inputs.params)
+    checkpoint = CheckpointReader(inputs.params)
     config = engine.configure(
         inputs.plan, weight_dtype="float32", run_name="export", base_output_directory=str(scratch)
     )
@@ -113,7 +113,7 @@ def build(inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> dict[
     return folders
 
 
-def _orbax(model: Path, inputs: ExportInputs, out: Path, scratch: Path, store: Store) -> Path:
+def _orbax(model: Path, inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) -> Path:
     """The exported ``model`` for MaxText: ``out/items`` is a ``load_parameters_path`` with ``scan_layers=False``."""
     converted = conversion.convert(
         open_weights(model, inputs.plan, where=str(model)),

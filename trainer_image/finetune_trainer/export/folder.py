@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from finetune_trainer.export import shards
 from finetune_trainer.export.shards import Slot
-from finetune_trainer.export.tensors import Adapter
+from finetune_trainer.export.tensors import LoraAdapter
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.weights import Weights, read_tensor
 
@@ -88,7 +88,7 @@ def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
                 shutil.copyfile(folder / name, out / name)
 
 
-def write_adapter(out: Path, lora: Adapter, base_model: str, weights: Weights, dtype: str) -> None:
+def write_adapter(out: Path, lora: LoraAdapter, base_model: str, weights: Weights, dtype: str) -> None:
     """PEFT's layout. ``base_model``: what the base is called where the adapter will be used (hub name or address)."""
     target, _, _ = DTYPES[dtype]
     tensors: dict[str, np.ndarray] = {}

@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from finetune_contract import Destination, ExitCode, HubDestination, HubRef
+from finetune_contract import DestinationSpec, ExitCode, HubDestinationSpec, HubRef
 from finetune_trainer.errors import StageError
 from finetune_trainer.export.publish import MANIFEST, Kind, Published, listed_files
 from finetune_trainer.hub import asked
@@ -29,7 +29,7 @@ _HUBS_OWN = frozenset({".gitattributes", "README.md", "LICENSE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class UploadFolder:
     """One of the folders, with its manifest. ``prefix`` is its place in the repository: empty, or with a slash."""
 
     folder: Path
@@ -42,7 +42,9 @@ class Part:
                 yield self.prefix + path.relative_to(self.folder).as_posix(), path
 
 
-def push(parts: Mapping[str, Part], destination: Destination, message: str) -> dict[str, Published]:
+def push(
+    parts: Mapping[str, UploadFolder], destination: DestinationSpec, message: str
+) -> dict[str, Published]:
     """What each part became, by name. Raises ``StageError`` 64 where the repository holds other people's files or is
     more public than asked for, 77 where the token may not write, 69 when the hub does not answer, retries included."""
     hub = destination.hub
@@ -73,7 +75,7 @@ def push(parts: Mapping[str, Part], destination: Destination, message: str) -> d
     return {name: _published(part, uri) for name, part in parts.items()}
 
 
-def check(destination: Destination) -> None:
+def check(destination: DestinationSpec) -> None:
     """Raises what ``push`` would raise of repository and token, and changes nothing.
 
     A hub that does not say what a token may do (a mirror) is believed to let it.
@@ -103,7 +105,7 @@ def check(destination: Destination) -> None:
     _asked(once, hub, where)
 
 
-def _asked[T](call: Callable[[], T], hub: HubDestination, where: str) -> T:
+def _asked[T](call: Callable[[], T], hub: HubDestinationSpec, where: str) -> T:
     try:
         return asked(call, HubRef(repo=hub.repo), "model", where)
     except StageError as error:
@@ -160,7 +162,7 @@ def _at(value: Any, *keys: str) -> Any:
     return value
 
 
-def _published(part: Part, uri: str) -> Published:
+def _published(part: UploadFolder, uri: str) -> Published:
     manifest = (part.folder / MANIFEST).read_bytes()
     return Published(
         kind=part.kind,
@@ -170,7 +172,7 @@ def _published(part: Part, uri: str) -> Published:
     )
 
 
-def _token(hub: HubDestination, where: str) -> str:
+def _token(hub: HubDestinationSpec, where: str) -> str:
     token = os.environ.get(hub.token_variable, "").strip()
     if not token:
         raise _denied(where, hub.repo, f"an empty {hub.token_variable}")
@@ -201,7 +203,7 @@ def _denied(where: str, repo: str, saw: str) -> StageError:
     )  # fmt: skip
 
 
-def _public(hub: HubDestination, where: str) -> StageError:
+def _public(hub: HubDestinationSpec, where: str) -> StageError:
     return StageError(
         ExitCode.BAD_REQUEST, "HubRepositoryPublic", "the repository is public", where=where, saw=hub.repo,
         expected="a private repository, as private: true asks",

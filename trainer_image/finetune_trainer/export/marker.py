@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from finetune_contract import ExitCode, StageRequest
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage import Store, join
+from finetune_trainer.storage import StorageClient, join
 
 MARKER = ".upload-in-progress.json"
 #: Larger ones are not ours.
 _LIMIT = 16 * 2**20
 
 
-class Owner(BaseModel):
+class UploadOwner(BaseModel):
     """Who uploads."""
 
     model_config = ConfigDict(frozen=True)
@@ -46,20 +46,20 @@ class _Marker(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     format: Literal["tpu-finetune.dev/upload/v1"] = "tpu-finetune.dev/upload/v1"
-    owner: Owner
+    owner: UploadOwner
     names: frozenset[str]
     """The upload's files, and those of the older model that it replaces; below the destination."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
+class InterruptedUpload:
     """An earlier, interrupted upload of the same job."""
 
     names: frozenset[str]
     version: str
 
 
-def interrupted(uri: str, owner: Owner, store: Store) -> Upload | None:
+def interrupted(uri: str, owner: UploadOwner, store: StorageClient) -> InterruptedUpload | None:
     """The upload of ``owner`` that ``uri`` has the marker of; None where there is no marker. Raises ``StageError`` 64
     for another job's, and for one that cannot be read."""
     current = store.read_current(join(uri, MARKER), limit=_LIMIT)
@@ -68,14 +68,19 @@ def interrupted(uri: str, owner: Owner, store: Store) -> Upload | None:
     found = _parsed(current.content)
     if found is None or found.owner.run_folder != owner.run_folder:
         raise _in_use(uri, found)
-    return Upload(names=found.names, version=current.version)
+    return InterruptedUpload(names=found.names, version=current.version)
 
 
 class Claim:
     """A destination that ``owner`` uploads to."""
 
     def __init__(
-        self, uri: str, owner: Owner, names: frozenset[str], before: Upload | None, store: Store
+        self,
+        uri: str,
+        owner: UploadOwner,
+        names: frozenset[str],
+        before: InterruptedUpload | None,
+        store: StorageClient,
     ) -> None:
         """Marks the destination. ``before``: what ``interrupted`` found. Raises ``StageError`` 64 where another upload
         was first."""

@@ -10,15 +10,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from finetune_contract import Destination, ExitCode, ExportSpec
+from finetune_contract import DestinationSpec, ExitCode, ExportSpec
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import hub_upload
-from finetune_trainer.export.marker import Owner
+from finetune_trainer.export.marker import UploadOwner
 from finetune_trainer.export.publish import PROBE, folder_names, places, require_ours
-from finetune_trainer.storage import Store, join, local_path
+from finetune_trainer.storage import StorageClient, join, local_path
 
 
-def destinations(export: ExportSpec, store: Store, owner: Owner) -> None:
+def destinations(export: ExportSpec, store: StorageClient, owner: UploadOwner) -> None:
     """Raises ``StageError``: 64 for a destination that Export would refuse, 66 where the bucket is not there, 77 where
     a right is missing, 69 where nothing answers, retries included."""
     for destination in export.destinations:
@@ -28,7 +28,9 @@ def destinations(export: ExportSpec, store: Store, owner: Owner) -> None:
             _folder(destination, export, store, owner)
 
 
-def _folder(destination: Destination, export: ExportSpec, store: Store, owner: Owner) -> None:
+def _folder(
+    destination: DestinationSpec, export: ExportSpec, store: StorageClient, owner: UploadOwner
+) -> None:
     root = destination.uri
     assert root is not None, "a destination is one of two"
     local = local_path(root)
@@ -50,7 +52,7 @@ def _folder(destination: Destination, export: ExportSpec, store: Store, owner: O
                 folder.rmdir()
 
 
-def _try(what: str, destination: Destination, call: Callable[[], object]) -> None:
+def _try(what: str, destination: DestinationSpec, call: Callable[[], object]) -> None:
     """``call``, with its refusal in terms of the destination."""
     uri = str(destination.uri)
     try:

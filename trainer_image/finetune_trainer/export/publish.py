@@ -18,8 +18,8 @@ from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
 from finetune_trainer.export import marker
 from finetune_trainer.export.folder import write_json
-from finetune_trainer.export.marker import MARKER, Owner
-from finetune_trainer.storage import Store, join
+from finetune_trainer.export.marker import MARKER, UploadOwner
+from finetune_trainer.storage import StorageClient, join
 
 MANIFEST = "manifest.json"
 #: How the files begin that preflight writes to see whether Export can; each lives for a moment.
@@ -67,7 +67,7 @@ def write_manifest(folder: Path, kind: Kind) -> None:
     (folder / MANIFEST).chmod(0o644)
 
 
-def publish(folder: Path, uri: str, kind: Kind, store: Store, owner: Owner) -> Published:
+def publish(folder: Path, uri: str, kind: Kind, store: StorageClient, owner: UploadOwner) -> Published:
     """Uploads ``folder`` (which has its manifest) to ``uri``; replaces a model of ours that lies there.
 
     Raises ``StageError`` 64 when other people's files lie there, and no model of ours, or one of them has the name of a
@@ -100,7 +100,7 @@ def publish(folder: Path, uri: str, kind: Kind, store: Store, owner: Owner) -> P
     )
 
 
-def _require_uploaded(folder: Path, uri: str, names: Iterable[str], store: Store) -> None:
+def _require_uploaded(folder: Path, uri: str, names: Iterable[str], store: StorageClient) -> None:
     """That these files lie at ``uri`` as in ``folder``, by size and CRC32C."""
 
     def is_there(name: str) -> bool:
@@ -120,13 +120,15 @@ def _require_uploaded(folder: Path, uri: str, names: Iterable[str], store: Store
         )  # fmt: skip
 
 
-def require_ours(uri: str, store: Store, owner: Owner) -> None:
+def require_ours(uri: str, store: StorageClient, owner: UploadOwner) -> None:
     """Raises ``StageError`` 64 where ``owner`` could not export to: another job uploads there, or only others' files
     lie there."""
     _ours(uri, marker.interrupted(uri, owner, store), store)
 
 
-def _ours(uri: str, before: marker.Upload | None, store: Store, new: Iterable[str] = ()) -> set[str]:
+def _ours(
+    uri: str, before: marker.InterruptedUpload | None, store: StorageClient, new: Iterable[str] = ()
+) -> set[str]:
     """Names of an earlier model's or unfinished upload's files that lie there. Raises ``StageError`` 64 where only
     others' files lie there, or one of them has a name of ``new``."""
     present = _names(store.entries(uri), uri)

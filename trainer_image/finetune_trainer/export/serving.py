@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from finetune_contract.tpu import all_shapes, families
 from finetune_trainer.export.folder import DTYPES
 from finetune_trainer.families import ModelPlan
 
@@ -40,19 +41,32 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class AcceleratorKind:
     resource: str
     image: str
     machines: Sequence[Machine]
     """The smallest first."""
 
 
-def _v6e(chips: int, topology: str) -> Machine:
-    labels = {
-        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
-        "cloud.google.com/gke-tpu-topology": topology,
-    }
-    return Machine(chips=chips, memory_gib=31, selector=labels)
+def _hosts(family: str) -> Sequence[Machine]:
+    """The machines of a family whose slices are one host, the smallest first."""
+    chip = families()[family].chip
+    assert chip is not None, "a family whose memory is known"
+    whole = sorted(
+        (shape for shape in all_shapes() if shape.family == family and not shape.multi_host),
+        key=lambda shape: shape.chips,
+    )
+    return [
+        Machine(
+            chips=shape.chips,
+            memory_gib=int(chip.usable_gib),
+            selector={
+                "cloud.google.com/gke-tpu-accelerator": shape.accelerator,
+                "cloud.google.com/gke-tpu-topology": shape.topology,
+            },
+        )
+        for shape in whole
+    ]
 
 
 def _gpu(name: str, chips: int, memory_gib: int) -> Machine:
@@ -60,13 +74,13 @@ def _gpu(name: str, chips: int, memory_gib: int) -> Machine:
 
 
 #: By the name of the file.
-KINDS: Mapping[str, Kind] = {
-    "tpu": Kind(
+KINDS: Mapping[str, AcceleratorKind] = {
+    "tpu": AcceleratorKind(
         resource="google.com/tpu",
         image="vllm/vllm-tpu:v0.26.0",  # of vLLM's releases for TPU the one that others pin, too; it has not run here
-        machines=(_v6e(1, "1x1"), _v6e(4, "2x2"), _v6e(8, "2x4")),
+        machines=_hosts("v6e"),
     ),
-    "gpu": Kind(
+    "gpu": AcceleratorKind(
         resource="nvidia.com/gpu",
         image="vllm/vllm-openai:v0.32.0",  # the release whose build for CPU serves exports in our tests
         machines=(
@@ -78,7 +92,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedModel:
     """What is served."""
 
     name: str
@@ -104,7 +118,7 @@ class Served:
         return width * (self.plan.parameters + _REQUESTS * self.max_length * cached)
 
 
-def write(folder: Path, served: Served) -> None:
+def write(folder: Path, served: ServedModel) -> None:
     """``folder/serving/tpu.yaml`` and ``gpu.yaml``, those that there can be."""
     for name, kind in KINDS.items():
         machine = choose(kind, served)
@@ -114,7 +128,7 @@ def write(folder: Path, served: Served) -> None:
             path.write_text(render(kind, machine, served), encoding="utf-8")
 
 
-def choose(kind: Kind, served: Served) -> Machine | None:
+def choose(kind: AcceleratorKind, served: ServedModel) -> Machine | None:
     """The smallest machine that holds the model and divides its attention heads."""
     for machine in kind.machines:
         room = machine.chips * machine.memory_gib * _GIB * _SHARE
@@ -123,7 +137,7 @@ def choose(kind: Kind, served: Served) -> Machine | None:
     return None
 
 
-def render(kind: Kind, machine: Machine, served: Served) -> str:
+def render(kind: AcceleratorKind, machine: Machine, served: ServedModel) -> str:
     """Deployment and Service as YAML."""
     documents = [_deployment(kind, machine, served), _service(served)]
     head = (
@@ -134,7 +148,7 @@ def render(kind: Kind, machine: Machine, served: Served) -> str:
     return head + text
 
 
-def arguments(machine: Machine, served: Served) -> list[str]:
+def arguments(machine: Machine, served: ServedModel) -> list[str]:
     """Of vLLM's server."""
     return [
         f"--model={_MOUNT}",
@@ -146,11 +160,11 @@ def arguments(machine: Machine, served: Served) -> list[str]:
     ]
 
 
-def _labels(served: Served) -> Object:
+def _labels(served: ServedModel) -> Object:
     return {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": served.name}
 
 
-def _deployment(kind: Kind, machine: Machine, served: Served) -> Object:
+def _deployment(kind: AcceleratorKind, machine: Machine, served: ServedModel) -> Object:
     chips = {kind.resource: str(machine.chips)}
     volume, annotations = _model_volume(served.uri)
     container = {
@@ -209,7 +223,7 @@ def _model_volume(uri: str) -> tuple[Object, Object]:
     return {"name": "model", "csi": driver}, {"gke-gcsfuse/volumes": "true"}
 
 
-def _service(served: Served) -> Object:
+def _service(served: ServedModel) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",

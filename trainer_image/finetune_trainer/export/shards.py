@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune_trainer import holes
+from finetune_trainer import sparse_files
 from finetune_trainer.weights import COPIED, INDEX, SINGLE
 
 _METADATA = {"format": "pt"}
@@ -92,5 +92,5 @@ def _begin(path: Path, shard: Sequence[Slot]) -> list[tuple[Slot, int]]:
         }
         starts.append(end)
         end += slot.size
-    data = holes.begin(path, header, end)
+    data = sparse_files.begin(path, header, end)
     return [(slot, data + start) for slot, start in zip(shard, starts, strict=True)]

@@ -9,8 +9,8 @@ import numpy as np
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer import mapping
-from finetune_trainer.checkpoints.parts import parts
-from finetune_trainer.checkpoints.reading import Checkpoint
+from finetune_trainer.checkpoints.reading import CheckpointReader
+from finetune_trainer.checkpoints.unstacking import unstack
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.weights import Weights
@@ -19,7 +19,7 @@ _LOW, _HIGH = "_lora_a", "_lora_b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
+class LoraAdapter:
     """LoRA pairs by plain name of the weight they adapt: (A ``[rank, in]``, B ``[out, rank]``), float32."""
 
     pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -37,7 +37,7 @@ class Adapter:
 
 
 def full(
-    checkpoint: Checkpoint, plan: ModelPlan, config: Any, scratch: Path
+    checkpoint: CheckpointReader, plan: ModelPlan, config: Any, scratch: Path
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Of a fully tuned checkpoint. Raises ``CheckpointUnreadableError``."""
     shapes = plan.tensors()
@@ -45,12 +45,14 @@ def full(
         if parameter.key not in checkpoint.arrays:
             raise _incomplete(parameter.key)
         stacked = parameter.stack_axes(len(checkpoint.arrays[parameter.key].shape), config.param_scan_axis)
-        with parts(checkpoint, parameter.key, stacked, scratch) as found:
+        with unstack(checkpoint, parameter.key, stacked, scratch) as found:
             for name, part in zip(parameter.names, found, strict=True):
                 yield name, parameter.decode(part, shapes[name])
 
 
-def adapter(checkpoint: Checkpoint, plan: ModelPlan, config: Any, *, rank: int, alpha: float) -> Adapter:
+def adapter(
+    checkpoint: CheckpointReader, plan: ModelPlan, config: Any, *, rank: int, alpha: float
+) -> LoraAdapter:
     """Of a LoRA checkpoint, which holds neither alpha nor the names: both come from the job. Raises
     ``CheckpointUnreadableError``."""
     shapes = plan.tensors()
@@ -72,10 +74,10 @@ def adapter(checkpoint: Checkpoint, plan: ModelPlan, config: Any, *, rank: int, 
             ExitCode.BAD_REQUEST, "CheckpointMismatch", "the checkpoint is not of this LoRA training", saw=saw,
             expected=f"adapters of rank {rank}", fix="Export with the settings that the training had.",
         )  # fmt: skip
-    return Adapter(pairs=pairs, rank=rank, alpha=alpha)
+    return LoraAdapter(pairs=pairs, rank=rank, alpha=alpha)
 
 
-def merged(weights: Weights, lora: Adapter) -> Iterator[tuple[str, np.ndarray]]:
+def merged(weights: Weights, lora: LoraAdapter) -> Iterator[tuple[str, np.ndarray]]:
     """The base model with ``alpha / rank * B @ A`` added; what LoRA left alone stays as it was, bit for bit."""
     for name in weights.text:
         array = weights.read(name).astype(np.float32)

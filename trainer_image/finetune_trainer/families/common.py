@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finetune_trainer.families.fields import Fields
-from finetune_trainer.families.plan import Experts
+from finetune_trainer.families.plan import MoEConfig
 from finetune_trainer.families.rope import Rope
 
 #: transformers' activation name -> MaxText's (jax.nn's gelu is the tanh approximation).
@@ -21,7 +21,7 @@ _MOST_LAYERS, _MOST_EXPERTS = 1000, 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
+class ConfigDefaults:
     """What transformers takes where config.json is silent."""
 
     vocab_size: int
@@ -90,7 +90,7 @@ def silu_decoder(
     }
 
 
-def dimensions(config: Fields, default: Defaults) -> Dimensions:
+def dimensions(config: Fields, default: ConfigDefaults) -> Dimensions:
     """Sizes, with transformers' defaults for what the file leaves out."""
     hidden = config.integer("hidden_size", default.hidden_size)
     heads = config.integer("num_attention_heads", default.heads)
@@ -118,9 +118,9 @@ def dimensions(config: Fields, default: Defaults) -> Dimensions:
     )
 
 
-def experts(config: Fields, key: str, number: int, chosen: int, width: int) -> Experts:
+def experts(config: Fields, key: str, number: int, chosen: int, width: int) -> MoEConfig:
     """``key`` and the numbers are what the architecture calls its experts, and transformers' defaults."""
-    found = Experts(
+    found = MoEConfig(
         number=config.integer(key, number, minimum=2, maximum=_MOST_EXPERTS),
         chosen=config.integer("num_experts_per_tok", chosen),
         width=width,
@@ -130,7 +130,7 @@ def experts(config: Fields, key: str, number: int, chosen: int, width: int) -> E
     return found
 
 
-def expert_overrides(experts: Experts) -> dict[str, object]:
+def expert_overrides(experts: MoEConfig) -> dict[str, object]:
     """MaxText's settings, without a loss for their balance: as the published models compute it."""
     return {
         "num_experts": experts.number,
@@ -149,7 +149,7 @@ def activations(config: Fields, key: str, default: str) -> list[str]:
     return [_ACTIVATIONS[name], "linear"]
 
 
-def refuse_foreign_parts(
+def refuse_unsupported_parts(
     config: Fields, *, published: frozenset[str] = frozenset(), biased_attention: bool = False
 ) -> None:
     """Refuses what would make the weights or the function something else than the architecture's name says.

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 
 from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
-from finetune_trainer.families.plan import Family, Latent, ModelPlan
+from finetune_trainer.families.plan import Family, MLAConfig, ModelPlan
 
-DEFAULTS = common.Defaults(
+DEFAULTS = common.ConfigDefaults(
     vocab_size=32000,
     hidden_size=4096,
     intermediate_size=11008,
@@ -35,7 +35,7 @@ _PUBLISHED = frozenset(
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """Queries are scaled when MaxText runs; of the chosen experts' weights neither sum nor size is changed but by
     ``routed_scaling_factor``."""
-    common.refuse_foreign_parts(config, published=_PUBLISHED)
+    common.refuse_unsupported_parts(config, published=_PUBLISHED)
     common.required_epsilon(config, _EPSILON, "The norm of the latent vector has this value built in.")
     _refuse_other_routing(config)
     if config.has("q_lora_rank"):
@@ -45,15 +45,15 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
     size = common.dimensions(config, DEFAULTS)
     if size.kv_heads != size.heads:
         config.refuse("num_key_value_heads", f"num_attention_heads ({size.heads})", "Correct config.json.")
-    latent = Latent(
+    latent = MLAConfig(
         rank=config.integer("kv_lora_rank", 512),
-        plain_dim=config.integer("qk_nope_head_dim", 128),
-        rotary_dim=config.integer("qk_rope_head_dim", 64),
+        nope_dim=config.integer("qk_nope_head_dim", 128),
+        rope_dim=config.integer("qk_rope_head_dim", 64),
         value_dim=config.integer("v_head_dim", 128),
     )
-    if latent.rotary_dim % 2:
+    if latent.rope_dim % 2:
         config.refuse("qk_rope_head_dim", "an even number", "Rotary embeddings turn pairs of dimensions.")
-    size = replace(size, head_dim=latent.plain_dim + latent.rotary_dim)
+    size = replace(size, head_dim=latent.nope_dim + latent.rope_dim)
     experts = replace(
         common.experts(config, "n_routed_experts", 64, 6, config.integer("moe_intermediate_size", 1407)),
         shared=config.integer("n_shared_experts", 2),
@@ -83,8 +83,8 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             "attention_type": "mla",
             "q_lora_rank": 0,
             "kv_lora_rank": latent.rank,
-            "qk_nope_head_dim": latent.plain_dim,
-            "qk_rope_head_dim": latent.rotary_dim,
+            "qk_nope_head_dim": latent.nope_dim,
+            "qk_rope_head_dim": latent.rope_dim,
             "v_head_dim": latent.value_dim,
             **_rope(config, size.context_length),
             "logits_via_embedding": tied,

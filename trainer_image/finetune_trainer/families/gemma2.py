@@ -9,7 +9,7 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.Defaults(
+DEFAULTS = common.ConfigDefaults(
     vocab_size=256000,
     hidden_size=2304,
     intermediate_size=9216,
@@ -24,7 +24,7 @@ DEFAULTS = common.Defaults(
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """MaxText keeps the query scale in the query weights, sqrt(width) in the embeddings and 1 + weight in the norms."""
-    common.refuse_foreign_parts(config)
+    common.refuse_unsupported_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 2 attends to earlier tokens only.")
     common.required_epsilon(config, 1e-6, "MaxText's Gemma layers have this value built in.")
     size = common.dimensions(config, DEFAULTS)

@@ -9,7 +9,7 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.Defaults(
+DEFAULTS = common.ConfigDefaults(
     vocab_size=262_208,
     hidden_size=2304,
     intermediate_size=9216,
@@ -32,13 +32,13 @@ def text_config(config: Fields) -> Fields:
         config.refuse(
             "tie_word_embeddings", "true or absent", "MaxText's Gemma shares input and output embeddings."
         )
-    common.refuse_foreign_parts(config)
+    common.refuse_unsupported_parts(config)
     return table
 
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """MaxText keeps sqrt(width) in the embeddings and 1 + weight in the norms, and scales queries when it runs."""
-    common.refuse_foreign_parts(config)
+    common.refuse_unsupported_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 3 attends to earlier tokens only.")
     common.required_epsilon(config, 1e-6, "MaxText's Gemma layers have this value built in.")
     size = common.dimensions(config, DEFAULTS)

@@ -9,7 +9,7 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.Defaults(
+DEFAULTS = common.ConfigDefaults(
     vocab_size=32000,
     hidden_size=4096,
     intermediate_size=11008,
@@ -22,9 +22,9 @@ DEFAULTS = common.Defaults(
 )
 
 
-def plan(config: Fields, architecture: str, default: common.Defaults = DEFAULTS) -> ModelPlan:
+def plan(config: Fields, architecture: str, default: common.ConfigDefaults = DEFAULTS) -> ModelPlan:
     """MaxText keeps q and k in interleaved order and 1/sqrt(head_dim) in the query weights (its conversion hooks)."""
-    common.refuse_foreign_parts(config)
+    common.refuse_unsupported_parts(config)
     size = common.dimensions(config, default)
     rotary = rope.single(config, default_theta=10_000.0)
     tied = config.flag("tie_word_embeddings", default.tied_embeddings)

@@ -9,7 +9,7 @@ from finetune_trainer.families import common, llama
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import ModelPlan
 
-DEFAULTS = common.Defaults(
+DEFAULTS = common.ConfigDefaults(
     vocab_size=32000,
     hidden_size=4096,
     intermediate_size=14336,

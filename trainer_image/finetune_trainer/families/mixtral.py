@@ -6,7 +6,7 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.Defaults(
+DEFAULTS = common.ConfigDefaults(
     vocab_size=32000,
     hidden_size=4096,
     intermediate_size=14336,
@@ -21,7 +21,7 @@ DEFAULTS = common.Defaults(
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """The chosen experts' weights are softmaxed among themselves; conversion folds 1/sqrt(head_dim) into queries."""
-    common.refuse_foreign_parts(config)
+    common.refuse_unsupported_parts(config)
     config.must_be_off("sliding_window", "MaxText's Mixtral attends to the whole context.")
     size = common.dimensions(config, DEFAULTS)
     experts = common.experts(config, "num_local_experts", 8, 2, size.intermediate_size)

@@ -36,7 +36,7 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class MoEConfig:
     """Of a layer's MLP, instead of a dense one."""
 
     number: int
@@ -50,14 +50,14 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latent:
+class MLAConfig:
     """Multi-head latent attention: keys and values of all heads come from one narrow vector a token."""
 
     rank: int
     """Of that vector."""
-    plain_dim: int
+    nope_dim: int
     """Of a head's query and key without a rotary embedding."""
-    rotary_dim: int
+    rope_dim: int
     """With one; the key's is shared by all heads."""
     value_dim: int
 
@@ -126,8 +126,8 @@ class ModelPlan:
     llama3_scaling: Llama3Scaling | None = None
     linear_scaling: float = 1.0
     """Linear RoPE factor of a Llama model, for which MaxText has no setting."""
-    experts: Experts | None = None
-    latent: Latent | None = None
+    experts: MoEConfig | None = None
+    latent: MLAConfig | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the text model's weights, as a plain ``…ForCausalLM`` checkpoint names them."""
@@ -166,9 +166,9 @@ class ModelPlan:
         else:
             rank, values = self.latent.rank, self.latent.value_dim
             named |= {
-                "kv_a_proj_with_mqa.weight": (rank + self.latent.rotary_dim, hidden),
+                "kv_a_proj_with_mqa.weight": (rank + self.latent.rope_dim, hidden),
                 "kv_a_layernorm.weight": (rank,),
-                "kv_b_proj.weight": (self.heads * (self.latent.plain_dim + values), rank),
+                "kv_b_proj.weight": (self.heads * (self.latent.nope_dim + values), rank),
                 "o_proj.weight": (hidden, self.heads * values),
             }
         if self.qkv_bias:
@@ -177,7 +177,7 @@ class ModelPlan:
             named |= {"q_norm.weight": (self.head_dim,), "k_norm.weight": (self.head_dim,)}
         return {f"self_attn.{name}": shape for name, shape in named.items()}
 
-    def _mixture(self, experts: Experts) -> _Shapes:
+    def _mixture(self, experts: MoEConfig) -> _Shapes:
         hidden = self.hidden_size
         where, names = _EXPERT_NAMES[self.family]
         named: _Shapes = {f"{where}.gate.weight": (experts.number, hidden)}

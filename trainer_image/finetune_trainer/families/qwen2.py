@@ -9,7 +9,7 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.Defaults(
+DEFAULTS = common.ConfigDefaults(
     vocab_size=151936,
     hidden_size=4096,
     intermediate_size=22016,
@@ -27,7 +27,7 @@ _WINDOW_LAYERS = 28
 def plan(config: Fields, architecture: str) -> ModelPlan:
     """Queries, keys and values have a bias in every model of the architecture, whatever ``attention_bias`` says:
     transformers does not read it."""
-    common.refuse_foreign_parts(config, biased_attention=True)
+    common.refuse_unsupported_parts(config, biased_attention=True)
     size = common.dimensions(config, DEFAULTS)
     if (
         config.flag("use_sliding_window", False)

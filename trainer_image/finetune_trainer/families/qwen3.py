@@ -6,7 +6,7 @@ from finetune_trainer.families import common, rope
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.Defaults(
+DEFAULTS = common.ConfigDefaults(
     vocab_size=151936,
     hidden_size=4096,
     intermediate_size=22016,
@@ -19,9 +19,9 @@ DEFAULTS = common.Defaults(
 )
 
 
-def plan(config: Fields, architecture: str, default: common.Defaults = DEFAULTS) -> ModelPlan:
+def plan(config: Fields, architecture: str, default: common.ConfigDefaults = DEFAULTS) -> ModelPlan:
     """Queries and keys are normalised per head; MaxText scales queries when it runs."""
-    common.refuse_foreign_parts(config)
+    common.refuse_unsupported_parts(config)
     config.must_be_off("use_sliding_window", "MaxText's Qwen3 attends to the whole context in every layer.")
     size = common.dimensions(config, default)
     common.layer_pattern(config, ["full_attention"] * size.layers)

@@ -6,7 +6,7 @@ from finetune_trainer.families import common, qwen3
 from finetune_trainer.families.fields import Fields
 from finetune_trainer.families.plan import Family, ModelPlan
 
-DEFAULTS = common.Defaults(
+DEFAULTS = common.ConfigDefaults(
     vocab_size=151936,
     hidden_size=2048,
     intermediate_size=6144,

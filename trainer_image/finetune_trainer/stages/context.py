@@ -13,8 +13,8 @@ from typing import Any
 
 from finetune_contract import (
     CacheLayout,
-    DatasetSource,
-    EvaluationDataset,
+    DatasetSpec,
+    EvaluationDatasetSpec,
     ExitCode,
     PreferenceMethod,
     RunFolder,
@@ -22,13 +22,13 @@ from finetune_contract import (
     StageRequest,
 )
 from finetune_trainer import families, models, widths
-from finetune_trainer.compilations import Compilations
+from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.data import special_tokens
 from finetune_trainer.data.cache import DataCache
-from finetune_trainer.data.dataset import HELD_BACK, Dataset, Piece, assemble, hold_back
-from finetune_trainer.data.layout import Sequences
-from finetune_trainer.data.preference import Pairs
-from finetune_trainer.data.prepare import Prepared, Texts, prepare
+from finetune_trainer.data.dataset import HELD_BACK, Dataset, SourceSubset, assemble, split_validation
+from finetune_trainer.data.layout import SequenceLayout
+from finetune_trainer.data.preference import PreferencePreprocessor
+from finetune_trainer.data.prepare import PreparedSource, TextPreprocessor, prepare
 from finetune_trainer.data.template import Renderer, with_template
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
@@ -36,25 +36,25 @@ from finetune_trainer.families.catalogue import require_family
 from finetune_trainer.methods import method_of
 from finetune_trainer.models import LocalModel
 from finetune_trainer.processes import Processes
-from finetune_trainer.stopping import Stop
-from finetune_trainer.storage import Store
+from finetune_trainer.stopping import StopSignal
+from finetune_trainer.storage import StorageClient
 from finetune_trainer.tokenizer import load_tokenizer
-from finetune_trainer.training.report import HostReport
+from finetune_trainer.training.report import HostProgressReporter
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Context:
+class StageContext:
     """One stage of one request in this process."""
 
     request: StageRequest
-    store: Store
+    store: StorageClient
     processes: Processes
-    stopper: Stop
-    compilations: Compilations = field(default_factory=Compilations)
+    stopper: StopSignal
+    compilations: CompilationCounter = field(default_factory=CompilationCounter)
     """Of this process, where they are counted."""
-    host_report: HostReport | None = None
+    host_report: HostProgressReporter | None = None
     """Where several processes train."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finetune-")))
     _vocab_size: int | None = field(default=None, init=False)
@@ -129,11 +129,11 @@ class Context:
             return [self._assembled(HELD_BACK, held_back, pairs=self._compares)]
         return [self.dataset(source.name, [source]) for source in self.request.data.validation]
 
-    def dataset(self, name: str, sources: Sequence[DatasetSource], *, use_cache: bool = True) -> Dataset:
+    def dataset(self, name: str, sources: Sequence[DatasetSpec], *, use_cache: bool = True) -> Dataset:
         """What the sources come to: pairs of answers where the method compares them, else texts."""
         return self._dataset(name, sources, pairs=self._compares, use_cache=use_cache)
 
-    def evaluation_data(self, dataset: EvaluationDataset) -> Dataset:
+    def evaluation_data(self, dataset: EvaluationDatasetSpec) -> Dataset:
         """One of evaluation.datasets: texts, whatever the method compares, unless it says that it holds pairs."""
         return self._dataset(dataset.source.name, [dataset.source], pairs=dataset.pairs)
 
@@ -142,21 +142,26 @@ class Context:
         return isinstance(self.request.method, PreferenceMethod)
 
     def _dataset(
-        self, name: str, sources: Sequence[DatasetSource], *, pairs: bool, use_cache: bool = True
+        self, name: str, sources: Sequence[DatasetSpec], *, pairs: bool, use_cache: bool = True
     ) -> Dataset:
         pieces = [
-            Piece.all_of(self._prepared(source, pairs=pairs, use_cache=use_cache)) for source in sources
+            SourceSubset.all_of(self._prepared(source, pairs=pairs, use_cache=use_cache))
+            for source in sources
         ]
         return self._assembled(name, pieces, pairs=pairs)
 
     @cached_property
-    def _training_pieces(self) -> tuple[list[Piece], list[Piece]]:
+    def _training_pieces(self) -> tuple[list[SourceSubset], list[SourceSubset]]:
         sources = [self._prepared(source, pairs=self._compares) for source in self.request.data.train]
         split = self.request.data.split_from_train
-        return hold_back(sources, split) if split else ([Piece.all_of(source) for source in sources], [])
+        return (
+            split_validation(sources, split)
+            if split
+            else ([SourceSubset.all_of(source) for source in sources], [])
+        )
 
-    def _assembled(self, name: str, pieces: list[Piece], *, pairs: bool) -> Dataset:
-        texts = Sequences(length=widths.of_rows(self.request), packing=self.request.data.packing)
+    def _assembled(self, name: str, pieces: list[SourceSubset], *, pairs: bool) -> Dataset:
+        texts = SequenceLayout(length=widths.of_rows(self.request), packing=self.request.data.packing)
         return assemble(name, pieces, self._pairs if pairs else texts)
 
     @property
@@ -172,9 +177,9 @@ class Context:
             width=widths.of_rows(self.request),
         )
 
-    def _prepared(self, source: DatasetSource, *, pairs: bool, use_cache: bool = True) -> Prepared:
+    def _prepared(self, source: DatasetSpec, *, pairs: bool, use_cache: bool = True) -> PreparedSource:
         """The source's examples; from the cache where they lie there."""
-        texts = Texts(renderer=self.renderer, max_length=self.request.data.max_seq_length)
+        texts = TextPreprocessor(renderer=self.renderer, max_length=self.request.data.max_seq_length)
         prepared = prepare(
             source,
             self._pairs if pairs else texts,
@@ -214,7 +219,7 @@ def late_environment(environment: Mapping[str, str]) -> None:
     if platforms := environment.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", platforms)
     if cache := environment.get("JAX_COMPILATION_CACHE_DIR"):
-        if "://" not in cache:  # what is an address is kept by finetune_trainer.programs
+        if "://" not in cache:  # what is an address is kept by finetune_trainer.compilation_cache
             jax.config.update("jax_compilation_cache_dir", cache)
         # Every program counts: a stage has some twenty small ones, and on a slice each costs a compilation.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -10,22 +10,22 @@ from finetune_trainer.checkpoints.layout import layout_for
 from finetune_trainer.data.preference import read_chosen
 from finetune_trainer.data.prepare import read_all
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.weights import open_weights
 
 
-def run(context: Context) -> ConvertOutcome:
+def run(context: StageContext) -> ConvertOutcome:
     """The conversion that the job uses: one from the cache that is whole, else this attempt's own."""
     request = context.request
     started = time.monotonic()
-    heap.return_freed_arrays()
+    malloc.return_freed_arrays()
     model = context.model(weights=False)
     plan = context.plan(model)
     layout = layout_for(request.mesh)
     prints = fingerprint.of_model(model, plan, layout)
     # Another job may have converted the model since preflight looked.
-    found = converted.find(request, prints, context.store)
-    if not isinstance(found, Miss):
+    found = conversion_cache.find(request, prints, context.store)
+    if not isinstance(found, CacheMiss):
         return ConvertOutcome(manifest=found, reused=True)
     model = context.model(weights=True)
     engine.prepare(plan)
@@ -35,10 +35,10 @@ def run(context: Context) -> ConvertOutcome:
     )
     made = conversion.convert(weights, plan, entry, store=context.store, layout=layout)
     # Listed before the proof reads it: what is proven is what is listed.
-    files_digest = cache_entry.keep_list(context.store, entry)
+    files_digest = cache_entry.write_file_list(context.store, entry)
     sentence = ""
     if request.export_proof:
-        sentence = proof.prove(
+        sentence = conversion_check.check_conversion(
             weights, made.items, plan, _rows(context, plan), scratch=context.scratch
         ).sentence
     model.require_unchanged()
@@ -53,17 +53,17 @@ def run(context: Context) -> ConvertOutcome:
         created=context.now(),
         files_digest=files_digest,
     )
-    converted.keep(request, manifest, found, context.store)
+    conversion_cache.keep(request, manifest, found, context.store)
     return ConvertOutcome(manifest=manifest)
 
 
-def _rows(context: Context, plan: ModelPlan) -> list[list[int]]:
+def _rows(context: StageContext, plan: ModelPlan) -> list[list[int]]:
     """A few examples of the user's own data, the first that predict a token."""
     source, pairs = context.request.data.train[0], isinstance(context.request.method, PreferenceMethod)
     read = read_chosen if pairs else read_all
-    length = min(proof.LENGTH, plan.context_length)
+    length = min(conversion_check.LENGTH, plan.context_length)
     rows = (
         context.renderer.tokens(example).ids[:length].tolist()
         for example in read(source, context.store, context.scratch)
     )
-    return list(itertools.islice((row for row in rows if len(row) > 1), proof.ROWS))
+    return list(itertools.islice((row for row in rows if len(row) > 1), conversion_check.ROWS))

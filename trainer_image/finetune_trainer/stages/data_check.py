@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from finetune_contract import DataReport, DatasetDetails, DatasetReport, DatasetSource, EvaluationDataset
+from finetune_contract import DataReport, DatasetDetails, DatasetReport, DatasetSpec, EvaluationDatasetSpec
 from finetune_trainer.data import remarks, report
 from finetune_trainer.data.batches import steps_for
 from finetune_trainer.data.dataset import Dataset
 from finetune_trainer.data.sources import open_source
 from finetune_trainer.evaluation.questions import questions
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 
 #: Of each source, where a sample is asked for.
 SAMPLE_ROWS = 1000
 
 
-def check(context: Context) -> DataReport:
+def check(context: StageContext) -> DataReport:
     """Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change. Where not every row is read, the request must
     say the steps."""
     match context.request.data.check:
@@ -27,7 +27,7 @@ def check(context: Context) -> DataReport:
             return _located(context)
 
 
-def _full(context: Context) -> DataReport:
+def _full(context: StageContext) -> DataReport:
     train, validation = context.training_data(), context.validation_data()
     h = context.request.hyperparameters
     steps = h.steps or steps_for(train.epoch, h.epochs or 1.0, h.global_batch_size)
@@ -40,10 +40,10 @@ def _full(context: Context) -> DataReport:
     )
 
 
-def _sample(context: Context) -> DataReport:
+def _sample(context: StageContext) -> DataReport:
     data = context.request.data
 
-    def looked_at(sources: Sequence[DatasetSource], name: str) -> Dataset:
+    def looked_at(sources: Sequence[DatasetSpec], name: str) -> Dataset:
         first = [
             source.model_copy(update={"max_examples": min(source.max_examples or SAMPLE_ROWS, SAMPLE_ROWS)})
             for source in sources
@@ -52,13 +52,13 @@ def _sample(context: Context) -> DataReport:
 
     train = looked_at(data.train, "train")
     validation = [looked_at([source], source.name) for source in data.validation]
-    return _report(context, _steps_asked(context), train, validation, "Sample")
+    return _report(context, _requested_steps(context), train, validation, "Sample")
 
 
-def _located(context: Context) -> DataReport:
+def _located(context: StageContext) -> DataReport:
     """Nothing is read; revisions are settled, so that all stages see the same."""
     data = context.request.data
-    return _empty(context, _steps_asked(context), "Off").model_copy(
+    return _empty(context, _requested_steps(context), "Off").model_copy(
         update={
             "train": [DatasetDetails(report=located(context, source)) for source in data.train],
             "validation": [DatasetDetails(report=located(context, source)) for source in data.validation],
@@ -67,7 +67,7 @@ def _located(context: Context) -> DataReport:
     )
 
 
-def checked(context: Context, dataset: EvaluationDataset) -> DatasetDetails:
+def checked(context: StageContext, dataset: EvaluationDatasetSpec) -> DatasetDetails:
     """One of evaluation.datasets, once it is sure that the Evaluate stage can use it: after hours of training is late
     to learn. With ``preflight.dataset`` Off it is only found."""
     if context.request.data.check == "Off":
@@ -78,7 +78,7 @@ def checked(context: Context, dataset: EvaluationDataset) -> DatasetDetails:
     return found
 
 
-def located(context: Context, source: DatasetSource) -> DatasetReport:
+def located(context: StageContext, source: DatasetSpec) -> DatasetReport:
     """Where the source lies and which content it has now; no row is read."""
     found = open_source(source, context.store, context.scratch)
     return DatasetReport(
@@ -87,14 +87,14 @@ def located(context: Context, source: DatasetSource) -> DatasetReport:
     )  # fmt: skip
 
 
-def _steps_asked(context: Context) -> int:
+def _requested_steps(context: StageContext) -> int:
     steps = context.request.hyperparameters.steps
     assert steps is not None, "the operator asks for steps where the rows are not counted"
     return steps
 
 
 def _report(
-    context: Context,
+    context: StageContext,
     steps: int,
     train: Dataset,
     validation: Sequence[Dataset],
@@ -129,7 +129,7 @@ def _details(data: Dataset, checked: Literal["Full", "Sample"]) -> list[DatasetD
     return [report.details(piece, each) for piece, each in zip(data.pieces, told, strict=True)]
 
 
-def _empty(context: Context, steps: int, checked: Literal["Full", "Sample", "Off"]) -> DataReport:
+def _empty(context: StageContext, steps: int, checked: Literal["Full", "Sample", "Off"]) -> DataReport:
     request = context.request
     return DataReport(
         job=request.job.name,

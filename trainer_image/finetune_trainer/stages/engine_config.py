@@ -5,15 +5,15 @@ from typing import Any
 from finetune_contract import ExitCode, StageRequest
 from finetune_trainer import engine
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation.placement import Room
+from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.storage import engine_path
 from finetune_trainer.training import overrides
 from finetune_trainer.training.settings import settings
 
 
-def training_config(context: Context, plan: ModelPlan, *, steps: int, parameters: str) -> Any:
+def training_config(context: StageContext, plan: ModelPlan, *, steps: int, parameters: str) -> Any:
     """For the train stage. ``parameters`` is an address as MaxText spells it."""
     import jax
 
@@ -27,24 +27,26 @@ def training_config(context: Context, plan: ModelPlan, *, steps: int, parameters
     return engine.configure(plan, engine.SFT, **{**made, "load_parameters_path": parameters})
 
 
-def evaluation_config(context: Context, room: Room, *, parameters: str, adapter: str | None = None) -> Any:
+def evaluation_config(
+    context: StageContext, row_capacity: DeviceRowCapacity, *, parameters: str, adapter: str | None = None
+) -> Any:
     """For the evaluate stage. ``parameters`` and ``adapter`` are addresses as MaxText spells them."""
     import jax
 
     made = evaluation_settings(
-        room.request,
-        room.plan,
+        row_capacity.request,
+        row_capacity.plan,
         platform=jax.default_backend(),
         output=engine_path(context.folder.uri),
         adapter=adapter,
     )
-    return engine.configure(room.plan, engine.SFT, **{**made, "load_parameters_path": parameters})
+    return engine.configure(row_capacity.plan, engine.SFT, **{**made, "load_parameters_path": parameters})
 
 
 def evaluation_settings(
     request: StageRequest, plan: ModelPlan, *, platform: str, output: str, adapter: str | None = None
 ) -> dict[str, Any]:
-    """What decides the programs of the evaluate stage. ``request``: a ``Room``'s. Other arguments as for
+    """What decides the programs of the evaluate stage. ``request``: a ``MemoryShare``'s. Other arguments as for
     ``evaluation_config`` and ``settings``."""
     made = engine_settings(request, plan, steps=1, platform=platform, output=output)
     if request.method.lora is not None:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from finetune_contract import (
     DatasetScores,
     EvaluateOutcome,
-    EvaluationDataset,
+    EvaluationDatasetSpec,
     EvaluationResult,
     Sample,
     StageRequest,
 )
-from finetune_trainer import converted, engine
+from finetune_trainer import conversion_cache, engine
 from finetune_trainer.data.batches import EvaluationBatches
 from finetune_trainer.data.dataset import Dataset, digest_of
 from finetune_trainer.data.layout import Batch
-from finetune_trainer.evaluation.gates import judge
-from finetune_trainer.evaluation.placement import Room
+from finetune_trainer.evaluation.gates import evaluate_gates
+from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.evaluation.questions import Question, questions
 from finetune_trainer.evaluation.scores import SCORES, mean_scores, opens_reasoning, without_reasoning
 from finetune_trainer.families import ModelPlan
@@ -30,8 +30,8 @@ from finetune_trainer.stages.inputs import converted_model, trained_parameters
 from finetune_trainer.storage import engine_path
 
 if TYPE_CHECKING:
-    from finetune_trainer.evaluation.benchmarks import Benchmark
-    from finetune_trainer.evaluation.harness import Engine, HarnessModel
+    from finetune_trainer.evaluation.benchmarks import LoadedBenchmark
+    from finetune_trainer.evaluation.harness import EvaluationBackend, HarnessModel
     from finetune_trainer.evaluation.models import LoadedModel
     from finetune_trainer.evaluation.sampling import Sampling
 
@@ -40,10 +40,10 @@ _SHOWN_SAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class EvaluationTask:
     """One of evaluation.datasets."""
 
-    spec: EvaluationDataset
+    spec: EvaluationDatasetSpec
     data: Dataset
     questions: Sequence[Question]
     """Empty where only the loss is measured."""
@@ -54,14 +54,14 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class EvaluationWorkload:
     """What every model is asked."""
 
     validation: Sequence[Dataset]
-    tasks: Sequence[Task]
+    tasks: Sequence[EvaluationTask]
     prompts: Sequence[Sequence[int]]
     """Token ids: the request's prompts, then the questions of the tasks."""
-    benchmarks: Sequence["Benchmark"]
+    benchmarks: Sequence["LoadedBenchmark"]
     context_length: int
     """Of the model, in tokens."""
 
@@ -86,17 +86,17 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ModelEvaluation:
     """What one model came to."""
 
     result: EvaluationResult | None
     scores: Sequence[dict[str, float]]
     """Of each task, then of each benchmark, by short name."""
     answers: Sequence[str]
-    """To ``Work.prompts``."""
+    """To ``EvaluationWorkload.prompts``."""
 
 
-def run(context: Context) -> EvaluateOutcome:
+def run(context: StageContext) -> EvaluateOutcome:
     """Raises ``StageError`` 66 when training's checkpoint is not there."""
     from finetune_trainer.evaluation.models import load, with_adapter
 
@@ -104,31 +104,31 @@ def run(context: Context) -> EvaluateOutcome:
     request = context.request
     engine.prepare(plan)
     require_devices(request)
-    room = room_of(request, plan)
+    row_capacity = row_capacity_of(request, plan)
     work = collect(context, plan)
     batches = batches_of(context, work)
     trained = engine_path(trained_parameters(context))
     lora = request.method.lora is not None
 
-    baseline: Measured | None = None
+    baseline: ModelEvaluation | None = None
     base, model = "", None
     relative = method_of(request.method).reference
     if request.evaluation.baseline or lora or relative:
         base = engine_path(converted_model(context))
-        with converted.loading(request):
-            model = load(evaluation_config(context, room, parameters=base))
+        with conversion_cache.loading(request):
+            model = load(evaluation_config(context, row_capacity, parameters=base))
         if relative:
-            batches = {name: referred(model, each) for name, each in batches.items()}
+            batches = {name: with_reference_logps(model, each) for name, each in batches.items()}
         if request.evaluation.baseline:
-            baseline = measure(context, model, room, work, batches)
+            baseline = measure(context, model, row_capacity, work, batches)
     if lora:
         assert model is not None
-        config = evaluation_config(context, room, parameters=base, adapter=trained)
+        config = evaluation_config(context, row_capacity, parameters=base, adapter=trained)
         model = with_adapter(model, config)
     else:
         model = None  # gives the base model's memory back first
-        model = load(evaluation_config(context, room, parameters=trained))
-    tuned = measure(context, model, room, work, batches)
+        model = load(evaluation_config(context, row_capacity, parameters=trained))
+    tuned = measure(context, model, row_capacity, work, batches)
 
     samples = _samples(context, work, baseline, tuned)
     outcome = EvaluateOutcome(
@@ -149,7 +149,7 @@ def run(context: Context) -> EvaluateOutcome:
         samples=[sample.shown() for sample in samples[:_SHOWN_SAMPLES]],
         samples_uri=context.folder.evaluation_samples,
     )
-    gates = judge(request.evaluation.gates, outcome.metrics("baseline"), outcome.metrics("tuned"))
+    gates = evaluate_gates(request.evaluation.gates, outcome.metrics("baseline"), outcome.metrics("tuned"))
     outcome = outcome.model_copy(update={"gates": gates})
     if context.processes.first:
         lines = "".join(sample.to_json() + "\n" for sample in samples)
@@ -158,44 +158,44 @@ def run(context: Context) -> EvaluateOutcome:
     return outcome
 
 
-def room_of(request: StageRequest, plan: ModelPlan) -> Room:
+def row_capacity_of(request: StageRequest, plan: ModelPlan) -> DeviceRowCapacity:
     """How the model lies on this process's devices, and what they hold beside it."""
     import jax
 
     from finetune_trainer.compiled.chips import usable_bytes
 
-    return Room.of(request, plan, memory=usable_bytes(jax.devices()[0].device_kind))
+    return DeviceRowCapacity.of(request, plan, memory=usable_bytes(jax.devices()[0].device_kind))
 
 
-def batches_of(context: Context, work: Work) -> dict[str, Iterable[Batch]]:
-    """The rows that the method measures, in pieces of one forward pass, by ``Work.compared``'s names."""
+def batches_of(context: StageContext, work: EvaluationWorkload) -> dict[str, Iterable[Batch]]:
+    """The rows that the method measures, in pieces of one forward pass, by ``EvaluationWorkload.compared``'s names."""
     return {name: _batches(context, each) for name, each in work.compared.items()}
 
 
-def referred(base: "LoadedModel", batches: Iterable[Batch]) -> list[Batch]:
+def with_reference_logps(base: "LoadedModel", batches: Iterable[Batch]) -> list[Batch]:
     """The batches with the base model's log-probabilities."""
     import jax
     from flax.core.spmd import logical_axis_rules
 
-    from finetune_trainer.objectives import Reference
+    from finetune_trainer.objectives import ReferenceModel
 
     with jax.set_mesh(base.mesh), logical_axis_rules(base.config.logical_axis_rules):
-        reference = Reference.itself(base.model, base.mesh)
+        reference = ReferenceModel.itself(base.model, base.mesh)
         return [reference.of(batch) for batch in batches]
 
 
-def collect(context: Context, plan: ModelPlan) -> Work:
+def collect(context: StageContext, plan: ModelPlan) -> EvaluationWorkload:
     """Rows, questions and prompts of the request."""
     evaluation = context.request.evaluation
     tasks = [
-        Task(
+        EvaluationTask(
             spec=dataset,
             data=context.evaluation_data(dataset),
             questions=questions_of(context, dataset),
         )
         for dataset in evaluation.datasets
     ]
-    return Work(
+    return EvaluationWorkload(
         validation=context.validation_data(),
         tasks=tasks,
         prompts=prompts_of(context, plan, [question for task in tasks for question in task.questions]),
@@ -204,29 +204,32 @@ def collect(context: Context, plan: ModelPlan) -> Work:
     )
 
 
-def questions_of(context: Context, dataset: EvaluationDataset) -> Sequence[Question]:
+def questions_of(context: StageContext, dataset: EvaluationDatasetSpec) -> Sequence[Question]:
     """Empty where only the loss is measured."""
     if not SCORES.keys() & dataset.metrics:
         return ()
     return questions(dataset.source, context.renderer, context.store, context.scratch)
 
 
-def prompts_of(context: Context, plan: ModelPlan, asked: Sequence[Question]) -> list[Sequence[int]]:
+def prompts_of(context: StageContext, plan: ModelPlan, asked: Sequence[Question]) -> list[Sequence[int]]:
     """Token ids of the request's prompts, then of the questions. One that leaves no room for an answer loses its
     beginning."""
     evaluation = context.request.evaluation
     prompts = [context.renderer.prompt(prompt) for prompt in evaluation.prompts]
     prompts += [list(question.prompt) for question in asked]
-    room = plan.context_length - evaluation.max_new_tokens
-    cut = sum(len(prompt) > room for prompt in prompts)
+    row_capacity = plan.context_length - evaluation.max_new_tokens
+    cut = sum(len(prompt) > row_capacity for prompt in prompts)
     if cut:
         _LOG.warning(
-            "%d of %d prompts are longer than %d tokens and lose their beginning", cut, len(prompts), room
+            "%d of %d prompts are longer than %d tokens and lose their beginning",
+            cut,
+            len(prompts),
+            row_capacity,
         )
-    return [prompt[-room:] for prompt in prompts]
+    return [prompt[-row_capacity:] for prompt in prompts]
 
 
-def benchmarks_of(context: Context) -> list["Benchmark"]:
+def benchmarks_of(context: StageContext) -> list["LoadedBenchmark"]:
     """Of the request, each with its rows. Raises ``StageError`` as ``benchmarks.load`` does."""
     asked = context.request.evaluation.benchmarks
     if not asked:
@@ -237,8 +240,12 @@ def benchmarks_of(context: Context) -> list["Benchmark"]:
 
 
 def measure(
-    context: Context, model: "LoadedModel", room: Room, work: Work, batches: Mapping[str, Iterable[Batch]]
-) -> Measured:
+    context: StageContext,
+    model: "LoadedModel",
+    row_capacity: DeviceRowCapacity,
+    work: EvaluationWorkload,
+    batches: Mapping[str, Iterable[Batch]],
+) -> ModelEvaluation:
     """Everything that ``work`` asks, of one model. ``batches``: of the rows that the method measures."""
     from finetune_trainer.evaluation.generate import Generator
     from finetune_trainer.evaluation.loss import LossMeter, combined
@@ -250,8 +257,8 @@ def measure(
     # of texts, whatever training has compared
     texts = (
         meter
-        if isinstance(objective, Imitation)
-        else LossMeter(model.model, model.config, model.mesh, Imitation(config=model.config))
+        if isinstance(objective, SftLoss)
+        else LossMeter(model.model, model.config, model.mesh, SftLoss(config=model.config))
     )
     measured = {name: meter.measure(model.model, each) for name, each in batches.items()}
     result = None
@@ -270,7 +277,7 @@ def measure(
         model,
         sampling_of(request),
         end_ids=context.renderer.end_ids(),
-        room=room,
+        row_capacity=row_capacity,
         longest=work.context_length - request.evaluation.max_new_tokens,
     )
     answers = [
@@ -293,8 +300,8 @@ def measure(
         elif "Loss" in task.spec.metrics:
             found["loss"] = texts.measure(model.model, _batches(context, task.data)).mean
         scores.append(found)
-    scores += _benchmark_scores(context, model, room, work)
-    return Measured(result=result, scores=scores, answers=answers)
+    scores += _benchmark_scores(context, model, row_capacity, work)
+    return ModelEvaluation(result=result, scores=scores, answers=answers)
 
 
 def sampling_of(request: StageRequest) -> "Sampling":
@@ -310,20 +317,22 @@ def sampling_of(request: StageRequest) -> "Sampling":
 
 
 def _benchmark_scores(
-    context: Context, model: "LoadedModel", room: Room, work: Work
+    context: StageContext, model: "LoadedModel", row_capacity: DeviceRowCapacity, work: EvaluationWorkload
 ) -> list[dict[str, float]]:
     if not work.benchmarks:
         return []
-    from finetune_trainer.evaluation.answering import LoadedEngine
     from finetune_trainer.evaluation.benchmarks import scores
+    from finetune_trainer.evaluation.loaded_backend import LoadedModelBackend
 
-    engine = LoadedEngine(model, room=room, context=work.context_length, end_ids=context.renderer.end_ids())
+    engine = LoadedModelBackend(
+        model, row_capacity=row_capacity, context=work.context_length, end_ids=context.renderer.end_ids()
+    )
     asked = harness_of(context, engine, work.context_length)
     chat = bool(context.tokenizer.chat_template)
     return [scores(each, asked, chat=chat) for each in work.benchmarks]
 
 
-def harness_of(context: Context, engine: "Engine", context_length: int) -> "HarnessModel":
+def harness_of(context: StageContext, engine: "EvaluationBackend", context_length: int) -> "HarnessModel":
     """``engine`` as the harness asks it. ``context_length``: of the model, in tokens."""
     from finetune_trainer.evaluation.harness import HarnessModel
 
@@ -331,12 +340,14 @@ def harness_of(context: Context, engine: "Engine", context_length: int) -> "Harn
     return HarnessModel(engine, context.tokenizer, context.renderer, context=context_length, seed=seed)
 
 
-def _batches(context: Context, data: Dataset) -> EvaluationBatches:
+def _batches(context: StageContext, data: Dataset) -> EvaluationBatches:
     return EvaluationBatches(rows=data.rows, batch_size=context.request.hyperparameters.microbatch_size)
 
 
-def _samples(context: Context, work: Work, baseline: Measured | None, tuned: Measured) -> list[Sample]:
-    """Every answer side by side, in the order of ``Work.prompts``."""
+def _samples(
+    context: StageContext, work: EvaluationWorkload, baseline: ModelEvaluation | None, tuned: ModelEvaluation
+) -> list[Sample]:
+    """Every answer side by side, in the order of ``EvaluationWorkload.prompts``."""
     asked: list[tuple[str | None, str, str | None]] = [
         (None, prompt, None) for prompt in context.request.evaluation.prompts
     ]

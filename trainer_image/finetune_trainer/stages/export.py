@@ -5,24 +5,24 @@ from pathlib import Path
 
 from finetune_contract import (
     Artifact,
-    Destination,
+    DestinationSpec,
     EvaluateOutcome,
     ExportOutcome,
     MethodSpec,
     PreflightOutcome,
     StageRequest,
 )
-from finetune_trainer import engine, export, heap, provided
+from finetune_trainer import engine, export, malloc, orbax_source
 from finetune_trainer.export import CardFacts, Published
-from finetune_trainer.export.hub_upload import Part, push
+from finetune_trainer.export.hub_upload import UploadFolder, push
 from finetune_trainer.export.publish import Kind
 from finetune_trainer.export.publish import places as places_of
-from finetune_trainer.export.serving import Served
+from finetune_trainer.export.serving import ServedModel
 from finetune_trainer.export.tokenizer import tokenizer_folder
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 from finetune_trainer.models import LocalModel, Values
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.inputs import trained_parameters
 from finetune_trainer.storage import join
 from finetune_trainer.weights import open_weights
@@ -32,9 +32,9 @@ _CARD_SAMPLES = 4
 KINDS: Mapping[str, Kind] = {"model": "HuggingFace", "adapter": "Adapter", "orbax": "OrbaxParams"}
 
 
-def run(context: Context) -> ExportOutcome:
+def run(context: StageContext) -> ExportOutcome:
     """Writes to the run folder and to every destination; the run folder's manifest comes last."""
-    heap.return_freed_arrays()
+    malloc.return_freed_arrays()
     parameters = trained_parameters(context)
     orbax = context.request.model.orbax
     values = _values(context.request)
@@ -46,7 +46,7 @@ def run(context: Context) -> ExportOutcome:
     weights = (
         open_weights(model.path, plan, where=model.source, headers_only=values != "All")
         if orbax is None
-        else provided.base_weights(
+        else orbax_source.base_weights(
             orbax, plan, context.scratch / "base", scratch=context.scratch, values=values == "All"
         )
     )
@@ -59,7 +59,7 @@ def run(context: Context) -> ExportOutcome:
             weights=weights,
             plan=plan,
             params=parameters,
-            lora=None if lora is None else export.Lora(rank=lora.rank, alpha=lora.alpha),
+            lora=None if lora is None else export.LoraConfig(rank=lora.rank, alpha=lora.alpha),
             content=request.export.content,
             dtype=request.export.dtype,
             facts=card_facts(context, model),
@@ -92,13 +92,13 @@ def _values(request: StageRequest) -> Values:
     return "None" if request.export.content == "Adapter" else "All"
 
 
-def _served(context: Context, plan: ModelPlan) -> Served | None:
+def _served(context: StageContext, plan: ModelPlan) -> ServedModel | None:
     """From the first destination that is a folder; without one, from the run folder."""
     request = context.request
     if request.export.serving_account is None:
         return None
     places = (destination.uri for destination in request.export.destinations)
-    return Served(
+    return ServedModel(
         name=request.job.name,
         namespace=request.job.namespace,
         uri=next((uri for uri in places if uri is not None), context.folder.exported("model")),
@@ -108,12 +108,14 @@ def _served(context: Context, plan: ModelPlan) -> Served | None:
     )
 
 
-def _copies(context: Context, folders: Mapping[str, Path], destination: Destination) -> list[Artifact]:
+def _copies(
+    context: StageContext, folders: Mapping[str, Path], destination: DestinationSpec
+) -> list[Artifact]:
     """Several folders at one destination: the first lies there itself, the others below it."""
     places = places_of(tuple(folders))
     if destination.hub is not None:
         parts = {
-            name: Part(folder=folder, kind=KINDS[name], prefix=places[name])
+            name: UploadFolder(folder=folder, kind=KINDS[name], prefix=places[name])
             for name, folder in folders.items()
         }
         message = f"{context.request.job.name}, step {context.request.train_step}"
@@ -128,8 +130,8 @@ def _copies(context: Context, folders: Mapping[str, Path], destination: Destinat
     ]
 
 
-def _publish(context: Context, folder: Path, uri: str, name: str) -> Published:
-    owner = export.Owner.of(context.request, context.run)
+def _publish(context: StageContext, folder: Path, uri: str, name: str) -> Published:
+    owner = export.UploadOwner.of(context.request, context.run)
     return export.publish(folder, uri, KINDS[name], context.store, owner)
 
 
@@ -143,7 +145,7 @@ def _artifact(name: str, published: Published) -> Artifact:
     )
 
 
-def card_facts(context: Context, model: LocalModel) -> CardFacts:
+def card_facts(context: StageContext, model: LocalModel) -> CardFacts:
     """What the card says of training, data and scores, from the request and the earlier stages' records."""
     request = context.request
     h = request.hyperparameters

@@ -1,23 +1,23 @@
 """What earlier stages left for this one, or the error that says which is missing."""
 
 from finetune_contract import ExitCode
-from finetune_trainer import converted
+from finetune_trainer import conversion_cache
 from finetune_trainer.errors import StageError
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 
 
-def converted_model(context: Context) -> str:
+def converted_model(context: StageContext) -> str:
     """Address of the converted model's ``items``, compared with storage by the first process before any other goes on.
     Raises ``StageError`` 69 where it is damaged."""
     if context.request.converted is None:
         raise _not_given("converted", "the address of the converted model", "Convert")
     if context.processes.first:
-        converted.require_whole(context.request, context.store)
-    context.processes.meet("converted model")
+        conversion_cache.require_whole(context.request, context.store)
+    context.processes.barrier("converted model")
     return context.request.converted
 
 
-def trained_parameters(context: Context) -> str:
+def trained_parameters(context: StageContext) -> str:
     """Address of the parameters of the checkpoint that training ended with (LoRA: of the adapter's)."""
     step = context.request.train_step
     if step is None:
@@ -37,7 +37,7 @@ def trained_parameters(context: Context) -> str:
 
 def _not_given(field: str, what: str, stage: str) -> StageError:
     return StageError(
-        ExitCode.CONTRACT_NOT_SPOKEN,
+        ExitCode.CONTRACT_UNSUPPORTED,
         "RequestIncomplete",
         f"the request lacks {what}",
         where=f"request.{field}",

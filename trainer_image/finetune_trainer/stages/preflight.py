@@ -6,33 +6,33 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from finetune_contract import BenchmarkReport, ExitCode, MemoryOutcome, PreflightOutcome
-from finetune_trainer import converted, fingerprint, provided, widths
+from finetune_trainer import conversion_cache, fingerprint, orbax_source, widths
 from finetune_trainer.checkpoints.layout import layout_for
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.data import page, remarks, special_tokens
 from finetune_trainer.errors import StageError
-from finetune_trainer.export import Owner, probe
+from finetune_trainer.export import UploadOwner, probe
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.stages import data_check, resumption, smoke
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.evaluate import benchmarks_of
-from finetune_trainer.stages.programs import programs
+from finetune_trainer.stages.slice_programs import programs
 from finetune_trainer.tokenizer import misreading_class
 from finetune_trainer.training import overrides, settings
 
 if TYPE_CHECKING:
-    from finetune_trainer.evaluation.benchmarks import Benchmark
+    from finetune_trainer.evaluation.benchmarks import LoadedBenchmark
 
 #: What the operator is told; the report has all.
 _WARNINGS = 16
 
 
-def run(context: Context) -> PreflightOutcome:
+def run(context: StageContext) -> PreflightOutcome:
     """Touches no JAX device but the CPU, for a smoke test. Raises ``StageError`` 64, 65 or 66 with what to change."""
     model = context.model(weights=False)
     plan = context.plan(model)
     check_request(context, plan)
-    probe.destinations(context.request.export, context.store, Owner.of(context.request, context.run))
+    probe.destinations(context.request.export, context.store, UploadOwner.of(context.request, context.run))
     found = data_check.check(context)
     special_tokens.require_known_prompts(
         context.request.evaluation.prompts, context.renderer, context.tokenizer, plan.vocab_size
@@ -62,7 +62,7 @@ def run(context: Context) -> PreflightOutcome:
     )
     layout = layout_for(context.request.mesh)
     if context.request.model.orbax is not None:
-        provided.check(context.request.model.orbax, plan, layout, scratch=context.scratch)
+        orbax_source.check(context.request.model.orbax, plan, layout, scratch=context.scratch)
     memory = check_memory(
         context.request.model_copy(
             # as the Train stage comes to it: learning rates are part of the train step
@@ -75,7 +75,7 @@ def run(context: Context) -> PreflightOutcome:
         programs=lambda: programs(context, plan, loaded),
         end_ids=context.renderer.end_ids(),
     )
-    tried = smoke.try_out(context, model, plan)
+    tried = smoke.run_smoke_test(context, model, plan)
     prints = fingerprint.of_model(model, plan, layout)
     outcome = PreflightOutcome(
         model=model.identity(plan, layout),
@@ -98,7 +98,7 @@ def run(context: Context) -> PreflightOutcome:
         smoke=tried,
         conversion=None
         if context.request.model.orbax is not None
-        else converted.use_of(converted.find(context.request, prints, context.store)),
+        else conversion_cache.use_of(conversion_cache.find(context.request, prints, context.store)),
     )
     resumption.check(context, outcome)
     context.store.write(context.folder.preflight_samples, page.samples_jsonl(found))
@@ -116,7 +116,7 @@ def _uncompiled(memory: MemoryOutcome | None) -> Iterator[str]:
         )
 
 
-def checked_benchmarks(context: Context, found: Sequence["Benchmark"]) -> list[BenchmarkReport]:
+def checked_benchmarks(context: StageContext, found: Sequence["LoadedBenchmark"]) -> list[BenchmarkReport]:
     """The reports of those that were ``found``, once it is sure that the gates name what they measure."""
     measured = {f"{each.spec.name}/{name}" for each in found for name in each.metrics}
     names = tuple(f"{each.spec.name}/" for each in found)
@@ -139,7 +139,7 @@ def checked_benchmarks(context: Context, found: Sequence["Benchmark"]) -> list[B
     ]
 
 
-def _check_profiling(context: Context, steps: int) -> None:
+def _check_profiling(context: StageContext, steps: int) -> None:
     wanted = context.request.profiling
     if wanted is not None and wanted.start_step + wanted.steps - 1 > steps:
         raise StageError(
@@ -149,7 +149,7 @@ def _check_profiling(context: Context, steps: int) -> None:
         )  # fmt: skip
 
 
-def check_request(context: Context, plan: ModelPlan) -> None:
+def check_request(context: StageContext, plan: ModelPlan) -> None:
     """What later stages would refuse: overrides, batch and mesh, LoRA's modules, the tokenizer's size, the servers'
     JAX."""
     request = context.request

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from finetune_contract import (
-    ContractNotSpoken,
+    ContractUnsupported,
     DatasetReport,
     ExitCode,
     ModelSource,
@@ -15,14 +15,14 @@ from finetune_contract import (
     StageResult,
 )
 from finetune_trainer.errors import StageError
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 
 _REQUEST = re.compile(r"/(prep-(\d+)(?:\.(\d+))?)/request\.json$")
 #: What a run may change when it goes on: how long it is.
 _FREE = {"steps", "epochs"}
 
 
-def check(context: Context, found: PreflightOutcome) -> None:
+def check(context: StageContext, found: PreflightOutcome) -> None:
     """Compares this job's request, and what preflight ``found``, with the newest preflight of another job in the same
     folder, if there is one. Raises ``StageError`` 64 naming what differs."""
     for attempt in _preflights(context):
@@ -40,17 +40,17 @@ def check(context: Context, found: PreflightOutcome) -> None:
         return
 
 
-def _preflights(context: Context) -> Iterator[str]:
+def _preflights(context: StageContext) -> Iterator[str]:
     """Folders of preflights, the newest first."""
     listed = (_REQUEST.search(entry.uri) for entry in context.store.entries(context.folder.attempts))
     found = sorted(((int(each[2]), int(each[3] or 0), each[1]) for each in listed if each), reverse=True)
     return (name for _, _, name in found)
 
 
-def _read(context: Context, uri: str) -> StageRequest:
+def _read(context: StageContext, uri: str) -> StageRequest:
     try:
         return StageRequest.read(context.store.read(uri))
-    except (ContractNotSpoken, ValidationError) as error:
+    except (ContractUnsupported, ValidationError) as error:
         saw = str(error)
         if isinstance(error, ValidationError):
             saw = error.errors(include_url=False, include_input=False)[0]["msg"]

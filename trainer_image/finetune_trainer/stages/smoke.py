@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import DatasetSource, ExitCode, SmokeOutcome, Stage, StageRequest, TrainOutcome
-from finetune_trainer import miniature
+from finetune_contract import DatasetSpec, ExitCode, SmokeOutcome, Stage, StageRequest, TrainOutcome
+from finetune_trainer import tiny_model
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 from finetune_trainer.models import LocalModel
-from finetune_trainer.stages.context import Context
-from finetune_trainer.stopping import EndsAtOnce
+from finetune_trainer.stages.context import StageContext
+from finetune_trainer.stopping import ImmediateStop
 
 _LOG = logging.getLogger(__name__)
 #: Tokens; the least of them that leaves something to train on. A CPU does not train on longer ones in minutes.
@@ -31,7 +31,7 @@ _PROMPTS = 2
 _HELD_BACK = 0.25
 
 
-def try_out(context: Context, model: LocalModel, plan: ModelPlan) -> SmokeOutcome | None:
+def run_smoke_test(context: StageContext, model: LocalModel, plan: ModelPlan) -> SmokeOutcome | None:
     """None: not asked for. Raises the ``StageError`` of the stage that failed, named in its ``where``."""
     wanted = context.request.smoke
     if wanted is None:
@@ -40,8 +40,8 @@ def try_out(context: Context, model: LocalModel, plan: ModelPlan) -> SmokeOutcom
 
     started = time.monotonic()
     root = context.scratch / "smoke"
-    small = miniature.write(root / "model", model.path, plan, seed=context.request.hyperparameters.seed)
-    request = smaller(context.request, small, model.tokenizer_path, root, devices=jax.device_count())
+    small = tiny_model.write(root / "model", model.path, plan, seed=context.request.hyperparameters.seed)
+    request = smoke_request(context.request, small, model.tokenizer_path, root, devices=jax.device_count())
     try:
         chain = _Chain(context, root, request)
         examples = chain.shorten(_LOGITS // plan.vocab_size)
@@ -58,7 +58,9 @@ def try_out(context: Context, model: LocalModel, plan: ModelPlan) -> SmokeOutcom
     )
 
 
-def smaller(request: StageRequest, model: Path, tokenizer: Path, root: Path, *, devices: int) -> StageRequest:
+def smoke_request(
+    request: StageRequest, model: Path, tokenizer: Path, root: Path, *, devices: int
+) -> StageRequest:
     """The request for a miniature: its own folders, one host's devices, a few rows and steps, nothing published.
 
     ``engineOverrides`` and what the compiler chose are for the slice, and are compiled for it.
@@ -111,7 +113,7 @@ def smaller(request: StageRequest, model: Path, tokenizer: Path, root: Path, *, 
     )
 
 
-def _first(sources: Sequence[DatasetSource], most: int) -> list[DatasetSource]:
+def _first(sources: Sequence[DatasetSpec], most: int) -> list[DatasetSpec]:
     return [_replaced(each, max_examples=min(each.max_examples or most, most)) for each in sources]
 
 
@@ -124,7 +126,7 @@ def _replaced[Part: Any](part: Part, **changes: Any) -> Part:
 class _Chain:
     """The stages of a small request, one after the other in this process."""
 
-    def __init__(self, context: Context, root: Path, request: StageRequest) -> None:
+    def __init__(self, context: StageContext, root: Path, request: StageRequest) -> None:
         self._context, self._root, self.request = context, root, request
 
     def shorten(self, most: int) -> int:
@@ -166,7 +168,7 @@ class _Chain:
         self._run(Stage.EXPORT, export.run)
         return trained
 
-    def _run[Outcome](self, stage: Stage, function: Callable[[Context], Outcome]) -> Outcome:
+    def _run[Outcome](self, stage: Stage, function: Callable[[StageContext], Outcome]) -> Outcome:
         _LOG.info("smoke test: %s", stage)
         try:
             return function(self._small(stage))
@@ -177,15 +179,15 @@ class _Chain:
                 fix=error.fix,
             ) from error  # fmt: skip
 
-    def _small(self, stage: Stage) -> Context:
+    def _small(self, stage: Stage) -> StageContext:
         scratch = self._root / stage.short
         scratch.mkdir(exist_ok=True)
-        return Context(
+        return StageContext(
             request=_replaced(self.request, stage=stage),
             store=self._context.store,
             processes=self._context.processes,
             # There is nothing to save: a signal ends preflight at once.
-            stopper=EndsAtOnce(),
+            stopper=ImmediateStop(),
             scratch=scratch,
         )
 

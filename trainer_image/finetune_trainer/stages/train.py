@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 from finetune_contract import TrainOutcome
 from finetune_contract.result import MOST_UNCHANGED
-from finetune_trainer import converted, engine
+from finetune_trainer import conversion_cache, engine
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches, steps_for
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.engine_config import require_devices, training_config
 from finetune_trainer.stages.inputs import converted_model
 from finetune_trainer.storage import engine_path
 
 if TYPE_CHECKING:
     from finetune_trainer.training.retention import Retention
-    from finetune_trainer.training.saving import SaveTimes
+    from finetune_trainer.training.saving import CheckpointSavePolicy
 
 
 class TrainingStopped(Exception):
@@ -25,16 +25,16 @@ class TrainingStopped(Exception):
         self.outcome = outcome
 
 
-def run(context: Context) -> TrainOutcome:
+def run(context: StageContext) -> TrainOutcome:
     """Raises ``TrainingStopped`` after saving, ``StageError`` 70 when the loss is no number."""
     import jax
 
     from finetune_trainer.training import goodput
-    from finetune_trainer.training.report import Report
-    from finetune_trainer.training.seals import discard_damaged
+    from finetune_trainer.training.checkpoint_checksums import discard_damaged
+    from finetune_trainer.training.report import ProgressReporter
     from finetune_trainer.training.session import open_session, peak_memory
     from finetune_trainer.training.tracing import Trace
-    from finetune_trainer.training.trainer import Control, Stopped
+    from finetune_trainer.training.trainer import Stopped, TrainerControl
     from finetune_trainer.training.utilization import ideal_step_seconds
 
     seconds = {"startup": goodput.since_process_start()}
@@ -51,23 +51,23 @@ def run(context: Context) -> TrainOutcome:
 
     started, compiled = time.perf_counter(), context.compilations.seconds
     discarded = discard_damaged(context.store, context.folder) if context.processes.first else []
-    context.processes.meet("checkpoints")
+    context.processes.barrier("checkpoints")
     config = training_config(context, plan, steps=steps, parameters=engine_path(converted_model(context)))
     retention, saving = _policies(context)
-    with converted.loading(request):
+    with conversion_cache.loading(request):
         session = open_session(config, plan, request, steps=steps, retention=retention, saving=saving)
     seconds["compile"] = context.compilations.seconds - compiled
     seconds["restore"] = time.perf_counter() - started - seconds["compile"]
     report = None
     if context.processes.first:
-        report = Report(
+        report = ProgressReporter(
             context.folder, context.store, attempt=request.attempt, restart=request.restart, total_steps=steps,
             start_step=session.start_step, discarded=discarded, seconds=seconds, compilations=context.compilations,
             peak_memory=peak_memory,
             ideal_seconds=ideal_step_seconds(plan, request, [each.device_kind for each in jax.devices()]),
             now=context.now,
         )  # fmt: skip
-    control = Control(
+    control = TrainerControl(
         total_steps=steps,
         saving=saving,
         evaluate_every=request.evaluation.every_steps,
@@ -115,10 +115,10 @@ def run(context: Context) -> TrainOutcome:
     return outcome
 
 
-def _policies(context: Context) -> "tuple[Retention, SaveTimes]":
+def _policies(context: StageContext) -> "tuple[Retention, CheckpointSavePolicy]":
     """Which checkpoints are kept, and when they are saved."""
     from finetune_trainer.training.retention import Retention, measured_before
-    from finetune_trainer.training.saving import SaveTimes
+    from finetune_trainer.training.saving import CheckpointSavePolicy
 
     policy = context.request.checkpointing
     retention = Retention(
@@ -126,16 +126,16 @@ def _policies(context: Context) -> "tuple[Retention, SaveTimes]":
         measured=measured_before(context.store.read_or_none(context.folder.metrics)),
         per_token="perplexity" in context.request.method.metrics,
     )
-    saving = SaveTimes(
+    saving = CheckpointSavePolicy(
         every_steps=policy.every_steps,
         every_seconds=policy.every_seconds,
-        first_says=context.processes.first_says,
+        first_says=context.processes.broadcast_from_first,
     )
     return retention, saving
 
 
 def _outcome(
-    context: Context, session: object, steps: int, seconds: dict[str, float], still: list[str]
+    context: StageContext, session: object, steps: int, seconds: dict[str, float], still: list[str]
 ) -> TrainOutcome:
     from finetune_trainer.training.session import Session
 

@@ -13,22 +13,31 @@ from pathlib import Path
 
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
-from finetune_trainer.storage.base import Backend, Current, Entry, missing
+from finetune_trainer.storage.base import Backend, Entry, VersionedContent, missing
 from finetune_trainer.storage.gcs import GcsBackend
 from finetune_trainer.storage.local import LocalBackend, size_and_time
 from finetune_trainer.storage.uri import fixed_prefix, has_wildcard, is_inside, join, name_of, parse
 
 __all__ = [
-    "Current", "Entry", "Store", "engine_path", "has_wildcard", "is_inside", "join", "local_path", "name_of",
-    "open_store", "unchanged",
+    "Entry",
+    "StorageClient",
+    "VersionedContent",
+    "engine_path",
+    "has_wildcard",
+    "is_inside",
+    "join",
+    "local_path",
+    "name_of",
+    "open_store",
+    "unchanged",
 ]  # fmt: skip
 
 _PARALLEL = 8
 
 
-def open_store() -> "Store":
+def open_store() -> "StorageClient":
     """The store for real use; connects to a bucket only when one is named."""
-    return Store(local=LocalBackend(), gcs=GcsBackend())
+    return StorageClient(local=LocalBackend(), gcs=GcsBackend())
 
 
 def local_path(uri: str) -> Path | None:
@@ -50,7 +59,7 @@ def unchanged(entry: Entry) -> bool:
     return path is None or size_and_time(path) == (entry.size, entry.updated)
 
 
-class Store:
+class StorageClient:
     """Thread safe."""
 
     def __init__(self, *, local: Backend, gcs: Backend) -> None:
@@ -74,7 +83,7 @@ class Store:
                 return None
             raise
 
-    def read_current(self, uri: str, *, limit: int) -> Current | None:
+    def read_current(self, uri: str, *, limit: int) -> VersionedContent | None:
         """Content and version of a file that others may have written; None when it is not there. Content of more than
         ``limit`` bytes is not read."""
         return self._of(uri).read_current(uri, limit)

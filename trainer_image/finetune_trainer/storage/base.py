@@ -23,7 +23,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Current:
+class VersionedContent:
     """What a file holds now."""
 
     content: bytes | None
@@ -45,7 +45,7 @@ class Backend(Protocol):
         """Writes only where nothing lies yet; False when another was first."""
         ...
 
-    def read_current(self, uri: str, limit: int) -> Current | None:
+    def read_current(self, uri: str, limit: int) -> VersionedContent | None:
         """None when the file is not there. Content and version belong together; at most ``limit`` bytes are read."""
         ...
 

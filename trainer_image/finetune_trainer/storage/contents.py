@@ -7,7 +7,7 @@ digests of local files are computed.
 import itertools
 from collections.abc import Mapping, Sequence
 
-from finetune_trainer.storage import Store
+from finetune_trainer.storage import StorageClient
 
 type Held = dict[str, list[int | str]]
 """``{path below the folder: [bytes, CRC32C]}``, in a bucket ``[bytes, CRC32C, generation]``."""
@@ -16,7 +16,7 @@ type Held = dict[str, list[int | str]]
 _SHOWN = 100
 
 
-def held(store: Store, folder: str, *, most: int | None = None) -> Held:
+def folder_contents(store: StorageClient, folder: str, *, most: int | None = None) -> Held:
     """Every file below ``folder``; the first ``most`` where that is given."""
     prefix = folder.rstrip("/") + "/"
     return {
@@ -29,7 +29,7 @@ def held(store: Store, folder: str, *, most: int | None = None) -> Held:
     }
 
 
-def changed(recorded: Mapping[str, Sequence[object]], found: Held) -> str | None:
+def first_changed(recorded: Mapping[str, Sequence[object]], found: Held) -> str | None:
     """The first recorded file that is not as it was, in words; None where all are. What was not recorded of a file is
     not compared."""
     for name, facts in recorded.items():
@@ -45,7 +45,7 @@ def changed(recorded: Mapping[str, Sequence[object]], found: Held) -> str | None
     return None
 
 
-def added(recorded: Mapping[str, Sequence[object]], found: Held) -> str | None:
+def first_added(recorded: Mapping[str, Sequence[object]], found: Held) -> str | None:
     """The first file that was not recorded, in words."""
     extra = next((name for name in found if name not in recorded), None)
     return None if extra is None else f"{_short(extra)} was added"

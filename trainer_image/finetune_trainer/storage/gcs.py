@@ -19,7 +19,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
 from finetune_trainer.storage import base
 from finetune_trainer.storage import uri as addresses
-from finetune_trainer.storage.base import Current, Entry
+from finetune_trainer.storage.base import Entry, VersionedContent
 from finetune_trainer.storage.uri import GcsAddress
 
 _LOG = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class GcsBackend:
                 return self._holds(uri, data)
             return True
 
-    def read_current(self, uri: str, limit: int) -> Current | None:
+    def read_current(self, uri: str, limit: int) -> VersionedContent | None:
         address = _address(uri)
         for _ in range(_READS):
             with _mapped(uri):
@@ -115,11 +115,11 @@ class GcsBackend:
                     return None
                 version = str(blob.generation)
                 if (blob.size or 0) > limit:
-                    return Current(content=None, version=version)
+                    return VersionedContent(content=None, version=version)
                 with suppress(exceptions.NotFound):  # replaced since: this generation is gone
                     # the request names the generation of ``blob``
                     content: bytes = blob.download_as_bytes(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
-                    return Current(content=content, version=version)
+                    return VersionedContent(content=content, version=version)
         raise base.unavailable(uri, f"it was replaced {_READS} times while it was being read")
 
     def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:

@@ -16,7 +16,7 @@ import google_crc32c
 
 from finetune_trainer.storage import base
 from finetune_trainer.storage import uri as addresses
-from finetune_trainer.storage.base import Current, Entry
+from finetune_trainer.storage.base import Entry, VersionedContent
 
 #: Unfinished writes; never listed.
 _PARTIAL = ".partial-"
@@ -42,7 +42,7 @@ class LocalBackend:
                 return False
             return True
 
-    def read_current(self, uri: str, limit: int) -> Current | None:
+    def read_current(self, uri: str, limit: int) -> VersionedContent | None:
         with _mapped(uri):
             try:
                 stream = _path(uri).open("rb")
@@ -51,7 +51,7 @@ class LocalBackend:
             with stream:
                 facts = os.fstat(stream.fileno())
                 content = stream.read(limit) if facts.st_size <= limit else None
-                return Current(content=content, version=_version(facts))
+                return VersionedContent(content=content, version=_version(facts))
 
     def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:  # noqa: ARG002 - files have none
         path = _path(uri)

@@ -21,15 +21,15 @@ from finetune_contract import (
     DiscardedCheckpoint,
     EvaluationPoint,
     HostProgress,
-    Metrics,
     Progress,
     RunFolder,
     StageRequest,
+    StepMetrics,
 )
-from finetune_trainer.compilations import Compilations
-from finetune_trainer.storage import Store
+from finetune_trainer.compilation_counter import CompilationCounter
+from finetune_trainer.storage import StorageClient
 from finetune_trainer.training import goodput
-from finetune_trainer.training.seals import seal_of
+from finetune_trainer.training.checkpoint_checksums import checksums_of
 
 _LOG = logging.getLogger(__name__)
 _CURVE_POINTS = 48
@@ -87,13 +87,13 @@ class LatestWriter:
             self._closed.wait(self._pause)
 
 
-class Report:
+class ProgressReporter:
     """What a training tells about itself. Only process 0 has one that writes."""
 
     def __init__(
         self,
         folder: RunFolder,
-        store: Store,
+        store: StorageClient,
         *,
         attempt: int,
         restart: int,
@@ -101,7 +101,7 @@ class Report:
         start_step: int,
         discarded: list[DiscardedCheckpoint],
         seconds: Mapping[str, float],
-        compilations: Compilations,
+        compilations: CompilationCounter,
         peak_memory: Callable[[], int | None],
         ideal_seconds: float | None,
         now: Callable[[], datetime],
@@ -118,7 +118,7 @@ class Report:
         self._lines = _kept_lines(store.read_or_none(folder.metrics) if start_step else None, start_step)
         self._curve = [(row["step"], row["loss"]) for row in self._lines if "loss" in row]
         self._step = start_step
-        self._metrics = Metrics()
+        self._metrics = StepMetrics()
         self._evaluation: EvaluationPoint | None = None
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._tokens: deque[int] = deque(maxlen=_RECENT_STEPS)
@@ -129,7 +129,7 @@ class Report:
         self._before, self._seconds_by_kind = goodput.carried(before, start_step), seconds
         self._compilations, self._peak_memory, self._ideal_seconds = compilations, peak_memory, ideal_seconds
 
-    def step(self, step: int, metrics: Metrics, seconds: float | None) -> None:
+    def step(self, step: int, metrics: StepMetrics, seconds: float | None) -> None:
         """A step is done. ``seconds`` is None where the time holds more than the step (compilation, evaluation)."""
         self._step, self._metrics = step, metrics
         if seconds is not None:
@@ -164,7 +164,9 @@ class Report:
     def checkpoints(self, steps: list[int]) -> None:
         if steps != self._checkpoints:
             for step in set(steps) - {*self._checkpoints, self._start}:
-                self._writer.put(self._folder.seal(step), partial(seal_of, self._store, self._folder, step))
+                self._writer.put(
+                    self._folder.seal(step), partial(checksums_of, self._store, self._folder, step)
+                )
             self._checkpoints = steps
             self._show()
             self.flush()
@@ -212,25 +214,27 @@ class Report:
         self._writer.put(self._folder.progress, progress.to_json().encode())
 
 
-class HostReport:
+class HostProgressReporter:
     """What one of several processes tells about itself. Nothing depends on it: a store that fails fails no training."""
 
     def __init__(
-        self, request: StageRequest, store: Store, *, host: int, now: Callable[[], datetime]
+        self, request: StageRequest, store: StorageClient, *, host: int, now: Callable[[], datetime]
     ) -> None:
         self._uri = RunFolder(request.run_folder).host(host)
         self._now = now
-        self._told = HostProgress(attempt=request.attempt, restart=request.restart, host=host, updated=now())
+        self._progress_record = HostProgress(
+            attempt=request.attempt, restart=request.restart, host=host, updated=now()
+        )
         self._writer = LatestWriter(store.write, pause=HOST_PAUSE_SECONDS)
-        self._tell()
+        self._publish()
 
     def begins(self, step: int) -> None:
         """The step is about to be handed to the devices."""
-        self._tell(step=step, evaluated=0)
+        self._publish(step=step, evaluated=0)
 
     def evaluated(self) -> None:
         """One more batch of an evaluation is done."""
-        self._tell(evaluated=self._told.evaluated + 1)
+        self._publish(evaluated=self._progress_record.evaluated + 1)
 
     def close(self) -> None:
         try:
@@ -238,9 +242,9 @@ class HostReport:
         except Exception as error:  # noqa: BLE001 - whatever the store says
             _LOG.warning("%s was not written: %s", self._uri, error)
 
-    def _tell(self, **moved: int) -> None:
-        self._told = self._told.model_copy(update={**moved, "updated": self._now()})
-        self._writer.put(self._uri, self._told.to_json().encode())
+    def _publish(self, **moved: int) -> None:
+        self._progress_record = self._progress_record.model_copy(update={**moved, "updated": self._now()})
+        self._writer.put(self._uri, self._progress_record.to_json().encode())
 
 
 def thinned(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:

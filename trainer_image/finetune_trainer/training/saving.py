@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(slots=True, kw_only=True)
-class SaveTimes:
+class CheckpointSavePolicy:
     """Every so many steps, and where so many seconds have passed since the last save or the beginning.
 
     All processes must save the same steps, and their clocks differ: the first one's decides. Asking for it makes all

@@ -26,19 +26,25 @@ from finetune_trainer.objectives import Objective, Reference
 from finetune_trainer.spread import ROW_AXES, placed_alike
 from finetune_trainer.training.movement import Movement, require_movement
 from finetune_trainer.training.retention import Retention
-from finetune_trainer.training.saving import SaveTimes
-from finetune_trainer.training.trainer import ByStep, Control, SftTrainer, Stopped, Watch
+from finetune_trainer.training.saving import CheckpointSavePolicy
+from finetune_trainer.training.trainer import (
+    FineTuneTrainer,
+    FineTuneTrainingHooks,
+    StepDataHooks,
+    Stopped,
+    TrainerControl,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """A model and its trainer, restored and ready. Build with ``open_session``."""
 
-    trainer: SftTrainer
+    trainer: FineTuneTrainer
     config: Any
     mesh: Mesh
-    reference: Reference | None
-    movement: Movement
+    reference: ReferenceModel | None
+    movement: ParameterChanges
     learning_rates: npt.NDArray[np.float64]
     """By steps done before."""
 
@@ -47,13 +53,13 @@ class Session:
         """Steps done before this attempt."""
         return int(self.trainer.start_step)
 
-    def run(self, batches: TrainBatches, control: Control) -> list[str]:
+    def run(self, batches: TrainBatches, control: TrainerControl) -> list[str]:
         """Trains up to ``control.total_steps``, saves, and evaluates. The names of trained tensors that did not change.
         Raises ``Stopped`` after saving when asked to stop, ``StageError`` 70 when the loss is no number or a whole
         layer did not change, RuntimeError when the loop ended before its last step."""
         trainer = self.trainer
-        trainer.with_data_hooks(ByStep(batches, self.mesh, control.total_steps))
-        trainer.with_training_hooks(Watch(self.config, self.mesh, control))
+        trainer.with_data_hooks(StepDataHooks(batches, self.mesh, control.total_steps))
+        trainer.with_training_hooks(FineTuneTrainingHooks(self.config, self.mesh, control))
         with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
             trainer.prepare(control, self.config, self.mesh, self.reference)
             # Its truth says whether to evaluate while training; the rows come from ``control``.
@@ -77,7 +83,7 @@ class Session:
                 raise Stopped(control.total_steps)
             self.movement.require_numbers(trainer.model, step=control.total_steps)
             moved = self.movement.moved(trainer.model, trainer.optimizer)
-            still = require_movement(moved, step=control.total_steps, rates=self.learning_rates)
+            still = require_parameter_changes(moved, step=control.total_steps, rates=self.learning_rates)
             trainer.evaluate()
             return still
 
@@ -89,7 +95,7 @@ def open_session(
     *,
     steps: int,
     retention: Retention,
-    saving: SaveTimes,
+    saving: CheckpointSavePolicy,
 ) -> Session:
     """Loads the model and the newest whole checkpoint, if there is one.
 
@@ -101,11 +107,11 @@ def open_session(
         parts = request.hyperparameters.gradient_accumulation_steps
         if config.lora.enable_lora:
             model = with_lora(model, mesh, config)
-        movement = Movement(model, plan, config, mesh)
+        movement = ParameterChanges(model, plan, config, mesh)
         reference = None
         if objective.relative:
             nnx.pop(model, nnx.Intermediate)
-            made = Reference.without_adapter if config.lora.enable_lora else Reference.copied
+            made = ReferenceModel.without_adapter if config.lora.enable_lora else ReferenceModel.copied
             # before a checkpoint is restored
             reference = made(model, mesh, rows=request.hyperparameters.microbatch_size)
         trainer, schedule = build_trainer(
@@ -116,7 +122,9 @@ def open_session(
             parts,
         )
         for module in (trainer.model, trainer.optimizer):
-            nnx.update(module, jax.tree.map(lambda leaf: placed_alike(leaf, mesh), nnx.state(module)))
+            nnx.update(
+                module, jax.tree.map(lambda leaf: with_canonical_sharding(leaf, mesh), nnx.state(module))
+            )
         trainer.retention = retention
     return Session(
         trainer=trainer,
@@ -131,7 +139,7 @@ def open_session(
 
 def build_trainer(
     config: Any, model: Any, training: peft_trainer.TrainingConfig, objective: Objective, accumulation: int
-) -> tuple[SftTrainer, optax.Schedule]:
+) -> tuple[FineTuneTrainer, optax.Schedule]:
     """The trainer of a loaded model with its adapters, and the learning rate by step.
 
     Call inside ``jax.set_mesh`` and MaxText's logical axis rules. Also traced without any weights, where the step is
@@ -139,7 +147,7 @@ def build_trainer(
     """
     optimizer, schedule = optimizer_of(config, model)
     nnx.pop(model, nnx.Intermediate)
-    trainer = SftTrainer(model, optimizer, training)
+    trainer = FineTuneTrainer(model, optimizer, training)
     trainer.start_step = trainer.train_steps
     trainer.learn(objective, accumulation)
     return trainer, schedule
@@ -155,7 +163,7 @@ def optimizer_of(config: Any, model: Any) -> tuple[optax.GradientTransformation,
 
 
 def _tunix(
-    config: Any, steps: int, retention: Retention, saving: SaveTimes, evaluate_every: int | None
+    config: Any, steps: int, retention: Retention, saving: CheckpointSavePolicy, evaluate_every: int | None
 ) -> Any:
     return peft_trainer.TrainingConfig(
         eval_every_n_steps=evaluate_every or steps + 1,

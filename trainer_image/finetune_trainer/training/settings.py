@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import ExitCode, Hyperparameters, MeshSpec, StageRequest
+from finetune_contract import ExitCode, HyperparametersSpec, MeshSpec, StageRequest
 from finetune_trainer import widths
 from finetune_trainer.checkpoints.layout import layout_for
 from finetune_trainer.errors import StageError
@@ -85,7 +85,7 @@ def controller(mesh: MeshSpec) -> dict[str, bool]:
     return {"enable_single_controller": mesh.controller == "Pathways", **layout_for(mesh).settings()}
 
 
-def per_device_batch_size(h: Hyperparameters, mesh: MeshSpec) -> float:
+def per_device_batch_size(h: HyperparametersSpec, mesh: MeshSpec) -> float:
     """Rows per device and forward pass; below 1 where tensor parallelism shares a row. Raises 64 when rows do not
     divide."""
     parts, shards = h.gradient_accumulation_steps, mesh.data * mesh.fsdp
@@ -102,7 +102,7 @@ def per_device_batch_size(h: Hyperparameters, mesh: MeshSpec) -> float:
     return h.global_batch_size / (unit * mesh.tensor)
 
 
-def optimizer(h: Hyperparameters, steps: int) -> dict[str, Any]:
+def optimizer(h: HyperparametersSpec, steps: int) -> dict[str, Any]:
     """Optimizer and learning rate. The schedule's length is stated, so that nothing later can stretch it: one step more
     than there are, so that the rate reaches 0 after the last step, as in transformers, and not at it."""
     return {
@@ -117,14 +117,14 @@ def optimizer(h: Hyperparameters, steps: int) -> dict[str, Any]:
     }
 
 
-def warmup_steps(h: Hyperparameters, steps: int) -> int:
+def warmup_steps(h: HyperparametersSpec, steps: int) -> int:
     """Steps of linear warm-up from 0; as a share of all steps it leaves the last one to the learning rate itself."""
     if h.warmup_steps is not None:
         return min(h.warmup_steps, steps)
     return min(math.ceil(round((h.warmup_ratio or 0.0) * steps, 9)), steps - 1)
 
 
-def _schedule(h: Hyperparameters, steps: int) -> dict[str, Any]:
+def _schedule(h: HyperparametersSpec, steps: int) -> dict[str, Any]:
     warmup, length = warmup_steps(h, steps), steps + 1
     shape: dict[str, Any] = {"warmup_steps_fraction": _fraction(warmup, length)}
     if h.schedule == "Cosine":

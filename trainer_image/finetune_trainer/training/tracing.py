@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from finetune_contract import ProfilingSpec
-from finetune_trainer.storage import Store, join
+from finetune_trainer.storage import StorageClient, join
 
 _LOG = logging.getLogger(__name__)
 _SUFFIXES = (".xplane.pb", ".trace.json.gz")
@@ -25,7 +25,9 @@ class Trace:
         host: which process of the stage.
     """
 
-    def __init__(self, wanted: ProfilingSpec, folder: str, store: Store, scratch: Path, *, host: int) -> None:
+    def __init__(
+        self, wanted: ProfilingSpec, folder: str, store: StorageClient, scratch: Path, *, host: int
+    ) -> None:
         self._first, self._last = wanted.start_step, wanted.start_step + wanted.steps - 1
         self._to = join(folder, "plugins", "profile", f"step-{self._first}")
         self._store, self._local, self._host = store, scratch / "profile", host

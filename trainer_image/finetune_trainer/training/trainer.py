@@ -22,19 +22,19 @@ from maxtext.trainers.post_train.sft import hooks
 from maxtext.trainers.post_train.sft.train_sft import MaxTextPeftTrainer
 from tunix.sft.hooks import DataHooks
 
-from finetune_contract import EvaluationPoint, ExitCode, Metrics
-from finetune_trainer.compilations import Compilations
+from finetune_contract import EvaluationPoint, ExitCode, StepMetrics
+from finetune_trainer.compilation_counter import CompilationCounter
 from finetune_trainer.data.batches import EvaluationBatches, TrainBatches
 from finetune_trainer.data.layout import Batch
 from finetune_trainer.errors import StageError
-from finetune_trainer.evaluation.loss import Loss, LossMeter, combined
+from finetune_trainer.evaluation.loss import LossMeter, MeasuredLoss, combined
 from finetune_trainer.evaluation.numbers import perplexity
-from finetune_trainer.objectives import Objective, Reference
-from finetune_trainer.spread import to_devices
+from finetune_trainer.objectives import Objective, ReferenceModel
+from finetune_trainer.sharding import shard_batch
 from finetune_trainer.training.accumulation import accumulated_step
-from finetune_trainer.training.report import HostReport, Report
+from finetune_trainer.training.report import HostProgressReporter, ProgressReporter
 from finetune_trainer.training.retention import Retention
-from finetune_trainer.training.saving import SaveTimes
+from finetune_trainer.training.saving import CheckpointSavePolicy
 from finetune_trainer.training.tracing import Trace
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Stopped(Exception):
         self.step = step
 
 
-class ByStep(DataHooks):  # type: ignore[misc]  # Tunix ships no types
+class StepDataHooks(DataHooks):  # type: ignore[misc]  # Tunix ships no types
     """Hands the trainer the batch of the step it is at."""
 
     def __init__(self, batches: TrainBatches, mesh: Mesh, total_steps: int) -> None:
@@ -58,25 +58,25 @@ class ByStep(DataHooks):  # type: ignore[misc]  # Tunix ships no types
         self.trained_tokens: dict[int, int] = {}
 
     @override
-    def load_next_train_batch(self, train_ctx: "SftTrainer") -> dict[str, jax.Array] | None:
+    def load_next_train_batch(self, train_ctx: "FineTuneTrainer") -> dict[str, jax.Array] | None:
         step = train_ctx.train_steps
         if step >= self._total:
             return None
         batch = self._batches.batch(step)
         self.trained_tokens[step + 1] = train_ctx.objective.tokens(batch)
-        return to_devices(train_ctx.related(batch), self._mesh)
+        return shard_batch(train_ctx.with_reference_logps(batch), self._mesh)
 
     @override
-    def load_next_eval_batch(self, train_ctx: "SftTrainer") -> None:
+    def load_next_eval_batch(self, train_ctx: "FineTuneTrainer") -> None:
         raise NotImplementedError("the trainer evaluates by itself")
 
 
 @dataclass(slots=True, kw_only=True)
-class Control:
+class TrainerControl:
     """What the trainer is told from outside."""
 
     total_steps: int
-    saving: SaveTimes
+    saving: CheckpointSavePolicy
     evaluate_every: int | None
     stop_requested: Callable[[], bool]
     begin_saving: Callable[[], None]
@@ -85,9 +85,9 @@ class Control:
     """By steps done before."""
     accumulation: int = 1
     """Microbatches per step."""
-    report: Report | None = None
+    report: ProgressReporter | None = None
     """Only on process 0."""
-    host_report: HostReport | None = None
+    host_report: HostProgressReporter | None = None
     """Where there are several processes."""
     trace: Trace | None = None
     """Where steps are to be profiled."""
@@ -95,7 +95,7 @@ class Control:
     """The validation sets, by name."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went; filled in."""
-    compilations: Compilations = field(default_factory=Compilations)
+    compilations: CompilationCounter = field(default_factory=CompilationCounter)
     """Of this process."""
     _asked: int = field(default=0, init=False)
 
@@ -119,10 +119,10 @@ class Control:
             self.host_report.evaluated()
 
 
-class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no types
+class FineTuneTrainingHooks(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no types
     """MaxText's hooks (TensorBoard), and ours: stop, record, notice a loss that is no number."""
 
-    def __init__(self, config: Any, mesh: Mesh, control: Control) -> None:
+    def __init__(self, config: Any, mesh: Mesh, control: TrainerControl) -> None:
         super().__init__(
             config,
             mesh,
@@ -143,12 +143,12 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         raise NotImplementedError("counted on the host, in on_train_step_start")
 
     @override
-    def on_train_start(self, train_ctx: "SftTrainer") -> None:
+    def on_train_start(self, train_ctx: "FineTuneTrainer") -> None:
         super().on_train_start(train_ctx)
         self.skip_timing()
 
     @override
-    def on_train_step_start(self, train_ctx: "SftTrainer") -> None:
+    def on_train_step_start(self, train_ctx: "FineTuneTrainer") -> None:
         if self._control.stop_agreed():
             raise Stopped(train_ctx.train_steps)
         step = train_ctx.train_steps
@@ -160,7 +160,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
 
     @override
     def on_train_step_end(
-        self, train_ctx: "SftTrainer", train_step: int, train_loss: float, step_time: float = 0.0
+        self, train_ctx: "FineTuneTrainer", train_step: int, train_loss: float, step_time: float = 0.0
     ) -> None:
         """Tunix calls this one step late, so that the transfer of the loss overlaps the next step."""
         loss = float(train_loss)
@@ -195,7 +195,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
                 self._control.report.checkpoints(train_ctx.saved_steps())
         self._clean = True
 
-    def _log(self, metrics: Metrics, step: int, seconds: float) -> None:
+    def _log(self, metrics: StepMetrics, step: int, seconds: float) -> None:
         """TensorBoard through MaxText (its hook would stack Tunix's whole history at every step), a console line."""
         measured = {
             "loss": metrics.loss,
@@ -217,7 +217,7 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
             _LOG.info("step %d of %d: loss %.4f, %.3f s", step, total, metrics.loss, seconds)
 
     @override
-    def on_train_end(self, train_ctx: "SftTrainer") -> None:
+    def on_train_end(self, train_ctx: "FineTuneTrainer") -> None:
         if self._control.trace is not None:
             self._control.trace.close(train_ctx.finish_step)
         train_ctx.flush_metrics()  # before the writers close: Tunix does it after
@@ -228,17 +228,17 @@ class Watch(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no t
         self._last, self._compiled = time.perf_counter(), self._control.compilations.seconds
 
 
-class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no types
+class FineTuneTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no types
     """See the module's docstring. ``prepare`` comes before ``train``."""
 
-    control: Control
+    control: TrainerControl
     maxtext: Any
     mesh: Mesh
     objective: Objective
-    reference: Reference | None
+    reference: ReferenceModel | None
     start_step: int = 0
     retention: Retention
-    last_evaluation: Loss | None = None
+    last_evaluation: MeasuredLoss | None = None
     accumulation: int
     _measured: dict[int, Mapping[str, Any]]
     _jitted_train_step_fn: Any
@@ -247,17 +247,17 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
 
     def prepare(
         self,
-        control: Control,
+        control: TrainerControl,
         config: Any,
         mesh: Mesh,
-        reference: Reference | None,
+        reference: ReferenceModel | None,
     ) -> None:
         """``config`` is MaxText's; ``reference`` is for objectives that are relative to it."""
         self.control, self.maxtext, self.mesh, self.reference = control, config, mesh, reference
         self.start_step = self.train_steps
         self._measured = {}
         # Orbax asks JAX by the number of the step whenever it may save. JAX expects one rising count of questions, and
-        # ``Control.stop_agreed`` counts those between the batches of an evaluation, too.
+        # ``TrainerControl.stop_agreed`` counts those between the batches of an evaluation, too.
         self._manager.reached_preemption = lambda _: False
         # It has nothing open, and would remove every listener of JAX's events: the evaluation after the last step would
         # compile uncounted.
@@ -268,7 +268,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         self.objective, self.accumulation = objective, accumulation
         self.with_loss_fn(lambda model, **batch: objective(model, batch, train=True), has_aux=True)
 
-    def related(self, batch: Batch) -> Batch:
+    def with_reference_logps(self, batch: Batch) -> Batch:
         """The batch, with what the objective needs to know of the reference."""
         return batch if self.reference is None else self.reference.of(batch)
 
@@ -339,7 +339,7 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
         if self.control.stop_agreed():
             raise Stopped(self.train_steps)
 
-    def evaluate(self, *, alive: Callable[[], None] | None = None) -> Loss | None:
+    def evaluate(self, *, alive: Callable[[], None] | None = None) -> MeasuredLoss | None:
         """Token-weighted loss over all validation sets with the parameters as they are. ``alive`` is called after each
         batch."""
         if not self.control.evaluation:
@@ -349,7 +349,9 @@ class SftTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no 
             self._meter = LossMeter(self.model, self.maxtext, self.mesh, self.objective)
         by_set = {
             name: self._meter.measure(
-                self.model, map(self.related, batches), alive=alive or self.control.evaluated_batch
+                self.model,
+                map(self.with_reference_logps, batches),
+                alive=alive or self.control.evaluated_batch,
             )
             for name, batches in self.control.evaluation.items()
         }

@@ -1,0 +1,111 @@
+"""Who may do what in Cloud Storage: roles on buckets and managed folders, and the right that a request needs. Pure.
+
+Of the JSON API, what Google's clients, tensorstore and gcsfs use. A request that is not understood needs a right that
+no role has.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+GET, LIST, CREATE, UPDATE, DELETE = (
+    f"storage.objects.{verb}" for verb in ("get", "list", "create", "update", "delete")
+)
+BUCKET = "storage.buckets.get"
+#: What a request needs that no role here gives.
+UNKNOWN = "unknown"
+
+#: The roles that docs/install-gke.md gives -> their permissions, as far as objects and buckets go.
+ROLES: Mapping[str, frozenset[str]] = {
+    "roles/storage.objectUser": frozenset({GET, LIST, CREATE, UPDATE, DELETE}),
+    "roles/storage.objectViewer": frozenset({GET, LIST}),
+    # the custom role of the installation guide
+    "finetuneBucketReader": frozenset({BUCKET}),
+}
+_METADATA_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """One entry of an IAM policy: of a bucket, or of a managed folder in it."""
+
+    account: str
+    """``namespace/serviceaccount``."""
+    role: str
+    bucket: str
+    folder: str = ""
+    """Ends with a slash; empty: the policy is the bucket's."""
+
+    def gives(self, account: str, need: "ResourcePermission") -> bool:
+        return (
+            (account, need.bucket) == (self.account, self.bucket)
+            and need.permission in ROLES[self.role]
+            # a bucket is in no folder, and a listing is in one if its prefix is
+            and need.name.startswith(self.folder)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcePermission:
+    """A permission on a resource."""
+
+    permission: str
+    bucket: str
+    name: str = ""
+    """Of the object; of a listing its prefix; empty: the bucket itself."""
+
+
+def is_granted(grants: Iterable[Grant], account: str, need: ResourcePermission) -> bool:
+    return any(grant.gives(account, need) for grant in grants)
+
+
+def required_permissions(
+    method: str, path: str, query: Mapping[str, str], body: bytes
+) -> tuple[ResourcePermission, ...]:
+    """What a request needs. To replace an object needs DELETE, too, which every role with CREATE gives here.
+
+    Args:
+        path: not decoded: an object's name is one segment of it.
+    """
+    kind, _, rest = path.strip("/").rpartition("storage/v1/b/")
+    found = [ResourcePermission(permission=UNKNOWN, bucket="", name=f"{method} {path}")]
+    match (kind, method, *rest.split("/")):
+        case "", "GET", bucket if bucket:
+            found = [ResourcePermission(permission=BUCKET, bucket=bucket)]
+        case "", "GET", bucket, "o":
+            found = [ResourcePermission(permission=LIST, bucket=bucket, name=query.get("prefix", ""))]
+        case "upload/", "POST", bucket, "o" if name := query.get("name") or _name_in(body):
+            found = [ResourcePermission(permission=CREATE, bucket=bucket, name=name)]
+        case "", "POST", bucket, "o", name, "compose":
+            sources = [source["name"] for source in json.loads(body)["sourceObjects"]]
+            found = [
+                ResourcePermission(permission=CREATE, bucket=bucket, name=unquote(name)),
+                *(ResourcePermission(permission=GET, bucket=bucket, name=source) for source in sources),
+            ]
+        case "", "POST", bucket, "o", name, "rewriteTo" | "copyTo", "b", other, "o", target:
+            found = [
+                ResourcePermission(permission=GET, bucket=bucket, name=unquote(name)),
+                ResourcePermission(permission=CREATE, bucket=other, name=unquote(target)),
+            ]
+        case "", _, bucket, "o", name if method in _OF_OBJECTS:
+            found = [ResourcePermission(permission=_OF_OBJECTS[method], bucket=bucket, name=unquote(name))]
+        case "download/", "GET", bucket, "o", name:
+            found = [ResourcePermission(permission=GET, bucket=bucket, name=unquote(name))]
+    return tuple(found)
+
+
+_OF_OBJECTS = {"GET": GET, "DELETE": DELETE, "PATCH": UPDATE, "PUT": UPDATE}
+
+
+def _name_in(body: bytes) -> str:
+    """The object's name in the metadata that begins an upload: alone, or as the first part of two."""
+    start = body.find(b"{", 0, _METADATA_LIMIT)
+    try:
+        found, _ = json.JSONDecoder().raw_decode(
+            body[max(start, 0) : _METADATA_LIMIT].decode(errors="replace")
+        )
+    except ValueError:
+        return ""
+    name = found.get("name", "") if isinstance(found, dict) else ""
+    return name if isinstance(name, str) else ""

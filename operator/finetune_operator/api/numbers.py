@@ -1,0 +1,55 @@
+"""Decimals of a spec, and the rule that keeps them exact.
+
+A decimal of a spec is a JSON number, so every reader holds it as a 64-bit floating-point number. What the user means
+is the shortest decimal that reads back as that number: ``2e-5``, ``2.0e-5`` and ``0.00002`` are all 0.00002, and a
+price of ``1.10`` is exactly 1.1. Up to 15 significant digits survive unchanged. The API server keeps ``1.0`` as
+``1``, so both are written as the integer (:func:`canonical`) before a document is stored or hashed; prices and limits
+are compared and shown as decimals (:func:`exact`).
+"""
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+#: The largest integer that survives every JSON reader.
+SAFE_INTEGER_MAX: Final = 2**53 - 1
+
+
+def canonical(value: Any) -> Any:
+    """``value``, plain JSON, with each number in the one form that its meaning has: an integer where it is whole."""
+    match value:
+        case bool():
+            return value
+        case int() if abs(value) > SAFE_INTEGER_MAX:
+            return _as_float(value)
+        case float() if value.is_integer() and abs(value) <= SAFE_INTEGER_MAX:
+            return int(value)
+        case Mapping():
+            return {key: canonical(item) for key, item in value.items()}
+        case list() | tuple():
+            return [canonical(item) for item in value]
+        case _:
+            return value
+
+
+def exact(number: float) -> Decimal:
+    """The decimal that a number of a spec means: 1.1 for ``1.1``, not the nearest binary fraction."""
+    return Decimal(str(canonical(number)))
+
+
+def unquoted(text: str) -> str | None:
+    """What to say of ``text`` where a number is wanted and it holds one; None where it holds none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return f'"{text}" is text; write {text.strip()} without quotes' if math.isfinite(number) else None
+
+
+def _as_float(number: int) -> int | float:
+    """The API server writes 1e20 with all its digits."""
+    try:
+        return float(number)
+    except OverflowError:
+        return number

@@ -1,0 +1,71 @@
+"""A circuit breaker: a store that does not answer is not asked again by every job that needs it."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from finetune_operator.artifacts.port import StorageUnavailable
+from finetune_operator.artifacts.tenant_shares import TenantShare, share_of
+
+#: Consecutive failures of a share's calls that open its circuit: a single slow folder must not blind its tenant.
+_FAILURES = 3
+#: Seconds that a circuit stays open; doubled with each further failure, up to the second.
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
+
+
+@dataclass(slots=True)
+class _Circuit:
+    """Of a share whose last call got no answer."""
+
+    why: str
+    failures: int = 0
+    pause: float = 0.0
+    until: float = 0.0
+    asking: bool = False
+    """Half-open: one call is under way that finds out whether the store answers again."""
+
+
+class CircuitBreaker:
+    """One circuit per share: one tenant's calls to one bucket.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._circuits: dict[TenantShare, _Circuit] = {}
+
+    async def ask[T](self, uri: str, request: Callable[[], Awaitable[T]], refused: Callable[[], None]) -> T:
+        """Return or raise as ``request`` does. While the circuit is open, ``refused`` is called instead, and
+        StorageUnavailable raised with the last failure's message."""
+        share = share_of(uri)
+        circuit = self._circuits.get(share)
+        probing = circuit is not None and circuit.failures >= _FAILURES
+        if circuit is not None and probing:
+            if circuit.asking or self._clock() < circuit.until:
+                refused()
+                raise StorageUnavailable(uri, circuit.why)
+            circuit.asking = True
+        try:
+            answer = await request()
+        except StorageUnavailable as error:
+            self._failed(self._circuits.setdefault(share, _Circuit(error.message)), error, probing=probing)
+            raise
+        except Exception:
+            # Denied, too large, not found: the store answers.
+            self._circuits.pop(share, None)
+            raise
+        else:
+            self._circuits.pop(share, None)
+            return answer
+        finally:
+            if circuit is not None and probing:
+                circuit.asking = False
+
+    def _failed(self, circuit: _Circuit, error: StorageUnavailable, *, probing: bool) -> None:
+        circuit.why = error.message
+        circuit.failures += 1
+        if probing or circuit.failures == _FAILURES:
+            circuit.pause = min(max(_FIRST_PAUSE, 2 * circuit.pause), _LONGEST_PAUSE)
+            circuit.until = self._clock() + circuit.pause

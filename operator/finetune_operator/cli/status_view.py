@@ -1,0 +1,339 @@
+"""The one-page story of a job, from its object alone. Pure: the clock comes in."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.text import Text
+
+from finetune_contract import Stage
+from finetune_operator.cli import text
+
+type Object = Mapping[str, Any]
+
+_MARKS = {
+    "Pending": ("·", "dim"),
+    "Running": ("▶", "cyan"),
+    "Succeeded": ("✓", "green"),
+    "Failed": ("✗", "red"),
+    "Skipped": ("–", "dim"),
+}
+_PHASES = {
+    "Succeeded": "green",
+    "Planned": "green",
+    "Failed": "red",
+    "Suspended": "yellow",
+    "Recovering": "yellow",
+}
+_SKIPPED = {
+    "NotRequested": "not asked for",
+    "NotReached": "",
+    "ProvidedCheckpoint": "given as a MaxText checkpoint",
+}
+_LABEL = 12
+
+
+def status_of(job: Object) -> Object:
+    """The job's status, or an empty one while the operator has not looked at this generation."""
+    status: Object = job.get("status") or {}
+    return status if int(status.get("observedGeneration", -1)) >= 0 else {}
+
+
+def phase_of(job: Object) -> str:
+    return str(status_of(job).get("phase") or "Pending")
+
+
+def is_current(job: Object) -> bool:
+    """Whether the status speaks of the job as it is written now."""
+    generation = int(job.get("metadata", {}).get("generation", 0))
+    return int(status_of(job).get("observedGeneration", -1)) >= generation
+
+
+def status_lines(job: Object, now: datetime) -> list[Text]:
+    """The page, line by line."""
+    status = status_of(job)
+    lines = [*_head(job, status), Text(), *_stages(status, now)]
+    rest = [
+        *_waiting(status, now),
+        *_problems(status),
+        *_attempts(status),
+        *_expected(status),
+        *_cost(status),
+        *_curve(status),
+        *_evaluation(status),
+        *_resolved(status),
+        *_artifacts(status),
+        *_failure(status),
+    ]
+    return [*lines, Text(), *rest] if rest else lines
+
+
+def _head(job: Object, status: Object) -> Iterator[Text]:
+    metadata = job.get("metadata", {})
+    phase = phase_of(job)
+    head = Text()
+    head.append(str(metadata.get("name", "")), "bold")
+    head.append(f"  {metadata.get('namespace', '')}  ", "dim")
+    head.append(phase, f"bold {_PHASES.get(phase, 'cyan')}")
+    yield head
+    if summary := status.get("summary"):
+        yield Text(str(summary))
+    elif not status:
+        yield Text("The operator has not looked at this job yet.", "dim")
+    elif not is_current(job):
+        yield Text("The job was edited; the operator has not looked at the edit yet.", "dim")
+
+
+def _stages(status: Object, now: datetime) -> Iterator[Text]:
+    known = {stage.get("name"): stage for stage in status.get("stages") or []}
+    for name in Stage:
+        stage = known.get(name) or {"name": name, "phase": "Pending"}
+        phase = str(stage.get("phase") or "Pending")
+        mark, style = _MARKS.get(phase, ("?", ""))
+        line = Text()
+        line.append(f"{mark} ", style)
+        line.append(f"{name:<10}", "" if phase != "Pending" else "dim")
+        spent = text.elapsed(stage.get("startTime"), stage.get("completionTime"), now)
+        line.append(f"{text.duration(spent.total_seconds()) if spent else '':>12}  ", "dim")
+        line.append("  ".join(stage_notes(stage, status)))
+        line.rstrip()
+        yield line
+
+
+def mark(phase: str) -> str:
+    """The sign of a stage's phase."""
+    return _MARKS.get(phase, ("?", ""))[0]
+
+
+def stage_notes(stage: Object, status: Object) -> Iterator[str]:
+    """What is worth knowing of one stage besides its phase and duration."""
+    phase = stage.get("phase")
+    cache = stage.get("cache") or {}
+    if cache.get("result") == "Hit":
+        saved = cache.get("savedSeconds")
+        yield f"reused from the cache{f', saved {text.duration(float(saved))}' if saved else ''}"
+    elif cache.get("missBecause"):
+        yield f"cache miss: {'; '.join(map(str, cache['missBecause']))}"
+    if (attempt := stage.get("attempt") or 1) > 1:
+        yield f"attempt {attempt}"
+    if stage.get("resumedFromStep"):
+        yield f"resumed from step {stage['resumedFromStep']}"
+    if stage.get("name") == "Train" and phase in ("Running", "Succeeded", "Failed"):
+        yield from progress_notes(status, running=phase == "Running")
+    elif phase == "Skipped":
+        yield _SKIPPED.get(str(stage.get("reason")), str(stage.get("reason") or ""))
+    elif phase == "Failed" and stage.get("reason"):
+        yield str(stage["reason"])
+
+
+def progress_notes(status: Object, *, running: bool) -> Iterator[str]:
+    """Step bar, loss and ETA of the training."""
+    progress = status.get("progress") or {}
+    step, total = progress.get("step"), progress.get("totalSteps")
+    if step is None or not total:
+        return
+    if running:
+        yield text.bar(float(step), float(total))
+    yield str(progress.get("stepText") or f"{step}/{total}")
+    if (loss := text.metric(status, "loss")) is not None:
+        yield f"loss {text.number(loss)}"
+    if running and (speed := progress.get("tokensPerSecond")):
+        yield f"{text.count(float(speed))} tokens/s"
+    if running and (eta := progress.get("etaText")):
+        yield f"{eta} left"
+
+
+def _row(label: str, value: str, style: str = "") -> Text:
+    line = Text()
+    line.append(f"{label:<{_LABEL}}", "dim")
+    line.append(value, style)
+    return line
+
+
+def waiting_text(status: Object, now: datetime) -> str:
+    """Why nothing moves, and for how long; empty where the job is not waiting."""
+    waiting = status.get("waiting") or {}
+    if not waiting.get("reason"):
+        return ""
+    since = text.elapsed(waiting.get("since"), None, now)
+    told = f" for {text.duration(since.total_seconds())}" if since else ""
+    return f"{waiting['reason']}{told}: {waiting.get('message', '')}".rstrip(": ")
+
+
+def _waiting(status: Object, now: datetime) -> Iterator[Text]:
+    if told := waiting_text(status, now):
+        message = str((status.get("waiting") or {}).get("message", ""))
+        yield _row("Waiting", _once(told, message, status), "yellow")
+
+
+def _once(told: str, message: str, status: Object) -> str:
+    """``told`` without the message that the summary has told already."""
+    if message and message in str(status.get("summary", "")):
+        return told.replace(message, "").rstrip(": ")
+    return told
+
+
+def problem_text(status: Object) -> str:
+    """The first condition that says why the job cannot go on although it has not failed."""
+    if status.get("failure"):
+        return ""
+    for condition in status.get("conditions") or []:
+        blocking = condition.get("type") in ("Valid", "DataReady", "MemoryFits", "ExportProven")
+        if blocking and condition.get("status") == "False":
+            return f"{condition.get('reason')}: {condition.get('message')}"
+    return ""
+
+
+def _problems(status: Object) -> Iterator[Text]:
+    told = problem_text(status)
+    # Where the job waits, what it waits for is the problem.
+    if told and not status.get("waiting"):
+        reason, _, message = told.partition(": ")
+        yield _row("Problem", _once(f"{reason}: {message}", message, status), "yellow")
+
+
+def attempts_text(status: Object) -> str:
+    """``2 (1 preemption)``; empty for a job at its first attempt of everything."""
+    attempts = status.get("attempts") or {}
+    parts = [
+        f"{attempts[key]} {word}"
+        for key, word in (
+            ("preemption", "preemption"),
+            ("infrastructure", "infrastructure"),
+            ("user", "user error"),
+        )
+        if attempts.get(key)
+    ]
+    return f"{attempts.get('total')} ({', '.join(parts)})" if parts else ""
+
+
+def _attempts(status: Object) -> Iterator[Text]:
+    if told := attempts_text(status):
+        yield _row("Attempts", told)
+
+
+def _expected(status: Object) -> Iterator[Text]:
+    """What training is expected to take, until it is over, and whether it fits."""
+    if status.get("phase") in {"Succeeded", "Failed"}:
+        return
+    if memory := (status.get("resolved") or {}).get("memory") or {}:
+        need, limit = memory.get("estimatedPerChip"), memory.get("limitPerChip")
+        if need and limit:
+            by = memory.get("source", "")
+            yield _row("Memory", f"{_gibibytes(need)} of {_gibibytes(limit)} on each chip ({by})")
+    expected = status.get("estimate") or {}
+    if seconds := expected.get("durationSeconds"):
+        low, high = text.duration(seconds["low"]), text.duration(seconds["high"])
+        parts = [f"training {low} to {high}"]
+        if hours := expected.get("chipHours"):
+            parts.append(f"at most {text.number(hours)} chip hours")
+        if (cost := expected.get("cost")) and cost != "0":
+            parts.append(f"cost {text.number(cost, 2)}")
+        yield _row("Estimate", ", ".join(parts))
+
+
+def _gibibytes(quantity: str) -> str:
+    """The operator writes mebibytes; of anything else, as it stands."""
+    number = quantity.removesuffix("Mi")
+    return text.size(float(number) * 2**20) if quantity.endswith("Mi") and number.isdigit() else quantity
+
+
+def _cost(status: Object) -> Iterator[Text]:
+    """What was used of the slices, and which share of the time moved the training forward."""
+    cost, percent = status.get("cost") or {}, (status.get("goodput") or {}).get("percent")
+    if not cost.get("chipHours"):
+        return
+    parts = [f"{text.number(cost['chipHours'])} chip hours"]
+    if amount := cost.get("amount"):
+        parts.append(text.number(amount))
+    if left := cost.get("budgetRemaining"):
+        parts.append(f"{text.number(left)} of the budget left")
+    if percent:
+        parts.append(f"goodput {percent} %")
+    yield _row("Cost", ", ".join(parts))
+
+
+def _curve(status: Object) -> Iterator[Text]:
+    curve = (status.get("progress") or {}).get("curve") or {}
+    if line := curve.get("sparkline"):
+        yield _row("Curve", f"{line}  {curve.get('metric', '')}")
+
+
+_EVALUATED = {
+    "loss": "Loss", "perplexity": "Perplexity", "reward_accuracy": "Preferred", "reward_margin": "Margin",
+}  # fmt: skip
+
+
+def _evaluation(status: Object) -> Iterator[Text]:
+    evaluation = status.get("evaluation") or {}
+    baseline, result = evaluation.get("baseline") or {}, evaluation.get("result") or {}
+    for name in result:
+        before = f"{text.number(baseline[name])} → " if name in baseline else ""
+        shown = f"{before}{text.number(result[name])}"
+        if "/" in name:
+            yield _row("Score", f"{name}  {shown}")
+        else:
+            yield _row(_EVALUATED.get(name, name), shown)
+    for gate in evaluation.get("gates") or ():
+        sign = "≥" if gate["op"] == "GreaterOrEqual" else "≤"
+        asked = (
+            f"{gate['metric']} {sign} {text.number(gate['threshold'])}"
+            if "threshold" in gate
+            else gate["metric"]
+        )
+        yield _row("Gate", f"{asked}: {'met' if gate['passed'] else 'not met'}")
+    if uri := evaluation.get("samplesURI"):
+        yield _row("Samples", str(uri))
+
+
+def _resolved(status: Object) -> Iterator[Text]:
+    resolved = status.get("resolved") or {}
+    if model := resolved.get("model"):
+        parameters = model.get("parameters")
+        detail = f"  {text.count(float(parameters))} parameters" if parameters else ""
+        made = model.get("fromJob") or {}
+        by = f"  (made by {made['name']} of {made['base']})" if made.get("base") else ""
+        yield _row("Model", f"{model.get('source', '')}{detail}{by}")
+    for dataset in resolved.get("datasets") or []:
+        facts = [f"{text.count(float(dataset[key]))} {key}" for key in ("rows", "tokens") if dataset.get(key)]
+        if dataset.get("droppedRows"):
+            facts.append(f"{dataset['droppedRows']} dropped")
+        if float(dataset.get("truncatedPercent") or 0) > 0:
+            facts.append(f"{dataset['truncatedPercent']} % truncated")
+        yield _row("Data", f"{dataset.get('name', '')}  {', '.join(facts)}".rstrip())
+    if resources := resolved.get("resources"):
+        shape = f"{resources.get('tpu', '')}  {resources.get('topology', '')}"
+        hosts = resources.get("hosts")
+        where = f", {hosts} host{'s' if hosts != 1 else ''}" if hosts else ""
+        why = f"  ({resources['why']})" if resources.get("why") else ""
+        yield _row("TPU", f"{shape}{where}, {resources.get('capacity', '')}{why}")
+    if uri := resolved.get("runFolder"):
+        yield _row("Run folder", str(uri))
+
+
+def _artifacts(status: Object) -> Iterator[Text]:
+    for artifact in status.get("artifacts") or []:
+        model = artifact.get("type") in ("HuggingFace", "Adapter")
+        facts = [str(artifact.get("type", ""))]
+        if artifact.get("sizeBytes"):
+            facts.append(text.size(float(artifact["sizeBytes"])))
+        label = "Exported" if model else str(artifact.get("name") or "")
+        yield _row(label, f"{artifact.get('uri', '')}  {', '.join(facts)}", "bold green" if model else "")
+
+
+def _failure(status: Object) -> Iterator[Text]:
+    failure = status.get("failure") or {}
+    if not failure:
+        return
+    where = [str(failure["stage"])] if failure.get("stage") else []
+    if failure.get("attempt"):
+        where.append(f"attempt {failure['attempt']}")
+    message = str(failure.get("message", ""))
+    head = (
+        f"{failure.get('reason', 'Failed')} ({', '.join([*where, str(failure.get('class', ''))])}): {message}"
+    )
+    yield _row("Failure", _once(head, message, status), "red")
+    if failure.get("suggestion"):
+        yield _row("Fix", str(failure["suggestion"]), "green")
+    if failure.get("logsURI"):
+        yield _row("Log", str(failure["logsURI"]))

@@ -1,0 +1,520 @@
+"""The adapter for a real API server, on the raw calls of ``kubernetes.aio``.
+
+The typed models of that library refuse fields they do not know, so objects stay plain dicts here. Everything
+that touches HTTP is in this module: paths, content types, deadlines, retries and the mapping of errors.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+
+from finetune_operator.cluster.clock import ServerClock
+from finetune_operator.cluster.json_depth import shallow
+from finetune_operator.cluster.port import (
+    AlreadyExists,
+    ClusterError,
+    Conflict,
+    Keep,
+    NotFound,
+    Object,
+    Rejected,
+    ResourceKind,
+    ResponseTooLarge,
+    Unavailable,
+)
+
+FIELD_MANAGER = "finetune-operator"
+
+#: Content types of the three kinds of body that we send.
+_JSON = "application/json"
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_APPLY = "application/apply-patch+yaml"
+_JSON_PATCH = "application/json-patch+json"
+
+type RequestObserver = Callable[[str, str, int, float], None]
+"""Called once per HTTP request: verb (get, list, create, apply, patch, delete), resource as in RBAC rules,
+HTTP status (0: no answer), seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """How long one call may take and how often it is tried."""
+
+    connect_seconds: float = 5
+    read_seconds: float = 15
+    write_seconds: float = 30
+    """Longer: a write waits for admission webhooks, which may take 10 s each."""
+    attempts: int = 3
+    backoff_seconds: float = 0.25
+    """Doubles from try to try, unless the server names a longer wait."""
+    longest_wait_seconds: float = 5
+    """A server that asks for more than this gets its wish through the work queue, not by a blocked worker."""
+    page_size: int = 100
+    page_bytes: int = 2 * 2**20
+    """Of one page; one beyond it is asked for again with fewer objects. In memory it takes up to 25 times as much for
+    the moment in which it is parsed. etcd takes no object of more than 1.5 MiB; of a pod that may be more in JSON."""
+    answer_bytes: int = 8 * 2**20
+    """Of an answer that is no page."""
+    list_bytes: int = 64 * 2**20
+    list_objects: int = 20_000
+    """Of all pages of a listing that is held as a whole, or of which something is kept."""
+    large_bytes: int = 128 * 2**10
+    large_answers: int = 4
+    """As many answers of more bytes than that are read at once."""
+
+
+def _ignore(_verb: str, _resource: str, _status: int, _seconds: float) -> None:
+    """The observer of those who do not count."""
+
+
+class ApiServerClient:
+    """Implements :class:`.port.KubernetesClient`; to be closed, or used as a context manager."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        limits: CallLimits | None = None,
+        observer: RequestObserver = _ignore,
+        clock: ServerClock | None = None,
+        sleep: Callable[[float], Any] = asyncio.sleep,
+    ) -> None:
+        self._api = ApiClient(configuration)
+        self._api.user_agent = FIELD_MANAGER
+        self._limits = limits or CallLimits()
+        self._observer = observer
+        self._clock = clock
+        self._sleep = sleep
+        self._large = asyncio.Semaphore(self._limits.large_answers)
+        self._parsing = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object:
+        return await self._call("get", kind, namespace, name)
+
+    async def list(
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> Sequence[Object]:
+        selectors = _selectors(labels, fields)
+        # A continuation may outlive the server's history (410); one list from the start is then within it.
+        for final in (False, True):
+            try:
+                return await self._all(kind, namespace, selectors)
+            except Rejected as error:
+                if error.status != 410 or final:
+                    raise
+        raise AssertionError("unreachable")
+
+    def pages(
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        metadata_only: bool = False,
+    ) -> AsyncIterator[Sequence[Object]]:
+        accept = _METADATA_LIST if metadata_only else _JSON
+        return self._page_items(kind, namespace, _selectors(labels, None), accept)
+
+    async def kept(
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        *,
+        labels: Mapping[str, str | frozenset[str]] | None = None,
+        fields: Mapping[str, str] | None = None,
+        keep: Keep,
+    ) -> AsyncIterator[Sequence[Object]]:
+        async for page in self._limited(kind, namespace, _selectors(labels, fields), keep):
+            yield page
+
+    async def _all(
+        self, kind: ResourceKind, namespace: str | None, selectors: Sequence[tuple[str, str]]
+    ) -> Sequence[Object]:
+        """Every page at once."""
+        found: list[Object] = []
+        async for page in self._limited(kind, namespace, selectors):
+            found += page
+        return found
+
+    async def _limited(
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        selectors: Sequence[tuple[str, str]],
+        keep: Keep | None = None,
+    ) -> AsyncIterator[Sequence[Object]]:
+        """Page by page within the limits of a listing. Raises TooLarge beyond them."""
+        limits = self._limits
+        size = count = 0
+        async for page in self._pages(kind, namespace, selectors, keep=keep):
+            size += page.bytes
+            count += page.count
+            if size > limits.list_bytes or count > limits.list_objects:
+                chosen = ", ".join(value for _, value in selectors)
+                raise ResponseTooLarge(
+                    f"{_path(kind, namespace, None, None)}{f' with {chosen}' if chosen else ''}: more than "
+                    f"{limits.list_bytes >> 20} MiB or {limits.list_objects} objects. Delete those that no controller "
+                    "made, or remove these labels from them"
+                )
+            yield page.items
+
+    async def _page_items(
+        self, kind: ResourceKind, namespace: str | None, selectors: Sequence[tuple[str, str]], accept: str
+    ) -> AsyncIterator[Sequence[Object]]:
+        async for page in self._pages(kind, namespace, selectors, accept):
+            items = page.items
+            del page
+            yield items
+            # The caller has let go of it by now: neither may it be held here while the next one is fetched.
+            del items
+
+    async def _pages(
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        selectors: Sequence[tuple[str, str]],
+        accept: str = _JSON,
+        keep: Keep | None = None,
+    ) -> AsyncIterator["_Page"]:
+        """A page that is too large is asked for again with fewer objects; after small ones they become more again."""
+        limits = self._limits
+        size = limits.page_size
+        continuation: str | None = None
+        while True:
+            query = [("limit", str(size)), *selectors]
+            if continuation:
+                query.append(("continue", continuation))
+            try:
+                answer, answer_bytes = await self._sized_call(
+                    "list", kind, namespace, query=query, accept=accept, limit=limits.page_bytes
+                )
+            except ResponseTooLarge:
+                if size == 1:
+                    raise
+                size = max(1, size // 4)
+                continue
+            continuation = answer.get("metadata", {}).get("continue")
+            # An empty list of metadata has null for its items.
+            items = answer.pop("items", None) or []
+            count = len(items)
+            if keep is not None:
+                items = [kept for each in items if (kept := keep(each)) is not None]
+            page = _Page(items, count, answer_bytes)
+            del answer, items
+            yield page
+            del page
+            if not continuation:
+                return
+            if answer_bytes < limits.page_bytes // 4:
+                size = min(2 * size, limits.page_size)
+
+    async def apply(self, kind: ResourceKind, manifest: Object) -> Object:
+        metadata = manifest["metadata"]
+        return await self._call(
+            "apply",
+            kind,
+            metadata.get("namespace"),
+            metadata["name"],
+            query=[("fieldManager", FIELD_MANAGER), ("force", "true")],
+            body=manifest,
+            content_type=_APPLY,
+        )
+
+    async def create(self, kind: ResourceKind, manifest: Object) -> Object:
+        return await self._call(
+            "create",
+            kind,
+            manifest["metadata"].get("namespace"),
+            query=[("fieldManager", FIELD_MANAGER)],
+            body=manifest,
+        )
+
+    async def patch_status(
+        self,
+        kind: ResourceKind,
+        namespace: str | None,
+        name: str,
+        status: Object,
+        *,
+        resource_version: str | None,
+    ) -> Object:
+        # JSON patch replaces the value whole, where a merge patch would keep what the new status lacks.
+        patch: list[Object] = [{"op": "add", "path": "/status", "value": status}]
+        if resource_version is not None:
+            # Writing the version makes the server compare it: 409, where a "test" operation would give 422.
+            patch.insert(0, {"op": "replace", "path": "/metadata/resourceVersion", "value": resource_version})
+        return await self._call(
+            "patch",
+            kind,
+            namespace,
+            name,
+            subresource="status",
+            query=[("fieldManager", FIELD_MANAGER)],
+            body=patch,
+            content_type=_JSON_PATCH,
+        )
+
+    async def delete(
+        self, kind: ResourceKind, namespace: str | None, name: str, *, uid: str, foreground: bool
+    ) -> None:
+        options = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Foreground" if foreground else "Background",
+        }
+        try:
+            await self._call("delete", kind, namespace, name, body=options)
+        except NotFound:
+            return
+        except Conflict:
+            # Another object has taken the name: the one that was meant is gone.
+            return
+
+    async def _call(
+        self, verb: str, kind: ResourceKind, namespace: str | None, name: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        answer, _ = await self._sized_call(verb, kind, namespace, name, **more)
+        return answer
+
+    async def _sized_call(
+        self,
+        verb: str,
+        kind: ResourceKind,
+        namespace: str | None,
+        name: str | None = None,
+        *,
+        subresource: str | None = None,
+        query: Sequence[tuple[str, str]] = (),
+        body: object = None,
+        content_type: str = _JSON,
+        accept: str = _JSON,
+        limit: int | None = None,
+    ) -> tuple[dict[str, Any], int]:
+        """One call with its retries: the answer and its bytes. Reads are tried again after any fault that may pass;
+        writes only where the server said that it did not act (429)."""
+        request = _Request(
+            verb=verb,
+            resource=f"{kind.plural}/{subresource}" if subresource else kind.plural,
+            path=_path(kind, namespace, name, subresource),
+            query=query,
+            body=body,
+            content_type=content_type,
+            accept=accept,
+            limit=limit or self._limits.answer_bytes,
+        )
+        limits = self._limits
+        backoff = limits.backoff_seconds
+        for remaining in reversed(range(limits.attempts)):
+            try:
+                return await self._send(request)
+            except Unavailable as error:
+                wait = max(backoff, error.retry_after or 0)
+                repeatable = request.reads or error.status == 429
+                if not repeatable or not remaining or wait > limits.longest_wait_seconds:
+                    raise
+                await self._sleep(wait)
+                backoff *= 2
+        raise AssertionError("unreachable")
+
+    async def _send(self, request: "_Request") -> tuple[dict[str, Any], int]:
+        method, path = _METHODS[request.verb], request.path
+        async with AsyncExitStack() as room:
+            # Until it is parsed.
+            status, headers, content = await self._answer(request, room)
+            if len(content) > self._limits.large_bytes:
+                # It holds the event loop for a while: whatever else is due comes between two of them.
+                await room.enter_async_context(self._parsing)
+                await asyncio.sleep(0)
+            if 200 <= status < 300:
+                return _parsed(content, method, path), len(content)
+            raise error_from(status, method, path, content, headers.get("Retry-After"))
+
+    async def _answer(
+        self, request: "_Request", room: AsyncExitStack
+    ) -> tuple[int, Mapping[str, str], bytearray]:
+        """Status, headers and body. Raises Unavailable and TooLarge."""
+        method, path = _METHODS[request.verb], request.path
+        limits = self._limits
+        timeout = aiohttp.ClientTimeout(
+            total=limits.read_seconds if request.reads else limits.write_seconds,
+            sock_connect=limits.connect_seconds,
+        )
+        begun = monotonic()
+        status = 0
+        try:
+            method, url, headers, body, _ = await self._api.param_serialize(
+                method,
+                path,
+                query_params=list(request.query),
+                header_params={"Accept": request.accept, "Content-Type": request.content_type},
+                body=request.body,
+                auth_settings=["BearerToken"],
+            )
+            response = await self._api.call_api(
+                method, url, header_params=headers, body=body, _request_timeout=timeout
+            )
+            status = response.status
+            if self._clock is not None:
+                self._clock.told(response.headers.get("Date"))
+            content = await self._read(response.response, request.limit, f"{method} {path}", room)
+            return status, response.headers, content
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            # OSError: name resolution, and the token or CA file that is being replaced.
+            reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
+            raise Unavailable(f"{method} {path}: {reason}") from error
+        finally:
+            self._observer(request.verb, request.resource, status, monotonic() - begun)
+
+    async def _read(
+        self, response: aiohttp.ClientResponse, limit: int, request: str, room: AsyncExitStack
+    ) -> bytearray:
+        """The body. Raises TooLarge as soon as it has more than ``limit`` bytes. A large one waits for its turn, which
+        lasts until ``room`` is left."""
+        content = bytearray()
+        large = False
+        async with response:
+            async for chunk in response.content.iter_any():
+                content += chunk
+                if len(content) > limit:
+                    # Closed, not drained: what is left of the answer is not read.
+                    response.close()
+                    raise ResponseTooLarge(f"{request}: the answer has more than {limit >> 20} MiB")
+                if not large and len(content) > self._limits.large_bytes:
+                    large = True
+                    await room.enter_async_context(self._large)
+        return content
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What is kept of one page."""
+
+    items: Sequence[Object]
+    count: int
+    """Objects that the page had."""
+    bytes: int
+    """Of its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    verb: str
+    resource: str
+    path: str
+    query: Sequence[tuple[str, str]]
+    body: object
+    content_type: str
+    accept: str
+    limit: int
+    """Bytes of the answer."""
+
+    @property
+    def reads(self) -> bool:
+        return self.verb in ("get", "list")
+
+
+_METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "create": "POST",
+    "apply": "PATCH",
+    "patch": "PATCH",
+    "delete": "DELETE",
+}
+
+
+def _selectors(
+    labels: Mapping[str, str | frozenset[str]] | None, fields: Mapping[str, str] | None
+) -> list[tuple[str, str]]:
+    by_labels = ",".join(
+        f"{key}={value}" if isinstance(value, str) else f"{key} in ({','.join(sorted(value))})"
+        for key, value in sorted((labels or {}).items())
+    )
+    by_fields = ",".join(f"{key}={value}" for key, value in sorted((fields or {}).items()))
+    return [
+        (name, value) for name, value in (("labelSelector", by_labels), ("fieldSelector", by_fields)) if value
+    ]
+
+
+def _path(kind: ResourceKind, namespace: str | None, name: str | None, subresource: str | None) -> str:
+    parts = [kind.prefix]
+    if namespace:
+        parts += ["namespaces", quote(namespace, safe="")]
+    parts.append(kind.plural)
+    if name:
+        parts.append(quote(name, safe=""))
+    if subresource:
+        parts.append(subresource)
+    return "/".join(parts)
+
+
+def _parsed(content: bytes | bytearray, method: str, path: str) -> dict[str, Any]:
+    try:
+        try:
+            answer = json.loads(content)
+        except RecursionError:
+            answer = json.loads(shallow(content))
+    except ValueError as error:
+        raise Unavailable(f"{method} {path}: the answer is not JSON (is there a proxy between?)") from error
+    if not isinstance(answer, dict):
+        raise Unavailable(f"{method} {path}: the answer is not an object")
+    return answer
+
+
+def error_from(
+    status: int, method: str, path: str, content: bytes | bytearray, retry_after: str | None
+) -> ClusterError:
+    """The exception that an HTTP error answer stands for."""
+    message = _message(content)
+    text = f"{method} {path}: {status} {message}".rstrip()
+    wait = float(retry_after) if retry_after and retry_after.isdecimal() else None
+    match status:
+        case 404:
+            return NotFound(text, status=status)
+        case 409:
+            taken = _told(content).get("reason") == "AlreadyExists"
+            return (AlreadyExists if taken else Conflict)(text, status=status)
+        # 401: the token has just been rotated, or cannot be reviewed now; it is read anew every minute.
+        case 401 | 408 | 429:
+            return Unavailable(text, status=status, retry_after=wait)
+        case _ if status >= 500:
+            return Unavailable(text, status=status, retry_after=wait)
+    return Rejected(text, status=status)
+
+
+def _message(content: bytes | bytearray) -> str:
+    """The server's own words: ``message`` of its Status object, or the start of whatever came."""
+    message = _told(content).get("message")
+    return str(message) if message else content[:300].decode(errors="replace").strip()
+
+
+def _told(content: bytes | bytearray) -> Object:
+    """The Status object of a refusal; empty where it is none."""
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,316 @@
+"""Which places a job may read and write. Pure text: a glob is judged by all that it can match.
+
+Storage belongs to namespaces: without an entry in the profile a job reads ``<artifacts>/<namespace>/`` and writes
+``<artifacts>/<namespace>/exports/`` beside its own run folder. A cache or a Pathways scratch folder that the profile
+names belongs to no job.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any, Literal
+
+type Object = Mapping[str, Any]
+type Rule = Literal["read", "write"]
+
+EXPORTS = "exports"
+#: Folders of a namespace that are no run folders.
+_NO_RUNS = (EXPORTS, "cache", "pathways", "programs")
+_WILDCARDS = frozenset("*?[")
+#: ASCII alone: a range of others may be very long.
+_PLAIN_SET = re.compile(r"\[([\x22-\x5a\x5f-\x7e]+)\]")
+#: Names of ``gs://bucket`` and of ``file://`` with its first slash.
+_ROOT = 3
+#: Stands for what a wildcard of a job matches; no entry of a profile holds it.
+_UNKNOWN = "\0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Something that a job names."""
+
+    path: str
+    """The field."""
+    uri: str
+    """``gs://…`` or ``file://…``; of the hub ``hf://models/…``, ``hf://datasets/…``, ``hf://benchmarks/…``, and for
+    writing ``hf://<repository>``."""
+    folder: bool = True
+    """Everything below it is meant, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileFolders:
+    """The profile's own folders, as one namespace sees them. Folders end without a slash."""
+
+    artifacts: str
+    namespace: str
+    shared: Mapping[str, str]
+    """Folders beside the artifacts, by the name of their field: the cache and Pathways' scratch, where the profile
+    names them. Each namespace has its part of them, which no job names."""
+
+    @classmethod
+    def of(cls, profile: Object, namespace: str) -> "ProfileFolders":
+        """From a profile's spec."""
+        storage = profile["storage"]
+        return cls(
+            artifacts=storage["artifacts"].rstrip("/"),
+            namespace=namespace,
+            shared={
+                name: storage[name].rstrip("/") for name in ("cache", "pathwaysScratch") if name in storage
+            },
+        )
+
+    @property
+    def own(self) -> str:
+        """Folder of all run folders of the namespace."""
+        return f"{self.artifacts}/{self.namespace}"
+
+    @property
+    def exports(self) -> str:
+        """Where jobs of the namespace may export to."""
+        return f"{self.own}/{EXPORTS}"
+
+
+def storage_faults(profile: Object) -> Iterator[str]:
+    """Folders of a profile that cannot be kept apart: who may write into one of them would write into another, too."""
+    storage = ProfileFolders.of(profile, "")
+    folders = {"artifacts": storage.artifacts, **storage.shared}
+    for (outer, around), (inner, within) in permutations(folders.items(), 2):
+        if is_below(within, around) or (within == around and outer < inner):
+            lies = "is" if within == around else "lies in"
+            yield (
+                f"spec.storage.{inner}: {within} {lies} spec.storage.{outer}, {around}, where it may belong to a "
+                "namespace: use folders of which none lies in another."
+            )
+    for name, folder in storage.shared.items():
+        if _is_file(folder) and not _is_file(storage.artifacts):
+            yield (
+                f"spec.storage.{name}: {folder} is a file system and spec.storage.artifacts, {storage.artifacts}, is "
+                "none: use a folder in gs://."
+            )
+
+
+def location_problem(
+    place: Location, storage: ProfileFolders, rule: Rule, listed: Sequence[str] | None, *, strict: bool
+) -> str | None:
+    """Why ``place`` may not be read or written; None: it may.
+
+    Args:
+        place: what the job names.
+        storage: the profile's folders.
+        rule: what the job does there.
+        listed: the profile's ``constraints.uris.<rule>``; None: not set.
+        strict: nothing is allowed that is not listed.
+    """
+    uri = place.uri.rstrip("/")
+    covering = [pattern for pattern in listed or () if covers(pattern, uri)]
+    if fault := _of_a_pod(place.path, uri, storage):
+        return fault
+    own = storage.exports if rule == "write" else storage.own
+    if not _open(_guarded(place, uri, storage, rule), covering):
+        # An entry that opens it would open it to every namespace of the profile, so none is advised.
+        instead = "use data of your own" if rule == "read" else "use a folder there"
+        return (
+            f"{place.path}: {uri} lies in the profile's own storage, where jobs of namespace {storage.namespace} "
+            f"{rule} below {own}/ alone: {instead}"
+        )
+    if covering or _inside(uri, own) or (listed is None and not strict):
+        return None
+    entries = ", ".join(listed) if listed else "empty" if listed is not None else "not set"
+    return (
+        f"constraints.uris.{rule} is {entries}, which does not cover {place.path} {uri}"
+        f"{_to_allow(_entry(place, uri), rule)}"
+    )
+
+
+def _of_a_pod(path: str, uri: str, storage: ProfileFolders) -> str | None:
+    """Why a place in a file system is refused where the profile keeps things elsewhere."""
+    if not _is_file(uri) or _is_file(storage.artifacts):
+        return None
+    return (
+        f"{path}: {uri} is the file system of a pod, and the profile keeps things in {storage.artifacts}: "
+        "use a gs:// URI"
+    )
+
+
+def _open(guarded: Iterable[str | None], covering: Sequence[str]) -> bool:
+    """Whether entries name each of the ``guarded`` folders."""
+    return all(folder is not None and any(_names(each, folder) for each in covering) for folder in guarded)
+
+
+def _to_allow(entry: str | None, rule: Rule) -> str:
+    """The change to the profile that allows what was refused; empty where no entry does."""
+    return f': to allow it, add "{entry}" to spec.constraints.uris.{rule} of the profile' if entry else ""
+
+
+def run_folder_problem(path: str, folder: str, storage: ProfileFolders, listed: Sequence[str]) -> str | None:
+    """Why a job may not go on in the run folder ``folder``; None: it may. It is its namespace's own, or one that
+    ``constraints.uris.write`` names."""
+    uri = folder.rstrip("/")
+    if fault := _of_a_pod(path, uri, storage):
+        return fault
+    parent, _, name = uri.rpartition("/")
+    shared = any(_touches(uri, each, folder=True) for each in storage.shared.values())
+    own = parent == storage.own and name not in _NO_RUNS
+
+    def opens(entry: str) -> bool:
+        return covers(entry, uri) and _opens_run(entry, uri, storage)
+
+    if not shared and (own or any(map(opens, listed))):
+        return None
+    if shared or _touches(uri, storage.artifacts, folder=True):
+        advice = ": use a run folder of your own namespace"
+    else:
+        advice = _to_allow(uri, "write")
+    return (
+        f"{path} {uri} is neither a run folder in {storage.own}/ nor covered by constraints.uris.write "
+        f"({', '.join(listed) or 'empty'}) with its namespace's folder named{advice}"
+    )
+
+
+def _opens_run(pattern: str, uri: str, storage: ProfileFolders) -> bool:
+    """Among the profile's own run folders an entry names at least the namespace."""
+    if not _touches(uri, storage.artifacts, folder=True):
+        return True
+    depth = len(storage.artifacts.split("/")) + 1
+    return len(uri.split("/")) == depth + 1 and _names(pattern, "/".join(uri.split("/")[:depth]))
+
+
+def _guarded(place: Location, uri: str, storage: ProfileFolders, rule: Rule) -> Iterator[str | None]:
+    """Folders of the profile that ``place`` may be in and that are not its namespace's to use so. An entry that opens
+    one names it; None: no entry can."""
+    for folder in storage.shared.values():
+        if _touches(uri, folder, folder=place.folder):
+            yield folder
+    own = storage.exports if rule == "write" else storage.own
+    if _touches(uri, storage.artifacts, folder=place.folder) and not _inside(uri, own):
+        depth = len(storage.artifacts.split("/")) + (2 if rule == "write" else 1)
+        head = uri.split("/")[:depth]
+        yield "/".join(head) if len(head) == depth and not _is_glob("/".join(head)) else None
+
+
+def covers(pattern: str, uri: str) -> bool:
+    """Whether everything that ``uri`` can match is what an entry of a profile stands for. In the entry ``*`` stands for
+    any characters, slashes too; in ``uri``, if it is a glob, no wildcard matches a slash."""
+    return matches(pattern, _blurred(uri))
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether ``text`` is what ``pattern`` says, in which ``*`` stands for any characters.
+
+    One pass and nothing kept: patterns are tenants' text, too, and fnmatch keeps each that it has compiled.
+    """
+    first, *others = pattern.split("*")
+    if not others:
+        return text == pattern
+    *between, last = others
+    at, end = len(first), len(text) - len(last)
+    if at > end or not (text.startswith(first) and text.endswith(last)):
+        return False
+    for part in between:
+        at = text.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+def is_below(uri: str, folder: str) -> bool:
+    """Whether ``uri``, of which nothing is a wildcard, is inside ``folder``."""
+    return uri.startswith(f"{folder}/")
+
+
+def _blurred(uri: str) -> str:
+    """``uri`` with one unknown in each name that has wildcards; only what is certain around it stays."""
+    return uri if uri.startswith("hf://") else "/".join(map(_blurred_name, uri.split("/")))
+
+
+def _blurred_name(name: str) -> str:
+    at = [index for index, letter in enumerate(name) if letter in _WILDCARDS]
+    if not at:
+        return name
+    # Where a set of characters ends is not always clear, so nothing behind one is certain.
+    return f"{name[: at[0]]}{_UNKNOWN}{'' if '[' in name else name[at[-1] + 1 :]}"
+
+
+def _entry(place: Location, uri: str) -> str | None:
+    """What an entry that covers ``uri`` may look like: of a file, its folder. None: that is a whole bucket."""
+    if uri.startswith("hf://"):
+        return uri
+    names = uri.split("/")
+    if place.folder:
+        return uri if len(names) > _ROOT else None
+    fixed = next((index for index, name in enumerate(names[:-1]) if _is_glob(name)), len(names) - 1)
+    if fixed > _ROOT:
+        return "/".join([*names[:fixed], "*"])
+    return None if _is_glob(uri) else uri
+
+
+def _names(pattern: str, folder: str) -> bool:
+    """Whether the entry says that it means a part of ``folder``, or it."""
+    fixed = pattern.partition("*")[0]
+    return fixed.startswith(f"{folder}/") or (fixed == pattern and pattern.rstrip("/") == folder)
+
+
+def _inside(uri: str, folder: str) -> bool:
+    """Whether all that ``uri`` can match is inside ``folder``."""
+    depth = len(folder.split("/"))
+    names = uri.split("/")
+    return len(names) > depth and names[:depth] == folder.split("/")
+
+
+def _touches(uri: str, guarded: str, *, folder: bool) -> bool:
+    """Whether something that ``uri`` can match is ``guarded``, is inside it or, where all below ``uri`` is meant, holds
+    it."""
+    names, fixed = uri.split("/"), guarded.split("/")
+    if len(names) < len(fixed) and not folder:
+        return False
+    return all(_may_match(name, there) for name, there in zip(names, fixed, strict=False))
+
+
+def _may_match(name: str, there: str) -> bool:
+    """Whether a name with wildcards may stand for the name ``there``. Linear in the product of their lengths."""
+    wanted = _parts(name)
+    reached = {0}
+    for part in wanted:
+        if part is None:
+            reached = set(range(min(reached), len(there) + 1)) if reached else reached
+        else:
+            reached = {at + 1 for at in reached if at < len(there) and (not part or there[at] in part)}
+    return len(there) in reached
+
+
+def _spelled(characters: str) -> str:
+    """``a-c`` written out; ``\\0``, which no name holds, where there is none."""
+    found: list[str] = []
+    for match in re.finditer(r"(.)-(.)|.", characters):
+        begin, end = match[1], match[2]
+        found += map(chr, range(ord(begin), ord(end) + 1)) if begin else [match[0]]
+    return "".join(found) or "\0"
+
+
+def _parts(name: str) -> list[str | None]:
+    """What each part of ``name`` stands for: one of these characters, any one (empty), any number of any (None). Where
+    a set of characters ends is not always clear: what begins with such a one may be anything."""
+    parts: list[str | None] = []
+    rest = name
+    while rest:
+        if rest[0] == "[":
+            plain = _PLAIN_SET.match(rest)
+            if plain is None:
+                return [*parts, None]
+            parts.append(_spelled(plain[1]))
+            rest = rest[plain.end() :]
+            continue
+        parts.append({"*": None, "?": ""}.get(rest[0], rest[0]))
+        rest = rest[1:]
+    return parts
+
+
+def _is_glob(uri: str) -> bool:
+    return bool(_WILDCARDS & set(uri))
+
+
+def _is_file(uri: str) -> bool:
+    return uri.startswith("file:")

@@ -1,0 +1,54 @@
+"""A slice as a job would use it: its mesh, the batch that the mesh shares, and what the job may spend there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_contract import MeshSpec
+from finetune_operator.planning.batch import resolve_global_batch, resolve_mesh, sharing_rows
+from finetune_operator.planning.budget import SpendingLimits, resolve_budget
+from finetune_operator.planning.pathways import Pathways, resolve_pathways
+from finetune_operator.planning.stored_plan import StoredPlan
+from finetune_operator.planning.topology import Placement
+
+type Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicePlan:
+    """What of a plan depends on the slice."""
+
+    placement: Placement
+    mesh: MeshSpec
+    pathways: Pathways | None
+    """None: the controller is McJAX."""
+    global_batch: int
+    budget: SpendingLimits
+
+
+def slice_plan(
+    spec: Object, snapshot: StoredPlan, placement: Placement, *, share_rows: bool = False
+) -> SlicePlan:
+    """The job on that slice. Raises Refused where its numbers do not fit the slice.
+
+    Args:
+        spec: the merged one.
+        snapshot: of the job, for the profile.
+        placement: the slice.
+        share_rows: where the job says nothing of parallelism and its batch is too small for all devices, devices share
+            rows.
+    """
+    resources, profile = spec["resources"], snapshot.profile
+    parallelism = resources.get("parallelism", {})
+    mesh = resolve_mesh(placement.shape, resources["slices"], parallelism, resources["controller"])
+    if share_rows and not parallelism:
+        mesh = sharing_rows(mesh, spec["hyperparameters"])
+    return SlicePlan(
+        placement=placement,
+        mesh=mesh,
+        pathways=resolve_pathways(profile, snapshot.job.namespace, placement)
+        if mesh.controller == "Pathways"
+        else None,
+        global_batch=resolve_global_batch(spec["hyperparameters"], mesh),
+        budget=resolve_budget(spec, snapshot.profile_name, profile, placement.chip_hour_price),
+    )

@@ -1,0 +1,218 @@
+"""A job's plan as it is stored: what was decided at admission, so that nothing is resolved twice.
+
+It is one immutable ConfigMap in the operator's own namespace, where no tenant writes: a plan decides images, service
+accounts and folders, so whoever can write it has the operator's and the profile's rights. It names its job by
+namespace, name and uid and holds a sha256 over its own data. No owner reference crosses namespaces, so the operator
+deletes the plans of jobs that are gone (:mod:`finetune_operator.reconcile.plans`).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+from finetune_contract import CONTRACT_VERSION, CacheLayout, ContractVersion, JobIdentity, RunFolder
+from finetune_operator.api import API_VERSION, Reason, canonical
+from finetune_operator.planning.errors import Refused
+from finetune_operator.planning.pathways import with_pathways_images
+
+type Object = Mapping[str, Any]
+
+#: Fields that a user changes while the job runs and that decide nothing about its result.
+LIFECYCLE = ("suspend", "planOnly", "retry")
+#: Labels of a plan: the job's, and the namespace that the job is in.
+PLAN_COMPONENT = {"app.kubernetes.io/component": "plan"}
+JOB_NAMESPACE_LABEL = "tpu-finetune.dev/job-namespace"
+_JOB_LABEL, _UID_LABEL = "tpu-finetune.dev/job", "tpu-finetune.dev/job-uid"
+_FORMAT = "2"
+_DIGEST = "digest"
+#: The data of the ConfigMap that this release reads; a newer one may store more.
+_KEYS = frozenset(
+    {
+        "format", "job-namespace", "job-name", "job-uid", "profile-name", "profile-hash", "profile.json", "spec.json",
+        "run-folder", "cache", "contract", _DIGEST,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots: every reconcile reads the cached properties
+class StoredPlan:
+    """What a stored plan says."""
+
+    job: JobIdentity
+    profile_name: str
+    profile_hash: str
+    profile: Object
+    """The profile's spec at admission; for Pathways with the images that it leaves to the catalogue."""
+    spec: Object
+    """The merged spec at admission, with the resolved global batch and without ``LIFECYCLE``."""
+    contract: ContractVersion | None
+    """The version of the contract that the operator spoke at admission, and that the trainer image is taken to speak
+    until it says so itself; None: not recorded."""
+    more: Mapping[str, str] = field(default_factory=dict)
+    """What a newer operator has stored besides: kept, so that the digest stays the same."""
+
+    @property
+    def run_folder(self) -> RunFolder:
+        """``spec.resumeFrom``'s, or the job's own below the profile's artifacts."""
+        if resumed := self.spec.get("resumeFrom", {}).get("runFolder"):
+            return RunFolder(resumed.rstrip("/"))
+        return RunFolder.of(_artifacts(self.profile), self.job.namespace, self.job.name, self.job.uid)
+
+    @property
+    def cache(self) -> CacheLayout:
+        """The namespace's own part of the profile's cache, unless the profile shares one (``storage.cacheScope``)."""
+        return CacheLayout(cache_root(self.profile, self.job.namespace))
+
+    @property
+    def programs(self) -> str:
+        """Folder of the namespace's compiled programs. JAX runs what it finds there, so it lies with the namespace's
+        own artifacts even where the profile shares one cache among namespaces."""
+        return f"{_artifacts(self.profile)}/{self.job.namespace}/programs"
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over everything that is stored, 64 hexadecimal digits. JobSets and the status carry it."""
+        return _sha256(self.stored)
+
+    @cached_property
+    def stored(self) -> Mapping[str, str]:
+        """The data of its ConfigMap, but for the digest over them."""
+        recorded = {"contract": str(self.contract)} if self.contract else {}
+        return {
+            "format": _FORMAT,
+            "job-namespace": self.job.namespace,
+            "job-name": self.job.name,
+            "job-uid": self.job.uid,
+            "profile-name": self.profile_name,
+            "profile-hash": self.profile_hash,
+            "profile.json": json.dumps(canonical(self.profile), indent=1, sort_keys=True),
+            "spec.json": json.dumps(canonical(self.spec), indent=1, sort_keys=True),
+            "run-folder": self.run_folder.uri,
+            "cache": self.cache.uri,
+            **recorded,
+            **self.more,
+        }
+
+    @classmethod
+    def make(cls, job: Object, profile: Object, spec: Object) -> Self:
+        """What is to be kept of an admission."""
+        return cls(
+            job=identity(job),
+            profile_name=profile["metadata"]["name"],
+            profile_hash=digest(profile["spec"]),
+            profile=_with_images(profile["spec"], spec["resources"]["controller"]),
+            spec={name: value for name, value in spec.items() if name not in LIFECYCLE},
+            contract=CONTRACT_VERSION,
+        )
+
+
+def identity(job: Object) -> JobIdentity:
+    """The job's namespace, name and uid."""
+    metadata = job["metadata"]
+    return JobIdentity(
+        namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
+    )
+
+
+def cache_root(profile: Object, namespace: str) -> str:
+    """The folder that holds the cache of a profile's jobs in that namespace."""
+    storage = profile["storage"]
+    shared = storage.get("cacheScope", "Namespace") == "Profile"
+    if "cache" in storage:
+        root = storage["cache"].rstrip("/")
+        return root if shared else f"{root}/{namespace}"
+    return f"{_artifacts(profile)}/cache" if shared else f"{_artifacts(profile)}/{namespace}/cache"
+
+
+def digest(document: Any) -> str:
+    """sha256 over canonical JSON, 16 hexadecimal digits: enough to tell two specs apart, short enough to read."""
+    return _sha256(document)[:16]
+
+
+def _sha256(document: Any) -> str:
+    text = json.dumps(canonical(document), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def owner_reference(job: Object) -> dict[str, Any]:
+    """Children go when the job goes."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "FineTuneJob",
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def plan_name(uid: str) -> str:
+    """Name of the ConfigMap that holds the plan of the job with that uid."""
+    return f"finetune-plan-{uid}"
+
+
+def render_stored_plan(snapshot: StoredPlan) -> dict[str, Any]:
+    """The ConfigMap, without the namespace of the operator that stores it. Same snapshot, same ConfigMap."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": plan_name(snapshot.job.uid),
+            "labels": {
+                "app.kubernetes.io/name": "finetune",
+                "app.kubernetes.io/instance": snapshot.job.name,
+                "app.kubernetes.io/managed-by": "finetune-operator",
+                **PLAN_COMPONENT,
+                _JOB_LABEL: snapshot.job.name,
+                JOB_NAMESPACE_LABEL: snapshot.job.namespace,
+                _UID_LABEL: snapshot.job.uid,
+            },
+        },
+        "immutable": True,
+        "data": {**snapshot.stored, _DIGEST: snapshot.digest},
+    }
+
+
+def read_stored_plan(config_map: Object) -> StoredPlan:
+    """What :func:`render_stored_plan` wrote. Raises Refused (PlanMissing) when it is not exactly that."""
+    data, metadata = config_map.get("data") or {}, config_map["metadata"]
+    try:
+        if data["format"] != _FORMAT:
+            raise ValueError(f"format {data['format']}, expected {_FORMAT}")
+        snapshot = StoredPlan(
+            job=JobIdentity(namespace=data["job-namespace"], name=data["job-name"], uid=data["job-uid"]),
+            profile_name=data["profile-name"],
+            profile_hash=data["profile-hash"],
+            profile=json.loads(data["profile.json"]),
+            spec=json.loads(data["spec.json"]),
+            contract=ContractVersion.parse(data["contract"]) if "contract" in data else None,
+            more={name: value for name, value in data.items() if name not in _KEYS},
+        )
+        if data != {**snapshot.stored, _DIGEST: snapshot.digest}:
+            raise ValueError("its data do not match its digest, or folders that follow from them")
+        if metadata["name"] != plan_name(snapshot.job.uid):
+            raise ValueError(f"it is the plan of the job with uid {snapshot.job.uid}")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise Refused(
+            Reason.PLAN_MISSING,
+            f"ConfigMap {metadata['name']} in the operator's namespace is not a plan that this version of the operator "
+            f"wrote ({error!r}). Ask the platform team to delete it: the operator then makes the plan again from the "
+            "job and its profile, where both are unchanged since the job was admitted.",
+        ) from error
+    return snapshot
+
+
+def _artifacts(profile: Object) -> str:
+    folder: str = profile["storage"]["artifacts"]
+    return folder.rstrip("/")
+
+
+def _with_images(profile: Object, controller: str) -> Object:
+    """The catalogue's pair for Pathways is named now: it changes with the operator's release, the trainer's image does
+    not."""
+    if controller != "Pathways":
+        return profile
+    return {**profile, "images": with_pathways_images(profile["images"])}

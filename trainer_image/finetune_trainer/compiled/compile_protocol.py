@@ -1,0 +1,139 @@
+"""What the compiler is asked, and what it answers: JSON lines between two processes, and files in the cache."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from finetune_contract import MeshSpec, SliceShape, StageRequest
+from finetune_contract.base import Record
+
+
+class SliceProgram(Record):
+    """Another program than the train step that a job runs on its slice."""
+
+    kind: Literal["TrainingLoss", "Loss", "TextLoss", "Reference", "Generate", "Likelihood"]
+    """TrainingLoss: on the validation rows, while training. The others are of the Evaluate stage: the method's own loss
+    and the log-probabilities that it is relative to, the loss on texts where the method compares pairs, answers, and
+    log-probabilities for benchmarks."""
+    adapter: bool = True
+    """With the LoRA adapter, where the job trains one; False: the base model alone, as a baseline."""
+    width: int = 0
+    """Tokens of the longest prompt or text of Generate and Likelihood, rounded up."""
+    longest: int = 0
+    """The most tokens that any of them may have."""
+    count: int = 0
+    """How many of them there are."""
+    new_tokens: int = 0
+    """Of an answer."""
+    temperature: float = 0.0
+    top_k: int = 0
+
+    def __str__(self) -> str:
+        base = "" if self.adapter else " of the base model"
+        match self.kind:
+            case "Generate":
+                return f"answers{base} of {self.new_tokens} tokens to prompts of {self.width}"
+            case "Likelihood":
+                return f"log-probabilities{base} of texts of {self.width} tokens"
+            case _:
+                return _NAMES[self.kind] + base
+
+
+_NAMES = {
+    "TrainingLoss": "loss on the validation rows while training",
+    "Loss": "loss on the validation rows",
+    "TextLoss": "loss on texts",
+    "Reference": "log-probabilities of the reference model",
+}
+
+
+class Candidate(Record):
+    """One way to train, or with ``program`` to run that: the rest is as the request says."""
+
+    slice: SliceShape
+    mesh: MeshSpec
+    global_batch: int
+    tuning: dict[str, str | int] = {}
+    """MaxText's settings beyond the request's."""
+    without: list[str] = []
+    """The user's settings that are left out."""
+    program: SliceProgram | None = None
+    """None: the train step."""
+
+    @property
+    def place(self) -> str:
+        """``2 x v6e-16``."""
+        return f"{self.mesh.slices} x {self.slice.name}" if self.mesh.slices > 1 else self.slice.name
+
+    def __str__(self) -> str:
+        mesh = f"data {self.mesh.data} x fsdp {self.mesh.fsdp} x tensor {self.mesh.tensor}"
+        tuned = "".join(f", {key} {value}" for key, value in self.tuning.items())
+        tuned += f", without the job's {' and '.join(self.without)}" if self.without else ""
+        if self.program is not None:
+            return f"{self.program} on {self.place}"
+        return f"{self.place}, batch {self.global_batch}, {mesh}{tuned}"
+
+
+class CompileSuccess(Record):
+    """It compiles. Bytes, operations and seconds are of one step on one device."""
+
+    kind: Literal["Measured"] = "Measured"
+    peak_bytes: int
+    limit_bytes: int
+    arguments_bytes: int
+    """Parameters, those of a reference model, optimizer's state and batch."""
+    temporaries_bytes: int
+    flops: float
+    hbm_bytes: float
+    network_bytes: float
+    step_seconds: tuple[float, float] | None = None
+    """Roofline; None for a family whose rates nobody has published, and for another program than the train step."""
+    rows: int | None = None
+    """Of a program that takes as many as fit."""
+
+
+class MemoryExceeded(Record):
+    """It needs more memory than a device has."""
+
+    kind: Literal["Exceeded"] = "Exceeded"
+    needed_bytes: int | None
+    """None: the compiler did not say."""
+    limit_bytes: int
+    arguments_bytes: int
+
+
+class CompileFailure(Record):
+    """MaxText or the compiler does not take it, for another reason than memory."""
+
+    kind: Literal["NotCompiled"] = "NotCompiled"
+    message: str
+    certain: bool = False
+    """The program itself is refused, so that the slice would refuse it alike; else only this compilation failed."""
+    of_mesh: bool = False
+    """The model's sizes do not suit the mesh, whatever the program."""
+
+
+type Answer = CompileSuccess | MemoryExceeded | CompileFailure
+
+
+class CompileResponse(Record):
+    """As it travels and is kept."""
+
+    answer: Annotated[CompileSuccess | MemoryExceeded | CompileFailure, Field(discriminator="kind")]
+    fingerprint: str | None = None
+    """Of the question, where it is kept."""
+    programs: list[str] = []
+    """JAX's cache keys of what was compiled for it, where it travels: files in ``CompilerConfig.programs``."""
+
+
+class CompilerConfig(Record):
+    """What the compiler's process is started with."""
+
+    request: StageRequest
+    """``hyperparameters.steps`` is what the Train stage comes to: the learning rates are part of the train step."""
+    model: str
+    """Folder of the model's configuration."""
+    end_ids: list[int] = []
+    """Tokens that end an answer, part of the programs that generate."""
+    programs: str
+    """Folder for compiled programs, each in a file with the name of its key in JAX's compilation cache."""

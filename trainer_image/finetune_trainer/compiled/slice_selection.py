@@ -1,0 +1,120 @@
+"""The first of the slices that a job may have on which its training and all its other programs fit."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from finetune_contract import ExitCode, MemoryCheckSpec, MemoryOutcome, SliceShape, StageRequest
+from finetune_contract.result import UnfitSlice
+from finetune_trainer.compiled.compile_protocol import Candidate, MemoryExceeded
+from finetune_trainer.compiled.search import ModelBounds, describe, heads_divide
+from finetune_trainer.errors import StageError
+
+#: Of the contract's ``UnfitSlice.why``.
+_WHY_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooSmallSlice:
+    """One of the slices, compiled for, on which the training does not fit."""
+
+    start: Candidate
+    tried: Candidate
+    """The last candidate there."""
+    answer: MemoryExceeded
+
+
+@dataclass(slots=True, kw_only=True)
+class SliceSearchState:
+    """What is known of the slices so far."""
+
+    several: bool
+    """There is a choice."""
+    unfit: list[UnfitSlice] = field(default_factory=list)
+    small: list[TooSmallSlice] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+    """One line for each candidate that was compiled."""
+
+    def leave(self, start: Candidate, why: str) -> None:
+        self.unfit.append(UnfitSlice(slice=without_flags(start.slice), why=why[:_WHY_CHARACTERS]))
+
+    def settled(self, outcome: MemoryOutcome, start: Candidate) -> MemoryOutcome:
+        """``outcome``, which is of ``start``, with what was considered before it."""
+        if not self.several:
+            return outcome
+        return outcome.model_copy(update={"chosen": without_flags(start.slice), "unfit": list(self.unfit)})
+
+    @property
+    def summary(self) -> str:
+        return "; ".join(f"{each.slice.name} {each.why}" for each in self.unfit)
+
+
+def slice_candidates(request: StageRequest, check: MemoryCheckSpec) -> list[Candidate]:
+    """The slices that the job may have, in the order in which they are to be tried."""
+    batch = request.hyperparameters.global_batch_size
+    first = Candidate(slice=check.slice, mesh=request.mesh, global_batch=batch)
+    others = (Candidate(slice=each.slice, mesh=each.mesh, global_batch=batch) for each in check.candidates)
+    return [first, *others]
+
+
+def without_flags(shape: SliceShape) -> SliceShape:
+    return shape.model_copy(update={"flags": None})
+
+
+def select_first_fitting(
+    places: Sequence[Candidate],
+    model: ModelBounds,
+    holds: Callable[[Candidate, SliceSearchState], MemoryOutcome | None],
+) -> tuple[MemoryOutcome | None, SliceSearchState]:
+    """The outcome of the first place for which ``holds`` has one, and what was considered; None where there is none.
+
+    ``holds`` notes in what was considered why a place is left.
+    """
+    considered = SliceSearchState(several=len(places) > 1)
+    for start in places:
+        if considered.several and not heads_divide(start.mesh, model):
+            considered.leave(
+                start,
+                f"has {start.mesh.devices} devices for {start.global_batch} rows, and the model's {model.heads} heads "
+                f"and {model.kv_heads} kv heads do not divide among the {start.mesh.tensor} that would share a row",
+            )
+            continue
+        outcome = holds(start, considered)
+        if outcome is not None:
+            return considered.settled(outcome, start), considered
+    return None, considered
+
+
+def no_slice_fits_error(considered: SliceSearchState, *, remedies: Sequence[str] = ()) -> StageError:
+    """78: no slice that the job may have holds the training; 64 where none can divide the batch."""
+    if not considered.small:
+        return StageError(
+            ExitCode.BAD_REQUEST, "BatchNotDivisible", "no slice that the job may have can divide the batch",
+            where="hyperparameters.globalBatchSize", saw=considered.summary,
+            fix="Use a batch that is a multiple of the number of devices, or name a slice in resources.tpu.",
+        )  # fmt: skip
+    last = considered.small[-1]
+    return memory_exceeded_error(
+        considered.summary if considered.several else describe(last.answer),
+        last,
+        several=considered.several,
+        fix=f"Compiled and found to fit: {' or '.join(remedies)}."
+        if remedies
+        else "No smaller batch and no slice of the profile was found to fit: use LoRA or shorter sequences.",
+    )
+
+
+def memory_exceeded_error(saw: str, last: TooSmallSlice, *, several: bool, fix: str) -> StageError:
+    """The refusal for too little memory."""
+    policy = last.tried.tuning.get("remat_policy")
+    kept = f" and remat_policy {policy}" if policy else ""
+    on = "" if several else f" on {last.start.place}"
+    return StageError(
+        ExitCode.OUT_OF_MEMORY,
+        "MemoryExceeded",
+        "the training fits none of the slices that the job may have"
+        if several
+        else "the training does not fit the slice's memory",
+        where="spec.resources",
+        saw=f"{saw} per device with batch {last.start.global_batch}{kept}{on}",
+        fix=f"{fix} No TPU time was used.",
+    )

@@ -1,0 +1,134 @@
+"""Converted models in the cache: found, kept, and compared once more before they are loaded.
+
+Preflight compares the entry with storage and pins it by the digest of its list of files; the operator takes that entry
+and no other. Train and Evaluate compare it again, because days may lie between. What they find damaged fails their
+attempt as a fault of the infrastructure (nothing that the user wrote is wrong), and they repair nothing themselves:
+they hold a slice, and their account may only read the cache. The failure names the converted model. The operator never
+gives that one to a stage again, and runs Convert anew with ``use_cache`` Refresh, which writes another entry and
+another manifest. Each round is charged to ``maxInfrastructureRetries``, so there is an end to it.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from finetune_contract import CacheLayout, ConversionCacheUse, ConvertManifest, ExitCode, StageRequest
+from finetune_contract.failure import CONVERTED_MODEL_DAMAGED
+from finetune_trainer import cache_entry
+from finetune_trainer.cache_entry import CacheMiss, DamagedEntryError
+from finetune_trainer.errors import StageError
+from finetune_trainer.fingerprint import Fingerprint
+from finetune_trainer.storage import StorageClient
+
+_LOG = logging.getLogger(__name__)
+#: Reason of a model that Orbax cannot read.
+UNREADABLE = "ConvertedModelUnreadable"
+
+
+def find(request: StageRequest, prints: Fingerprint, store: StorageClient) -> ConvertManifest | CacheMiss:
+    """A conversion of the same fingerprint, whole and proven where the request asks for the proof."""
+    if request.use_cache != "Use":
+        return CacheMiss(because=[f"spec.cache is {request.use_cache}"])
+    layout = CacheLayout(request.cache)
+    found = cache_entry.manifest_at(store, layout.convert_manifest(prints.value), ConvertManifest)
+    if found.version is None:
+        latest = cache_entry.manifest_at(
+            store, layout.convert_latest(_source(request)), ConvertManifest
+        ).record
+        return CacheMiss(
+            because=[] if latest is None else cache_entry.changed_inputs(latest.inputs, prints.inputs)
+        )
+    try:
+        if found.record is None:
+            raise DamagedEntryError(found.fault)
+        _verify(found.record, prints.value, layout, store)
+    except DamagedEntryError as damage:
+        _LOG.warning("the converted model at %s is not used: %s", layout.convert(prints.value), damage)
+        return CacheMiss(because=[f"the entry in the cache is damaged: {damage}"], found=found.version)
+    if request.export_proof and not found.record.export_proven:
+        because = ["the entry in the cache was made without the export proof"]
+        return CacheMiss(because=because, found=found.version)
+    return found.record
+
+
+def use_of(found: ConvertManifest | CacheMiss) -> ConversionCacheUse:
+    """What preflight reports."""
+    if isinstance(found, CacheMiss):
+        return ConversionCacheUse(result="Miss", miss_because=found.because)
+    return ConversionCacheUse(
+        result="Hit", uri=found.items, files_digest=found.files_digest, size_bytes=found.size_bytes
+    )
+
+
+def keep(request: StageRequest, manifest: ConvertManifest, missed: CacheMiss, store: StorageClient) -> None:
+    """Publishes a conversion that is complete. ``missed``: what ``find`` said before it was made. A manifest that
+    another writer has left since stays: this job uses its own conversion in any case."""
+    if request.use_cache == "Off":
+        return
+    layout = CacheLayout(request.cache)
+    address = layout.convert_manifest(manifest.fingerprint)
+    if request.use_cache == "Refresh":
+        store.write(address, manifest.to_json())
+    else:
+        cache_entry.publish(store, address, manifest.to_json(), missed.found)
+    store.write(layout.convert_latest(_source(request)), manifest.to_json())
+
+
+def require_whole(request: StageRequest, store: StorageClient) -> None:
+    """Compares the converted model that the request names with the list that it pins. Raises ``StageError`` 69,
+    ConvertedModelDamaged, also where it is no entry of the cache: what names it is a record that the job's own account
+    may write. A conversion of an earlier release has no list. The user's own checkpoint is not judged, nor what is
+    asked for without a preflight."""
+    if request.converted in (None, request.model.orbax) or request.fingerprint is None:
+        return
+    items = str(request.converted)
+    entry = CacheLayout(request.cache).convert_entry(request.fingerprint, items)
+    try:
+        if entry is None:
+            raise DamagedEntryError("it lies outside of its folder in the cache")
+        if request.converted_files_digest is not None:
+            cache_entry.verify_entry(store, entry, request.converted_files_digest)
+    except DamagedEntryError as damage:
+        raise _damaged(items, str(damage)) from damage
+
+
+@contextmanager
+def loading(request: StageRequest) -> Iterator[None]:
+    """Around the loading of the converted model: where it cannot be read although it was whole just before, it went
+    meanwhile."""
+    try:
+        yield
+    except StageError as error:
+        if error.reason != UNREADABLE or request.converted_files_digest is None:
+            raise
+        raise _damaged(str(request.converted), error.saw) from error
+
+
+def _verify(manifest: ConvertManifest, fingerprint: str, layout: CacheLayout, store: StorageClient) -> None:
+    entry = layout.convert_entry(fingerprint, manifest.items)
+    if manifest.fingerprint != fingerprint:
+        raise DamagedEntryError("its manifest is of another fingerprint")
+    if entry is None:
+        raise DamagedEntryError("its manifest names a folder outside of its own")
+    held = cache_entry.verify_entry(store, entry, manifest.files_digest)
+    inside = manifest.items.removeprefix(f"{entry}/")
+    if not any(name.startswith(f"{inside}/") for name in held):
+        raise DamagedEntryError("its manifest names a folder that is empty")
+
+
+def _source(request: StageRequest) -> str:
+    return hashlib.sha256(json.dumps([request.model.address]).encode()).hexdigest()[:32]
+
+
+def _damaged(items: str, saw: str) -> StageError:
+    return StageError(
+        ExitCode.UNAVAILABLE,
+        CONVERTED_MODEL_DAMAGED,
+        "the converted model is not what the Convert stage wrote",
+        where=items,
+        saw=saw[:300],
+        expected="the files that were listed when it was complete",
+        fix="Nothing to change: the operator converts the model again.",
+    )

@@ -1,0 +1,30 @@
+"""Rows that are tokenized together."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+#: Of a group's texts. Tokenized they take some 300 bytes for each token until they are arrays.
+_CHARACTERS = 4 * 2**20
+
+
+def tokenize_batches[Row](rows: Iterable[Row], most: int, value: Callable[[Row], Any]) -> Iterator[list[Row]]:
+    """Up to ``most`` rows each, and fewer where the texts in their ``value`` are long."""
+    group: list[Row] = []
+    held = 0
+    for row in rows:
+        size = _characters(value(row))
+        if group and (len(group) == most or held + size > _CHARACTERS):
+            yield group
+            group, held = [], 0
+        group.append(row)
+        held += size
+    if group:
+        yield group
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, Sequence) else 0

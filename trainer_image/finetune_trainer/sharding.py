@@ -1,0 +1,53 @@
+"""Batches and states spread over the devices of a mesh."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+#: The axes of the mesh over which a batch's rows are spread.
+ROW_AXES = ("data", "fsdp")
+
+
+def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """The arrays spread over the mesh by rows. Every process holds the whole batch and gives its part, so the result
+    does not depend on how devices are dealt out to processes."""
+    sharding = NamedSharding(mesh, PartitionSpec(ROW_AXES))
+    return {
+        name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+        for name, array in batch.items()
+    }
+
+
+def canonical_sharding(sharding: NamedSharding, dimensions: int) -> NamedSharding:
+    """The same placement without the mesh's axes of size 1, an entry for each dimension.
+
+    Placements that are equal and spelled differently make programs that the compilation cache tells apart: MaxText,
+    Optax and Orbax each spell them in their own way, so that a state from a checkpoint would be compiled for once more.
+    """
+    sizes = sharding.mesh.shape
+
+    def axes(entry: Any) -> Any:
+        names = entry if isinstance(entry, tuple) else (entry,)
+        divided = tuple(name for name in names if name is not None and sizes[name] > 1)
+        return divided[0] if len(divided) == 1 else divided or None
+
+    entries = [axes(entry) for entry in sharding.spec]
+    spec = PartitionSpec(*entries, *[None] * (dimensions - len(entries)))
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+
+
+def with_canonical_sharding(array: jax.Array, mesh: Mesh) -> jax.Array:
+    """The same values on the same devices, with the placement as ``spelled``; what one device of this process holds is
+    on every device of the mesh afterwards. Copies nothing that lies on the mesh already."""
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+        return array  # a random key, which no checkpoint holds
+    lies = array.sharding
+    if isinstance(lies, NamedSharding):
+        placed: jax.Array = jax.device_put(array, canonical_sharding(lies, array.ndim))
+    else:
+        everywhere = NamedSharding(mesh, PartitionSpec(*[None] * array.ndim))
+        placed = jax.device_put(np.asarray(array), everywhere)
+    return placed
