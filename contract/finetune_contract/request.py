@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from finetune_contract.base import Record, Sha256, Uri, Version
 from finetune_contract.engine import Tuning
 from finetune_contract.method import MethodSpec, PreferenceMethod
+from finetune_contract.stages import Stage
 from finetune_contract.versions import (
     CONTRACT_VERSION,
     FIRST_VERSION,
@@ -148,7 +149,7 @@ class DataSpec(Record):
         return self
 
 
-class Hyperparameters(Record):
+class HyperparametersSpec(Record):
     """Exactly one of epochs and steps until preflight has counted the rows, then steps; batch resolved."""
 
     epochs: float | None = None

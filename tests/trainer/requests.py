@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from finetune_contract import Hyperparameters, MethodSpec, StageRequest
-from finetune_trainer.methods import entry
+from finetune_contract import HyperparametersSpec, MethodSpec, StageRequest
+from finetune_trainer.methods import method_class
 
 _NUMBERS = {
     "gradient_accumulation_steps": 1, "schedule": "Cosine", "weight_decay": 0.0, "max_grad_norm": 1.0,
@@ -15,16 +15,16 @@ _NUMBERS = {
 def method(changes: Any = None) -> MethodSpec:
     """SFT, or what ``changes`` says; options that it leaves out have values that suit short rows."""
     document = {"type": "SFT", **dict(changes or {})}
-    example = entry(document["type"]).example(64, None).spec
+    example = method_class(document["type"]).example(64, None).spec
     made: MethodSpec = type(example).model_validate({**dict(example), **document}, extra="forbid")
     return made
 
 
-def hyperparameters(**changes: Any) -> Hyperparameters:
+def hyperparameters(**changes: Any) -> HyperparametersSpec:
     """One step of 8 rows, or what ``changes`` says."""
     length = {} if "epochs" in changes else {"steps": 1}
     rows = {"global_batch_size": 8, "learning_rate": 1.0}
-    return Hyperparameters.model_validate({**_NUMBERS, **rows, **length, **changes}, extra="forbid")
+    return HyperparametersSpec.model_validate({**_NUMBERS, **rows, **length, **changes}, extra="forbid")
 
 
 def request(root: Path, stage: str, run: str = "run", **changes: Any) -> StageRequest:

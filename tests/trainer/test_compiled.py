@@ -50,7 +50,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.flops import forward_flops, step_flops
 from finetune_trainer.stages.engine_config import engine_settings
 from finetune_trainer.storage import open_store
-from finetune_trainer.training.trainer import SftTrainer
+from finetune_trainer.training.trainer import FineTuneTrainer
 from tests.trainer.requests import method as method_of
 from tests.trainer.requests import request
 from tests.trainer.stages import Stages, result_of
@@ -141,7 +141,7 @@ def test_a_small_step_fits_and_its_cost_is_told(asking: CompileClient) -> None:
 def test_the_arithmetic_is_what_the_models_sizes_say(asking: CompileClient) -> None:
     """Forward, backward, and forward again: remat keeps nothing but the layers' inputs."""
     answer, plan = asking(candidate(4)), families.resolve(WIDE)
-    assert isinstance(answer, Measured), answer
+    assert isinstance(answer, CompileSuccess), answer
     needed = step_flops(plan, method_of(), rows=1, length=1024) + forward_flops(plan, rows=1, length=1024)
     assert answer.flops == pytest.approx(needed, rel=0.15)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import DataReport, StageRequest
 from finetune_trainer.data import page, remarks, report
 from finetune_trainer.data.template import Renderer, with_template

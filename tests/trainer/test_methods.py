@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finetune_contract import METHODS, LoraSpec, PreferenceMethod
-from finetune_trainer.methods import entry, method_of
+from finetune_trainer.methods import method_class, method_of
 from tests.trainer.requests import method
 
 LORA = LoraSpec(rank=4, alpha=8.0)
@@ -13,17 +13,17 @@ LORA = LoraSpec(rank=4, alpha=8.0)
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_every_method_of_the_contract_has_an_entry(kind: str) -> None:
-    made = entry(kind).example(64, LORA)
+    made = method_class(kind).example(64, LORA)
     assert type(made.spec) is METHODS[kind]
     assert made.spec.lora == LORA
-    assert type(method_of(made.spec)) is entry(kind)
+    assert type(method_of(made.spec)) is method_class(kind)
     for low, high in (made.usual_rates, made.usual_lora_rates):
         assert 0 < low < high
 
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_the_objective_measures_what_the_contract_announces(kind: str) -> None:
-    made = entry(kind).example(64, None)
+    made = method_class(kind).example(64, None)
     objective = made.objective(None)
     beside = ("perplexity",) if objective.per_token else ()
     assert ("loss", *beside, *objective.metrics) == METHODS[kind].metrics

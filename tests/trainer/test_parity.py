@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import write_data
-from devcluster.fixtures.tiny_models import Spec, write_model
+from devcluster.fixtures.tiny_models import TinyModelSpec, write_model
 from finetune_contract import ConvertOutcome, DpoMethod, Outcome, StageRequest
 from finetune_trainer import engine, families
 from finetune_trainer.data.batches import TrainBatches

@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 from devcluster.fixtures.chat_data import row, write_data
-from finetune_contract import DatasetSource, Outcome
-from finetune_trainer.data.dataset import Piece, assemble
-from finetune_trainer.data.place import Place, Row
-from finetune_trainer.data.preference import Pair, PairReader, Pairs, divided
+from finetune_contract import DatasetSpec, Outcome
+from finetune_trainer.data.dataset import SourceSubset, assemble
+from finetune_trainer.data.preference import (
+    PairReader,
+    PreferencePair,
+    PreferencePreprocessor,
+    split_common_prompt,
+)
 from finetune_trainer.data.prepare import prepare
 from finetune_trainer.data.row_location import Row, RowLocation
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.errors import StageError
 from finetune_trainer.methods import method_of
-from finetune_trainer.methods.base import Comparison
+from finetune_trainer.methods.base import PreferenceTraining
 from finetune_trainer.storage import open_store
 from tests.trainer.models import qwen3
 from tests.trainer.requests import method as asked_method
@@ -165,16 +169,16 @@ def test_dpo_is_tunixs(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> Non
     )  # fmt: skip
     expected, told = dpo_trainer.dpo_loss_fn(None, example, beta=0.3, label_smoothing=smoothing)
     ours = method_of(asked_method({"type": "DPO", "beta": 0.3, "label_smoothing": smoothing}))
-    assert isinstance(ours, Comparison)
+    assert isinstance(ours, PreferenceTraining)
     losses, better, worse = ours.compare(jnp.asarray(CHOSEN), jnp.asarray(REJECTED), {**MASKS, **reference})
     assert float(losses.mean()) == float(expected)
     assert float((better > worse).mean()) == float(told["rewards/accuracy"])
     assert float((better - worse).mean()) == float(told["rewards/margin"])
 
 
-def orpo(weight: float) -> Comparison:
+def orpo(weight: float) -> PreferenceTraining:
     made = method_of(asked_method({"type": "ORPO", "weight": weight}))
-    assert isinstance(made, Comparison)
+    assert isinstance(made, PreferenceTraining)
     return made
 
 

@@ -21,7 +21,7 @@ from finetune_contract import ExitCode, StageRequest
 from finetune_trainer.errors import StageError, faults
 from finetune_trainer.processes import Processes
 from finetune_trainer.request_by_hand import request_by_hand
-from finetune_trainer.stopping import Stopper, exit_now
+from finetune_trainer.stopping import SigtermHandler, exit_now
 from finetune_trainer.storage import engine_path, open_store
 
 

@@ -19,7 +19,7 @@ from tunix.sft.utils import build_positions_from_mask
 
 from finetune_trainer.data.layout import Batch
 from finetune_trainer.methods.base import REFERENCE, Arrays
-from finetune_trainer.spread import to_devices
+from finetune_trainer.sharding import shard_batch
 from finetune_trainer.training.accumulation import microbatches
 
 
@@ -44,7 +44,7 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imitation:
+class SftLoss:
     """On texts: MaxText's cross-entropy, over all trained tokens of the batch."""
 
     config: Any

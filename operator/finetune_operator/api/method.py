@@ -13,7 +13,7 @@ from finetune_operator.api.common import (
     NonNegative,
     NonNegativeNumber,
     Positive,
-    PositiveDecimal,
+    PositiveNumber,
     Whole,
     distinct,
 )
@@ -79,14 +79,14 @@ class DpoOptions(PreferenceOptions):
     beta: PositiveNumber | None = None
     """How far the model may move from the reference. Default: 0.1."""
     label_smoothing: Fraction | None = None
-    """Share of preference pairs that are taken to be wrong, below a half. Default: "0.0"."""
+    """Share of preference pairs that are taken to be wrong, below a half. Default: 0."""
 
 
 class OrpoOptions(PreferenceOptions):
     """Options of ORPO."""
 
-    weight: Annotated[PositiveDecimal | None, Field(alias="lambda")] = None
-    """Weight of the odds-ratio term. Default: "0.1"."""
+    weight: Annotated[PositiveNumber | None, Field(alias="lambda")] = None
+    """Weight of the odds-ratio term. Default: 0.1."""
 
 
 ModuleName = Annotated[str, Field(pattern=r"^[a-z_]+$", min_length=1, max_length=63)]
@@ -114,9 +114,9 @@ def member(method: MethodType) -> str:
     return method.lower()
 
 
-def _belongs(method: MethodType) -> Rule:
+def _belongs(method: MethodType) -> ValidationRule:
     name = member(method)
-    return Rule(
+    return ValidationRule(
         cel=f"!has(self.{name}) || self.type == '{method}'",
         message=f"{name} belongs to type {method}: remove it, or set type: {method}",
         holds=lambda self: getattr(self, name) is None or self.type is method,
@@ -204,7 +204,7 @@ class ResolvedHyperparameters(ApiModel):
     """Forward passes per optimizer step."""
     learning_rate: Decimal | None = None
     """Peak learning rate."""
-    schedule: Schedule | None = None
+    schedule: LearningRateSchedule | None = None
     """How the learning rate falls."""
     warmup_steps: Whole | None = None
     """Steps of warm-up, where the job counts them."""

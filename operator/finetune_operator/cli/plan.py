@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import yaml
 
-from finetune_contract import DatasetSource, MethodSpec, ModelSource, PreferenceMethod, Stage
-from finetune_operator.api import MethodType, options_of
-from finetune_operator.cli.checks import Planned, in_namespace, placed, planned, schema_problems
+from finetune_contract import DatasetSpec, MethodSpec, ModelSource, PreferenceMethod
+from finetune_operator.api import MethodType, exact, options_of
+from finetune_operator.cli.checks import PlannedJob, in_namespace, placed, planned, schema_problems
 from finetune_operator.cli.context import profile_for
 from finetune_operator.cli.errors import CliError
 from finetune_operator.cli.manifests import Object, of_kind, parse, read, shown_name

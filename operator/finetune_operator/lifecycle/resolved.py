@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_contract import DatasetReport, Hyperparameters, MethodSpec
+from finetune_contract import DatasetReport, HyperparametersSpec, MethodSpec
 from finetune_operator.api.method import ResolvedHyperparameters
-from finetune_operator.lifecycle.memory import host_requests_status, memory_status
+from finetune_operator.lifecycle.preflight_memory import host_requests_status, memory_status
 from finetune_operator.lifecycle.progress import decimal
 from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.stored_plan import plan_name
@@ -68,12 +68,12 @@ def resolved_status(plan: Plan, findings: Findings) -> Object:
     return resolved
 
 
-def _training(numbers: Hyperparameters) -> Object:
+def _training(numbers: HyperparametersSpec) -> Object:
     """Every number of the training that both the request and the status know, under the same name."""
     values = {
         str(field.alias): getattr(numbers, name)
         for name, field in ResolvedHyperparameters.model_fields.items()
-        if name in Hyperparameters.model_fields
+        if name in HyperparametersSpec.model_fields
     }
     if numbers.warmup_steps is None and numbers.warmup_ratio is None:
         values["warmupRatio"] = 0.0

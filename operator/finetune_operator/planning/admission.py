@@ -17,9 +17,8 @@ from finetune_operator.planning.chat_template import with_chat_template
 from finetune_operator.planning.defaults import BUILT_IN
 from finetune_operator.planning.errors import Refused, naming_contact, with_contact
 from finetune_operator.planning.limits import bounds_of, found_problems, limit_problems, written_problems
-from finetune_operator.planning.making import make_plan
+from finetune_operator.planning.locations import ProfileFolders, run_folder_problem
 from finetune_operator.planning.merge import merge
-from finetune_operator.planning.places import Storage, judge_run
 from finetune_operator.planning.plan import IDENTITY, Findings, Plan
 from finetune_operator.planning.plan_builder import make_plan
 from finetune_operator.planning.policy import check_profile, policy_problems, refused_by, with_mode

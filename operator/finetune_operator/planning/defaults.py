@@ -26,8 +26,8 @@ BUILT_IN: Object = {
     "hyperparameters": {
         "gradientAccumulationSteps": 1,
         "schedule": "Cosine",
-        "weightDecay": "0.0",
-        "maxGradNorm": "1.0",
+        "weightDecay": 0,
+        "maxGradNorm": 1,
         "optimizer": "AdamW",
         "seed": 42,
         "computePrecision": "BF16",
@@ -39,33 +39,33 @@ BUILT_IN: Object = {
 class MethodDefaults:
     """Of one method."""
 
-    learning_rate: str
+    learning_rate: float
     """For full fine-tuning."""
-    lora_learning_rate: str
+    lora_learning_rate: float
     options: Object
     """Members of its options in the spec."""
 
 
 METHODS: Mapping[str, MethodDefaults] = {
-    "SFT": MethodDefaults(learning_rate="2e-5", lora_learning_rate="2e-4", options={"trainOnPrompt": False}),
+    "SFT": MethodDefaults(learning_rate=2e-5, lora_learning_rate=2e-4, options={"trainOnPrompt": False}),
     # DPO moves away from its reference within few steps: MaxText's own default.
     "DPO": MethodDefaults(
-        learning_rate="5e-7",
-        lora_learning_rate="5e-6",
-        options={"beta": "0.1", "labelSmoothing": "0.0"},
+        learning_rate=5e-7,
+        lora_learning_rate=5e-6,
+        options={"beta": 0.1, "labelSmoothing": 0},
     ),
-    "ORPO": MethodDefaults(learning_rate="8e-6", lora_learning_rate="8e-5", options={"lambda": "0.1"}),
+    "ORPO": MethodDefaults(learning_rate=8e-6, lora_learning_rate=8e-5, options={"lambda": 0.1}),
 }
 LORA: Object = {"rank": 16, "quantization": "None"}
 #: Of ``epochs``, only where ``steps`` is not set either, and likewise for the warm-up.
-HYPERPARAMETERS: Object = {"epochs": 1, "warmupRatio": "0.03"}
+HYPERPARAMETERS: Object = {"epochs": 1, "warmupRatio": 0.03}
 #: Of the weights in memory: those that are trained, and the frozen base under LoRA.
 WEIGHT_PRECISION, LORA_WEIGHT_PRECISION = "FP32", "BF16"
 #: Rows per optimizer step, or the number of devices where that is more.
 GLOBAL_BATCH = 8
 HUB: Object = {"revision": "main"}
 DATASET: Object = {"split": "train", "format": "Auto"}
-GENERATION: Object = {"temperature": "0.0", "topK": 0}
+GENERATION: Object = {"temperature": 0, "topK": 0}
 PROFILING: Object = {"steps": 5}
 SMOKE: Object = {"steps": 5, "examples": 64}
 EXPORT: Object = {"content": "Merged", "onGateFailure": "Skip"}

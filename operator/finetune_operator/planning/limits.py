@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from finetune_operator.api import MethodType, number_paths, options_of
+from finetune_operator.api import MethodType, exact, number_paths, options_of
 from finetune_operator.api.method import Hyperparameters, member
 from finetune_operator.planning.memory import chosen_mesh, place_name
 from finetune_operator.planning.merge import lookup

@@ -146,7 +146,7 @@ def _refuse_format_of_another_method(source: DatasetSpec, kind: str) -> None:
 def _source(kind: str, index: int, source: Object, root: str = "spec.datasets.") -> DatasetSpec:
     hub = source.get("huggingFace", {})
     defaulted = {**DATASET, **hub, **source}
-    return DatasetSource(
+    return DatasetSpec(
         path=f"{root}{kind}[{index}]",
         name=source.get("name", f"{kind}-{index}"),
         hugging_face=_hub(source),

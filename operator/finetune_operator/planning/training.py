@@ -9,10 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from finetune_contract import METHODS, Hyperparameters, LoraSpec, MethodSpec, PreferenceMethod
+from finetune_contract import METHODS, HyperparametersSpec, LoraSpec, MethodSpec, PreferenceMethod
 from finetune_operator.api import MethodType, Reason, options_of
-from finetune_operator.api.method import Hyperparameters as HyperparametersSection
-from finetune_operator.api.method import member
+from finetune_operator.api.method import Hyperparameters, member
 from finetune_operator.planning import defaults
 from finetune_operator.planning.defaults import filled
 from finetune_operator.planning.errors import Refused
@@ -34,7 +33,7 @@ def method(spec: Object) -> MethodSpec:
     return METHODS[kind].model_validate({**values, "lora": lora})
 
 
-def learning_rate(spec: Object) -> str:
+def learning_rate(spec: Object) -> float:
     """The method's default, for full fine-tuning or LoRA."""
     by_method = defaults.METHODS[spec["method"]["type"]]
     return by_method.lora_learning_rate if "lora" in spec["method"] else by_method.learning_rate
@@ -51,7 +50,7 @@ def hyperparameters(spec: Object, global_batch: int) -> HyperparametersSpec:
         )
     lora = "lora" in spec["method"]
     values = _by_attribute(
-        HyperparametersSection,
+        Hyperparameters,
         {
             **defaults.HYPERPARAMETERS,
             "learningRate": learning_rate(spec),
@@ -62,7 +61,7 @@ def hyperparameters(spec: Object, global_batch: int) -> HyperparametersSpec:
     for chosen, other in (("steps", "epochs"), ("warmup_steps", "warmup_ratio")):
         if chosen in values:
             del values[other]
-    return Hyperparameters.model_validate({**values, "global_batch_size": global_batch})
+    return HyperparametersSpec.model_validate({**values, "global_batch_size": global_batch})
 
 
 def _by_attribute(model: type[BaseModel], section: Object) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from finetune_contract import (
     METHODS,
-    ContractNotSpoken,
+    ContractUnsupported,
     ContractVersion,
     Since,
     StageRequest,
@@ -227,7 +227,7 @@ def test_the_major_version_of_a_record_is_told_before_it_is_understood(
 NEUTRAL = {
     "StageRequest": {"version": 1, "requires": "1.0"},
     "HubRef": {"revision": "main"},
-    "DatasetSource": {"split": "train", "format": "Auto"},
+    "DatasetSpec": {"split": "train", "format": "Auto"},
     "MeshSpec": {"slices": 1, "data": 1, "tensor": 1, "controller": "McJAX"},
     "CheckpointPolicy": {"best_metric": "loss", "best_mode": "Min"},
     **{method.__name__: {"type": name} for name, method in METHODS.items()},

@@ -15,11 +15,12 @@ from finetune_contract import (
     StageRequest,
     StageResult,
 )
-from finetune_operator.lifecycle import AttemptFiles, stored_plan
-from finetune_operator.planning import merge, snapshot
+from finetune_operator.lifecycle import AttemptFiles
+from finetune_operator.lifecycle import stored_plan as lifecycle_stored_plan
+from finetune_operator.planning import merge, stored_plan
 from finetune_operator.planning.defaults import BUILT_IN
-from finetune_operator.planning.snapshot import read_snapshot, render_snapshot
-from finetune_operator.rendering import pod
+from finetune_operator.planning.stages import STAGES
+from finetune_operator.planning.stored_plan import read_stored_plan, render_stored_plan
 from tests.unit.lifecycle.world import World, job
 
 PROFILING = {"startStep": 2, "steps": 3}
@@ -250,9 +251,9 @@ def preempted(world: World, name: str) -> None:
 def test_a_release_that_renders_other_words_replaces_no_jobset(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(job=job(resources={"tpu": "v6e-8"}))
     name = world.until(Stage.TRAIN)
-    monkeypatch.setitem(pod.GRACE_SECONDS, Stage.TRAIN, 240)
+    monkeypatch.setitem(STAGES, Stage.TRAIN, replace(STAGES[Stage.TRAIN], grace_seconds=240))
     changed = merge.merge(BUILT_IN, {"checkpointing": {"everySteps": 50}, "evaluation": {"baseline": False}})
-    monkeypatch.setattr("finetune_operator.planning.making.BUILT_IN", changed)
+    monkeypatch.setattr("finetune_operator.planning.plan_builder.BUILT_IN", changed)
     monkeypatch.setattr("finetune_operator.planning.admission.BUILT_IN", changed)
     preempted(world, name)
     assert world.live() == [name]

@@ -7,7 +7,7 @@ import pytest
 
 from finetune_contract import DpoMethod, LoraSpec, OrpoMethod
 from finetune_operator.api import Reason
-from finetune_operator.planning import Refused, admit, read_snapshot, render_snapshot, replan
+from finetune_operator.planning import Refused, admit, read_stored_plan, render_stored_plan, replan
 from finetune_operator.planning.defaults import BUILT_IN
 from finetune_operator.planning.merge import merge
 from tests.unit.lifecycle.world import job, profile
@@ -443,10 +443,10 @@ def test_a_batch_that_forward_passes_cannot_share_is_refused_with_those_that_the
 
 
 def test_preferences_come_with_their_options_and_are_not_packed() -> None:
-    dpo = admit(job(method={"type": "DPO", "dpo": {"beta": "0.3"}}), [profile()]).plan
+    dpo = admit(job(method={"type": "DPO", "dpo": {"beta": 0.3}}), [profile()]).plan
     assert dpo.method == DpoMethod(beta=0.3, label_smoothing=0.0, max_prompt_length=512)
     assert (dpo.data.packing, dpo.hyperparameters.learning_rate) == (False, 5e-7)
-    orpo = admit(job(method={"type": "ORPO", "orpo": {"lambda": "0.2"}, "lora": {}}), [profile()]).plan
+    orpo = admit(job(method={"type": "ORPO", "orpo": {"lambda": 0.2}, "lora": {}}), [profile()]).plan
     assert orpo.method == OrpoMethod(weight=0.2, max_prompt_length=512, lora=LoraSpec(rank=16, alpha=32.0))
     assert orpo.hyperparameters.learning_rate == 8e-5
     assert admit(job(), [profile()]).plan.data.packing

@@ -33,7 +33,7 @@ from finetune_trainer.compiled.slice_selection import (
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
-from finetune_trainer.storage import Store
+from finetune_trainer.storage import StorageClient
 
 _LOG = logging.getLogger(__name__)
 #: A node with two cores compiles some four train steps in the first, and another four programs until the second.

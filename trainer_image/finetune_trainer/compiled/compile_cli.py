@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune_contract import METHODS, PREFERENCE_TYPES, LoraSpec, MeshSpec, SliceShape, StageRequest
+from finetune_contract.tpu import chips_of_topology
 from finetune_trainer import families
 from finetune_trainer.compiled.check import check_memory
 from finetune_trainer.compiled.chips import CHIPS, is_slice, topologies
@@ -27,7 +28,7 @@ from finetune_trainer.compiled.compile_protocol import (
 )
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
-from finetune_trainer.methods import entry
+from finetune_trainer.methods import method_class
 from finetune_trainer.request_by_hand import request_by_hand
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.settings import per_device_batch_size
@@ -246,7 +247,7 @@ def _request(options: argparse.Namespace, candidate: Candidate, scratch: str) ->
             "max_seq_length": options.length,
             "packing": options.method not in PREFERENCE_TYPES,
         },
-        method=entry(options.method).example(options.length, lora).spec,
+        method=method_class(options.method).example(options.length, lora).spec,
         hyperparameters={
             "global_batch_size": options.batch,
             "gradient_accumulation_steps": options.accumulation,

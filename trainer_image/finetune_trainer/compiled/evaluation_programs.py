@@ -17,9 +17,9 @@ from finetune_trainer.evaluation.loss import LossMeter
 from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.evaluation.placement import DeviceRowCapacity
 from finetune_trainer.evaluation.sampling import Sampling
-from finetune_trainer.lora import require_divided, unplaced_adapters, with_lora
+from finetune_trainer.lora import require_divisible, unplaced_adapters, with_lora
 from finetune_trainer.methods import method_of
-from finetune_trainer.objectives import Imitation, Reference
+from finetune_trainer.objectives import ReferenceModel, SftLoss
 
 #: The compiler has two ways to tell: what is needed, then what there is.
 _EXHAUSTED = re.compile(
@@ -98,8 +98,8 @@ class EvaluationPrograms:
             longest=program.longest,
         )
 
-    def _lower(self, program: Program) -> Any:
-        loaded, request = self._loaded, self._room.request
+    def _lower(self, program: SliceProgram) -> Any:
+        loaded, request = self._loaded, self._row_capacity.request
         objective = method_of(request.method).objective(loaded.config)
         batch = batch_shapes(loaded.config, loaded.mesh, request, parts=1)
         with self._inside():

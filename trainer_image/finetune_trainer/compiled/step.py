@@ -17,11 +17,11 @@ from finetune_contract import PreferenceMethod, StageRequest
 from finetune_trainer import lora, widths
 from finetune_trainer.data.preference import pair_arrays
 from finetune_trainer.evaluation.loss import LossMeter
-from finetune_trainer.lora import require_divided, shardings, unplaced_adapters, with_lora
+from finetune_trainer.lora import require_divisible, shardings, unplaced_adapters, with_lora
 from finetune_trainer.methods import method_of
 from finetune_trainer.methods.base import REFERENCE
-from finetune_trainer.objectives import Objective, Reference
-from finetune_trainer.spread import ROW_AXES, spelled
+from finetune_trainer.objectives import Objective, ReferenceModel
+from finetune_trainer.sharding import ROW_AXES, canonical_sharding
 from finetune_trainer.training.session import build_trainer
 from finetune_trainer.training.trainer import FineTuneTrainer
 

@@ -18,7 +18,7 @@ type Range = tuple[float, float]
 REFERENCE = ("reference_chosen", "reference_rejected")
 
 
-class Method(ABC):
+class TrainingMethod(ABC):
     """One method with the options of one request. Whether its rows are pairs, its metrics and its options are the
     record's in the contract."""
 
@@ -60,7 +60,7 @@ class Method(ABC):
         return spec
 
 
-class Comparison(Method):
+class PreferenceTraining(TrainingMethod):
     """A method over preference pairs; a row without answers has no weight."""
 
     # Preferences are differences of sums over whole answers, where logits rounded to bfloat16 show.

@@ -6,10 +6,10 @@ from typing import ClassVar, Self
 import jax
 
 from finetune_contract import DpoMethod, LoraSpec
-from finetune_trainer.methods.base import REFERENCE, Arrays, Comparison
+from finetune_trainer.methods.base import REFERENCE, Arrays, PreferenceTraining
 
 
-class Entry(Comparison):
+class DpoTraining(PreferenceTraining):
     """Prefer the chosen answer more than the reference does; ``label_smoothing`` is the share of wrong labels."""
 
     spec: DpoMethod
@@ -32,3 +32,6 @@ class Entry(Comparison):
 
     def described(self) -> str:
         return f"beta {self.spec.beta:g}, label smoothing {self.spec.label_smoothing:g}"
+
+
+METHOD = DpoTraining

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from finetune_contract import LoraSpec, OrpoMethod
-from finetune_trainer.methods.base import Arrays, Comparison
+from finetune_trainer.methods.base import Arrays, PreferenceTraining
 
 
-class Entry(Comparison):
+class OrpoTraining(PreferenceTraining):
     """Imitate the chosen answer, and raise its odds over the other's with ``weight`` (the paper's lambda)."""
 
     spec: OrpoMethod
@@ -40,3 +40,6 @@ class Entry(Comparison):
 def _log_of_other(nats: jax.Array) -> jax.Array:
     """log(1 - exp(nats)). A token that is certain to float32 would be infinitely odd: it counts as all but certain."""
     return jnp.log(-jnp.expm1(jnp.minimum(nats, -1e-6)))
+
+
+METHOD = OrpoTraining

@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from finetune_contract import LoraSpec, SftMethod
-from finetune_trainer.methods.base import Method
+from finetune_trainer.methods.base import TrainingMethod
 
 if TYPE_CHECKING:
     from finetune_trainer.objectives import Objective
 
 
-class Entry(Method):
+class SftTraining(TrainingMethod):
     """SFT."""
 
     spec: SftMethod
@@ -21,9 +21,9 @@ class Entry(Method):
         return cls(SftMethod(train_on_prompt=False, lora=lora))
 
     def objective(self, config: Any) -> "Objective":
-        from finetune_trainer.objectives import Imitation
+        from finetune_trainer.objectives import SftLoss
 
-        return Imitation(config=config)
+        return SftLoss(config=config)
 
     @property
     def trains_on_prompt(self) -> bool:
@@ -32,3 +32,6 @@ class Entry(Method):
 
     def described(self) -> str:
         return "prompts too" if self.trains_on_prompt else ""
+
+
+METHOD = SftTraining

@@ -165,12 +165,12 @@ class StageContext:
         return assemble(name, pieces, self._pairs if pairs else texts)
 
     @property
-    def _pairs(self) -> Pairs:
+    def _pairs(self) -> PreferencePreprocessor:
         method = self.request.method
         assert isinstance(method, PreferenceMethod), (
             "the contract takes pairs with a method that compares them"
         )
-        return Pairs(
+        return PreferencePreprocessor(
             renderer=self.renderer,
             prompt_length=method.max_prompt_length,
             max_length=self.request.data.max_seq_length,

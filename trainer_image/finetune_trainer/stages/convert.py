@@ -4,8 +4,16 @@ import itertools
 import time
 
 from finetune_contract import CacheLayout, ConvertManifest, ConvertOutcome, PreferenceMethod
-from finetune_trainer import cache_entry, conversion, converted, engine, fingerprint, heap, proof
-from finetune_trainer.cache_entry import Miss
+from finetune_trainer import (
+    cache_entry,
+    conversion,
+    conversion_cache,
+    conversion_check,
+    engine,
+    fingerprint,
+    malloc,
+)
+from finetune_trainer.cache_entry import CacheMiss
 from finetune_trainer.checkpoints.layout import layout_for
 from finetune_trainer.data.preference import read_chosen
 from finetune_trainer.data.prepare import read_all

@@ -24,7 +24,7 @@ from finetune_trainer.evaluation.questions import Question, questions
 from finetune_trainer.evaluation.scores import SCORES, mean_scores, opens_reasoning, without_reasoning
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.engine_config import evaluation_config, require_devices
 from finetune_trainer.stages.inputs import converted_model, trained_parameters
 from finetune_trainer.storage import engine_path
@@ -249,7 +249,7 @@ def measure(
     """Everything that ``work`` asks, of one model. ``batches``: of the rows that the method measures."""
     from finetune_trainer.evaluation.generate import Generator
     from finetune_trainer.evaluation.loss import LossMeter, combined
-    from finetune_trainer.objectives import Imitation
+    from finetune_trainer.objectives import SftLoss
 
     request = context.request
     objective = method_of(request.method).objective(model.config)

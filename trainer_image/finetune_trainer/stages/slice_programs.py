@@ -10,7 +10,7 @@ from finetune_trainer.compiled.compile_protocol import SliceProgram
 from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
-from finetune_trainer.stages.context import Context
+from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stages.evaluate import harness_of, prompts_of, questions_of, sampling_of
 from finetune_trainer.training import overrides
 
@@ -58,12 +58,12 @@ def _evaluation(
     if not (asked.datasets or asked.benchmarks or asked.prompts or asked.gates):
         return
     if _validates(request) or any(each.pairs for each in asked.datasets):
-        yield Program(kind="Loss")
+        yield SliceProgram(kind="Loss")
         if method_of(request.method).reference:
-            yield Program(kind="Reference")
+            yield SliceProgram(kind="Reference")
     if any("Loss" in each.metrics and not each.pairs for each in asked.datasets):
-        yield Program(kind="TextLoss" if isinstance(request.method, PreferenceMethod) else "Loss")
-    recorder = Recorder(kernel_settings(request), plan.context_length)
+        yield SliceProgram(kind="TextLoss" if isinstance(request.method, PreferenceMethod) else "Loss")
+    recorder = ProgramRecorder(kernel_settings(request), plan.context_length)
     # where no row is to be read, questions are not known
     read = asked.datasets if request.data.check != "Off" else ()
     questions = [question for each in read for question in questions_of(context, each)]

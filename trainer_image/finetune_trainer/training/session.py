@@ -22,9 +22,9 @@ from finetune_trainer.families import ModelPlan
 from finetune_trainer.loading import pretrained
 from finetune_trainer.lora import with_lora
 from finetune_trainer.methods import method_of
-from finetune_trainer.objectives import Objective, Reference
-from finetune_trainer.spread import ROW_AXES, placed_alike
-from finetune_trainer.training.movement import Movement, require_movement
+from finetune_trainer.objectives import Objective, ReferenceModel
+from finetune_trainer.sharding import ROW_AXES, with_canonical_sharding
+from finetune_trainer.training.parameter_changes import ParameterChanges, require_parameter_changes
 from finetune_trainer.training.retention import Retention
 from finetune_trainer.training.saving import CheckpointSavePolicy
 from finetune_trainer.training.trainer import (

@@ -169,7 +169,7 @@ class FineTuneTrainingHooks(hooks.SFTTrainingHooks):  # type: ignore[misc]  # Ma
         seconds, self._last = now - self._last, now
         del self.train_metadata[train_step - 1]
         measured = train_ctx.measured(train_step)
-        metrics = Metrics(
+        metrics = StepMetrics(
             loss=loss,
             perplexity=perplexity(loss) if train_ctx.objective.per_token else None,
             gradient_norm=measured.pop("gradient_norm"),
