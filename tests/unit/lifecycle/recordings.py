@@ -4,12 +4,14 @@
     python -m tests.unit.lifecycle.recordings replay FILE
 
 A recording holds the world outside the operator, not the operator's own types, so one that is made before a change of
-names and structure is replayed after it. FILE is gzipped JSON, one pair a line.
+names and structure is replayed after it: old names become new ones by the table in ``docs/reference/renamed.md``. FILE is
+gzipped JSON, one pair a line.
 """
 
 import argparse
 import gzip
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -34,6 +36,7 @@ from finetune_operator.lifecycle import (
 )
 from tests.unit.lifecycle.test_machine import Machine
 from tests.unit.lifecycle.world import World
+from tests.unit.renamed import words
 
 type Object = dict[str, Any]
 
@@ -118,6 +121,13 @@ def replayed(world: Mapping[str, Any]) -> Object:
     return decided(_WORLD.validate_python(world).world())
 
 
+def renamed(text: str) -> str:
+    """A recorded pair with the names of today."""
+    for old, new in words().items():
+        text = re.sub(rf"\b{re.escape(old)}\b", new, text)
+    return text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -137,7 +147,7 @@ def main() -> int:
     different = 0
     with gzip.open(options.file, "rt") as file:
         for number, line in enumerate(file, start=1):
-            world, before = json.loads(line)
+            world, before = json.loads(renamed(line))
             if (now := replayed(world)) != before:
                 different += 1
                 names = sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))

@@ -1,0 +1,39 @@
+"""One word for one thing: names of public classes, and the table of names that changed."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+from devcluster.layout import ROOT
+from tests.unit.renamed import files, words
+
+PACKAGES = (
+    "operator/finetune_operator",
+    "contract/finetune_contract",
+    "trainer_image/finetune_trainer",
+    "devcluster",
+)
+
+
+def test_no_public_class_name_stands_twice() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_renamed_files_have_their_new_names_alone() -> None:
+    renamed = [(old, new) for old, new in files().items() if old.endswith(".py")]
+    assert len(renamed) > 70
+    assert [old for old, _ in renamed if Path(ROOT / old).exists()] == []
+    assert [new for _, new in renamed if not Path(ROOT / new).exists()] == []
+
+
+def test_no_source_has_an_old_name_of_an_object_or_record() -> None:
+    assert words()
+    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    for old in words():
+        assert [path.name for path in sources if old in path.read_text()] == [], old
