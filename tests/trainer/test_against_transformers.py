@@ -403,7 +403,7 @@ def test_a_choice_of_experts_that_the_scores_rule_out_fails_the_proof(
     def others(row: np.ndarray) -> np.ndarray:
         return np.array([np.setdiff1d(np.arange(number), one)[: len(one)] for one in row])
 
-    monkeypatch.setattr(numpy_reference, "Opinion", Elsewhere)
+    monkeypatch.setattr(numpy_reference, "NumpyReference", Elsewhere)
     with pytest.raises(Exception, match=r"computes another function .* off by nan"):
         conversion_check.check_conversion(case.weights, case.items, case.plan, rows, scratch=tmp_path)
 

@@ -123,5 +123,5 @@ def test_prepared_data_that_is_replaced_while_it_is_fetched_is_a_miss(
         store.write(kept.tokens, b"Tokens" * 100)
         return held
 
-    monkeypatch.setattr(cache_entry, "verified", poisoned_after)
+    monkeypatch.setattr(cache_entry, "verify_entry", poisoned_after)
     assert "tokens.bin was replaced or deleted" in why(cache.find(KEY))

@@ -485,7 +485,7 @@ def judged(
     **model: Any,
 ) -> Any:
     """``check_memory`` for a Qwen3 of two layers, changed by ``model``, where ``rule`` answers for the compiler."""
-    monkeypatch.setattr(check, "Asking", lambda *_, **__: ByRule(rule))
+    monkeypatch.setattr(check, "CompileClient", lambda *_, **__: ByRule(rule))
     plan = families.resolve({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2} | model)
     return check.check_memory(made, plan, folder, open_store(), {}, programs=lambda: programs)
 

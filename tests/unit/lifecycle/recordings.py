@@ -4,7 +4,7 @@
     python -m tests.unit.lifecycle.recordings replay FILE
 
 A recording holds the world outside the operator, not the operator's own types, so one that is made before a change of
-names and structure is replayed after it: old names become new ones by the table in ``docs/reference/renamed.md``. FILE is
+names and structure is replayed after it: old names become new ones by the table in docs/reference/renamed.md. FILE is
 gzipped JSON, one pair a line.
 """
 
