@@ -46,6 +46,7 @@ class TokenFile:
         return len(self._ends)
 
     def append(self, tokens: TokenizedExample) -> None:
+        """Writes the next example."""
         # One word per token: its id, encoded as -1 - id if it is trained.
         words = np.where(tokens.trained, -1 - tokens.ids, tokens.ids).astype("<i4")
         assert self._file is not None, "written to the end already"
@@ -217,6 +218,7 @@ class ExampleWriter:
         self._digests["prompt"].append(_digest(tokens.ids[:first].tobytes()) if first else 0)
 
     def drop(self, place: RowLocation, whole: int, why: str) -> None:
+        """Records a row of ``whole`` tokens that is not used, with the reason."""
         if why not in self._reasons:
             self._reasons.append(why)
         self._place(self._dropped, place, whole)

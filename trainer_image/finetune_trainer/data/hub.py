@@ -26,6 +26,8 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
+    """A file of the hub that has been downloaded to ``path``."""
+
     uri: str
     """``hf://datasets/<repo>@<commit>/<path>``, as in the hub's file system."""
     path: Path

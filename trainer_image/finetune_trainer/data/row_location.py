@@ -44,6 +44,8 @@ class RowLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
+    """A row of a dataset: its columns by name, and its location."""
+
     place: RowLocation
     value: Mapping[str, Any]
 

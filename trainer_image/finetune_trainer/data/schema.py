@@ -21,6 +21,8 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class Format(StrEnum):
+    """Row formats; the values are those of the API."""
+
     MESSAGES = "Messages"
     PROMPT_COMPLETION = "PromptCompletion"
     PREFERENCE = "Preference"

@@ -18,6 +18,8 @@ from finetune_trainer.sharding import shard_batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoss:
+    """Loss of a model over one or several datasets."""
+
     total: float
     """Sum of the losses of all tokens (or pairs), in nats."""
     weight: int
@@ -30,6 +32,7 @@ class MeasuredLoss:
 
     @property
     def mean(self) -> float:
+        """Mean loss per token (or pair), in nats."""
         return self.total / max(1, self.weight)
 
     @property

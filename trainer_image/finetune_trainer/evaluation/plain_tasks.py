@@ -93,7 +93,7 @@ _ROOT = Path(tasks.__file__).resolve().parent
 
 
 class LoadRefusedError(RuntimeError):
-    pass
+    """Raised by ``evaluate.load`` after :func:`refuse_loading`."""
 
 
 def _refuse_load(*asked: Any, **_options: Any) -> NoReturn:
@@ -188,6 +188,7 @@ def without_evaluate(config: Mapping[str, Any]) -> dict[str, Any]:
 def invalid(
     spec: BenchmarkSpec, what: str, *, saw: str, expected: str = "", fix: str = "Correct the task."
 ) -> StageError:
+    """Returns the error (65) for a benchmark that cannot be used."""
     return StageError(
         ExitCode.BAD_DATA, "BenchmarkInvalid", what, where=spec.path, saw=" ".join(saw.split())[:300],
         expected=expected, fix=fix,

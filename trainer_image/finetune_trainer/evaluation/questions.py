@@ -15,6 +15,8 @@ from finetune_trainer.storage import StorageClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
+    """A prompt with its reference answer."""
+
     prompt: Sequence[int]
     """Token ids of the prompt."""
     text: str

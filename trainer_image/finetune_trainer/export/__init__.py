@@ -40,6 +40,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
+    """Rank and alpha of the LoRA adapter that was trained."""
+
     rank: int
     alpha: float
 

@@ -43,6 +43,8 @@ _FORMAT = "tpu-finetune.dev/model-manifest/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
+    """A folder that was uploaded to a destination. ``size_bytes`` is the size of all files except the manifest."""
+
     kind: Kind
     uri: str
     digest: str

@@ -21,7 +21,7 @@ type Object = dict[str, Any]
 
 #: Number of requests of full length whose KV cache must fit beside the weights.
 _REQUESTS = 4
-#: Maximum default length of a request in tokens. Longer requests need more cache and have to be enabled by the user.
+#: Upper bound on ``--max-model-len`` in the manifests, in tokens. Users can raise it; longer requests need more cache.
 _LONGEST = 8192
 #: Fraction of the memory for weights and cache. vLLM uses 0.9 by default, which includes memory for computation.
 _SHARE = 0.8
@@ -42,6 +42,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorKind:
+    """A Kubernetes accelerator resource with the vLLM image and the machines for it."""
+
     resource: str
     image: str
     machines: Sequence[Machine]

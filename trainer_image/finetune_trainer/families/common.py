@@ -39,6 +39,8 @@ class ConfigDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimensions:
+    """A model's sizes as config.json defines them."""
+
     hidden_size: int
     intermediate_size: int
     layers: int
@@ -49,6 +51,7 @@ class Dimensions:
     context_length: int
 
     def overrides(self, *, maxtext_layers: int) -> dict[str, object]:
+        """Returns MaxText's settings. ``maxtext_layers`` is the number of layers as MaxText counts them."""
         return {
             "base_emb_dim": self.hidden_size,
             "base_mlp_dim": self.intermediate_size,

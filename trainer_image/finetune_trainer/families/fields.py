@@ -22,6 +22,7 @@ class Fields:
         self.where = where
 
     def refuse(self, name: str, expected: str, fix: str, *, what: str = "is not supported") -> NoReturn:
+        """Raises ``StageError`` 64 for the value of a key."""
         saw = repr(self._values.get(name)) if name in self._values else "nothing"
         raise StageError(
             ExitCode.BAD_REQUEST,
@@ -42,6 +43,7 @@ class Fields:
     def integer(
         self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = LARGEST
     ) -> int:
+        """Returns an integer from ``minimum`` to ``maximum``. An absent key yields ``default`` unless that is None."""
         value = self._values.get(name)
         if value is None and default is not None:
             return default
@@ -91,6 +93,7 @@ class Fields:
         return value
 
     def table(self, name: str) -> "Fields | None":
+        """Returns a nested object; None if the key is absent."""
         value = self._values.get(name)
         if value is None:
             return None

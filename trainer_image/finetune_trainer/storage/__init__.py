@@ -74,6 +74,7 @@ class StorageClient:
     # --- single files ---------------------------------------------------------------------------------------------
 
     def read(self, uri: str) -> bytes:
+        """Returns the file's content. Raises ``StageError`` 66 if it does not exist."""
         return self._of(uri).read(uri)
 
     def read_or_none(self, uri: str) -> bytes | None:
@@ -112,6 +113,7 @@ class StorageClient:
         )
 
     def stat(self, uri: str) -> Entry | None:
+        """Returns size, modification time and checksum of a file; None if it does not exist."""
         return self._of(uri).stat(uri)
 
     def exists(self, uri: str) -> bool:
@@ -160,7 +162,7 @@ class StorageClient:
         """Returns a local folder with the files below ``uri``.
 
         A ``file://`` folder is returned itself. From a bucket, the files whose names below ``uri`` match a pattern of
-        ``include`` are copied to ``scratch``. Raises ``StageError`` 66 if there are none.
+        ``include`` are copied to ``scratch``. Raises ``StageError`` 66 if the folder does not exist or no file matches.
         """
         local = local_path(uri)
         if local is not None:

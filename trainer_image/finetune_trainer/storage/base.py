@@ -78,6 +78,7 @@ class Backend(Protocol):
 
 
 def missing(uri: str) -> StageError:
+    """Returns the error (66) for a file or folder that does not exist."""
     return StageError(
         ExitCode.INPUT_MISSING,
         "InputMissing",
@@ -88,6 +89,7 @@ def missing(uri: str) -> StageError:
 
 
 def denied(uri: str, detail: str) -> StageError:
+    """Returns the error (77) for a request that storage denies."""
     return StageError(
         ExitCode.PERMISSION_DENIED,
         "StoragePermissionDenied",
@@ -99,6 +101,7 @@ def denied(uri: str, detail: str) -> StageError:
 
 
 def unavailable(uri: str, detail: str) -> StageError:
+    """Returns the error (69) for a request that fails after all retries."""
     return StageError(
         ExitCode.UNAVAILABLE,
         "StorageUnavailable",

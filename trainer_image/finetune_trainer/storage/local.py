@@ -24,6 +24,8 @@ _READABLE = 0o644
 
 
 class LocalBackend:
+    """Local files. Writes are atomic; a file's version is derived from its inode, modification time and size."""
+
     def read(self, uri: str) -> bytes:
         with _mapped(uri):
             return _path(uri).read_bytes()

@@ -12,6 +12,8 @@ _MAGIC = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class GcsAddress:
+    """An object or folder in a bucket."""
+
     bucket: str
     key: str
     """Object name without leading or trailing slash; empty for the bucket itself."""
@@ -54,6 +56,7 @@ def join(uri: str, *parts: str) -> str:
 
 
 def name_of(uri: str) -> str:
+    """Returns the last component of a URI."""
     return PurePosixPath(uri).name
 
 
@@ -68,4 +71,5 @@ def fixed_prefix(pattern: str) -> str:
 
 
 def has_wildcard(uri: str) -> bool:
+    """Whether a URI is a glob pattern."""
     return bool(_MAGIC & set(uri))
