@@ -1,5 +1,5 @@
-"""From the user's datasets to batches: read, check, render, tokenize, lay out, order.
+"""Turns the user's datasets into batches: reads, checks, renders, tokenizes, lays out and orders their rows.
 
-Every step is deterministic in its inputs and a seed, so that every process of a run prepares the same bytes and the
-batch of any step can be made at once, without replaying the ones before it.
+Everything is deterministic in its inputs and a seed, so all processes of a run prepare the same bytes, and the batch of
+any step can be computed directly, without replaying the steps before it.
 """

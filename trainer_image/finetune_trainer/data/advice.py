@@ -1,15 +1,15 @@
-"""What the writer of a dataset most likely meant, for the fix in an error: pure."""
+"""Guesses the intended meaning of a faulty dataset, for the suggested fix in an error message. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: How other datasets call our roles, for the suggestion in an error.
+#: Role names of other datasets -> the role to suggest.
 LIKELY_ROLE = {
     "bot": "assistant", "gpt": "assistant", "model": "assistant", "ai": "assistant", "chatgpt": "assistant",
     "human": "user", "person": "user", "customer": "user", "prompter": "user", "developer": "system",
     "function": "tool", "observation": "tool",
 }  # fmt: skip
-#: Our names of columns, and how other datasets call them.
+#: Column names of the API -> names of the same columns in other datasets.
 COLUMNS = {
     "messages": ("conversations", "conversation", "chat", "dialogue", "dialog", "turns"),
     "prompt": ("instruction", "input", "query", "source", "question"),
@@ -23,7 +23,7 @@ COLUMNS = {
 
 
 def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
-    """Our names -> columns of the row that may well be meant."""
+    """Returns the API's column names -> columns of the row that are likely meant."""
     lowered = {name.lower(): name for name in row}
     return {
         ours: lowered[name]
@@ -34,7 +34,10 @@ def _likely(row: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, str]:
 
 
 def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> str:
-    """For the format, given by the columns it needs, that takes the fewest of our names for others."""
+    """Returns advice for a row of unknown format.
+
+    ``formats`` are the columns that each format needs. Suggests the format with the fewest columns to rename.
+    """
     found = [(_likely(row, needs), needs) for needs in formats]
     whole = [names for names, needs in found if len(names) == len(needs)]
     if not whole:
@@ -43,7 +46,7 @@ def format_advice(row: Mapping[str, Any], formats: Sequence[Sequence[str]]) -> s
 
 
 def column_advice(row: Mapping[str, Any], wanted: Sequence[str]) -> str:
-    """For columns that a format should have."""
+    """Returns advice for columns that a format needs and the row does not have."""
     found = _likely(row, wanted)
     if found:
         return _mapping(found)
@@ -55,7 +58,7 @@ def _mapping(found: Mapping[str, str]) -> str:
 
 
 def kind(value: object) -> str:
-    """What a value is, in words."""
+    """Describes the type of a value."""
     if value is None:
         return "null"
     names = {

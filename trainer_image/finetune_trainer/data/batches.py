@@ -1,4 +1,4 @@
-"""Which rows a step trains on: a function of the seed and the step's number alone."""
+"""Selects the rows of each training step as a function of only the seed and the step's number."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from finetune_trainer.data.layout import Batch
 
 
 class BatchRows(Protocol):
-    """Rows by number, as arrays."""
+    """Rows that can be read by number as the arrays of a batch."""
 
     @property
     def tokens(self) -> Examples: ...
@@ -21,7 +21,7 @@ class BatchRows(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, numbers: Sequence[int], size: int) -> Batch:
-        """The rows with these numbers, filled up with empty rows (weight zero) to ``size``."""
+        """Returns the rows with these numbers, padded with empty rows (weight zero) to ``size`` rows."""
 
 
 Numbers = npt.NDArray[np.int64]
@@ -29,8 +29,11 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureComponent:
-    """Rows that stand one after the other, and how many of them an epoch shows. More than there are: some again;
-    fewer: the next ones come in the next epoch."""
+    """Consecutive rows of a mixture, and how many of them an epoch uses.
+
+    If ``shown`` exceeds ``rows``, an epoch repeats some rows; if it is smaller, the next epoch continues with the
+    remaining rows.
+    """
 
     rows: int
     shown: int
@@ -38,27 +41,27 @@ class MixtureComponent:
 
 @dataclass(slots=True, kw_only=True)
 class TrainBatches:
-    """The batches of a training, by step from 0.
+    """The batches of a training run, by step from 0.
 
-    Epochs follow each other without a gap. Where the one part shows all of its rows, row number n of the whole
-    training is row n mod R of epoch n div R, in that epoch's own order. Of several parts each goes through its own
-    rows in the same way, at its own pace, and an epoch's order says which part is next. A resumed run asks for its
-    step and gets what an undisturbed one gets, whatever the number of processes.
+    Epochs follow each other without a gap. With a single part that uses all of its R rows, row n of the whole run is
+    row n mod R of epoch n div R, in that epoch's order. With several parts, each iterates over its rows in the same way
+    but at its own rate, and the epoch's order determines which part comes next. A resumed run gets the same batches as
+    an uninterrupted one, regardless of the number of processes.
     """
 
     rows: BatchRows
     parts: Sequence[MixtureComponent] = ()
-    """Whose rows sum to all; empty: all are one part, shown once an epoch."""
+    """Parts of the mixture, which together cover all rows. If empty, all rows are one part used once per epoch."""
     batch_size: int
     seed: int
     shuffle: bool
     _orders: dict[tuple[int, int], Numbers] = field(default_factory=dict, init=False)
-    """Those that the present epoch needs, by part (-1: among parts) and the part's own epoch."""
+    """Orders that the current epoch needs, by part (-1 for the order of parts) and the part's own epoch."""
     _epoch: int = field(default=-1, init=False)
     _start: Numbers = field(init=False)
-    """Each part's first row, and the end."""
+    """Each part's first row, followed by the total number of rows."""
     _first: Numbers = field(init=False)
-    """Each part's first place in an epoch before it is ordered, and the end."""
+    """Each part's first position in an unordered epoch, followed by the epoch's length."""
 
     def __post_init__(self) -> None:
         self.parts = self.parts or (MixtureComponent(rows=len(self.rows), shown=len(self.rows)),)
@@ -67,18 +70,18 @@ class TrainBatches:
 
     @property
     def epoch(self) -> int:
-        """Rows of an epoch."""
+        """Number of rows in an epoch."""
         return int(self._first[-1])
 
     def batch(self, step: int) -> Batch:
         return self.rows.batch([self.row(n) for n in self.numbers(step)], self.batch_size)
 
     def numbers(self, step: int) -> range:
-        """The places in the whole training's stream of rows that ``step`` takes."""
+        """Returns the positions of ``step``'s rows in the whole run's stream of rows."""
         return range(step * self.batch_size, (step + 1) * self.batch_size)
 
     def row(self, number: int) -> int:
-        """Which row stands at this place of the stream."""
+        """Returns the row at this position of the stream."""
         epoch, place = divmod(number, self.epoch)
         if epoch != self._epoch:
             self._orders.clear()
@@ -100,24 +103,24 @@ class TrainBatches:
     def _made(self, part: int, epoch: int) -> Numbers:
         size = self.epoch if part < 0 else self.parts[part].rows
         if self.shuffle:
-            # The single part's key is that of the training; others have their number in it.
+            # The key contains the part's number only if there are several parts.
             return permutation(size, self.seed, epoch, *((part + 1,) if len(self.parts) > 1 else ()))
         if part >= 0:
             return np.arange(size)
-        # Evenly: the k-th of n rows of a part belongs to the place (k + 1/2)/n of the epoch.
+        # Spread evenly: the k-th of a part's n rows belongs at (k + 1/2)/n of the epoch.
         places = np.concatenate([(np.arange(each.shown) + 0.5) / each.shown for each in self.parts])
         return np.argsort(places, kind="stable")
 
 
 def permutation(size: int, seed: int, *key: int) -> Numbers:
-    """An order of ``size`` numbers that is the same on every machine."""
+    """Returns a permutation of ``size`` numbers that is the same on every machine."""
     # Philox is specified bit for bit, so the order does not depend on the numpy release either.
     words = np.random.SeedSequence([seed & 0xFFFF_FFFF, *key]).generate_state(2, np.uint64)
     return np.argsort(np.random.Philox(key=words).random_raw(size), kind="stable")
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """``total`` rows in the weights' proportion, by largest remainder; at least one each."""
+    """Distributes ``total`` rows in proportion to the weights, by largest remainder; at least one row each."""
     exact = [total * weight / sum(weights) for weight in weights]
     counts = [max(1, math.floor(each)) for each in exact]
     while sum(counts) < total:
@@ -129,7 +132,7 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationBatches:
-    """Every row once, in order; the last batch is filled up with rows of weight zero."""
+    """Batches with every row once, in order. The last batch is padded with rows of weight zero."""
 
     rows: BatchRows
     batch_size: int
@@ -140,6 +143,9 @@ class EvaluationBatches:
 
 
 def steps_for(rows: int, epochs: float, batch_size: int) -> int:
-    """Optimizer steps that show ``rows`` rows ``epochs`` times, the last batch filled from the next epoch."""
-    # A decimal such as 0.1 times 30 is a hair above 3; rounding before the ceiling keeps it at 3.
+    """Returns the number of optimizer steps for ``epochs`` epochs of ``rows`` rows.
+
+    The last batch is filled with rows of the next epoch.
+    """
+    # In floating point, 0.1 * 30 is slightly above 3; rounding before the ceiling keeps it at 3.
     return max(1, math.ceil(round(math.ceil(round(rows * epochs, 9)) / batch_size, 9)))

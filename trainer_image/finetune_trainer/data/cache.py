@@ -1,4 +1,4 @@
-"""Sources that were read and tokenized before, by everything that decides the result."""
+"""Cache of tokenized sources, keyed by everything that determines the tokens."""
 
 import hashlib
 import json
@@ -16,18 +16,18 @@ from finetune_trainer.storage import StorageClient, local_path
 from finetune_trainer.storage.contents import Held
 
 _LOG = logging.getLogger(__name__)
-#: Raised when the same rows become other tokens, or the files another form.
+#: Version of the preparation. Incremented when the same rows yield other tokens or the file format changes.
 _PREPARER = "3"
 _TOKENS, _INDEX = "tokens.bin", "index.npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCacheKey:
-    """What decides a source's tokens."""
+    """Everything that determines a source's tokens, by name."""
 
     inputs: Mapping[str, str]
     source: str
-    """A digest of its address, whatever is done with it."""
+    """Digest of the source's address alone."""
 
     @property
     def fingerprint(self) -> str:
@@ -35,7 +35,7 @@ class DataCacheKey:
 
 
 def key_of(spec: DatasetSpec, revision: str, preparer: Mapping[str, str]) -> DataCacheKey:
-    """``preparer``: what decides how a row becomes an example, by name."""
+    """Returns the key of a source. ``preparer`` is what determines how a row becomes an example, by name."""
     hub = spec.hugging_face
     address = [hub.repo, spec.config, spec.split] if hub else [spec.uri]
     inputs = {
@@ -53,7 +53,7 @@ def key_of(spec: DatasetSpec, revision: str, preparer: Mapping[str, str]) -> Dat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedSource:
-    """A source's files, brought to this machine."""
+    """The files of a cached source, available locally."""
 
     manifest: DataManifest
     tokens: Path
@@ -62,7 +62,7 @@ class CachedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCache:
-    """The cache as one attempt uses it. ``writes``: whether this process is the one that keeps what it has made."""
+    """The cache as used by one attempt. ``writes`` is true for the one process that stores its results."""
 
     store: StorageClient
     layout: CacheLayout
@@ -70,15 +70,15 @@ class DataCache:
     reads: bool
     writes: bool
     replaces: bool
-    """Whether what is there gives way to what is made now."""
+    """Whether new results replace an existing entry."""
     uid: str
     attempt: int
     restart: int
     run: str | None = None
-    """Tells this run of the attempt from others."""
+    """Distinguishes this run of the attempt from others."""
 
     def find(self, key: DataCacheKey) -> CachedSource | CacheMiss:
-        """What was prepared before, if every file is as it was written."""
+        """Returns the cached source, or the reasons of a miss. A source with changed files counts as a miss."""
         if not self.reads:
             return CacheMiss(because=["spec.cache is Refresh"])
         found = cache_entry.manifest_at(self.store, self.layout.data_manifest(key.fingerprint), DataManifest)
@@ -107,8 +107,11 @@ class DataCache:
         seconds: float,
         now: datetime,
     ) -> DataManifest | None:
-        """Uploads what was prepared, the manifest last; None where this process does not. ``missed``: what ``find``
-        said. A manifest that another writer has left since stays."""
+        """Uploads a prepared source, the manifest last, and returns the manifest; None if this process does not write.
+
+        ``missed`` is the result of ``find``. A manifest that another writer has stored since is kept, unless
+        ``replaces`` is set.
+        """
         if not self.writes:
             return None
         folder = self.layout.data_output(key.fingerprint, self.uid, self.attempt, self.restart, self.run)
@@ -140,7 +143,7 @@ class DataCache:
         return [] if latest is None else cache_entry.changed_inputs(latest.inputs, key.inputs)
 
     def _fetched(self, manifest: DataManifest, key: DataCacheKey) -> CachedSource:
-        """Raises ``DamagedEntryError``."""
+        """Returns the entry's files. Raises ``DamagedEntryError`` if they do not match the manifest."""
         entry = self.layout.data_entry(key.fingerprint, manifest.tokens)
         if manifest.fingerprint != key.fingerprint:
             raise DamagedEntryError("its manifest is of another fingerprint")
@@ -156,7 +159,7 @@ class DataCache:
         )
 
     def _local(self, entry: str, name: str, held: Held) -> Path:
-        """The file on this machine: of a bucket, that generation which was listed."""
+        """Returns the local file, downloaded at the listed generation if the cache is in a bucket."""
         uri = f"{entry}/{name}"
         path = local_path(uri)
         if path is not None:
@@ -174,7 +177,7 @@ class DataCache:
 def miss_of(
     spec: DatasetSpec, key: DataCacheKey, missed: CacheMiss, kept: DataManifest | None
 ) -> DataCacheUse:
-    """A miss, as it is told."""
+    """Returns the report of a cache miss. ``kept`` is the manifest of the new entry, None if none was stored."""
     return DataCacheUse(
         path=spec.path,
         result="Miss",
@@ -186,7 +189,7 @@ def miss_of(
 
 
 def hit_of(spec: DatasetSpec, stored: CachedSource) -> DataCacheUse:
-    """A hit, as it is told."""
+    """Returns the report of a cache hit."""
     manifest = stored.manifest
     return DataCacheUse(
         path=spec.path,

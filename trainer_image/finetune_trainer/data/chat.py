@@ -1,6 +1,6 @@
-"""Conversations as text: the tokenizer's chat template, always with the same arguments and the same date.
+"""Renders conversations with the tokenizer's chat template, always with the same arguments and date.
 
-Training, evaluation and benchmarks all render here, so a prompt is what the rows were.
+Training, evaluation and benchmarks all use this module, so prompts have the same form as the training rows.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from finetune_trainer.errors import StageError
 type Message = Mapping[str, Any]
 type Tools = Sequence[Mapping[str, Any]] | None
 
-#: What a template calls to print the present time, as transformers provides it.
+#: Function that templates call to print the current time, as transformers provides it.
 _NOW = "strftime_now"
 _MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-#: The shortest conversations that wait for an answer: templates may want a system message, or refuse one.
+#: Shortest conversations that expect an answer. Some templates require a system message, others reject it.
 SHORTEST: Sequence[Sequence[Message]] = (
     [{"role": "user", "content": "x"}],
     [{"role": "system", "content": "y"}, {"role": "user", "content": "x"}],
 )
-#: The same tags and those that end them: transformers' own, which plain Jinja does not know.
+#: Opening and closing ``generation`` tags, a transformers extension that plain Jinja cannot parse.
 _TAGS = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
-#: Variables that every template is given.
+#: Variables that every template receives.
 _GIVEN = frozenset(
     {
         "messages",
@@ -45,7 +45,7 @@ _PROBE = {"type": "function", "function": {"name": "probe", "description": "", "
 
 
 class Tokenizer(Protocol):
-    """What is used of a transformers fast tokenizer."""
+    """The used part of the interface of a transformers fast tokenizer."""
 
     chat_template: Any
     eos_token_id: int | None
@@ -64,9 +64,10 @@ class Tokenizer(Protocol):
 
 
 class Chat:
-    """The chat template of one tokenizer with the job's arguments.
+    """The chat template of a tokenizer with the job's arguments.
 
-    ``today`` is what the template prints as the present day. ``arguments`` are further variables of the template.
+    ``arguments`` are additional variables of the template. ``today`` is the date that the template prints as current;
+    None for the current date in UTC.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Chat:
         return _NOW in _text_of(self._tokenizer.chat_template)
 
     def identity(self) -> dict[str, str]:
-        """What decides how a conversation becomes text, by name."""
+        """Returns everything that determines how a conversation is rendered, by name."""
         identity = {"chatTemplate": digest(self._tokenizer.chat_template or "")}
         if self._arguments:
             identity["chatTemplateArguments"] = json.dumps(self._arguments, sort_keys=True)
@@ -99,7 +100,7 @@ class Chat:
         return identity
 
     def require_known_arguments(self) -> None:
-        """Raises ``StageError`` 64 for an argument that the template never reads: it would change nothing."""
+        """Raises ``StageError`` 64 for an argument that the template never reads and that would have no effect."""
         template = _text_of(self._tokenizer.chat_template)
         for name in self._arguments:
             if not re.search(rf"\b{re.escape(name)}\b", template):
@@ -111,7 +112,7 @@ class Chat:
                 )  # fmt: skip
 
     def _reads(self) -> list[str]:
-        """The template's variables that an argument may set, by the alphabet; none where it is no Jinja."""
+        """Returns the sorted variables of the template that an argument can set; empty for invalid Jinja."""
         from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 
         template = _TAGS.sub("", _text_of(self._tokenizer.chat_template))
@@ -119,7 +120,7 @@ class Chat:
             tree = Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=True).parse(template)
         except TemplateSyntaxError:
             return []
-        # A name that the template sets itself is one only where it asks first whether it is set.
+        # A variable that the template sets itself counts only if the template first tests whether it is defined.
         own = {each.name for each in tree.find_all(nodes.Name) if each.ctx != "load"}
         asked = {each.node.name for each in tree.find_all(nodes.Test) if isinstance(each.node, nodes.Name)
                  and each.name in {"defined", "undefined"}}  # fmt: skip
@@ -128,18 +129,21 @@ class Chat:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template shows the tools that it is given."""
+        """Whether the template renders the tools it receives."""
         if self._takes_tools is None:
             ask: list[Message] = [{"role": "user", "content": "x"}]
             try:
                 self._takes_tools = self._applied(ask, [_PROBE], False) != self._applied(ask, None, False)
-            except Exception:  # noqa: BLE001  it reads them, or it refuses the probe and will refuse the rows
+            except Exception:  # noqa: BLE001  it reads tools, or rejects the probe and will reject rows
                 self._takes_tools = True
         return self._takes_tools
 
     def continued(self, messages: Sequence[Message], *, asking: bool) -> str:
-        """The text of a prompt: up to where the assistant's next turn begins (``asking``), or up to the end of the last
-        message, which the model is to continue. Raises ``StageError`` 64 where the template refuses it."""
+        """Returns the text of a prompt.
+
+        If ``asking`` is true, the prompt ends where the assistant's next turn begins; otherwise at the end of the last
+        message, for the model to continue. Raises ``StageError`` 64 if the template rejects the conversation.
+        """
         options = {"add_generation_prompt": asking, "continue_final_message": not asking}
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -158,7 +162,7 @@ class Chat:
     def render(
         self, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None, asking: bool = False
     ) -> str:
-        """The conversation as text. Raises ``StageError`` 65 where the template refuses it."""
+        """Returns the conversation as text. Raises ``StageError`` 65 if the template rejects it."""
         self._require(place)
         try:
             return self._applied(messages, tools, asking)
@@ -168,10 +172,10 @@ class Chat:
     def settled(
         self, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None
     ) -> tuple[Sequence[Message], str]:
-        """The conversation in the form in which the template shows its tool calls, and its text.
+        """Returns the conversation in a form whose tool calls the template renders, and its text.
 
-        Templates differ in what they take: no content beside a call as an empty text or as none, arguments as an
-        object or as JSON. Raises ``StageError`` 65 where no form shows every call.
+        Templates differ in the form they accept: missing content beside a tool call as empty text or as null, arguments
+        as an object or as JSON text. Raises ``StageError`` 65 if no form renders every call.
         """
         refusals: list[StageError] = []
         unshown: list[int] = []
@@ -195,7 +199,7 @@ class Chat:
     def _first_unseen(
         self, messages: Sequence[Message], place: RowLocation, tools: Tools, text: str
     ) -> int | None:
-        """Number of the first message of whose tool calls the text does not show all."""
+        """Returns the number of the first message whose tool calls are not all in the text; None if there is none."""
         for number, message in enumerate(messages):
             calls = message.get("tool_calls")
             if not calls:
@@ -212,8 +216,11 @@ class Chat:
         return None
 
     def marks(self, messages: Sequence[Message], *, tools: Tools = None) -> list[tuple[int, int]] | None:
-        """What the template itself marks as the model's own (``{% generation %}``), as (first, past the last) character
-        of the conversation's text; None where it marks nothing."""
+        """Returns the parts that the template marks as generated by the model (``{% generation %}``).
+
+        Each part is a pair (first, past the last) of character positions in the conversation's text. None if the
+        template has no such marks.
+        """
         from transformers.utils.chat_template_utils import render_jinja_template
 
         template = self._tokenizer.get_chat_template(tools=tools)
@@ -256,12 +263,12 @@ def _is_marked(template: str) -> bool:
 
 
 def digest(value: object) -> str:
-    """16 hexadecimal digits of the value as JSON."""
+    """Returns the first 16 hexadecimal digits of the SHA-256 of the value as JSON."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """The conversation as it is, then, where it has tool calls, in the other forms that templates take."""
+    """Yields the conversation unchanged and then, if it has tool calls, in the other forms that templates accept."""
     yield messages
     if any(message.get("tool_calls") for message in messages):
         for content, arguments in ((None, False), ("", True), (None, True)):
@@ -269,7 +276,10 @@ def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 
 def _form(message: Message, content: str | None, as_text: bool) -> Message:
-    """``content``: what stands for no content beside tool calls. ``as_text``: their arguments as JSON."""
+    """Returns the message with ``content`` in place of missing content beside tool calls.
+
+    If ``as_text`` is true, the calls' arguments are JSON text.
+    """
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -280,7 +290,7 @@ def _form(message: Message, content: str | None, as_text: bool) -> Message:
 
 
 def _with_text(call: Any) -> Any:
-    """The call with its arguments as JSON text."""
+    """Returns the tool call with its arguments as JSON text."""
     if not isinstance(call, Mapping):
         return call
     if isinstance(call.get("function"), Mapping):
@@ -295,7 +305,7 @@ def _copied(tools: Tools) -> list[dict[str, Any]] | None:
 
 
 def _text_of(template: Any) -> str:
-    """Of one template, or of several by name."""
+    """Returns the text of a template, or of all templates if there are several by name."""
     if isinstance(template, Mapping):
         return "\n".join(str(each) for each in template.values())
     return str(template or "")
@@ -306,7 +316,7 @@ def _roles(messages: Sequence[Message]) -> str:
 
 
 def _other(messages: Sequence[Message]) -> str:
-    """Another way out where the refusal may be of a role that not every template takes."""
+    """Returns an additional fix if the template may have rejected a role that not every template accepts."""
     roles = sorted({str(message["role"]) for message in messages} - {"user", "assistant"})
     return f"; or set datasets.chatTemplate to one that takes the role {' and '.join(roles)}" if roles else ""
 

@@ -1,4 +1,4 @@
-"""Prepared sources put together: a mixture to train on, sets to validate on, rows held back. Pure."""
+"""Combines prepared sources: the mixture to train on, the validation sets, and rows held out from training. Pure."""
 
 import hashlib
 import math
@@ -15,18 +15,18 @@ from finetune_trainer.data.layout import RaggedIndices
 from finetune_trainer.data.prepare import PreparedSource, count
 from finetune_trainer.errors import StageError
 
-#: Name of what was held back from training.
+#: Name of the dataset of rows that are held out from training.
 HELD_BACK = "held-back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSubset:
-    """Some or all examples of one source, in rising order."""
+    """Some or all examples of one source, in ascending order."""
 
     source: PreparedSource
     chosen: Int64Array
     counts_dropped: bool = True
-    """Whether the source's dropped rows are counted here: of a source in two pieces only one does."""
+    """Whether the source's dropped rows count here. If a source is split in two, they count in one part only."""
 
     @classmethod
     def all_of(cls, source: PreparedSource) -> "SourceSubset":
@@ -35,39 +35,42 @@ class SourceSubset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Rows to train or to validate on, and what they are made of."""
+    """Rows for training or validation, and the sources they come from."""
 
     name: str
     pieces: Sequence[SourceSubset]
     rows: BatchRows
     parts: Sequence[MixtureComponent]
-    """Of the rows; one for each piece where they are mixed by weight, else one in all."""
+    """Parts of the rows: one for each piece if the pieces are mixed by weight, otherwise a single one."""
     reports: Sequence[DatasetReport]
     digest: str
-    """Equal digests train and evaluate alike."""
+    """Digest of the content. Equal digests mean equal training and evaluation."""
 
     @property
     def examples(self) -> int:
-        """Rows of the sources that take part."""
+        """Number of the sources' rows in the dataset."""
         return sum(report.rows for report in self.reports)
 
     @property
     def epoch(self) -> int:
-        """Rows that one epoch shows."""
+        """Number of rows in one epoch."""
         return sum(part.shown for part in self.parts)
 
 
 class RowLayout(Protocol):
-    """How examples become rows of a batch."""
+    """Layout of examples in the rows of a batch."""
 
     def groups(self, lengths: Int64Array) -> RaggedIndices:
-        """Numbers of the examples of each row, from the examples' lengths."""
+        """Returns the numbers of the examples in each row, given the examples' lengths."""
 
     def rows(self, tokens: Examples, members: RaggedIndices) -> BatchRows: ...
 
 
 def assemble(name: str, pieces: Sequence[SourceSubset], form: RowLayout) -> Dataset:
-    """Lays the pieces out: one after the other, or, where they have weights, each by itself and mixed by them."""
+    """Lays out the pieces as a dataset.
+
+    Pieces with weights are laid out separately and mixed by weight; others are laid out together, in order.
+    """
     examples = ConcatenatedExamples(parts=[(piece.source.tokens, piece.chosen) for piece in pieces])
     weights = [piece.source.spec.weight for piece in pieces]
     if len(pieces) > 1 and all(weights):
@@ -92,7 +95,7 @@ def assemble(name: str, pieces: Sequence[SourceSubset], form: RowLayout) -> Data
 
 
 def report_of(piece: SourceSubset, part: MixtureComponent | None) -> DatasetReport:
-    """The counts of a piece. ``part``: its place in the mixture, where it has one of its own."""
+    """Returns the counts of a piece. ``part`` is its part of the mixture; None if it has none of its own."""
     source, index, chosen = piece.source, piece.source.index, piece.chosen
     lengths = source.tokens.lengths()[chosen]
     rows, contents = index.row_contents(chosen)
@@ -120,10 +123,11 @@ def report_of(piece: SourceSubset, part: MixtureComponent | None) -> DatasetRepo
 def split_validation(
     sources: Sequence[PreparedSource], split: SplitSpec
 ) -> tuple[list[SourceSubset], list[SourceSubset]]:
-    """What stays in training, and what is held back, of each source in the same share; at least one row on each side.
+    """Splits each source into rows for training and rows held out for validation, in the same proportion.
 
-    Which rows: a function of seed and content, so that rows of the same content stay on one side, and the choice does
-    not depend on the order of the rows. Of a text that is several examples, the first decides for all.
+    Each side has at least one row. The choice is a function of seed and content: rows with the same content are on the
+    same side, and the order of the rows does not matter. For a text that is split into several examples, the first one
+    determines the side of all. Raises ``StageError`` 65 if all rows of a source have the same content.
     """
     kept, held = [], []
     for source in sources:
@@ -154,7 +158,7 @@ def split_validation(
 
 
 def _mixed(content: Digests, seed: int) -> Digests:
-    """splitmix64's finalizer over content and seed: a bijection, so different contents stay different."""
+    """Mixes content and seed with splitmix64's finalizer, a bijection, so different contents stay different."""
     z = content ^ np.random.SeedSequence(seed).generate_state(1, np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -163,7 +167,7 @@ def _mixed(content: Digests, seed: int) -> Digests:
 
 
 def digest_of(several: Sequence[str]) -> str | None:
-    """Of digests: of one, itself; of several, of all in their order; None without any."""
+    """Returns a digest of ordered digests: a single one itself, None if there are none."""
     if len(several) <= 1:
         return several[0] if several else None
     return hashlib.sha256("".join(several).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Tokenized examples on disk, read by number, and what is known of each: a few dozen bytes a row in memory."""
+"""Tokenized examples on disk, read by number, and an index with a few dozen bytes per row in memory."""
 
 import hashlib
 from array import array
@@ -16,9 +16,9 @@ from finetune_trainer.storage import name_of
 
 Int64Array = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]
-#: Odd numbers, as in splitmix64: examples of a row count by content and place.
+#: Odd multipliers as in splitmix64. They mix the content and the position of each of a row's examples into the digest.
 _MIX, _MIX_PLACE = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x9E3779B97F4A7C15)
-#: Tokens that are looked at in one go.
+#: Number of tokens scanned at a time.
 _SCANNED = 1 << 20
 
 
@@ -33,10 +33,10 @@ class Examples(Protocol):
 
 
 class TokenFile:
-    """Examples of any length on disk. First written, then read; memory holds only the offsets."""
+    """Examples of any length in a file that is first written, then read. Only the offsets are held in memory."""
 
     def __init__(self, path: Path, written: Int64Array | None = None) -> None:
-        """``written``: the ends of the examples in a file that is whole already; None begins a new one."""
+        """Opens a complete file, given the ends of its examples in ``written``; creates a new one if that is None."""
         self.path = path
         self._file: IO[bytes] | None = path.open("wb") if written is None else None
         self._ends = array("q", b"" if written is None else written.tobytes())
@@ -46,14 +46,15 @@ class TokenFile:
         return len(self._ends)
 
     def append(self, tokens: TokenizedExample) -> None:
-        # One word a token: the id, with its sign telling whether it is trained (-1 - id).
+        """Writes the next example."""
+        # One word per token: its id, encoded as -1 - id if it is trained.
         words = np.where(tokens.trained, -1 - tokens.ids, tokens.ids).astype("<i4")
         assert self._file is not None, "written to the end already"
         self._file.write(words.tobytes())
         self._ends.append((self._ends[-1] if self._ends else 0) + len(words))
 
     def finish(self) -> None:
-        """Ends writing."""
+        """Closes the file for writing."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -65,7 +66,7 @@ class TokenFile:
         return np.diff(self.ends(), prepend=0)
 
     def first_from(self, limit: int) -> int | None:
-        """Number of the first example with an id of ``limit`` or more; None: there is none."""
+        """Returns the number of the first example with an id of ``limit`` or more; None if there is none."""
         words = self._mapped()
         for start in range(0, len(words), _SCANNED):
             part = words[start : start + _SCANNED]
@@ -88,7 +89,7 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcatenatedExamples:
-    """Some examples of several files, numbered through: first those of the first file, in their order."""
+    """Selected examples of several files, numbered consecutively in the order of the files."""
 
     parts: Sequence[tuple[TokenFile, Int64Array]]
 
@@ -108,36 +109,40 @@ class ConcatenatedExamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleIndex:
-    """What is known of a source's rows. The first arrays are by number of the kept example."""
+    """Metadata of a source's rows.
+
+    Arrays from ``ends`` to ``row_number`` have an element per kept example, those with prefix ``dropped_`` one per
+    dropped row, and those with prefix ``noted_`` one per note.
+    """
 
     ends: Int64Array
-    """In the token file."""
+    """End of the example in the token file, in tokens."""
     trained: Int64Array
-    """Tokens that count towards the loss."""
+    """Number of tokens that count toward the loss."""
     whole: Int64Array
-    """Tokens before anything was cut."""
+    """Number of tokens before truncation."""
     content: Digests
-    """Of ids and mask: equal rows have equal ones."""
+    """Digest of ids and mask, equal for equal rows."""
     prompt: Digests
-    """Of what stands before the first trained token; 0 where nothing does."""
+    """Digest of the tokens before the first trained one; 0 if there are none."""
     file_number: Int64Array
     row_number: Int64Array
     dropped_file: Int64Array
     dropped_row: Int64Array
     dropped_whole: Int64Array
     dropped_why: Int64Array
-    """Number of the reason."""
+    """Index into ``reasons``."""
     noted_file: Int64Array
     noted_row: Int64Array
     noted_what: Int64Array
-    """Number of the note."""
+    """Index into ``notes``."""
     files: tuple[str, ...]
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
-    """What is said of rows that are kept (:mod:`.notes`)."""
+    """Notes on rows that are kept (:mod:`.notes`)."""
 
     def places(self, kept: Int64Array) -> list[str]:
-        """``row 41``, or ``b.jsonl row 2`` where there are several files."""
+        """Returns the locations of examples: ``row 41``, or ``b.jsonl row 2`` if there are several files."""
         return self._named(self.file_number[kept], self.row_number[kept])
 
     def dropped_places(self, which: Int64Array) -> list[str]:
@@ -147,8 +152,10 @@ class ExampleIndex:
         return self._named(self.noted_file[which], self.noted_row[which])
 
     def owners(self, kept: Int64Array) -> Int64Array:
-        """For each example, where in ``kept`` the first one of its row stands: a long text is several examples, one
-        right after the other."""
+        """Returns, for each example, the position in ``kept`` of the first example of its row.
+
+        A long text is split into several consecutive examples of one row.
+        """
         files, rows = self.file_number[kept], self.row_number[kept]
         begins = np.ones(len(kept), np.bool_)
         begins[1:] = (files[1:] != files[:-1]) | (rows[1:] != rows[:-1])
@@ -156,7 +163,7 @@ class ExampleIndex:
         return owners
 
     def row_contents(self, kept: Int64Array) -> tuple[Int64Array, Digests]:
-        """Where in ``kept`` the first example of each row stands, and a digest of all examples of the row."""
+        """Returns the position in ``kept`` of each row's first example, and a digest of all examples of the row."""
         owners = self.owners(kept)
         first = np.unique(owners)
         if len(first) == len(kept):
@@ -186,7 +193,7 @@ class ExampleIndex:
 
 
 class ExampleWriter:
-    """Writes a source's examples down, one after the other."""
+    """Writes a source's examples and collects their index."""
 
     def __init__(self, path: Path) -> None:
         self.tokens = TokenFile(path)
@@ -200,7 +207,7 @@ class ExampleWriter:
         self._all = hashlib.sha256()
 
     def keep(self, place: RowLocation, tokens: TokenizedExample, whole: int) -> None:
-        """``tokens`` is the example as cut, of ``whole`` tokens before."""
+        """Writes an example. ``whole`` is its number of tokens before truncation."""
         data = tokens.ids.tobytes() + tokens.trained.tobytes()
         self._all.update(data)
         first = int(np.argmax(tokens.trained))
@@ -211,13 +218,14 @@ class ExampleWriter:
         self._digests["prompt"].append(_digest(tokens.ids[:first].tobytes()) if first else 0)
 
     def drop(self, place: RowLocation, whole: int, why: str) -> None:
+        """Records a row of ``whole`` tokens that is not used, with the reason."""
         if why not in self._reasons:
             self._reasons.append(why)
         self._place(self._dropped, place, whole)
         self._dropped["why"].append(self._reasons.index(why))
 
     def note(self, place: RowLocation, notes: Sequence[str]) -> None:
-        """Says something of a row, each kind once."""
+        """Adds notes to a row. Every kind of note occurs once in ``notes``."""
         for what in notes:
             if what not in self._notes:
                 self._notes.append(what)
@@ -233,7 +241,7 @@ class ExampleWriter:
         columns["whole"].append(whole)
 
     def finish(self) -> tuple[TokenFile, ExampleIndex, str]:
-        """The examples, what is known of them, and a digest of all tokens and masks: equal ones train alike."""
+        """Returns the examples, their index and a digest of all tokens and masks. Equal digests mean equal training."""
         self.tokens.finish()
         names = tuple(self._files.get(number, "") for number in range(max(self._files, default=-1) + 1))
         kept = {name: np.asarray(column, np.int64) for name, column in self._kept.items()}

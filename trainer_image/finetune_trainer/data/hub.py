@@ -1,9 +1,9 @@
-"""The files of one split of a dataset on the Hugging Face Hub, pinned to a commit.
+"""Finds and downloads the files of one split of a Hugging Face Hub dataset, pinned to a commit.
 
-Which files make up a configuration and a split is for ``datasets`` to say (the ``configs`` of the README, or the
-names of files and folders), but it would fetch all splits, and nothing when the network is off. So it is shown a
-folder that has the repository's names, its README and no data; what it picks there is then fetched, and read as any
-other file.
+``datasets`` determines which files belong to a configuration and a split (from ``configs`` in the README, or from file
+and folder names). It would, however, download all splits, and cannot resolve them without the network. This module
+therefore gives it a local folder with the repository's file names and README but no data, then downloads the files that
+it selects and reads them as any other file.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from finetune_trainer import hub
 from finetune_trainer.errors import StageError
 from finetune_trainer.hub import Repository
 
-#: What ``datasets`` reads before it looks at data.
+#: Files that ``datasets`` reads before it reads data.
 _DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
-#: Fields of a configuration that say which files it has, or what it is called; any other changes how they are read.
+#: Fields of a configuration with its name, description or files. All other fields change how the files are read.
 _NAMING = frozenset({"name", "version", "data_dir", "data_files", "description", "features"})
 _PARQUET_BRANCH = "refs/convert/parquet"
 _SHOWN = 20
@@ -26,33 +26,35 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
+    """A file of the hub that has been downloaded to ``path``."""
+
     uri: str
-    """``hf://datasets/<repo>@<commit>/<path>``, as the hub's file system spells it."""
+    """``hf://datasets/<repo>@<commit>/<path>``, as in the hub's file system."""
     path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSplit:
-    """The files of a split, by name; ``fetch`` brings them."""
+    """The names of a split's files, which ``fetch`` downloads."""
 
     repository: Repository
     uri: str
-    """``hf://datasets/<repo>@<commit>/<config>/<split>``, for people."""
+    """``hf://datasets/<repo>@<commit>/<config>/<split>``, for messages."""
     commit: str
     names: Sequence[str]
 
     def fetch(self) -> list[HubFile]:
-        """The files on this machine. Raises ``StageError`` 69 when the hub does not answer."""
+        """Downloads the files. Raises ``StageError`` 69 if the hub does not answer."""
         folder = hub.fetch(self.repository, self.names)
         root = _root(self.repository)
         return [HubFile(uri=f"{root}/{name}", path=folder / name) for name in self.names]
 
 
 def find_split(spec: DatasetSpec, scratch: Path, readable: Sequence[str]) -> HubSplit:
-    """Finds the split's files, whose names must end in one of ``readable``.
+    """Finds the split's files, whose names must end with one of ``readable``.
 
     Raises ``StageError`` 65 for a dataset of another kind, 66 for a repository, revision, configuration or split that
-    is not there, 77 where access was refused, 69 when the hub does not answer.
+    does not exist, 77 if access is denied, 69 if the hub does not answer.
     """
     assert spec.hugging_face is not None
     repository = hub.find(spec.hugging_face, "dataset", f"{spec.path}.huggingFace")
@@ -88,7 +90,7 @@ def _refuse_script(repository: Repository) -> None:
 
 
 def _outline(repository: Repository, scratch: Path) -> Path:
-    """A folder named as the repository, with all its names and none of its data."""
+    """Returns a folder named like the repository, with all its file names but empty data files."""
     folder = scratch / "outlines" / repository.commit / repository.name.rpartition("/")[2]
     described = [name for name in _DESCRIPTIONS if name in repository.files]
     source = hub.fetch(repository, described)
@@ -100,7 +102,7 @@ def _outline(repository: Repository, scratch: Path) -> Path:
 
 
 def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> list[str]:
-    """The split's files, in their order."""
+    """Returns the names of the split's files in order."""
     import datasets
 
     path = str(outline)
@@ -130,7 +132,10 @@ def _names(repository: Repository, outline: Path, spec: DatasetSpec) -> list[str
 
 
 def _query_datasets[T](repository: Repository, outline: Path, question: Callable[[], T]) -> T:
-    """An answer of ``datasets``. Whatever it stumbles over lies in the repository's names or README."""
+    """Returns the result of a call of ``datasets``.
+
+    Raises ``StageError`` 65 if the call fails: the cause is then in the repository's file names or README.
+    """
     try:
         return question()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Examples laid out in rows of one length: one a row, or several packed into a row. Pure, numpy only."""
+"""Lays out examples in rows of one length, one per row or several packed into a row. Pure, numpy only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from finetune_trainer.data.examples import Examples, Int64Array
 
-#: What MaxText's loss reads: all of shape (rows, length), int32.
+#: Arrays that MaxText's loss reads, each int32 of shape [rows, length].
 BATCH_KEYS = (
     "inputs",
     "inputs_position",
@@ -22,7 +22,7 @@ type Batch = Mapping[str, npt.NDArray[np.int32]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedIndices:
-    """Groups of numbers, two arrays for all of them: group i is ``numbers[ends[i - 1]:ends[i]]``."""
+    """Groups of numbers, stored in two arrays: group i is ``numbers[ends[i - 1]:ends[i]]``."""
 
     numbers: Int64Array
     ends: Int64Array
@@ -39,12 +39,12 @@ class RaggedIndices:
 
     @classmethod
     def single(cls, count: int) -> "RaggedIndices":
-        """One number a group."""
+        """Returns ``count`` groups of one number each."""
         return cls(numbers=np.arange(count), ends=np.arange(1, count + 1))
 
     @classmethod
     def joined(cls, parts: Sequence["RaggedIndices"]) -> "RaggedIndices":
-        """One after the other, numbered through."""
+        """Returns the concatenated groups, with numbers shifted to be consecutive across parts."""
         numbers = np.cumsum([0, *(len(part.numbers) for part in parts)])[:-1]
         return cls(
             numbers=np.concatenate(
@@ -56,7 +56,7 @@ class RaggedIndices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRows:
-    """Rows of ``length`` positions; each holds the examples that ``members`` numbers, in order."""
+    """Rows of ``length`` positions, each with the examples that ``members`` lists for it, in order."""
 
     tokens: Examples
     members: RaggedIndices
@@ -66,7 +66,7 @@ class SequenceRows:
         return len(self.members)
 
     def batch(self, numbers: Sequence[int], size: int) -> Batch:
-        """The rows with these numbers, filled up with empty rows (weight zero) to ``size``."""
+        """Returns the rows with these numbers, padded with empty rows (weight zero) to ``size`` rows."""
         arrays = {key: np.zeros((size, self.length), np.int32) for key in BATCH_KEYS}
         for place, number in enumerate(numbers):
             self._fill({key: array[place] for key, array in arrays.items()}, self.members[number])
@@ -82,14 +82,14 @@ class SequenceRows:
             row["targets"][here] = example.ids[1:]
             row["inputs_position"][here] = row["targets_position"][here] = positions
             row["inputs_segmentation"][here] = segment
-            # MaxText's loss counts the targets whose segment is not 0: the mask needs no pad id.
+            # MaxText's loss counts targets whose segment is not 0, so the mask does not depend on a padding id.
             row["targets_segmentation"][here] = np.where(example.trained[1:], segment, 0)
             start = here.stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceLayout:
-    """How texts are laid out."""
+    """Layout of texts in rows of ``length`` positions."""
 
     length: int
     packing: bool
@@ -102,17 +102,21 @@ class SequenceLayout:
 
 
 def assign_rows(lengths: Int64Array, *, length: int, packing: bool) -> RaggedIndices:
-    """Examples of these lengths, one a row or as many as fit. Of n tokens the last is only predicted, so they take
-    n - 1 places."""
+    """Assigns examples of these lengths to rows, one per row or as many as fit.
+
+    An example of n tokens takes n - 1 positions, because its last token is only a target.
+    """
     return pack(lengths - 1, length) if packing else RaggedIndices.single(len(lengths))
 
 
 def pack(sizes: npt.ArrayLike, capacity: int) -> RaggedIndices:
-    """Best fit, largest first: groups of indices whose sizes sum to at most ``capacity``. Deterministic; each index
-    stands in exactly one group, in rising order, and groups are ordered by their first index.
+    """Groups indices so that the sizes of each group sum to at most ``capacity``, by best fit decreasing.
 
-    Takes about a second for a million rows: open groups are kept by the room that they have left, and a bit for each
-    room that some group has tells the tightest one at once.
+    Deterministic. Each index is in exactly one group, indices ascend within a group, and groups are ordered by their
+    first index.
+
+    Takes about a second for a million rows: open groups are indexed by their remaining capacity, and a bit set of the
+    existing remaining capacities yields the tightest fit without a search.
     """
     wanted = np.asarray(sizes, np.int64)
     group = np.zeros(len(wanted), np.int64)

@@ -1,4 +1,4 @@
-"""What is said of rows that are trained, but not whole: pure."""
+"""Notes on rows that are trained, but not completely or not as written. Pure."""
 
 import re
 from collections import Counter
@@ -11,15 +11,15 @@ TOOLS_LEFT_OUT = "tools are left out: the chat template shows none"
 ASKED_OTHERWISE = "the prompt for the last answer is not what the chat template writes before it in the row"
 SPLIT = "longer than maxSeqLength, and split into several sequences"
 
-#: How datasets and templates call what an assistant thinks before it answers, besides its content.
+#: Keys of a message under which datasets and templates store the assistant's reasoning, separately from its content.
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _END_OF_REASONING = "</think>"
-#: Share of the words of a part above which it is not merely written otherwise.
+#: Fraction of a part's words that must be missing for it to count as left out and not merely formatted differently.
 _LOST = 0.2
 
 
 def leaves_out(message: Mapping[str, Any], shown: str) -> bool:
-    """Whether ``shown``, which stands for an assistant's message, lacks much of its reasoning or of the rest."""
+    """Whether ``shown``, the rendered assistant's message, lacks much of the message's reasoning or of its answer."""
     content = message.get("content")
     if len(message) == 2 and isinstance(content, str) and content.strip() in shown:
         return False

@@ -1,4 +1,4 @@
-"""The data report as one HTML file: no script, nothing fetched, every text of the data escaped."""
+"""Renders the data report as one HTML file without scripts or external resources. All text from the data is escaped."""
 
 import json
 from importlib.resources import files
@@ -9,7 +9,7 @@ from finetune_contract import DataReport
 
 
 def render(found: DataReport) -> str:
-    """The page."""
+    """Returns the report as HTML."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -23,7 +23,7 @@ def render(found: DataReport) -> str:
 
 
 def samples_jsonl(found: DataReport) -> str:
-    """The rendered rows, one JSON object a line, the trained parts in ⟦⟧."""
+    """Returns the rendered sample rows, one JSON object per line, with trained parts enclosed in ⟦⟧."""
     lines = [
         {
             "dataset": row.dataset,

@@ -1,8 +1,8 @@
-"""Pairs of answers to one prompt, the better and the worse: rows of ``chosen`` and ``rejected``, and mostly ``prompt``.
+"""Preference pairs: a better and a worse answer to one prompt.
 
-A row is read as two of prompt and completion, so answers may be text or messages, and templates, columns and roles work
-as everywhere. Without a prompt the two are whole conversations that differ in the last turn, or texts whose common
-beginning is the prompt.
+Rows have the columns ``chosen``, ``rejected`` and usually ``prompt``. A row is read as two examples of prompt and
+completion, so answers may be text or messages, and templates, columns and roles work as for other formats. Without a
+prompt, the answers are whole conversations that differ in the last turn, or texts whose common prefix is the prompt.
 """
 
 import itertools
@@ -25,20 +25,20 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.storage import StorageClient
 
 _COLUMNS = ("prompt", "chosen", "rejected")
-#: Rows in memory at a time.
+#: Maximum number of rows in memory at a time.
 _AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferencePair:
-    """Tokens of one row."""
+    """Token ids of one row."""
 
     prompt: np.ndarray
     chosen: np.ndarray
     rejected: np.ndarray
 
     def cut(self, prompt_length: int, answer_length: int) -> "PreferencePair":
-        """The prompt's end and the answers' beginnings."""
+        """Returns the pair truncated to the last tokens of the prompt and the first tokens of the answers."""
         return PreferencePair(
             prompt=self.prompt[-prompt_length:],
             chosen=self.chosen[:answer_length],
@@ -46,7 +46,7 @@ class PreferencePair:
         )
 
     def joined(self) -> TokenizedExample:
-        """One example, as it is kept: the prompt and each answer, of which the answers are trained."""
+        """Returns the pair as one example for storage: the prompt followed by each answer; only answers are trained."""
         parts = (self.prompt, self.chosen, self.prompt, self.rejected)
         return TokenizedExample(
             ids=np.concatenate(parts).astype(np.int32),
@@ -55,14 +55,14 @@ class PreferencePair:
 
     @classmethod
     def parted(cls, tokens: TokenizedExample) -> Self:
-        """Undoes ``joined``. Neither a prompt nor an answer is empty."""
+        """Inverse of ``joined``. Prompt and answers must not be empty."""
         prompt, chosen, _, rejected = np.split(tokens.ids, np.flatnonzero(np.diff(tokens.trained)) + 1)
         return cls(prompt=prompt, chosen=chosen, rejected=rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRows:
-    """Pairs by number, laid out as Tunix has them: prompts at the right end of their columns, answers at the left."""
+    """Pairs by number in Tunix's layout: prompts are padded on the left, answers on the right."""
 
     tokens: Examples
     prompt_columns: int
@@ -72,8 +72,10 @@ class PairRows:
         return len(self.tokens)
 
     def batch(self, numbers: Sequence[int], size: int) -> Batch:
-        """The pairs with these numbers, filled up with empty ones (weight zero) to ``size``. Ids and masks of
-        ``prompt``, ``chosen`` and ``rejected``, each ``[size, length]``, int32."""
+        """Returns the pairs with these numbers, padded with empty pairs (weight zero) to ``size`` pairs.
+
+        The arrays are ids and masks of ``prompt``, ``chosen`` and ``rejected``, each int32 ``[size, length]``.
+        """
         arrays = {
             name: np.zeros((size, width), np.int32)
             for name, width in pair_arrays(self.prompt_columns, self.answer_columns).items()
@@ -88,21 +90,21 @@ class PairRows:
 
 
 def pair_arrays(prompt_columns: int, answer_columns: int) -> dict[str, int]:
-    """Names of a batch's arrays, and their columns."""
+    """Returns the names of a batch's arrays and their number of columns."""
     widths = {"prompt": prompt_columns, "chosen": answer_columns, "rejected": answer_columns}
     return {f"{name}_{part}": width for name, width in widths.items() for part in ("ids", "mask")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferencePreprocessor:
-    """Sources of pairs, in examples of one pair each."""
+    """Turns rows of preference pairs into examples of one pair each."""
 
     renderer: Renderer
     prompt_length: int
-    """The most tokens that a prompt keeps; the rest of ``max_length`` is for either answer."""
+    """Maximum number of tokens of a prompt; the rest of ``max_length`` is available to each answer."""
     max_length: int
     width: int
-    """Positions of a laid out pair's prompt and either answer, at least ``max_length``."""
+    """Number of positions of a prompt and one answer in a batch, at least ``max_length``."""
     lacks: ClassVar[str] = "no row has two different answers to train on"
     wanted: ClassVar[str] = "rows of chosen and rejected that differ within maxSeqLength"
 
@@ -147,14 +149,14 @@ class PreferencePreprocessor:
 
 
 def read_chosen(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
-    """The chosen examples, read one at a time."""
+    """Yields the chosen example of every row, read one at a time."""
     reader = PairReader(source)
     rows = itertools.islice(open_source(source, store, scratch).rows(), source.max_examples)
     return (reader.examples(row)[0] for row in rows)
 
 
 class PairReader:
-    """Rows of one dataset as two examples of prompt and completion each. Raises ``StageError`` 64 or 65."""
+    """Reads each row of a dataset as two examples of prompt and completion. Raises ``StageError`` 64 or 65."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         wrong = [name for name in spec.columns if name not in _COLUMNS]
@@ -175,7 +177,7 @@ class PairReader:
         self._schema: DatasetSchema | None = None
 
     def examples(self, row: Row) -> tuple[Example, Example]:
-        """The chosen and the rejected one."""
+        """Returns the row's chosen and rejected examples."""
         if self._schema is None:
             require_columns(self._given, row)
         chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")
@@ -208,11 +210,11 @@ class PairReader:
         return row.value[column]
 
     def _divided(self, row: Row, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-        """Prompt, chosen and rejected of a row without a prompt of its own."""
+        """Returns prompt, chosen and rejected of a row without a prompt column."""
         if isinstance(chosen, str) and isinstance(rejected, str):
             ends = (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b)
             prompt = chosen[: next(ends, min(len(chosen), len(rejected)))]
-            # Answers that begin alike begin at the end of the last line, or word, that they share.
+            # The prompt ends with the last whole line or word that the answers share.
             prompt = prompt[: max(prompt.rfind("\n"), prompt.rfind(" ")) + 1]
             return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
         if isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] == rejected[:-1] != []:
@@ -249,8 +251,11 @@ class PairReader:
 
 
 def split_common_prompt(first: TokenizedExample, second: TokenizedExample) -> PreferencePair:
-    """Of a row's two examples. Answers begin where the first of the two begins to be trained, and end with the token
-    that closes the turn."""
+    """Returns the pair of a row's two examples.
+
+    Answers begin at the first trained token of either example, or earlier where the examples differ, and end with the
+    token that closes the turn.
+    """
     start = min(_first_trained(first), _first_trained(second))
     shared = min(len(first), len(second), start)
     differ = np.flatnonzero(first.ids[:shared] != second.ids[:shared])

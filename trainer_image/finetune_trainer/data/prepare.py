@@ -1,4 +1,4 @@
-"""One source, prepared: found, checked, and tokenized, or taken from the cache."""
+"""Prepares one source: locates, checks and tokenizes it, or takes it from the cache."""
 
 import itertools
 import time
@@ -20,30 +20,30 @@ from finetune_trainer.data.tokenize_batches import tokenize_batches
 from finetune_trainer.errors import StageError
 from finetune_trainer.storage import StorageClient
 
-#: Examples in memory at a time.
+#: Maximum number of examples in memory at a time.
 _AT_ONCE = 512
 
 
 class Preprocessor(Protocol):
-    """How the rows of a source become examples."""
+    """Turns the rows of a source into examples."""
 
     @property
     def lacks(self) -> str:
-        """What is said of a source without an example."""
+        """Error text for a source without a usable example."""
 
     @property
     def wanted(self) -> str: ...
 
     def identity(self) -> dict[str, str]:
-        """What decides how a row becomes an example, by name."""
+        """Returns everything that determines how a row becomes an example, by name."""
 
     def write(self, source: LocatedSource, example_writer: ExampleWriter) -> str:
-        """Writes all examples down. Returns what the rows' format is called. Raises ``StageError`` 64 or 65."""
+        """Writes all examples and returns the name of the rows' format. Raises ``StageError`` 64 or 65."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSource:
-    """All examples of one source that take part."""
+    """All usable examples of one source."""
 
     spec: DatasetSpec
     uri: str
@@ -52,9 +52,9 @@ class PreparedSource:
     tokens: TokenFile
     index: ExampleIndex
     digest: str
-    """sha256 over all tokens and masks: equal digests train alike."""
+    """SHA-256 of all tokens and masks. Equal digests mean equal training."""
     use: DataCacheUse | None
-    """None: no cache was asked."""
+    """Report of the cache's use; None if no cache was used."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -68,7 +68,10 @@ def prepare(
     *,
     cache: DataCache | None = None,
 ) -> PreparedSource:
-    """Reads and tokenizes one source. Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change."""
+    """Reads and tokenizes one source, or takes it from ``cache``.
+
+    Raises ``StageError`` 64, 65, 66, 69 or 77, which says what to change.
+    """
     source = open_source(spec, store, scratch)
     if cache is None:
         return _made(source, preparer, scratch)
@@ -117,7 +120,7 @@ def _made(source: LocatedSource, preparer: Preprocessor, scratch: Path) -> Prepa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPreprocessor:
-    """Sources of conversations, answers or texts, in examples of at most ``max_length`` tokens."""
+    """Turns conversations, prompts with completions, or texts into examples of at most ``max_length`` tokens."""
 
     renderer: Renderer
     max_length: int
@@ -157,8 +160,10 @@ def _texts(example: Example) -> object:
 
 
 def windows(tokens: TokenizedExample, length: int) -> list[TokenizedExample]:
-    """The tokens cut into sequences of at most ``length``, one after the other. A last one of a single token would
-    predict nothing, so it takes one from the sequence before."""
+    """Splits the tokens into consecutive sequences of at most ``length``.
+
+    A final sequence of a single token would predict nothing, so it takes over a token from the sequence before.
+    """
     starts = [*range(0, len(tokens), length), len(tokens)]
     if starts[-1] - starts[-2] == 1 and length > 2:
         starts[-2] -= 1
@@ -169,7 +174,7 @@ def windows(tokens: TokenizedExample, length: int) -> list[TokenizedExample]:
 
 
 def read_all(source: DatasetSpec, store: StorageClient, scratch: Path) -> Iterator[Example]:
-    """Every example of one source, checked."""
+    """Yields every example of one source, checked."""
     yield from checked(open_source(source, store, scratch))[1]
 
 
@@ -193,6 +198,6 @@ def _nothing_to_train(spec: DatasetSpec, preparer: Preprocessor, index: ExampleI
 
 
 def count(index: ExampleIndex, reason: int) -> int:
-    """Rows dropped for this reason."""
+    """Returns the number of rows dropped for this reason."""
     which: Int64Array = index.dropped_why
     return int((which == reason).sum())

@@ -1,6 +1,6 @@
-"""The kinds of files that rows come in: file -> (row number from 1, row), in their order, one at a time.
+"""Readers of all supported kinds of data files. Each yields (row number from 1, row) in order, one row at a time.
 
-Each raises ``StageError`` 65 for a row, or a file, that is not what its name says.
+All raise ``StageError`` 65 for a row or a file whose content does not match the file's suffix.
 """
 
 import codecs
@@ -16,23 +16,23 @@ from finetune_trainer.data.row_location import DataFile, RowLocation
 from finetune_trainer.errors import StageError
 
 type Rows = Iterator[tuple[int, Mapping[str, Any]]]
-#: Records of an ArrayRecord file in memory at a time.
+#: Number of records of an ArrayRecord file in memory at a time.
 _RECORDS = 1024
-#: Bytes of a JSON array that are read at once.
+#: Bytes of a JSON array that are read at a time.
 _CHUNK = 2**20
-#: Characters that the longest word of JSON (an escape, a name, no string) has at most. A fault further from the end of
-#: what is read is one whatever follows.
+#: Upper bound on the characters of a JSON token other than a string (an escape, a literal). A parse error further from
+#: the end of the text read so far is an error regardless of the text that follows.
 _WORD = 32
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def read_rows(file: DataFile) -> Rows:
-    """The file's rows, each with its number."""
+    """Yields the file's rows, each with its number."""
     return _READERS[suffix_of(file.uri)](file)
 
 
 def suffix_of(name: str) -> str:
-    """Which kind of file it is by name; '' for one that cannot be read."""
+    """Returns the supported suffix of a file name; '' if files of this kind cannot be read."""
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 
 
@@ -73,7 +73,7 @@ def _lines(stream: Any, file: DataFile) -> Rows:
 
 
 def _loaded(data: bytes) -> Any:
-    """The JSON value. Raises UnicodeDecodeError for bytes that are no UTF-8, ValueError for what else is wrong."""
+    """Parses a JSON value. Raises UnicodeDecodeError for bytes that are not UTF-8, ValueError for all other errors."""
     try:
         value = json.loads(data)
     except RecursionError:
@@ -84,8 +84,10 @@ def _loaded(data: bytes) -> Any:
 
 
 def half_character(value: Any) -> str:
-    """The first half of a pair, as an escape, that escapes have left without its other half in a JSON value, and that
-    no tokenizer takes; '' where there is none."""
+    """Returns the first unpaired surrogate in a JSON value as an escape; '' if there is none.
+
+    Escapes in JSON can encode unpaired surrogates, which no tokenizer accepts.
+    """
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -94,13 +96,13 @@ def half_character(value: Any) -> str:
 
 
 def _require_characters(value: Any) -> None:
-    """Raises ValueError where escapes have left half of a character."""
+    """Raises ValueError if the value contains an unpaired surrogate."""
     if half := half_character(value):
         raise ValueError(f"{half} is half of a character, its other half is missing")
 
 
 def _json_document(file: DataFile) -> Rows:
-    """A JSON array of rows; a file of JSON lines under this name is read as such."""
+    """Reads a JSON array of rows, or JSON lines in a file with the suffix ``.json``."""
     with file.path.open("rb") as stream:
         begin = stream.read(_CHUNK).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         stream.seek(0)
@@ -125,8 +127,10 @@ def _json_document(file: DataFile) -> Rows:
 
 
 def _elements(stream: Any) -> Iterator[Any]:
-    """The elements of a JSON array, one in memory at a time: all of a file's take eleven times its size. Raises
-    ValueError."""
+    """Yields the elements of a JSON array with one in memory at a time. Raises ValueError for invalid JSON.
+
+    All elements of a file together would take eleven times its size.
+    """
     text = _Characters(stream)
     text.mark()
     text.at += 1
@@ -145,7 +149,7 @@ def _elements(stream: Any) -> Iterator[Any]:
 
 
 class _Characters:
-    """JSON text that is read as far as it is needed. ``at``: what comes next."""
+    """JSON text that is read from a stream as needed. ``at`` is the position of the next character."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._text, self._whole = stream, "", False
@@ -154,7 +158,7 @@ class _Characters:
         self.at = 0
 
     def mark(self) -> str:
-        """The next character that is no white space; '' at the end."""
+        """Skips whitespace and returns the next character; '' at the end of the text."""
         while True:
             space = _SPACE.match(self._text, self.at)
             self.at = space.end() if space else self.at
@@ -163,13 +167,13 @@ class _Characters:
             self._more()
 
     def value(self, name: str) -> Any:
-        """The value that begins here."""
+        """Parses the value that begins at the current position. ``name`` describes it in errors."""
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self.at)
                 if self._whole or (
                     end < len(self._text) and self._text[end] not in ".eE"
-                ):  # a number may go on
+                ):  # may continue a number
                     break
             except RecursionError:
                 raise ValueError("it is nested too deeply") from None
@@ -184,7 +188,7 @@ class _Characters:
         return value
 
     def _more(self) -> None:
-        """As much again as there is, so that a long value is not tried too often."""
+        """Reads as much text again as is already unparsed, so that parsing a long value is retried few times."""
         data = self._stream.read(max(_CHUNK, len(self._text) - self.at))
         self._whole = not data
         self._text, self.at = self._text[self.at :] + self._characters.decode(data, self._whole), 0
@@ -211,8 +215,11 @@ def _parquet(file: DataFile) -> Rows:
 
 
 def _own(value: Any) -> Any:
-    """A column's value without the keys that are null: a columnar file gives every object the keys of all rows'
-    objects, and does not say which of them a row has. A null in a list was written."""
+    """Returns a column's value without keys whose value is null.
+
+    In a columnar file every object has the keys of all rows' objects, and null stands for a missing key. Nulls in lists
+    are kept, because they are values of the row.
+    """
     if isinstance(value, dict):
         return {name: _own(each) for name, each in value.items() if each is not None}
     if isinstance(value, list):
@@ -221,8 +228,10 @@ def _own(value: Any) -> Any:
 
 
 def _array_record(file: DataFile) -> Rows:
-    """Records that are JSON objects, or ``tf.train.Example`` with one text for each column, as MaxText reads them. A
-    text that holds a JSON list (of messages) is taken as that list."""
+    """Reads records that are JSON objects, or ``tf.train.Example`` with one text per column as in MaxText.
+
+    A text that is a JSON list (of messages) is read as that list.
+    """
     from array_record.python.array_record_module import ArrayRecordReader
 
     try:
@@ -232,7 +241,7 @@ def _array_record(file: DataFile) -> Rows:
             records = reader.read(list(range(start, min(start + _RECORDS, count))))
             for number, record in enumerate(records, start=start + 1):
                 yield number, _record(record, file.place(number))
-        reader.close()  # says what was wrong with the file
+        reader.close()  # raises if the file is faulty
     except (RuntimeError, ValueError) as error:
         raise file.unreadable(
             "UnreadableFile",
@@ -275,7 +284,7 @@ def _text(feature: Any) -> Any:
 
 
 def _text_lines(file: DataFile) -> Rows:
-    """Every line that is not blank is a row with one column, ``text``."""
+    """Reads every line that is not blank as a row with one column, ``text``."""
     with file.path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             try:

@@ -1,4 +1,4 @@
-"""What about tokenizer, template, counts and learning rate is worth a look before training."""
+"""Remarks on tokenizer, template, row counts and hyperparameters that are worth checking before training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,22 +19,23 @@ from finetune_trainer.data.examples import Examples
 from finetune_trainer.data.template import Renderer
 from finetune_trainer.methods import method_of
 
-#: Shares of rows above which a count is worth a remark.
+#: Fractions of rows above which truncated and duplicate rows are worth a remark.
 _MANY_CUT, _MANY_EQUAL = 0.05, 0.01
-#: How much wider rows than their sequences are worth more than a note.
+#: Ratio of row width to sequence length above which the remark is a problem instead of a note.
 _MUCH_WIDER = 1.25
 _LOOKED_AT = 32
-#: Updates below it are smaller than half a bit of most weights in bfloat16.
+#: Learning rate below which most updates are smaller than half the last bit of a bfloat16 weight.
 _LEAST_ROUNDED = 1e-4
-#: Texts that are meant as a flag, and what is read as one.
+#: Texts that are meant as a flag -> the flag to write.
 _FLAGS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
 _SMALL_MODEL = 100_000_000
-#: A template may write a line's end after the token that closes a turn.
+#: Number of trained tokens at the end of an example that are searched for the closing token: templates may write a line
+#: break after it.
 _CLOSING = 3
 
 
 def of_tokenizer(tokenizer: Any, renderer: Renderer) -> Iterator[Remark]:
-    """Special tokens and the chat template."""
+    """Yields remarks on special tokens and the chat template."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     if eos is None:
         yield _problem(
@@ -63,7 +64,7 @@ def of_tokenizer(tokenizer: Any, renderer: Renderer) -> Iterator[Remark]:
 
 
 def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Remark]:
-    """Arguments of the chat template that are meant as true or false and are texts."""
+    """Yields remarks on arguments of the chat template that are texts but meant as true or false."""
     for name, value in arguments.items():
         if isinstance(value, str) and value.strip().lower() in _FLAGS:
             yield _problem(
@@ -73,7 +74,10 @@ def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Remark]:
 
 
 def of_class(misreading: str | None) -> Iterator[Remark]:
-    """``misreading``: the class that tokenizer_config.json names, where it makes other tokens than tokenizer.json."""
+    """Yields a remark if transformers would load the tokenizer with a class that produces other tokens.
+
+    ``misreading`` is the class in tokenizer_config.json if its tokens differ from those of tokenizer.json, else None.
+    """
     if misreading is not None:
         yield _note(
             f"transformers loads this tokenizer as {misreading}, which makes other tokens than its tokenizer.json. "
@@ -83,7 +87,7 @@ def of_class(misreading: str | None) -> Iterator[Remark]:
 
 
 def of_ends(examples: Examples, ends: frozenset[int], max_length: int) -> Iterator[Remark]:
-    """Whether what is trained teaches to stop: looks at the first rows that are not cut."""
+    """Yields a remark if the first rows that are not truncated do not train the model to end its answers."""
     looked = [examples.read(number) for number in range(min(_LOOKED_AT, len(examples)))]
     last = [each.ids[each.trained][-_CLOSING:] for each in looked if len(each) < max_length]
     if last and not any(np.isin(ids, list(ends)).any() for ids in last):
@@ -94,7 +98,7 @@ def of_ends(examples: Examples, ends: frozenset[int], max_length: int) -> Iterat
 
 
 def of_counts(reports: Sequence[DatasetReport], leaks: Sequence[Leak]) -> Iterator[Remark]:
-    """Rows that are cut, dropped, equal, or seen in training and in validation."""
+    """Yields remarks on rows that are truncated, dropped or duplicate, or in both training and validation data."""
     for report in reports:
         rows = max(1, report.rows)
         if report.truncated_rows > _MANY_CUT * rows:
@@ -124,7 +128,7 @@ def of_counts(reports: Sequence[DatasetReport], leaks: Sequence[Leak]) -> Iterat
 
 
 def of_rows(described: Sequence[DatasetDetails]) -> Iterator[Remark]:
-    """Rows that are trained, but not as they stand."""
+    """Yields remarks on rows that are not trained as written."""
     for each in described:
         for found in each.found:
             first = f"{each.report.name}: {found.count:,} of {each.report.rows:,} rows (the first: {found.first[0]})"
@@ -157,7 +161,10 @@ def of_rows(described: Sequence[DatasetDetails]) -> Iterator[Remark]:
 
 
 def of_width(request: StageRequest, width: int, context_length: int) -> Iterator[Remark]:
-    """Rows, ``width`` tokens wide, that are wider than their sequences may be. ``context_length``: of the model."""
+    """Yields a remark if rows are wider than the maximum sequence length.
+
+    ``width`` is the width of rows and ``context_length`` the model's context length, both in tokens.
+    """
     length = request.data.max_seq_length
     if width == length:
         return
@@ -174,7 +181,10 @@ def of_width(request: StageRequest, width: int, context_length: int) -> Iterator
 
 
 def of_learning_rate(method: MethodSpec, chosen: HyperparametersSpec, parameters: int) -> Iterator[Remark]:
-    """Whether the learning rate is one that such trainings are known to work with. ``parameters``: of the model."""
+    """Yields a remark if the learning rate is outside the range of published recipes for the method.
+
+    ``parameters`` is the model's number of parameters.
+    """
     if chosen.optimizer != "AdamW" or parameters < _SMALL_MODEL:
         return
     usual = method_of(method)
@@ -190,7 +200,7 @@ def of_learning_rate(method: MethodSpec, chosen: HyperparametersSpec, parameters
 
 
 def of_warmup(chosen: HyperparametersSpec, steps: int) -> Iterator[Remark]:
-    """Whether the learning rate is ever reached in so many steps."""
+    """Yields a remark if the warm-up takes all ``steps`` optimizer steps."""
     if not chosen.warmup_steps or chosen.warmup_steps < steps:
         return
     effect = "is 0 in the only one, and training fails" if steps == 1 else "never reaches its value"
@@ -201,7 +211,7 @@ def of_warmup(chosen: HyperparametersSpec, steps: int) -> Iterator[Remark]:
 
 
 def of_weight_precision(method: MethodSpec, chosen: HyperparametersSpec) -> Iterator[Remark]:
-    """Whether weights that are trained themselves are held too coarsely for the learning rate."""
+    """Yields a remark if bfloat16 weights are too coarse for full fine-tuning at the learning rate."""
     if method.lora is None and chosen.weight_precision == "BF16" and chosen.learning_rate < _LEAST_ROUNDED:
         yield _problem(
             f"weightPrecision BF16 keeps 8 bits of a weight, so most updates at a learning rate of "

@@ -1,4 +1,4 @@
-"""What the data are like, for people who are about to spend TPU hours on them: counts, and where to look."""
+"""The data report: counts, and locations of rows that users should check before they spend TPU hours on the data."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ _SAMPLES = 3
 
 
 def details(piece: SourceSubset, report: DatasetReport) -> DatasetDetails:
-    """Of one source, or what is taken of it."""
+    """Returns the details of one source, or of the subset of it that is used."""
     index, chosen = piece.source.index, piece.chosen
     dropped = index.dropped_whole if piece.counts_dropped else index.dropped_whole[:0]
     whole = np.concatenate([index.whole[chosen], dropped])
@@ -38,7 +38,7 @@ def details(piece: SourceSubset, report: DatasetReport) -> DatasetDetails:
 
 
 def histogram(lengths: Int64Array) -> list[Bucket]:
-    """By powers of two, from the first to the last that holds a row."""
+    """Returns counts of lengths in buckets that end at powers of two, without empty buckets at both ends."""
     if not len(lengths):
         return []
     exponents = np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64)
@@ -71,7 +71,7 @@ def _found(piece: SourceSubset) -> Iterator[RowsFound]:
 
 
 def repeated(content: Digests) -> Int64Array:
-    """Numbers of the rows that are equal to an earlier one, rising."""
+    """Returns the numbers of rows that equal an earlier row, in ascending order."""
     _, first = np.unique(content, return_index=True)
     again = np.ones(len(content), np.bool_)
     again[first] = False
@@ -79,7 +79,7 @@ def repeated(content: Digests) -> Int64Array:
 
 
 def leaks(train: Dataset, validation: Sequence[Dataset]) -> list[Leak]:
-    """Validation rows, and prompts, that stand in the training data."""
+    """Returns validation rows and prompts that also occur in the training data."""
     found = []
     for checked in validation:
         for piece in checked.pieces:
@@ -110,7 +110,7 @@ def _rows_found(kind: str, first: list[str], count: int) -> RowsFound:
 
 
 def samples(piece: SourceSubset, tokenizer: Any) -> list[SampleRow]:
-    """The first rows, as they are trained."""
+    """Returns the first rows as they are trained."""
     taken = piece.chosen[:_SAMPLES]
     rows = []
     for number, place in zip(taken.tolist(), piece.source.index.places(taken), strict=True):
@@ -128,7 +128,7 @@ def samples(piece: SourceSubset, tokenizer: Any) -> list[SampleRow]:
 
 
 def pieces(tokens: TokenizedExample, tokenizer: Any) -> list[tuple[bool, str]]:
-    """The text in stretches that are trained, or are not."""
+    """Returns the text as consecutive pieces (trained, text)."""
     ends = [*(np.flatnonzero(np.diff(tokens.trained)) + 1).tolist(), len(tokens)]
     starts = [0, *ends[:-1]]
     return [

@@ -1,4 +1,4 @@
-"""Where a row stands, for messages: dataset, file and number."""
+"""The location of a row, for messages: dataset, file and number."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from finetune_trainer.storage import name_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLocation:
-    """Where a row stands: the dataset's path in the spec, the file, and the row (a line of the file, from 1)."""
+    """The location of a row: the dataset's path in the spec, the file, and the row's number (a line number, from 1)."""
 
     path: str
     file: str
     row: int
     one_of_many: bool = False
-    """Whether the dataset has several files, so that a row number alone says nothing."""
+    """Whether the dataset has several files, so that messages must name the file."""
     number: int = 0
-    """Of the file, in the order of reading, from 0."""
+    """Number of the file in reading order, from 0."""
 
     def __str__(self) -> str:
         return (
@@ -30,7 +30,7 @@ class RowLocation:
         )
 
     def mismatch(self, what: str, fix: str, *, saw: str = "", expected: str = "") -> StageError:
-        """A row that is not what a dataset may hold."""
+        """Returns the error (``StageError`` 65) for a row that does not match its dataset's schema."""
         return StageError(
             ExitCode.BAD_DATA,
             "DatasetSchemaMismatch",
@@ -44,20 +44,22 @@ class RowLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
+    """A row of a dataset: its columns by name, and its location."""
+
     place: RowLocation
     value: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One file on this machine, and what to call it. ``where`` is the field of the spec that names it."""
+    """A local data file and its names for messages. ``where`` is the field of the spec that names it."""
 
     dataset: str
     where: str
     uri: str
     path: Path
     number: int
-    """In the order of reading, from 0."""
+    """Number in reading order, from 0."""
     one_of_many: bool
 
     def place(self, row: int) -> RowLocation:
@@ -66,7 +68,7 @@ class DataFile:
         )
 
     def unreadable(self, reason: str, what: str, saw: str, fix: str, *, expected: str = "") -> StageError:
-        """The file as a whole is not what its name says."""
+        """Returns the error (``StageError`` 65) for a file whose content does not match its suffix."""
         return StageError(
             ExitCode.BAD_DATA, reason, what, where=self.where, saw=saw, expected=expected, fix=fix
         )

@@ -1,6 +1,6 @@
-"""What a row may look like, and the errors for one that does not: pure.
+"""Schemas of the supported row formats, and errors for rows that do not match them. Pure.
 
-Each format is a row of ``SHAPES``: the columns it needs and how an example is read from them.
+Each format is an entry of ``SHAPES``: the columns it needs and the function that reads an example from them.
 """
 
 import difflib
@@ -21,6 +21,8 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class Format(StrEnum):
+    """Row formats; the values are those of the API."""
+
     MESSAGES = "Messages"
     PROMPT_COMPLETION = "PromptCompletion"
     PREFERENCE = "Preference"
@@ -30,21 +32,23 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages for the tokenizer's chat template. ``trained`` says which of them count towards the loss."""
+    """Messages for the tokenizer's chat template. ``trained`` marks those that count toward the loss."""
 
     place: RowLocation
     messages: Sequence[Mapping[str, Any]]
     trained: Sequence[bool]
     tools: Sequence[Mapping[str, Any]] | None = None
-    """What the assistant may call, as JSON schemas."""
+    """JSON schemas of the functions that the assistant may call; None if there are none."""
     held_out: bool = False
-    """Whether an assistant's turn that would be trained has weight 0."""
+    """Whether weight 0 excludes an assistant's turn that would otherwise be trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPair:
-    """A prompt and its completion as plain text: a chat of two turns where the tokenizer has a chat template, else the
-    one right after the other."""
+    """A prompt and its completion as plain text.
+
+    Rendered as a chat of two turns if the tokenizer has a chat template, otherwise concatenated.
+    """
 
     place: RowLocation
     prompt: str
@@ -53,7 +57,7 @@ class TextPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainText:
-    """Text as it stands, without any template; all of it is trained."""
+    """Text that is trained completely and without a template."""
 
     place: RowLocation
     text: str
@@ -63,7 +67,7 @@ type Example = Conversation | TextPair | PlainText
 
 
 class DatasetSchema:
-    """The checks for one dataset: its format (decided by the first row when Auto), columns and roles."""
+    """Checks the rows of one dataset: format (detected from the first row if Auto), columns and roles."""
 
     def __init__(self, source: DatasetSpec, first: Row) -> None:
         self._roles = source.role_map
@@ -120,11 +124,14 @@ class DatasetSchema:
         )
 
     def example(self, row: Row) -> Example:
-        """The row, checked. Raises ``StageError`` 65 with the row, what was seen, and what to do."""
+        """Returns the checked row as an example.
+
+        Raises ``StageError`` 65 with the row's location, the value found and a suggested fix.
+        """
         return self._shape.read(self, row)
 
     def text(self, row: Row, name: str) -> str:
-        """The column of that name of ours, which must be text."""
+        """Returns a column's value, which must be text. ``name`` is the column's name in the API."""
         value = self.value(row, name)
         if not isinstance(value, str):
             raise row.place.mismatch(
@@ -133,7 +140,7 @@ class DatasetSchema:
         return value
 
     def value(self, row: Row, name: str) -> Any:
-        """The column of that name of ours, whatever it holds."""
+        """Returns a column's value of any type. ``name`` is the column's name in the API."""
         column = self._columns[name]
         if column not in row.value:
             raise row.place.mismatch(
@@ -144,7 +151,7 @@ class DatasetSchema:
         return row.value[column]
 
     def messages(self, row: Row, name: str) -> list[Mapping[str, Any]]:
-        """The column of that name of ours, which must be a list of messages."""
+        """Returns a column's value, which must be a list of messages. ``name`` is the column's name in the API."""
         value = self.value(row, name)
         column = self._columns[name]
         if not isinstance(value, list) or not value:
@@ -169,7 +176,7 @@ class DatasetSchema:
         mapped = self._roles.get(role, role) if isinstance(role, str) else role
         if mapped not in ROLES:
             raise self._bad_role(role, index, place)
-        # Templates ask whether a key is there.
+        # Null values are removed because templates test whether a key exists.
         made = {**{key: value for key, value in message.items() if value is not None}, "role": mapped}
         calls = made.pop("tool_calls", None)
         if calls:
@@ -200,8 +207,10 @@ class DatasetSchema:
 
 
 def checked(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
-    """The dataset's format and its examples, at most ``maxExamples``. Raises 65 for an empty dataset at once and for a
-    bad row when it is reached."""
+    """Returns the dataset's format and its examples, at most ``maxExamples``.
+
+    Raises ``StageError`` 65 immediately for an empty dataset, and during iteration for an invalid row.
+    """
     first = next(source.rows(), None)
     if first is None:
         raise StageError(
@@ -219,7 +228,7 @@ def checked(source: LocatedSource) -> tuple[Format, Iterable[Example]]:
     return schema.format, (schema.example(row) for row in rows)
 
 
-# --- formats: how an example is read ------------------------------------------------------------------------------
+# --- formats: reading an example ----------------------------------------------------------------------------------
 
 
 def _read_messages(schema: DatasetSchema, row: Row) -> Example:
@@ -274,7 +283,7 @@ def _refuse_preference(_: DatasetSchema, row: Row) -> Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatSchema:
-    """One format. ``needs`` are the columns, by our names, that tell it from others; ``columns`` all it may have."""
+    """One format. ``needs`` are its required columns, by which it is detected; ``columns`` are all its columns."""
 
     format: Format
     needs: tuple[str, ...]
@@ -282,7 +291,7 @@ class FormatSchema:
     read: Callable[[DatasetSchema, Row], Example]
 
 
-#: In the order in which Auto tries them.
+#: Formats in the order in which Auto tries them.
 SHAPES = (
     FormatSchema(format=Format.MESSAGES, needs=("messages",), columns=("messages",), read=_read_messages),
     FormatSchema(
@@ -308,7 +317,7 @@ SHAPES = (
 
 
 def require_columns(source: DatasetSpec, first: Row) -> None:
-    """Raises ``StageError`` 64 where the dataset's mapping names a column that its first row does not have."""
+    """Raises ``StageError`` 64 if the dataset's mapping names a column that its first row does not have."""
     for ours, theirs in source.columns.items():
         if theirs not in first.value:
             near = difflib.get_close_matches(theirs, list(first.value), n=1)

@@ -1,4 +1,4 @@
-"""Datasets where they lie: files by URI (globs too) and repositories of the hub."""
+"""Locates and reads datasets: files by URI or glob pattern, and repositories of the Hugging Face Hub."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,11 @@ from finetune_trainer.storage import Entry, StorageClient, has_wildcard, local_p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocatedSource:
-    """A dataset that was found. ``revision`` names its content: a commit, or a digest of names, sizes and checksums.
+    """A located dataset. ``revision`` identifies its content: a commit, or a digest of names, sizes and checksums.
 
-    ``rows`` reads all rows in order, anew at every call, and brings the files to this machine at the first one; it
-    raises ``StageError`` 65 for a row that cannot be read, and for a file that is not the one that ``revision`` is of:
-    objects of a bucket are fetched at the version that was listed, files of ``file://`` are read where they lie and
-    compared by size and time after the last row.
+    Each call of ``rows`` reads all rows in order; the first call downloads the files. It raises ``StageError`` 65 for a
+    row that cannot be read and for a file that has changed since ``revision``: objects in a bucket are downloaded at
+    the listed generation, ``file://`` files are read in place and compared by size and time after the last row.
     """
 
     spec: DatasetSpec
@@ -31,9 +30,9 @@ class LocatedSource:
 
 
 def open_source(spec: DatasetSpec, store: StorageClient, scratch: Path) -> LocatedSource:
-    """Finds the dataset; nothing of its rows is fetched yet.
+    """Locates the dataset without downloading its rows.
 
-    Raises ``StageError`` 65 for files that cannot be read or have changed since preflight, 66 where there are none.
+    Raises ``StageError`` 65 for files that cannot be read or have changed since preflight, 66 if there are none.
     """
     if spec.hugging_face is not None:
         split = hub.find_split(spec, scratch, SUFFIXES)
@@ -87,7 +86,7 @@ def _open(
     where: str,
     after: Callable[[], None] = lambda: None,
 ) -> LocatedSource:
-    """``after`` runs when the last row has been read."""
+    """Returns the located source. ``bring`` downloads its files; ``after`` runs after the last row."""
 
     @cache
     def files() -> list[DataFile]:

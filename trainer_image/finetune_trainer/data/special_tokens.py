@@ -1,8 +1,8 @@
-"""Tokenizer and model, held against each other: tokens that the model has no embedding for, and what ends an answer.
+"""Compares tokenizer and model: tokens without an embedding, and tokens that end an answer.
 
-Published models differ in all of this and train well: vocabularies padded beyond the tokenizer, several ends of
-sequence, no padding token, an added token that only an image model reads. What would train on an id without an
-embedding is refused; the rest is a remark.
+Published models differ in these respects and train well: vocabularies padded beyond the tokenizer, several end tokens,
+no padding token, an added token that only an image model reads. Training on an id without an embedding is an error; all
+other differences are remarks.
 """
 
 import json
@@ -24,7 +24,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredTokenIds:
-    """The ids that a file of the model names. Values that are no ids are left out, and so are negative ones: none."""
+    """Special token ids in one of the model's files. Invalid and negative values, which mean no token, are omitted."""
 
     file: str
     bos: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class DeclaredTokenIds:
 
 
 def declared(folder: Path) -> list[DeclaredTokenIds]:
-    """Of config.json, and of generation_config.json where there is one that can be read."""
+    """Returns the ids in config.json and generation_config.json; files that are missing or invalid are skipped."""
     found = []
     for file in (_CONFIG, _GENERATION):
         try:
@@ -50,7 +50,7 @@ def declared(folder: Path) -> list[DeclaredTokenIds]:
 
 
 def _ids(content: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Of an image-and-text model the whole file's, else the text model's."""
+    """Returns the ids of a special token; an image-and-text model may have them in its text model's settings only."""
     value = content.get(f"{name}_token_id")
     if value is None and isinstance(text := content.get("text_config"), Mapping):
         value = text.get(f"{name}_token_id")
@@ -61,14 +61,14 @@ def _ids(content: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def beyond(tokenizer: Any, vocab_size: int) -> dict[int, str]:
-    """Tokens of the tokenizer that the model has no embedding for, by id."""
+    """Returns the tokenizer's tokens for which the model has no embedding, by id."""
     return {index: token for token, index in tokenizer.get_vocab().items() if index >= vocab_size}
 
 
 def require_embeddings(tokenizer: Any, vocab_size: int) -> None:
-    """Raises ``StageError`` 64 for the tokenizer of another model, or one whose first or last token has no embedding.
+    """Raises ``StageError`` 64 for another model's tokenizer, or if its first or last token has no embedding.
 
-    Tokens that were added beyond the vocabulary pass: only a row that holds one is refused (``require_known``).
+    Tokens added beyond the vocabulary are allowed; only rows that contain one are rejected (``require_known``).
     """
     unknown = beyond(tokenizer, vocab_size)
     if not unknown:
@@ -92,7 +92,7 @@ def require_embeddings(tokenizer: Any, vocab_size: int) -> None:
 
 
 def require_known(source: PreparedSource, tokenizer: Any, vocab_size: int) -> None:
-    """Raises ``StageError`` 65 for the first row with a token that the model has no embedding for."""
+    """Raises ``StageError`` 65 for the first row with a token for which the model has no embedding."""
     unknown = beyond(tokenizer, vocab_size)
     number = source.tokens.first_from(vocab_size) if unknown else None
     if number is None:
@@ -110,8 +110,10 @@ def require_known(source: PreparedSource, tokenizer: Any, vocab_size: int) -> No
 def require_known_prompts(
     prompts: Sequence[str], renderer: Renderer, tokenizer: Any, vocab_size: int
 ) -> None:
-    """Raises ``StageError`` 64 for the first of ``evaluation.prompts`` with a token that the model has no embedding
-    for, or that the chat template refuses."""
+    """Raises ``StageError`` 64 for the first invalid prompt of ``evaluation.prompts``.
+
+    A prompt is invalid if the chat template rejects it or if the model has no embedding for one of its tokens.
+    """
     unknown = beyond(tokenizer, vocab_size)
     for number, prompt in enumerate(prompts):
         index = next((each for each in renderer.prompt(prompt) if each >= vocab_size), None)
@@ -124,7 +126,7 @@ def require_known_prompts(
 
 
 def of_model(tokenizer: Any, renderer: Renderer, model: Path, vocab_size: int) -> Iterator[Remark]:
-    """What is worth a look. ``model``: its folder."""
+    """Yields remarks on differences between tokenizer and model. ``model`` is the model's folder."""
     files = declared(model)
     unknown = beyond(tokenizer, vocab_size)
     if unknown:
@@ -146,7 +148,10 @@ def of_model(tokenizer: Any, renderer: Renderer, model: Path, vocab_size: int) -
 
 
 def _of_ends(tokenizer: Any, renderer: Renderer, files: list[DeclaredTokenIds]) -> Iterator[Remark]:
-    """generation_config.json tells programs where to stop; without ends there, config.json does."""
+    """Yields remarks if the trained end of an answer is not an end token of the model.
+
+    Programs read end tokens from generation_config.json, or from config.json if the former has none.
+    """
     file = next((each for each in reversed(files) if each.eos), None)
     eos = tokenizer.eos_token_id
     if file is None or eos is None:

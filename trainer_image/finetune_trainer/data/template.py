@@ -1,8 +1,8 @@
-"""An example as tokens and a mask of those that count towards the loss.
+"""Turns an example into tokens and a mask of those that count toward the loss.
 
-The chat template is applied once, to the whole conversation, exactly as it will be at inference (:mod:`.chat`). What
-counts is what the template itself marks as the model's (``{% generation %}``), else the assistant's turns as
-:mod:`.turns` finds them: from the end of the prompt that asks for a turn to the token that closes it.
+The chat template is applied once, to the whole conversation, exactly as at inference (:mod:`.chat`). The trained parts
+are those that the template marks as generated (``{% generation %}``); without marks, the assistant's turns as found by
+:mod:`.turns`, from the end of the generation prompt to the token that closes the turn.
 """
 
 import logging
@@ -27,12 +27,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedExample:
-    """One example: ids and, for each, whether predicting it is trained. Both of shape (length,)."""
+    """One example: token ids, and for each whether its prediction is trained. Both have shape [length]."""
 
     ids: npt.NDArray[np.int32]
     trained: npt.NDArray[np.bool_]
     notes: tuple[str, ...] = ()
-    """What is not trained as the row has it (:mod:`.notes`)."""
+    """Notes on parts of the row that are not trained as written (:mod:`.notes`)."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -40,19 +40,19 @@ class TokenizedExample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rendered:
-    """An example as text. ``turns``: what is trained; None: all of it."""
+    """An example as text. ``turns`` are its trained parts; None if all of it is trained."""
 
     text: str
     turns: Sequence[Turn] | None
     notes: tuple[str, ...] = ()
     framed: bool = False
-    """Whether the tokenizer's own first and last tokens are put around it: no template has."""
+    """Whether to add the tokenizer's first and last tokens, because no template has written them."""
 
 
 class Renderer:
-    """Turns examples into tokens for one tokenizer.
+    """Turns examples into tokens of one tokenizer.
 
-    ``arguments`` and ``today`` are the chat template's (:class:`.chat.Chat`).
+    ``arguments`` and ``today`` are passed to the chat template (:class:`.chat.Chat`).
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Renderer:
         self._adds_bos = _adds_bos(tokenizer)
 
     def identity(self) -> dict[str, str]:
-        """What decides how an example becomes tokens, by name."""
+        """Returns everything that determines how an example becomes tokens, by name."""
         tokenizer = self._tokenizer
         backend = [
             tokenizer.backend_tokenizer.to_str(),
@@ -86,11 +86,11 @@ class Renderer:
         }
 
     def tokens(self, example: Example) -> TokenizedExample:
-        """The example's tokens. Raises ``StageError`` 65 where the template refuses the conversation."""
+        """Returns the example's tokens. Raises ``StageError`` 65 if the template rejects the conversation."""
         return self.many([example])[0]
 
     def many(self, examples: Sequence[Example]) -> list[TokenizedExample]:
-        """The tokens of each; the tokenizer works on all at once, which is several times as fast."""
+        """Returns the tokens of each example. Tokenizes all at once, which is several times as fast."""
         rendered = [self._rendered(example) for example in examples]
         if not rendered:
             return []
@@ -155,7 +155,7 @@ class Renderer:
             for turn in rendered.turns:
                 trained |= (last > turn.begin) & (first < turn.end)
                 if not turn.alone:
-                    # Without the tokens that close the turn the model never learns to stop.
+                    # If the closing tokens were not trained, the model would never learn to stop.
                     trained[self._closing(rendered.text, ids, first, last, turn)] = True
         if rendered.framed:
             bos, eos = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
@@ -175,8 +175,11 @@ class Renderer:
         last: npt.NDArray[np.int64],
         turn: Turn,
     ) -> slice:
-        """The special tokens right after the turn, the first and further ones that close it too, with the white space
-        that the template writes between the turn and them; empty where there are none."""
+        """Returns the tokens that close the turn; empty if there are none.
+
+        These are the first special token after the turn, further special tokens that belong to it, and whitespace that
+        the template writes between the turn and them.
+        """
         start = special = int(np.searchsorted(first, turn.end))
         while (
             special < len(ids)
@@ -191,8 +194,10 @@ class Renderer:
         return slice(start, end if end > special else start)
 
     def prompt(self, text: str) -> list[int]:
-        """Token ids that ask the model to answer ``text``: as a user's message of a chat, or, without a chat
-        template, as it stands. A prompt with its completion is trained the same way."""
+        """Returns the token ids of a prompt: ``text`` as a user's message, or unchanged without a chat template.
+
+        Prompts with completions are trained in the same form.
+        """
         if not self.chat.exists:
             return self.opened(text)
         return self.ids(self.chat.continued([{"role": "user", "content": text}], asking=True))
@@ -204,8 +209,10 @@ class Renderer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Token ids of the conversation so far, up to where the assistant's next turn begins. Raises ``StageError`` 65
-        where the template refuses it."""
+        """Returns the token ids of a conversation up to where the assistant's next turn begins.
+
+        Raises ``StageError`` 65 if the template rejects the conversation.
+        """
         settled, _ = self.chat.settled(messages, place, tools=tools)
         return self.ids(self.chat.render(settled, place, tools=tools, asking=True))
 
@@ -216,8 +223,11 @@ class Renderer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The last message, an assistant's, as the model writes it, tool calls included and without special tokens.
-        Raises ``StageError`` 65 where the template refuses the conversation or does not show the message."""
+        """Returns the last message, which is the assistant's, as the model writes it.
+
+        Includes tool calls but no special tokens. Raises ``StageError`` 65 if the template rejects the conversation or
+        does not render the message.
+        """
         settled, text = self.chat.settled(messages, place, tools=tools)
         turn = self._turns.of(text, settled, place, tools=tools)[-1]
         assert turn is not None, "the last message is an assistant's"
@@ -225,13 +235,16 @@ class Renderer:
         return written.strip()
 
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: the end of sequence, and what the template closes an assistant's turn with, where
-        it takes a conversation of one answer at all."""
+        """Returns the tokens that end an answer.
+
+        These are the end of sequence, and the token with which the template closes an assistant's turn if it accepts a
+        conversation with a single answer.
+        """
         ends = {self._tokenizer.eos_token_id, self._closing_id() if self.chat.exists else None}
         return frozenset(index for index in ends if index is not None)
 
     def _closing_id(self) -> int | None:
-        """What the template closes a turn with; None where it does so with no special token, or it is not known."""
+        """Returns the special token with which the template closes a turn; None if there is none or it is unknown."""
         place = RowLocation(path="", file="", row=0)
         for asked in SHORTEST:
             messages = [*asked, {"role": "assistant", "content": "z"}]
@@ -250,24 +263,26 @@ class Renderer:
         return None
 
     def generation_prompt(self) -> str:
-        """What the template writes to ask for an assistant's turn, '' where it cannot."""
+        """Returns the generation prompt, which the template writes to request an assistant's turn; '' if none."""
         return self._turns.generation_prompt()
 
     def opened(self, text: str) -> list[int]:
-        """Token ids of a text, the token that begins one included: a chat template has written it, else the tokenizer
-        may put one."""
+        """Returns the token ids of a text, including the beginning-of-sequence token.
+
+        If there is a chat template, the text already contains that token; otherwise it is added if the tokenizer does.
+        """
         bos = self._tokenizer.bos_token_id
         if bos is None or not self._adds_bos or self.chat.exists:
             return self.ids(text)
         return [bos, *self.ids(text)]
 
     def ids(self, text: str) -> list[int]:
-        """Token ids of the text as it stands."""
+        """Returns the token ids of the text without added special tokens."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _left_out(example: Conversation, shown: Sequence[str]) -> list[str]:
-    """What the texts that stand for the trained messages lack."""
+    """Returns notes on parts of the trained messages that are missing in ``shown``, their rendered texts."""
     trained = [number for number, each in enumerate(example.trained) if each]
     lacking = {number for number in trained if notes.leaves_out(example.messages[number], shown[number])}
     said = []
@@ -279,7 +294,7 @@ def _left_out(example: Conversation, shown: Sequence[str]) -> list[str]:
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> None:
-    """Gives the tokenizer the job's own chat template. Raises ``StageError`` 64 where it is no Jinja."""
+    """Sets the job's chat template on the tokenizer. Raises ``StageError`` 64 if it is not valid Jinja."""
     from jinja2.exceptions import TemplateSyntaxError
 
     tokenizer.chat_template = template
@@ -297,7 +312,7 @@ def with_template(tokenizer: Tokenizer, template: str) -> None:
             expected="a template as transformers reads them",
             fix="Correct this line.",
         ) from error
-    except Exception:  # noqa: BLE001  a template may refuse the probe, as some do without a system message
+    except Exception:  # noqa: BLE001  templates may reject the probe, as some do without a system message
         _LOG.debug("the chat template refuses a conversation of one message", exc_info=True)
 
 
@@ -312,6 +327,6 @@ def _adds_bos(tokenizer: Tokenizer) -> bool:
 
 
 def _added_special_ids(tokenizer: Any) -> frozenset[int]:
-    """Turn markers are often added tokens that are no named special token."""
+    """Returns the special tokens among the added tokens, which often include turn markers that have no name."""
     decoder = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset(index for index, token in decoder.items() if getattr(token, "special", False))

@@ -1,14 +1,14 @@
-"""Rows that are tokenized together."""
+"""Groups rows that are tokenized together."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-#: Of a group's texts. Tokenized they take some 300 bytes for each token until they are arrays.
+#: Maximum characters of a group's texts. Tokenizer output takes about 300 bytes per token until converted to arrays.
 _CHARACTERS = 4 * 2**20
 
 
 def tokenize_batches[Row](rows: Iterable[Row], most: int, value: Callable[[Row], Any]) -> Iterator[list[Row]]:
-    """Up to ``most`` rows each, and fewer where the texts in their ``value`` are long."""
+    """Yields groups of up to ``most`` rows, fewer if the texts in their ``value`` are long."""
     group: list[Row] = []
     held = 0
     for row in rows:

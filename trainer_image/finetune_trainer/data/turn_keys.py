@@ -1,4 +1,4 @@
-"""What conversations carry beside roles and contents: weights of turns, tools, and calls of tools."""
+"""Reads keys of conversations other than roles and contents: weights of turns, tools and tool calls."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,15 @@ from finetune_trainer.data.advice import kind
 from finetune_trainer.data.readers import half_character
 from finetune_trainer.data.row_location import Row, RowLocation
 
-#: The column of what an assistant may call; it has this name in every dataset.
+#: Column with the functions that the assistant may call. It has this name in every dataset.
 _TOOLS = "tools"
 
 
 def tools_of(row: Row) -> Sequence[Mapping[str, Any]] | None:
-    """The row's column ``tools``: a list of JSON schemas, or the same as JSON text. None where it is not there or
-    empty. Raises ``StageError`` 65 for anything else."""
+    """Returns the row's column ``tools``, a list of JSON schemas or the same as JSON text.
+
+    None if it is missing or empty. Raises ``StageError`` 65 for any other value.
+    """
     value = row.value.get(_TOOLS)
     if isinstance(value, str) and value.strip():
         value = _from_json(value, row.place)
@@ -32,10 +34,10 @@ def tools_of(row: Row) -> Sequence[Mapping[str, Any]] | None:
 def weighed(
     messages: Sequence[Mapping[str, Any]], place: RowLocation, *, first: int = 1
 ) -> tuple[list[Mapping[str, Any]], list[bool], bool]:
-    """The messages without their ``weight``; whether each is trained (those of the assistant, but for weight 0); and
-    whether a weight of 0 keeps any from it. ``first``: number of the first message in the row.
+    """Returns the messages without ``weight``, whether each is trained, and whether weight 0 excludes any of them.
 
-    Raises ``StageError`` 65 for another weight, and for weight 1 of a message that is not the assistant's.
+    The assistant's messages are trained unless their weight is 0. ``first`` is the number of the first message in the
+    row. Raises ``StageError`` 65 for other weights, and for weight 1 of a message that is not the assistant's.
     """
     weights = [_weight(message, number, place) for number, message in enumerate(messages, start=first)]
     answers = [bool(message["role"] == "assistant") for message in messages]
@@ -64,8 +66,10 @@ def _weight(message: Mapping[str, Any], number: int, place: RowLocation) -> int 
 
 
 def calls_of(calls: Any, role: str, index: int, place: RowLocation) -> list[Any]:
-    """The tool calls of message ``index``, with their arguments as objects where they come as JSON text, as templates
-    take them. Raises ``StageError`` 65 where they are no list of objects, or not in a message of the assistant."""
+    """Returns the tool calls of message ``index``, with arguments parsed from JSON text, as templates expect them.
+
+    Raises ``StageError`` 65 if they are not a list of objects or not in a message of the assistant.
+    """
     if (
         role != "assistant"
         or not isinstance(calls, list)
@@ -96,8 +100,11 @@ def _call(call: Mapping[str, Any], index: int, place: RowLocation) -> Mapping[st
 
 
 def _from_json(text: str, place: RowLocation) -> Any:
-    """The JSON value; the text itself where it is none. Raises ``StageError`` 65 for half of a character, which no
-    tokenizer takes: the escape is text to who reads the row."""
+    """Parses a JSON value; returns the text itself if it is not valid JSON.
+
+    Raises ``StageError`` 65 for an unpaired surrogate, which no tokenizer accepts. The row's reader does not detect it,
+    because the escape is plain text at that level.
+    """
     try:
         value = json.loads(text)
         half = half_character(value) if r"\ud" in text.lower() else ""

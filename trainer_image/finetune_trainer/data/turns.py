@@ -1,11 +1,11 @@
-"""Where in a conversation's text the assistant's turns stand.
+"""Finds the assistant's turns in the text of a conversation.
 
-The text is rendered a second time with markers as contents: what lies between the markers is what the template writes
-around contents. (Rendering growing prefixes, the usual way, fails for templates that treat the last turn differently,
-such as Qwen3's.) Where the template changes an assistant's content, or the message says more than its content
-(reasoning, tool calls), the assistant's messages are rendered as they are, between markers for all others.
+The conversation is rendered a second time with markers as contents: the text between the markers is what the template
+writes around contents. (The usual method, rendering growing prefixes, fails for templates that treat the last turn
+differently, such as Qwen3's.) If the template changes an assistant's content, or if the message has more than content
+(reasoning, tool calls), the assistant's messages are rendered unchanged and only all others have markers.
 
-A turn begins where the prompt ends that asks for it, and ends with the token that closes it.
+A turn begins where its generation prompt ends, and ends with the token that closes it.
 """
 
 import contextlib
@@ -18,38 +18,43 @@ from finetune_trainer.data.chat import SHORTEST, Chat, Message, Tokenizer, Tools
 from finetune_trainer.data.row_location import RowLocation
 from finetune_trainer.errors import StageError
 
-#: Private-use characters: no template strips or matches them.
+#: Markers are private-use characters, which no template strips or matches.
 _OPEN, _CLOSE = "\ue000", "\ue001"
-#: Renderings that are remembered, and their characters: each holds the row's tools twice.
+#: Maximum number of cached renderings and of their characters: each contains the row's tools twice.
 _MOST_KEPT, _MOST_CHARACTERS = 4096, 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """Characters of a text: ``begin`` is the first that the model writes, ``end`` is past the last. Special tokens that
-    follow ``end``, at once or after white space, close the turn; those up to ``closed`` belong to it, and in any case
-    one that follows at once does."""
+    """A turn as character positions of a text: ``begin`` is the first that the model writes, ``end`` is past the last.
+
+    Special tokens after ``end``, directly or after whitespace, close the turn. Those up to ``closed`` belong to the
+    turn; one that follows directly always does.
+    """
 
     begin: int
     end: int
     closed: int
     alone: bool = False
-    """The closing token lies before ``end`` already: what follows is not the turn's."""
+    """Whether the closing token is already before ``end``, so that no token after it belongs to the turn."""
     departs: bool = False
-    """The prompt that asks for the turn goes on otherwise than the turn does, as one that ends in an empty thought
-    where the turn begins with one of its own. What the prompt alone has is not in the text."""
+    """Whether the generation prompt continues differently from the turn.
+
+    For example, the prompt may end with empty reasoning while the turn begins with reasoning of its own. The text does
+    not contain the part that only the prompt has.
+    """
 
     def moved(self, by: int) -> Self:
-        """The same turn in a text with ``by`` characters more before it."""
+        """Returns the same turn in a text with ``by`` additional characters before it."""
         return replace(self, begin=self.begin + by, end=self.end + by, closed=self.closed + by)
 
 
 class _Split(dict[str, Any]):
-    """A message whose content is kept around its marker, half before and half after it, instead of replaced."""
+    """A message whose marker is inserted in the middle of its content instead of replacing it."""
 
 
 class TurnFinder:
-    """Finds the assistant's turns in texts that ``chat`` has rendered."""
+    """Finds the assistant's turns in texts rendered by ``chat``."""
 
     def __init__(self, chat: Chat, tokenizer: Tokenizer) -> None:
         self._chat, self._tokenizer = chat, tokenizer
@@ -60,9 +65,9 @@ class TurnFinder:
     def of(
         self, text: str, messages: Sequence[Message], place: RowLocation, *, tools: Tools = None
     ) -> list[Turn | None]:
-        """One for each message: None for those that are not the assistant's.
+        """Returns a turn for each message, None for messages that are not the assistant's.
 
-        Raises ``StageError`` 65 where the template leaves a message out or moves it.
+        Raises ``StageError`` 65 if the template omits or moves a message.
         """
         plain = all(len(each) == 2 for each in messages if each["role"] == "assistant")
         found = self._between_contents(text, messages, place, tools) if plain else None
@@ -71,14 +76,14 @@ class TurnFinder:
         try:
             return self._as_they_are(text, messages, place, tools)
         except StageError as error:
-            # Templates look at contents too, as Qwen3's at results of tools in a user's message.
+            # Templates may depend on contents, as Qwen3's on tool results in a user's message.
             split = [each if each["role"] == "assistant" else _Split(each) for each in messages]
             with contextlib.suppress(StageError):
                 return self._as_they_are(text, split, place, tools)
             raise error
 
     def generation_prompt(self) -> str:
-        """What the template writes to ask for an assistant's turn, '' where it writes nothing."""
+        """Returns the text that the template writes to request an assistant's turn; '' if it writes none."""
         if self._asks is None:
             place = RowLocation(path="spec.datasets.chatTemplate", file="", row=0)
             plain, asking = "x", ""
@@ -87,14 +92,14 @@ class TurnFinder:
                     plain, asking = (self._chat.render(ask, place, asking=each) for each in (False, True))
                     break
             shared = _shared(plain, asking)
-            # Some templates end a text that asks for nothing with the end of sequence.
+            # Some templates write the end of sequence after a text without generation prompt.
             self._asks = asking[shared:] if asking.startswith(plain) or shared >= plain.find("x") >= 0 else ""
         return self._asks
 
     def _between_contents(
         self, text: str, messages: Sequence[Message], place: RowLocation, tools: Tools
     ) -> list[Turn | None] | None:
-        """With every content as it stands, or stripped; None where an assistant's is shown otherwise."""
+        """Finds the turns if the text contains every assistant's content unchanged or stripped, else returns None."""
         around = self._around(messages, place, tools)
         turns: list[Turn | None] = []
         if not text.startswith(around[0]):
@@ -161,8 +166,10 @@ class TurnFinder:
     def _within(
         self, gap: str, number: int, messages: Sequence[Message], place: RowLocation, tools: Tools
     ) -> Turn:
-        """The turn of message ``number``, which stands in ``gap`` together with what closes the message before it and
-        what opens the one after it."""
+        """Returns the turn of message ``number`` as a position in ``gap``.
+
+        ``gap`` also contains the text that closes the message before it and the text that opens the one after it.
+        """
         plain = [
             {"role": each["role"], "content": each.get("content") or ""}
             if each["role"] == "assistant"
@@ -171,7 +178,7 @@ class TurnFinder:
         ]
         try:
             around = self._around(plain, place, tools)
-        except StageError:  # it takes no such conversation of plain texts, as tool results without a call
+        except StageError:  # the template rejects plain texts, such as tool results without a call
             around = None
         begin, departs = self._asked(gap, around[number] if around else None, messages[:number], place, tools)
         if around and gap.endswith(around[number + 1]):
@@ -191,10 +198,10 @@ class TurnFinder:
     def _asked(
         self, gap: str, opening: str | None, before: Sequence[Message], place: RowLocation, tools: Tools
     ) -> tuple[int, bool]:
-        """How much of ``gap``, which begins after the message before, the prompt holds that asks for the turn, and
-        whether that prompt goes on otherwise.
+        """Returns how many characters of ``gap`` belong to the turn's prompt, and whether the prompt then differs.
 
-        ``opening``: what stands before the turn's content where it says nothing else; None: not known.
+        ``gap`` begins after the message before the turn. ``opening`` is the text before the content of a turn that has
+        nothing but content; None if it is unknown.
         """
         prompt, asks = self._prompt(before, place, tools)
         if not asks and opening is not None:
@@ -203,7 +210,7 @@ class TurnFinder:
             return (found + len(asked) if found >= 0 else len(opening)), False
         if gap.startswith(prompt):
             return len(prompt), False
-        # A prompt that goes on where this turn goes another way, as one that begins to think.
+        # The prompt continues differently from this turn, for example with the beginning of reasoning.
         shared = _shared(prompt, gap)
         if opening is not None:
             shared = min(shared, len(opening))
@@ -214,8 +221,11 @@ class TurnFinder:
         return begin, bool(prompt[_shared(prompt, gap) :].strip())
 
     def _prompt(self, before: Sequence[Message], place: RowLocation, tools: Tools) -> tuple[str, bool]:
-        """What the template writes after the last content of ``before`` where a turn is asked for, and whether that is
-        more than without. Nothing, where it takes no such conversation."""
+        """Returns the text after the last content of ``before`` when a turn is requested.
+
+        Also returns whether it differs from the text without a request. The text is empty if the template rejects the
+        conversation.
+        """
         real = frozenset(n for n, each in enumerate(before) if each["role"] == "assistant" and len(each) > 2)
         if not before or before[-1]["role"] == "assistant":
             return "", False
@@ -234,8 +244,10 @@ class TurnFinder:
         place: RowLocation,
         tools: Tools,
     ) -> int:
-        """How much of what follows content ``number`` closes its turn: that which also stands there at the end of a
-        conversation."""
+        """Returns how many characters after content ``number`` close its turn.
+
+        These are the characters that the template also writes there at the end of a conversation.
+        """
         closing = around[number + 1]
         if number == len(messages) - 1:
             return len(closing)
@@ -253,8 +265,11 @@ class TurnFinder:
         real: frozenset[int] = frozenset(),
         asking: bool = False,
     ) -> list[str]:
-        """The text before, between and after the contents, one piece more than there are; those of ``real`` are
-        part of it. Raises ``StageError`` 65 where a content is left out or moved."""
+        """Returns the texts before, between and after the contents, one more than there are contents.
+
+        Messages in ``real`` are rendered unchanged and are part of these texts. Raises ``StageError`` 65 if the
+        template omits or moves a content.
+        """
         key = None
         if not real and all(len(each) == 2 and not isinstance(each, _Split) for each in messages):
             roles = tuple(each["role"] for each in messages)
@@ -293,7 +308,10 @@ def _marked(message: Message, marker: str) -> str:
 
 
 def _end_of(text: str, position: int, content: str, closing: str, *, last: bool, changed: bool) -> int | None:
-    """Where the content that begins at ``position`` ends. ``changed``: whatever the template has made of it."""
+    """Returns the end of the content that begins at ``position``; None if it is not found.
+
+    If ``changed`` is true, the template may have changed the content.
+    """
     for candidate in (content, content.strip()):
         end = position + len(candidate)
         if text.startswith(candidate, position) and (
@@ -310,8 +328,11 @@ def _end_of(text: str, position: int, content: str, closing: str, *, last: bool,
 
 
 def _first_unlike(text: str, closing: str, number: int, messages: Sequence[Message]) -> int:
-    """Which message is not shown as expected, of ``number``, with which ``text`` should begin, and the next two, which
-    ``closing`` is of."""
+    """Returns the number of the message that is not rendered as expected, for an error message.
+
+    ``text`` should begin with message ``number``. ``closing`` is the text expected after it, which covers the following
+    messages; the result is at most ``number + 2``.
+    """
     content = str(messages[number]["content"]).strip()
     begin = text.find(content)
     if begin != 0 or number == len(messages) - 1:
@@ -324,7 +345,7 @@ def _first_unlike(text: str, closing: str, number: int, messages: Sequence[Messa
 
 
 def _shared(one: str, other: str) -> int:
-    """Length of what both begin with."""
+    """Returns the length of the common prefix."""
     return next(
         (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )

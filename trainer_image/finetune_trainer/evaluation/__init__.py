@@ -1,1 +1,1 @@
-"""Measuring a model: loss over a whole dataset, and answers to prompts."""
+"""Evaluation of a model: loss over datasets, answers to prompts, and benchmarks."""

@@ -1,4 +1,7 @@
-"""How many rows go into a program: what memory leaves, no more than are needed, fewer where the device refuses them."""
+"""Chooses the number of rows of a compiled program.
+
+The number is limited by the memory and by the number of inputs, and halved when the devices run out of memory.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +17,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class RowCapacity(Protocol):
-    """What devices hold, as ``placement.MemoryShare`` computes it."""
+    """Number of rows that fit on the devices, as ``placement.DeviceRowCapacity`` computes it."""
 
     @property
     def groups(self) -> int:
-        """Of devices that share a row: a batch has a multiple of so many rows."""
+        """Number of groups of devices that share a row. A batch's number of rows is a multiple of it."""
 
     def rows(self, *, tokens: int, logits: int) -> int:
-        """Rows of ``tokens`` positions, each with logits for ``logits`` of them at once."""
+        """Returns how many rows of ``tokens`` positions fit, each with logits for ``logits`` positions at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedRowCapacity:
-    """So many rows, whatever they hold."""
+    """A fixed number of rows, regardless of their size."""
 
     number: int
     groups: int = 1
@@ -37,13 +40,16 @@ class FixedRowCapacity:
 
 @dataclass(slots=True, kw_only=True)
 class Batching:
-    """Rows of programs of one kind; remembers how far they were halved."""
+    """Batch sizes of one kind of program. Remembers how often they were halved."""
 
     row_capacity: RowCapacity
     _halvings: int = field(default=0, init=False)
 
     def rows(self, count: int, *, tokens: int, logits: int) -> int:
-        """For ``count`` texts: the least power of two in each group that holds them all, or as many as fit."""
+        """Returns the number of rows for ``count`` texts: the smallest power of two per group that holds all of them.
+
+        At most as many as fit on the devices.
+        """
         groups = self.row_capacity.groups
         needed = groups << (-(-count // groups) - 1).bit_length()
         return min(needed, self._most(tokens, logits))
@@ -63,11 +69,13 @@ class Batching:
         tokens: int,
         logits: int,
     ) -> Iterator[tuple[Sequence[int], Sequence[Result]]]:
-        """``attempt`` with some of ``numbers`` and the rows of its program, again and again for all of them; with half
-        of the rows where the devices' memory does not suffice. On several hosts each runs the same programs on equal
-        devices, so all halve alike.
+        """Calls ``attempt`` on consecutive batches of ``numbers`` and yields each batch with its results.
 
-        Raises ``StageError`` 78 where not even one row in each group of devices fits.
+        ``attempt`` receives the batch and the number of rows of its program. When the devices run out of memory, the
+        batch is repeated with half of the rows. All hosts run the same programs on equal devices, so they halve at the
+        same batches.
+
+        Raises ``StageError`` 78 if not even one row per group of devices fits.
         """
         done = 0
         while done < len(numbers):
@@ -89,7 +97,7 @@ class Batching:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether JAX says that a device's memory does not suffice."""
+    """Whether JAX reports that a device has run out of memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 

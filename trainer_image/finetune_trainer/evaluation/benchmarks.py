@@ -1,8 +1,10 @@
-"""Benchmarks: tasks of lm-evaluation-harness, with their rows. Its own ones read a dataset of the Hugging Face Hub, at
-one commit; others lie in a folder, as the harness's YAML beside the files that it reads.
+"""Benchmarks: tasks of lm-evaluation-harness with their rows.
 
-No code of a folder or a dataset is run, and none of the hub: plain YAML, plain data, the harness's own metrics
-(``plain_tasks``), templates in a sandbox.
+The harness's own tasks read a dataset of the Hugging Face Hub at one commit. Other tasks are folders with the harness's
+YAML and the data files that it names.
+
+No code from a folder, a dataset or the hub is run: tasks are plain YAML with plain data files, metrics are the
+harness's own (``plain_tasks``), and templates are rendered in a sandbox.
 """
 
 import hashlib
@@ -40,31 +42,31 @@ from finetune_trainer.storage import StorageClient, join
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.harness import HarnessModel
 
-# The harness shows bars, and a log is no terminal.
+# The harness shows progress bars, which clutter logs.
 tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
-# Before any module of a task is imported.
+# Has to precede the import of any task's module.
 refuse_loading()
 
-#: What ``datasets`` reads plain files with.
+#: Loaders of ``datasets`` for plain files.
 _READERS = ("json", "csv", "parquet", "text")
-#: Which of them reads a file of the hub.
+#: Suffix of a file of the hub -> its loader.
 _KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
-#: Of the choice of few-shot examples, the same for every model: the harness's own.
+#: The harness's default seed for few-shot examples, which makes their choice the same for every model.
 _SEED = 1234
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedBenchmark:
-    """One of evaluation.benchmarks, its rows on this machine."""
+    """One of ``evaluation.benchmarks`` with its rows loaded."""
 
     spec: BenchmarkSpec
     task: Any
-    """The harness's."""
+    """The harness's task object."""
     uri: str
     revision: str
-    """Of its data: the commit of the hub's dataset, or a digest of the folder's files."""
+    """Revision of the data: the commit of the hub's dataset, or a digest of the folder's files."""
 
     @property
     def rows(self) -> int:
@@ -73,12 +75,12 @@ class LoadedBenchmark:
 
     @property
     def digest(self) -> str:
-        """Of the rows, and of how many of them."""
+        """Digest of the data's revision and the number of rows used."""
         return hashlib.sha256(f"{self.revision} {self.rows}".encode()).hexdigest()
 
     @property
     def metrics(self) -> dict[str, str]:
-        """What it measures: short name -> the harness's key, which says the filter too."""
+        """The benchmark's metrics: short name -> the harness's key, which includes the filter."""
         keys = [
             (metric, each.name)
             for each in self.task._filters  # noqa: SLF001
@@ -91,8 +93,11 @@ class LoadedBenchmark:
 
 
 def load(spec: BenchmarkSpec, store: StorageClient, scratch: Path) -> LoadedBenchmark:
-    """Raises ``StageError`` 64 or 65 for a task that cannot be used, 66 where there is none, 69 and 77 as ``hub``
-    does."""
+    """Loads a benchmark and its rows.
+
+    Raises ``StageError`` 64 or 65 for a task that cannot be used, 66 if there is no such task, and 69 and 77 as ``hub``
+    does.
+    """
     utils.env = _sandbox()
     kept = {"cache_dir": str(scratch / "benchmarks" / "cache")}
     if spec.uri is None:
@@ -103,15 +108,17 @@ def load(spec: BenchmarkSpec, store: StorageClient, scratch: Path) -> LoadedBenc
     _seed()
     try:
         task = ConfigurableTask(config=config)
-    except Exception as error:  # whatever its configuration and its rows make the harness stumble over
+    except Exception as error:  # the harness raises anything for a faulty configuration or faulty rows
         raise invalid(spec, "the harness cannot make this task", saw=str(error)) from error
     return LoadedBenchmark(spec=spec, task=task, uri=uri, revision=revision)
 
 
 def scores(benchmark: LoadedBenchmark, model: "HarnessModel", *, chat: bool) -> dict[str, float]:
-    """By short name. ``chat``: ask in the model's chat template. On several hosts every process calls this.
+    """Returns the model's scores by short name. On several hosts every process calls this.
 
-    Raises ``StageError`` 65 where a score is beyond all numbers, as the perplexity of a hopeless model may be."""
+    ``chat`` formats prompts with the model's chat template. Raises ``StageError`` 65 if a score overflows, as the
+    perplexity of a very bad model may.
+    """
     _seed()
     benchmark.task.set_fewshot_seed(_SEED)
     try:
@@ -137,13 +144,13 @@ def scores(benchmark: LoadedBenchmark, model: "HarnessModel", *, chat: bool) -> 
 
 
 def _seed() -> None:
-    """Some tasks shuffle their choices whenever they are read: alike for every model and on every host."""
+    """Seeds the global generators, with which some tasks shuffle their choices, equally for all models and hosts."""
     random.seed(_SEED)
     np.random.seed(_SEED)
 
 
 def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str]:
-    """A task that the harness brings: its configuration on the dataset's commit."""
+    """Returns configuration, URI and commit of one of the harness's own tasks, its dataset pinned to the commit."""
     index = _index()
     entry = index.get(spec.name)
     if entry is None:
@@ -180,13 +187,15 @@ def _known(spec: BenchmarkSpec, scratch: Path) -> tuple[dict[str, Any], str, str
 
 
 def resolved(spec: BenchmarkSpec, path: Path) -> dict[str, Any]:
-    """A task of the harness, as its YAML has it, with its functions. Raises ``StageError`` 65 for one that cannot be
-    used."""
-    # The modules of some run a program when they are imported, and the harness asks for more than we have.
+    """Returns the configuration in a harness task's YAML, with its functions imported.
+
+    Raises ``StageError`` 65 for a task that cannot be used.
+    """
+    # Checked before the import: some modules run programs when imported, others need packages that are not installed.
     require_known(spec, load_yaml(path, resolve_func=False))
     try:
         return without_evaluate(load_yaml(path, resolve_func=True))
-    except (Exception, SystemExit) as error:  # its module is imported, and may want anything
+    except (Exception, SystemExit) as error:  # the import of the task's module may raise anything
         raise invalid(
             spec, "the task cannot be loaded with what the trainer's image holds",
             saw=f"{type(error).__name__}: {error}", fix="Leave it out.",
@@ -195,7 +204,7 @@ def resolved(spec: BenchmarkSpec, path: Path) -> dict[str, Any]:
 
 @cache
 def _index() -> Mapping[str, Any]:
-    """Every task of the harness by name; to read their YAML takes some 10 s."""
+    """Returns all tasks of the harness by name. Reading their YAML takes about 10 s."""
     found: Mapping[str, Any] = TaskManager().task_index
     return found
 
@@ -203,7 +212,7 @@ def _index() -> Mapping[str, Any]:
 def _described(
     spec: BenchmarkSpec, uri: str, store: StorageClient, scratch: Path
 ) -> tuple[dict[str, Any], str, str]:
-    """A task that ``<uri>/<name>.yaml`` describes: its configuration on the files of the folder."""
+    """Returns configuration, URI and digest of the task in ``<uri>/<name>.yaml``, with its data files downloaded."""
     name = f"{spec.name}.yaml"
     text = store.read_or_none(join(uri, name))
     if text is None:
@@ -246,7 +255,7 @@ def _read(spec: BenchmarkSpec, text: bytes) -> dict[str, Any]:
 
 
 def _data_files(spec: BenchmarkSpec, config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """By split, the names of files in the folder."""
+    """Returns the names of the task's data files in the folder, by split."""
     found = (config.get("dataset_kwargs") or {}).get("data_files")
     if isinstance(found, Mapping) and found:
         files = {
@@ -267,7 +276,7 @@ def _outside(name: str) -> bool:
 
 
 def _sandbox() -> ImmutableSandboxedEnvironment:
-    """The harness's environment for templates, but one in which they can do no harm."""
+    """Returns a sandboxed equivalent of the harness's template environment."""
     environment = ImmutableSandboxedEnvironment(
         loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True
     )

@@ -1,8 +1,8 @@
-"""MaxText's KV cache for a model that was loaded to be trained, adapter included.
+"""Adds MaxText's KV cache to a model that was loaded for training, including an adapter.
 
-MaxText's own way, MaxEngine, wants JetStream (not installable beside it) or stubs of it, takes one prompt at a time and
-makes a second model. Here its cache modules are hung into the loaded model, whose prefill and autoregressive modes then
-run over a whole batch.
+MaxText's own inference engine, MaxEngine, needs JetStream (which cannot be installed beside it) or stubs of it,
+processes one prompt at a time and creates a second model. This module instead attaches MaxText's cache modules to the
+loaded model, whose prefill and autoregressive modes then process a whole batch.
 """
 
 import math
@@ -22,9 +22,12 @@ _CACHE = "KVCache_0"
 
 
 def sized(config: Any, *, rows: int, prompt: int, total: int) -> Any:
-    """MaxText's configuration for a cache of ``rows`` prompts of at most ``prompt`` tokens, ``total`` with the answer.
-    The cache is spread over the devices by rows: MaxText would keep all of it on each."""
-    changed = config._pydantic_config.model_copy(  # noqa: SLF001 - what it wraps is read-only elsewhere
+    """Returns MaxText's configuration for a cache of ``rows`` prompts.
+
+    Prompts have at most ``prompt`` tokens, prompt and answer together ``total``. The cache's rows are sharded over the
+    devices; MaxText would replicate the cache on each device.
+    """
+    changed = config._pydantic_config.model_copy(  # noqa: SLF001 - the wrapper is read-only
         update={
             "max_prefill_predict_length": prompt,
             "max_target_length": total,
@@ -39,18 +42,22 @@ def sized(config: Any, *, rows: int, prompt: int, total: int) -> Any:
 
 
 def max_cache_length(config: Any, mesh: Mesh, *, rows: int) -> float:
-    """The most tokens, prompt and answer, for which MaxText's cache computes what the model does, however large memory
-    is. 0 for attention that keeps another kind of cache. A sliding window ends it: when it decodes, MaxText measures
-    the window from the end of the cache, empty places included, not from the token that asks. ``rows``: any number
-    that divides among the devices."""
+    """Returns the largest number of tokens, prompt and answer, for which MaxText's cache gives correct results.
+
+    Memory is not considered. 0 for attention with another kind of cache; the window's size for a model with sliding
+    windows: when decoding, MaxText measures the window from the end of the cache, including its empty positions, and
+    not from the current token. ``rows`` is any number that divides evenly among the devices.
+    """
     smallest = sized(config, rows=rows, prompt=1, total=2)
     with logical_axis_rules(smallest.logical_axis_rules):
         return _reach(_twin(smallest, mesh), config)
 
 
 def with_cache(model: Any, config: Any, mesh: Mesh) -> Any | None:
-    """The model, its parameters shared, with empty caches (shapes only) of the sizes that ``config`` says. None where
-    they are beyond ``cache_reach``."""
+    """Returns the model with empty caches (shapes only) of the sizes in ``config``. The parameters are shared.
+
+    None if the sizes exceed ``max_cache_length``.
+    """
     twin = _twin(config, mesh)
     if config.max_target_length > _reach(twin, config):
         return None
@@ -65,7 +72,7 @@ def with_cache(model: Any, config: Any, mesh: Mesh) -> Any | None:
 
 
 def _twin(config: Any, mesh: Mesh) -> dict[Any, Any]:
-    """Modules of the same model as MaxText makes it to decode, by path; shapes only."""
+    """Returns the modules, by path, of the same model as MaxText creates it for decoding; shapes only."""
     create = model_creation_utils.get_nnx_create_model_fn(config, mesh, model_mode=MODEL_MODE_AUTOREGRESSIVE)
     return dict(nnx.iter_modules(nnx.eval_shape(create)))
 
@@ -79,5 +86,5 @@ def _reach(twin: dict[Any, Any], config: Any) -> float:
 
 
 def empty_cache(cache: Any) -> Any:
-    """The cache's state, all zeros."""
+    """Returns the cache's state with all values zero."""
     return jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), cache)

@@ -1,4 +1,4 @@
-"""Whether a tuned model has reached what was asked of it. Pure."""
+"""Checks whether a tuned model passes the requested gates. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,10 @@ from finetune_contract import GateOutcome, GateSpec
 def evaluate_gates(
     gates: Sequence[GateSpec], baseline: Mapping[str, float], tuned: Mapping[str, float]
 ) -> list[GateOutcome]:
-    """Metrics by name. What was not measured, or is no number, has not passed."""
+    """Returns the outcome of each gate. ``baseline`` and ``tuned`` are metrics by name.
+
+    A gate fails if its metric was not measured or is not a number.
+    """
     return [_judged(gate, baseline.get(gate.metric), tuned.get(gate.metric)) for gate in gates]
 
 

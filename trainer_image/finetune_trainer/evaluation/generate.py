@@ -1,5 +1,7 @@
-"""Answers of a MaxText model to prompts: a batch at a time, in one compiled program, with a KV cache where there can be
-one and by whole forward passes where not. Both give the same tokens."""
+"""Generates a MaxText model's answers to prompts in batches, each in one compiled program.
+
+Uses a KV cache if possible and full forward passes otherwise. Both produce the same tokens.
+"""
 
 import contextlib
 import logging
@@ -24,12 +26,12 @@ from finetune_trainer.sharding import ROW_AXES, shard_batch
 
 _LOG = logging.getLogger(__name__)
 type _Program = Callable[[Any, Any, Any, Any], jax.Array]
-"""(state, tokens ``[rows, width]``, lengths ``[rows]``, numbers ``[rows]``, -1 for an empty row) -> ``[rows, new]``, -1
-after an end."""
+"""(state, tokens ``[rows, width]``, lengths ``[rows]``, numbers ``[rows]``, -1 for an empty row) -> new tokens
+``[rows, new]``, -1 from the end of the answer on."""
 
 
 class Generator:
-    """Answers of one model. Compiles once for each of the widths that ``widths.programs`` sorts the prompts into."""
+    """Generates answers of one model. Compiles once per width of ``widths.group_by_width``."""
 
     def __init__(
         self,
@@ -41,8 +43,11 @@ class Generator:
         longest: int,
         cached: bool = True,
     ) -> None:
-        """``room``: what the devices hold. ``longest``: the most tokens of a prompt. ``cached``: False computes every
-        token by a forward pass over all before it."""
+        """Prepares generation.
+
+        ``row_capacity`` is the number of rows that fit on the devices, ``longest`` the maximum number of tokens of a
+        prompt. If ``cached`` is false, every token is computed by a forward pass over all tokens before it.
+        """
         self._loaded, self._sampling, self._longest, self._cached = loaded, sampling, longest, cached
         self._batching = Batching(row_capacity=row_capacity)
         self._ends = tuple(sorted(end_ids))
@@ -52,8 +57,10 @@ class Generator:
     def answers(
         self, prompts: Sequence[Sequence[int]], *, alive: Callable[[], None] = lambda: None
     ) -> list[list[int]]:
-        """For each prompt (token ids, not empty) the new tokens, without the one that ended them; every process
-        returns the same. ``alive`` is called after each batch."""
+        """Returns each prompt's new tokens without the end token. Every process returns the same.
+
+        ``prompts`` are token ids, none empty. ``alive`` is called after each batch.
+        """
         answers: dict[int, list[int]] = {}
         lengths = [len(prompt) for prompt in prompts]
         for width, numbers in widths.group_by_width(lengths, self._settings, longest=self._longest).items():
@@ -68,11 +75,11 @@ class Generator:
         return [answers[number] for number in range(len(prompts))]
 
     def rows(self, width: int, count: int) -> int:
-        """Of the program for ``count`` prompts of this width."""
+        """Returns the number of rows of the program for ``count`` prompts of this width."""
         return self._batching.rows(count, **self._needs(width))
 
     def _needs(self, width: int) -> dict[str, int]:
-        """Of a row: positions that are held, and those with logits."""
+        """Returns a row's number of positions in memory, and the number of positions with logits."""
         if self._sized_total(width) <= self._reach:
             return {"tokens": self._sized_total(width), "logits": 1}
         return {"tokens": self._total(width), "logits": self._total(width)}
@@ -86,8 +93,10 @@ class Generator:
             return max_cache_length(self._loaded.config, mesh, rows=self._batching.row_capacity.groups)
 
     def program(self, width: int, rows: int) -> tuple[Any, Any]:
-        """The jitted program for so many prompts of this width, and the state that it takes first. Call inside the mesh
-        and MaxText's rules."""
+        """Returns the jitted program for ``rows`` prompts of this width, and the state that is its first argument.
+
+        To be called within the mesh and MaxText's logical axis rules.
+        """
         config = sized(self._loaded.config, rows=rows, prompt=width, total=self._sized_total(width))
         mesh = self._loaded.mesh
         model = with_cache(self._loaded.model, config, mesh) if self._cached else None
@@ -102,7 +111,7 @@ class Generator:
         return jax.jit(step, out_shardings=NamedSharding(mesh, PartitionSpec())), state
 
     def lowered(self, width: int, rows: int) -> Any:
-        """``jax.stages.Lowered`` of ``program``."""
+        """Returns ``program`` as ``jax.stages.Lowered``."""
         sharding = NamedSharding(self._loaded.mesh, PartitionSpec(ROW_AXES))
         shapes = [
             jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding)
@@ -135,20 +144,20 @@ class Generator:
         return [row[: np.argmax(np.append(row, -1) < 0)].tolist() for row in found[: len(numbers)]]
 
     def _sized_total(self, width: int) -> int:
-        """Positions of a cache."""
+        """Returns the number of positions of a cache."""
         return width + self._sampling.max_new_tokens
 
     def _total(self, width: int) -> int:
-        """Positions of a forward pass over prompt and answer, which the attention kernel has to take."""
+        """Returns a number of positions for prompt and answer that the attention kernel accepts."""
         needed = min(width, self._longest) + self._sampling.max_new_tokens
         return max(width, widths.row_width(needed, self._settings))
 
 
 def arrays(rows: int, width: int) -> dict[str, np.ndarray]:
-    """What a program takes beside the state, of empty rows."""
+    """Returns a program's arguments other than the state, for empty rows."""
     return {
         "tokens": np.zeros((rows, width), np.int32),
-        "lengths": np.ones(rows, np.int32),  # an empty row is one token long and never read
+        "lengths": np.ones(rows, np.int32),  # an empty row has one token and is never read
         "numbers": np.full(rows, -1, np.int32),
     }
 
@@ -158,8 +167,11 @@ def _logits(output: Any) -> Any:
 
 
 def _by_cache(graph: Any, cache: Any, sampling: Sampling, ends: tuple[int, ...]) -> _Program:
-    """One pass fills the cache with every prompt but its last token, which is the first to be decoded: so the pass
-    needs no logits, which for all places of a batch would be larger than the model."""
+    """Returns the program that decodes with a KV cache.
+
+    One prefill pass fills the cache with each prompt except its last token, which is the first decoding input. The
+    prefill therefore needs no logits, which for all positions of a batch would be larger than the model.
+    """
 
     def run(state: Any, tokens: jax.Array, lengths: jax.Array, numbers: jax.Array) -> jax.Array:
         def call(cache: Any, tokens: Any, positions: Any, segments: Any, mode: str) -> tuple[Any, Any]:
@@ -193,7 +205,10 @@ def _by_cache(graph: Any, cache: Any, sampling: Sampling, ends: tuple[int, ...])
 
 
 def _by_forward_passes(graph: Any, sampling: Sampling, ends: tuple[int, ...], total: int) -> _Program:
-    """``total``: positions of prompt and answer together, or more."""
+    """Returns the program that runs a full forward pass per token.
+
+    ``total`` is at least the number of positions of prompt and answer together.
+    """
 
     def run(state: Any, tokens: jax.Array, lengths: jax.Array, numbers: jax.Array) -> jax.Array:
         tokens = jnp.pad(tokens, ((0, 0), (0, total - tokens.shape[1])))
@@ -225,8 +240,10 @@ def _loop(  # noqa: PLR0917
     ends: tuple[int, ...],
     numbers: jax.Array,
 ) -> jax.Array:
-    """Tokens ``[rows, new]`` until every row has ended. ``next_logits``: carry, step -> logits, carry;
-    ``append``: carry, tokens, step -> carry."""
+    """Returns tokens ``[rows, new]``, generated until every row has ended.
+
+    ``next_logits`` maps (carry, step) to (logits, carry), ``append`` maps (carry, tokens, step) to carry.
+    """
 
     def goes_on(carry: Any) -> jax.Array:
         step, _, open_rows, _ = carry

@@ -1,7 +1,7 @@
-"""A model as lm-evaluation-harness asks models: our generation, our log-probabilities, its conventions.
+"""Implements lm-evaluation-harness's model interface with the trainer's generation and log-probabilities.
 
-The harness's control flow is deterministic (fixed seeds, requests in order), so on several hosts every process runs it
-whole: each makes the same calls, which are collective, and has the same results.
+The harness's control flow is deterministic (fixed seeds, ordered requests). On several hosts every process runs all of
+it: each makes the same collective calls and gets the same results.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from finetune_trainer.evaluation.scores import opens_reasoning, without_reasonin
 
 
 class EvaluationBackend(Protocol):
-    """What is asked of a model; token ids throughout."""
+    """What benchmarks need from a model. All texts are token ids."""
 
     def likelihoods(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
-        """As ``Likelihood.of``."""
+        """Returns the same as ``Likelihood.of``."""
 
     def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
-        """As ``Generator.answers``."""
+        """Returns the same as ``Generator.answers``."""
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """How prompts are put (the chat template, few shots) is the task's and the harness's affair."""
+    """A model for the harness. The task and the harness compose the prompts (chat template, few-shot examples)."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         context: int,
         seed: int,
     ) -> None:
-        """``context``: tokens that the model can look at."""
+        """``context`` is the model's context length in tokens."""
         super().__init__()
         self._engine, self._renderer = engine, renderer
         self._context, self._seed = context, seed
@@ -52,7 +52,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int | None:
-        """What stands before a text that has nothing before it."""
+        """Token that precedes a text without context."""
         begin: int | None = self.tokenizer.bos_token_id
         return self.eot_token_id if begin is None else begin
 
@@ -66,7 +66,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return self._renderer.chat.continued(chat_history, asking=add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
-        """With the token that begins a text, where the tokenizer puts one and no chat template has."""
+        """Returns the text's token ids.
+
+        Includes the beginning-of-sequence token if the tokenizer adds one and there is no chat template that writes it.
+        """
         if add_special_tokens is False:
             return self._renderer.ids(string)
         return self._renderer.opened(string)
@@ -79,7 +82,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return self._engine.likelihoods([(context, rest) for _, context, rest in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
-        """Of whole texts; one longer than the context in pieces that see as much before them as fits."""
+        """Returns the log-likelihoods of whole texts.
+
+        A text longer than the context is split into windows, each with as much preceding text as fits.
+        """
         windows = [
             [
                 make_disjoint_window(window)
@@ -96,7 +102,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [sum(next(measured)[0] for _ in text) for text in windows]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
-        """An answer is generated up to the token that ends it, and cut before the first of the task's own stops."""
+        """Generates answers up to their end token and cuts them before the first of the task's stop strings."""
         by_sampling: dict[Sampling, list[int]] = {}
         for number, request in enumerate(requests):
             by_sampling.setdefault(self._sampling(request.args[1]), []).append(number)
@@ -107,7 +113,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             found = self._engine.answers(prompts, sampling)
             for number, answer in zip(numbers, found, strict=True):
                 text = self.tokenizer.decode(answer, skip_special_tokens=True)
-                # As the harness does with a model that reasons, its stops apply to what follows.
+                # As in the harness, the stop strings apply only to the text after the reasoning.
                 prompt, options = requests[number].args
                 spoken = without_reasoning(text, opened=opens_reasoning(prompt))
                 answers[number] = _cut(spoken, options.get("until") or [])

@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts under a MaxText model: a batch at a time, in one compiled program."""
+"""Computes log-probabilities of given texts under a MaxText model in batches, each in one compiled program."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +16,18 @@ from finetune_trainer.evaluation.models import LoadedModel
 from finetune_trainer.sharding import ROW_AXES, shard_batch
 
 type Pair = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a context, not empty, and of what follows it."""
+"""Token ids of a context, which is not empty, and of its continuation."""
 
 
 class Likelihood:
-    """Of one model. Compiles once for each of the widths that ``widths.programs`` sorts the pairs into."""
+    """Log-probabilities under one model. Compiles once per width of ``widths.group_by_width``."""
 
     def __init__(self, loaded: LoadedModel, *, row_capacity: RowCapacity, longest: int) -> None:
-        """``room``: what the devices hold. ``longest``: the model's context; a longer pair loses its beginning."""
+        """Prepares the computation.
+
+        ``row_capacity`` is the number of rows that fit on the devices, ``longest`` the model's context length in
+        tokens. Longer pairs are truncated at the beginning.
+        """
         self._loaded, self._longest = loaded, longest
         self._batching = Batching(row_capacity=row_capacity)
         graph, self._state = nnx.split(loaded.model)
@@ -47,8 +51,10 @@ class Likelihood:
         self._run = jax.jit(run, out_shardings=(whole, whole))
 
     def of(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
-        """For each pair the sum of the log-probabilities (nats) of what follows its context, and whether every token of
-        it is the likeliest; every process returns the same."""
+        """Returns each continuation's log-probability in nats, and whether each of its tokens is the likeliest one.
+
+        Every process returns the same.
+        """
         found: dict[int, tuple[float, bool]] = {}
         lengths = [min(len(context) + len(rest) - 1, self._longest) for context, rest in pairs]
         settings = widths.settings_of(self._loaded.config)
@@ -63,12 +69,14 @@ class Likelihood:
         return [found[number] for number in range(len(pairs))]
 
     def rows(self, width: int, count: int) -> int:
-        """Of the program for ``count`` pairs of this width."""
+        """Returns the number of rows of the program for ``count`` pairs of this width."""
         return self._batching.rows(count, tokens=width, logits=width)
 
     def lowered(self, width: int, rows: int) -> Any:
-        """``jax.stages.Lowered`` of the program for so many pairs of this width. Call inside the mesh and MaxText's
-        rules."""
+        """Returns the program for ``rows`` pairs of this width as ``jax.stages.Lowered``.
+
+        To be called within the mesh and MaxText's logical axis rules.
+        """
         sharding = NamedSharding(self._loaded.mesh, PartitionSpec(ROW_AXES))
         each = jax.ShapeDtypeStruct((rows, width), jnp.int32, sharding=sharding)
         return self._run.lower(self._state, each, each, each, each)
@@ -80,12 +88,12 @@ class Likelihood:
         return list(told)[: len(pairs)]
 
     def _batch(self, pairs: Sequence[Pair], rows: int, width: int) -> dict[str, np.ndarray]:
-        """Arrays ``[rows, width]``; rows beyond the pairs are empty."""
+        """Returns the program's arrays ``[rows, width]``; rows beyond the pairs are empty."""
         tokens, targets, counted, there = (np.zeros((rows, width), np.int32) for _ in range(4))
         for row, (context, rest) in enumerate(pairs):
             ids = [*context, *rest][-self._longest - 1 :]
             length = len(ids) - 1
             tokens[row, :length], targets[row, :length], there[row, :length] = ids[:-1], ids[1:], 1
             counted[row, max(0, length - len(rest)) : length] = 1
-        there[len(pairs) :, 0] = 1  # attention over nothing is no number
+        there[len(pairs) :, 0] = 1  # attention over no positions yields NaN
         return {"tokens": tokens, "targets": targets, "counted": counted, "there": there}

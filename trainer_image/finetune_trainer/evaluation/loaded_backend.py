@@ -1,4 +1,4 @@
-"""A loaded model as benchmarks ask it."""
+"""Runs benchmarks' requests on a loaded model."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ class LoadedModelBackend:
     def __init__(
         self, loaded: LoadedModel, *, row_capacity: RowCapacity, context: int, end_ids: frozenset[int]
     ) -> None:
-        """``context``: tokens that the model can look at."""
+        """``context`` is the model's context length in tokens."""
         self._loaded, self._row_capacity, self._context, self._end_ids = (
             loaded,
             row_capacity,

@@ -1,4 +1,4 @@
-"""Loss of a MaxText model over a dataset: the sum over all trained tokens (or pairs) divided by their number."""
+"""Loss of a MaxText model over a dataset: the mean over all trained tokens, or over all preference pairs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,28 +18,34 @@ from finetune_trainer.sharding import shard_batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoss:
+    """Loss of a model over one or several datasets."""
+
     total: float
-    """Nats, summed over tokens (or pairs)."""
+    """Sum of the losses of all tokens (or pairs), in nats."""
     weight: int
-    """Their number."""
+    """Number of tokens (or pairs) in the sum."""
     tokens: int
-    """Tokens whose probability counted."""
+    """Number of tokens whose probability contributed."""
     metrics: Mapping[str, float]
-    """Means of what else the method measures."""
+    """Means of the method's other metrics."""
     per_token: bool
 
     @property
     def mean(self) -> float:
+        """Mean loss per token (or pair), in nats."""
         return self.total / max(1, self.weight)
 
     @property
     def perplexity(self) -> float | None:
-        """None where the loss is not one of tokens."""
+        """Perplexity of a token; None if the loss is not per token."""
         return perplexity(self.mean) if self.per_token else None
 
 
 def combined(losses: Iterable[MeasuredLoss]) -> MeasuredLoss:
-    """Over several sets, at least one, of the same method as over one: every token (or pair) counts the same."""
+    """Returns the loss over several datasets as if they were one: every token (or pair) has the same weight.
+
+    ``losses`` are of the same method and not empty.
+    """
     several = list(losses)
     weight = sum(each.weight for each in several)
     return MeasuredLoss(
@@ -55,10 +61,10 @@ def combined(losses: Iterable[MeasuredLoss]) -> MeasuredLoss:
 
 
 class LossMeter:
-    """Measures models of one structure; compiles once."""
+    """Measures the loss of models with the same structure. Compiles once."""
 
     def __init__(self, model: Any, config: Any, mesh: Mesh, objective: Objective) -> None:
-        """``config`` is MaxText's. Batches must be of its global batch size."""
+        """``config`` is MaxText's configuration; batches must have its global batch size."""
         self._config, self._mesh, self._objective = config, mesh, objective
         graph, _ = nnx.split(model)
 
@@ -69,14 +75,19 @@ class LossMeter:
         self._step = step
 
     def lowered(self, model: Any, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
-        """``jax.stages.Lowered`` of what ``measure`` runs. Call inside the mesh and MaxText's rules."""
+        """Returns the program of ``measure`` as ``jax.stages.Lowered``.
+
+        To be called within the mesh and MaxText's logical axis rules.
+        """
         return self._step.lower(nnx.split(model)[1], batch)
 
     def measure(
         self, model: Any, batches: Iterable[Batch], *, alive: Callable[[], None] = lambda: None
     ) -> MeasuredLoss:
-        """The loss over all batches; ``alive`` is called after each. The sum over them is made in float64 on the host,
-        in their order."""
+        """Returns the loss over all batches, summed on the host in float64 and in order.
+
+        ``alive`` is called after each batch.
+        """
         totals = dict.fromkeys(("nats", "total_weights", *self._objective.metrics), 0.0)
         tokens = 0
         with jax.set_mesh(self._mesh), logical_axis_rules(self._config.logical_axis_rules):

@@ -1,4 +1,4 @@
-"""A model to evaluate, loaded onto the mesh."""
+"""Loads a model to evaluate onto the mesh."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from finetune_trainer.lora import with_lora
 
 @dataclass(slots=True, kw_only=True)
 class LoadedModel:
-    """Parameters on the devices; ``config`` is MaxText's."""
+    """A model with its parameters on the devices. ``config`` is MaxText's configuration."""
 
     model: Any
     config: Any
@@ -22,14 +22,14 @@ class LoadedModel:
 
 
 def load(config: Any) -> LoadedModel:
-    """The parameters at ``config.load_parameters_path``, without any adapter."""
+    """Loads the parameters at ``config.load_parameters_path``, without an adapter."""
     model, mesh = pretrained(config)
     nnx.pop(model, nnx.Intermediate)
     return LoadedModel(model=model, config=config, mesh=mesh)
 
 
 def with_adapter(base: LoadedModel, config: Any) -> LoadedModel:
-    """The same parameters with the adapter at ``config.lora.lora_restore_path`` applied. ``base`` is used up."""
+    """Applies the adapter at ``config.lora.lora_restore_path`` to ``base``, which must not be used afterwards."""
     with jax.set_mesh(base.mesh), logical_axis_rules(config.logical_axis_rules):
         model = with_lora(base.model, base.mesh, config)
     return LoadedModel(model=model, config=config, mesh=base.mesh)

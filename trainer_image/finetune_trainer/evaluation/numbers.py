@@ -1,8 +1,8 @@
-"""Small arithmetic of evaluation, without JAX."""
+"""Arithmetic of evaluation that needs no JAX."""
 
 import math
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that overflows."""
+    """Returns exp(loss), infinity if that overflows."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -1,9 +1,8 @@
-"""How the Evaluate stage lays a model out on the devices, and how many rows they hold beside it. Pure.
+"""Mesh and precision of the Evaluate stage, and the number of rows that fit beside the model. Pure.
 
-Training shares parameters by FSDP, which gathers each of them at every use: once for thousands of tokens when it
-trains, but once for every token when it decodes. So evaluation shares the matrices themselves (tensor parallelism) as
-far as heads and widths divide, keeps a copy for each group of devices where memory allows it, and holds weights in the
-type that they are multiplied in.
+Training shards parameters by FSDP, which gathers each parameter at every use: once for thousands of tokens in training,
+but once per token in decoding. Evaluation therefore uses tensor parallelism as far as heads and widths divide evenly,
+replicates the weights per group of devices if memory allows, and holds them in the type used for multiplication.
 """
 
 from collections.abc import Iterator
@@ -13,19 +12,20 @@ from typing import Self
 from finetune_contract import MeshSpec, StageRequest
 from finetune_trainer.families import ModelPlan
 
-#: Most devices that share a matrix: beyond it a token waits longer for the network than for memory.
+#: Maximum number of devices that share a matrix. Beyond it, decoding is bound by the network instead of by memory.
 _MOST_SHARED = 8
-#: Share of a device's memory that the weights may take where every group of devices holds them all.
+#: Maximum fraction of a device's memory for the weights if they are replicated per group of devices.
 _COPIES = 0.5
-#: Share that weights, cache and activations together may take; the rest is the compiler's and what estimates miss.
+#: Fraction of a device's memory for weights, cache and activations together. The rest is left to the compiler and to
+#: errors of the estimate.
 _FILLED = 0.8
-#: Rows of a group of devices beyond which a larger batch is hardly faster.
+#: Maximum number of rows per group of devices; larger batches are hardly faster.
 _MOST_ROWS = 64
 _BYTES = {"BF16": 2, "FP32": 4}
 
 
 def _placed(request: StageRequest, plan: ModelPlan, memory: int | None) -> StageRequest:
-    """With evaluation's mesh and precision."""
+    """Returns the request with the mesh and precision of evaluation."""
     h = request.hyperparameters
     if h.compute_precision == "BF16":
         h = h.model_copy(update={"weight_precision": "BF16"})
@@ -34,7 +34,10 @@ def _placed(request: StageRequest, plan: ModelPlan, memory: int | None) -> Stage
 
 
 def _mesh(mesh: MeshSpec, plan: ModelPlan, size: int, memory: int | None) -> MeshSpec:
-    """``size``: bytes of all weights. SequenceRows of a batch divide among the new mesh as they do among ``mesh``."""
+    """Returns evaluation's mesh. ``size`` is the size of all weights in bytes.
+
+    The rows of a batch divide evenly among the new mesh if they do so among ``mesh``.
+    """
     inside = mesh.devices // mesh.slices
     sizes = [inside, *_shared_sizes(plan)]
     tensor = max(
@@ -57,7 +60,7 @@ def _mesh(mesh: MeshSpec, plan: ModelPlan, size: int, memory: int | None) -> Mes
 
 
 def _shared_sizes(plan: ModelPlan) -> Iterator[int]:
-    """Sizes that devices which share a matrix must divide."""
+    """Yields the sizes that the number of devices that share a matrix must divide."""
     yield from (plan.heads, plan.kv_heads, plan.head_dim, plan.hidden_size, plan.vocab_size)
     if plan.experts is None or plan.experts.dense_layers:
         yield plan.intermediate_size
@@ -69,28 +72,30 @@ def _shared_sizes(plan: ModelPlan) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRowCapacity:
-    """What the devices hold beside the weights."""
+    """Number of rows that fit on the devices beside the weights."""
 
     plan: ModelPlan
     request: StageRequest
-    """With evaluation's mesh and precision."""
+    """Request with evaluation's mesh and precision."""
     memory: int | None
-    """Bytes that a program may use on a device; None where that is not known."""
+    """Bytes of a device's memory that a program may use; None if unknown."""
 
     @classmethod
     def of(cls, request: StageRequest, plan: ModelPlan, *, memory: int | None) -> Self:
-        """``request``: with the mesh and the precision of training."""
+        """Returns the capacity for a request with the mesh and precision of training."""
         return cls(plan=plan, request=_placed(request, plan, memory), memory=memory)
 
     @property
     def groups(self) -> int:
-        """Of devices, each with rows of its own."""
+        """Number of groups of devices; each group has its own rows."""
         return self.request.mesh.data * self.request.mesh.fsdp
 
     def rows(self, *, tokens: int, logits: int) -> int:
-        """How many rows go together, a multiple of ``groups``: each with a cache or activations for ``tokens``
-        positions, and logits for ``logits`` of them at once. Where memory is not known, those of a training's forward
-        pass."""
+        """Returns the number of rows that fit, a multiple of ``groups``.
+
+        Each row has a cache or activations for ``tokens`` positions and logits for ``logits`` positions at once. If the
+        memory is unknown, returns the microbatch size of training.
+        """
         if self.memory is None:
             return self.request.hyperparameters.microbatch_size
         free = _FILLED * self.memory - self._weights
@@ -104,8 +109,11 @@ class DeviceRowCapacity:
         return self.plan.parameters * _BYTES[precision] / (mesh.tensor * mesh.fsdp)
 
     def _row(self, tokens: int, logits: int) -> float:
-        """Bytes of a row on each of the devices that share it, from above: a cache that is copied once when it is
-        filled, a layer's activations, logits in float32 beside their logarithms."""
+        """Returns an upper bound of a row's bytes on each device that shares it.
+
+        Includes the cache, which is copied once when filled, one layer's activations, and logits in float32 with their
+        log-probabilities.
+        """
         plan, tensor = self.plan, self.request.mesh.tensor
         size = _BYTES[self.request.hyperparameters.compute_precision]
         values = plan.latent.value_dim if plan.latent is not None else plan.head_dim

@@ -1,8 +1,8 @@
-"""What a benchmark's task may hold: nothing that is run beside the harness itself.
+"""Rejects benchmark tasks that would run code other than the harness itself.
 
-A folder's YAML holds keys, metrics, aggregations and filters of the lists below, which the pinned harness computes by
-itself. A task that the harness brings may name the harness's own functions, but for those that run what a model has
-answered, or that fetch what they compute with. Whatever slips through meets ``evaluate.load`` refusing.
+A folder's YAML may contain only the keys, metrics, aggregations and filters listed below, which the pinned harness
+implements itself. The harness's own tasks may name the harness's functions, except those that run a model's answers as
+code or download what they compute with. As a last safeguard, ``evaluate.load`` always raises.
 """
 
 import sys
@@ -25,7 +25,7 @@ AGGREGATIONS = frozenset({
     "bits_per_byte", "bleu", "brier_score", "bypass", "chrf", "chrf++", "f1", "matthews_corrcoef", "mean", "median",
     "nanmean", "perplexity", "ter", "weighted_perplexity",
 })  # fmt: skip
-#: All but "custom", which calls a function, and "decontaminate", which is unfinished.
+#: All of the harness's filters except "custom", which calls a function, and "decontaminate", which is unfinished.
 FILTERS = frozenset({
     "format_span", "lowercase", "majority_vote", "map", "multi_choice_regex", "regex", "regex_pos",
     "remove_whitespace", "take_first", "take_first_k", "uppercase",
@@ -39,9 +39,9 @@ _TEXTS = {
     "gen_prefix",
     "target_delimiter",
 }
-#: Of a task. Of the harness's keys it lacks those that call a function or another task (``class``, ``custom_dataset``,
-#: ``process_docs``, ``process_results``), read another file (``include``, ``use_prompt``), run answers
-#: (``unsafe_code``), or ask in more than text (``doc_to_image``, ``doc_to_audio``).
+#: Keys of a task: the harness's keys except those that call a function or another task (``class``,
+#: ``custom_dataset``, ``process_docs``, ``process_results``), read another file (``include``, ``use_prompt``), run
+#: answers (``unsafe_code``), or prompt with more than text (``doc_to_image``, ``doc_to_audio``).
 KEYS = frozenset(_TEXTS | {
     "dataset_kwargs", "dataset_name", "dataset_path", "description", "doc_to_decontamination_query", "fewshot_config",
     "fewshot_split", "filter_list", "generation_kwargs", "metadata", "metric_list", "num_fewshot", "output_type",
@@ -49,20 +49,20 @@ KEYS = frozenset(_TEXTS | {
     "validation_split",
 })  # fmt: skip
 _FEWSHOT = frozenset(_TEXTS | {"fewshot_indices", "sampler", "samples", "split"})
-#: Of a metric; only exact_match has options.
+#: Keys of a metric; only exact_match has further options.
 _METRIC = frozenset({"metric", "aggregation", "higher_is_better"})
 _OPTIONS = {"exact_match": {"ignore_case", "ignore_numbers", "ignore_punctuation", "regexes_to_ignore"}}
-#: How ``datasets`` reads a plain file.
+#: Options of ``datasets`` for reading a plain file.
 _READING = frozenset({
     "column_names", "columns", "data_files", "delimiter", "encoding", "field", "header", "keep_linebreaks", "names",
     "quotechar", "sample_by", "sep", "skiprows",
 })  # fmt: skip
 _LOADS = "it is scored by a program or a model of the Hugging Face Hub, at no pinned revision"
-#: The harness's own tasks may call functions of theirs.
+#: Keys of the harness's own tasks, which may also call the harness's functions.
 _OWN_KEYS = KEYS | {"process_docs", "process_results"}
 
-#: Why a task of the harness is refused -> the functions, or whole modules, that its YAML names. A test looks through
-#: the code of the pinned harness for more.
+#: Reason why tasks of the harness are rejected -> the functions, or whole modules, that their YAML names. A test
+#: searches the code of the pinned harness for others.
 _REFUSED_CODE = {
     "what the model answers is run as a program, or read by a parser that evaluates it": (
         "cruxeval/utils", "humaneval/utils", "humaneval_infilling/utils", "leaderboard/math/utils",
@@ -93,7 +93,7 @@ _ROOT = Path(tasks.__file__).resolve().parent
 
 
 class LoadRefusedError(RuntimeError):
-    pass
+    """Raised by ``evaluate.load`` after :func:`refuse_loading`."""
 
 
 def _refuse_load(*asked: Any, **_options: Any) -> NoReturn:
@@ -103,7 +103,10 @@ def _refuse_load(*asked: Any, **_options: Any) -> NoReturn:
 
 
 def refuse_loading() -> None:
-    """From now on this process can neither fetch a metric's program nor run one. ``datasets`` has no load_metric."""
+    """Prevents this process from downloading or running a metric's code.
+
+    Replaces the loading functions of ``evaluate``. ``datasets`` no longer has ``load_metric``.
+    """
     refused = {evaluate.loading.load, evaluate.loading.evaluation_module_factory} - {_refuse_load}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "evaluate":
@@ -113,9 +116,10 @@ def refuse_loading() -> None:
 
 
 def require_plain(spec: BenchmarkSpec, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A folder's task, as read from plain YAML, without the keys that it sets to null or false in vain.
+    """Returns a folder's task, as read from plain YAML, without unlisted keys, which may only be null or false.
 
-    Raises ``StageError`` 65 for anything that is not on the lists."""
+    Raises ``StageError`` 65 for anything that is not on the lists.
+    """
     _require_keys(spec, config, KEYS, "")
     for key, allowed in (("dataset_kwargs", _READING), ("fewshot_config", _FEWSHOT)):
         _require_keys(spec, _mapping(spec, config.get(key) or {}, key), allowed, f"{key}.")
@@ -141,9 +145,11 @@ def require_plain(spec: BenchmarkSpec, config: Mapping[str, Any]) -> dict[str, A
 
 
 def require_known(spec: BenchmarkSpec, config: Mapping[str, Any]) -> None:
-    """A task of the harness, its functions not yet imported but named by their places, as ``load_yaml`` does it.
+    """Checks one of the harness's own tasks before its functions are imported.
 
-    Raises ``StageError`` 65 where it needs more than the harness's own code on texts."""
+    ``config`` names functions by file and name, as ``load_yaml`` returns them unresolved. Raises ``StageError`` 65 if
+    the task needs more than the harness's own code on texts.
+    """
     if unknown := _unknown(config, _OWN_KEYS):
         raise invalid(
             spec, "its answers would be run as programs, its rows made by one, or it does not ask in text alone",
@@ -156,7 +162,7 @@ def require_known(spec: BenchmarkSpec, config: Mapping[str, Any]) -> None:
                     spec, why, saw=f"{spec.name} of lm-evaluation-harness, scored by {place}",
                     expected="a task whose answers are compared as texts", fix="Leave it out.",
                 )  # fmt: skip
-    # The others' metrics are never called: their scores come from process_results, or from log-probabilities.
+    # Other tasks never call their metrics: their scores come from process_results or from log-probabilities.
     if (
         config.get("process_results") is None
         and config.get("output_type", "generate_until") == "generate_until"
@@ -171,7 +177,10 @@ def require_known(spec: BenchmarkSpec, config: Mapping[str, Any]) -> None:
 
 
 def without_evaluate(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, its metrics taken from the harness, which needs only their names where it does not call them."""
+    """Returns the task with all metrics taken from the harness instead of ``evaluate``.
+
+    For metrics that it does not call, the harness needs only the names.
+    """
     metrics = config.get("metric_list")
     return {**config, **({"metric_list": [_without_evaluate(each) for each in metrics]} if metrics else {})}
 
@@ -179,6 +188,7 @@ def without_evaluate(config: Mapping[str, Any]) -> dict[str, Any]:
 def invalid(
     spec: BenchmarkSpec, what: str, *, saw: str, expected: str = "", fix: str = "Correct the task."
 ) -> StageError:
+    """Returns the error (65) for a benchmark that cannot be used."""
     return StageError(
         ExitCode.BAD_DATA, "BenchmarkInvalid", what, where=spec.path, saw=" ".join(saw.split())[:300],
         expected=expected, fix=fix,
@@ -201,12 +211,12 @@ def _require_keys(
 
 
 def _unknown(config: Mapping[Any, Any], allowed: frozenset[str]) -> list[str]:
-    """A key that says null or false asks for nothing."""
+    """Returns the keys that are not allowed, except those whose value is null or false, which have no effect."""
     return [str(key) for key, value in config.items() if key not in allowed and value not in (None, False)]
 
 
 def _entries(spec: BenchmarkSpec, found: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each with its path in the YAML."""
+    """Yields each entry of a list of mappings with its path in the YAML."""
     if not isinstance(found, list | None):
         raise invalid(spec, f"{key} is no list", saw=str(found))
     for i, each in enumerate(found or ()):
@@ -224,7 +234,7 @@ def _not_listed(spec: BenchmarkSpec, what: str, key: str, saw: str, known: froze
 
 
 def functions(found: Any) -> Iterator[str]:
-    """The places of functions in what ``load_yaml`` has read: ``folder/module.function``, below the harness's tasks."""
+    """Yields the functions named in an unresolved task as ``folder/module.function``, below the harness's tasks."""
     if isinstance(found, Mapping):
         found = list(found.values())
     if isinstance(found, list):

@@ -1,4 +1,4 @@
-"""The rows of a dataset as questions with the answers that they hold."""
+"""Turns a dataset's rows into questions with reference answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,21 @@ from finetune_trainer.storage import StorageClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
+    """A prompt with its reference answer."""
+
     prompt: Sequence[int]
-    """Token ids that ask for the answer."""
+    """Token ids of the prompt."""
     text: str
-    """The last thing that was said before it."""
+    """Text of the last message before the answer."""
     reference: str
-    """As text, without special tokens: what a right answer decodes to."""
+    """Reference answer as text without special tokens, as a correct answer decodes."""
 
 
 def questions(source: DatasetSpec, renderer: Renderer, store: StorageClient, scratch: Path) -> list[Question]:
-    """One of every row: what stands before its last assistant turn, and that turn. Raises ``StageError`` as
-    ``data.prepare`` does, and 65 where no row has an answer."""
+    """Returns one question per row that has an answer: everything before its last assistant turn, and that turn.
+
+    Raises ``StageError`` as ``data.prepare`` does, and 65 if no row has an answer.
+    """
     found = [asked for example in read_all(source, store, scratch) if (asked := question(example, renderer))]
     if not found:
         raise StageError(
@@ -37,7 +41,7 @@ def questions(source: DatasetSpec, renderer: Renderer, store: StorageClient, scr
 
 
 def question(example: Example, renderer: Renderer) -> Question | None:
-    """None for a conversation in which the assistant says nothing after a question, and for text without one."""
+    """Returns the example's question; None for plain text and for a conversation without an answer to a message."""
     if isinstance(example, PlainText):
         return None
     if not isinstance(example, Conversation):

@@ -1,4 +1,4 @@
-"""Which token comes next. The same answer whatever the batch, the number of processes and the other prompts."""
+"""Samples the next token. An answer does not depend on the batch, the number of processes or the other prompts."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,17 @@ class Sampling:
 
     max_new_tokens: int
     temperature: float = 0.0
-    """0: the likeliest token every time."""
+    """Temperature of sampling; 0 selects the likeliest token (greedy decoding)."""
     top_k: int = 0
-    """Choose among so many of the likeliest tokens; 0: among all."""
+    """Number of likeliest tokens to sample from; 0 samples from all tokens."""
     seed: int = 0
 
 
 def sample_tokens(logits: jax.Array, sampling: Sampling, numbers: jax.Array, step: jax.Array) -> jax.Array:
-    """Of ``logits`` ``[rows, vocabulary]`` one token a row, int32. The draw depends on the seed, the prompt's number
-    (``numbers``, ``[rows]``) and the answer's ``step`` alone."""
+    """Returns one token per row of ``logits`` ``[rows, vocabulary]``, int32 ``[rows]``.
+
+    The random choice depends only on the seed, the prompt's number (``numbers``, ``[rows]``) and the answer's ``step``.
+    """
     logits = logits.astype(jnp.float32)
     if sampling.temperature == 0.0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)

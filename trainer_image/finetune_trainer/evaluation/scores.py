@@ -1,8 +1,7 @@
-"""How well an answer agrees with its reference. Each score is between 0 and 1; pure.
+"""Scores that compare an answer with its reference. Each score is between 0 and 1. Pure.
 
-Answers and references are compared as SQuAD's official script compares them (v1.1: lower case, no punctuation, no
-articles, single spaces): there is no maintained library with those two scores that does without torch. Rouge-L is
-metrax's, which MaxText brings along.
+Exact match and F1 compare texts as SQuAD's official script (v1.1) does: lower case, no punctuation, no articles, single
+spaces. No maintained library provides these two scores without torch. Rouge-L is from metrax, a dependency of MaxText.
 """
 
 import re
@@ -13,19 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORDS = re.compile(r"\w+")
-#: GSM8K's mark before the final answer, and what a number looks like.
+#: GSM8K's marker of the final answer, and the pattern of a number.
 _FINAL = re.compile(r"####\s*(\S[^\n]*)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-#: Between these, models that reason write what is not their answer (Qwen3's and DeepSeek R1's templates).
+#: Markers between which reasoning models write text that is not part of the answer (Qwen3 and DeepSeek R1).
 REASONING, _REASONED = "<think>", "</think>"
 
 
 def without_reasoning(text: str, *, opened: bool = False) -> str:
-    """What follows the reasoning in ``text``; empty where the reasoning does not end.
+    """Returns the text after the reasoning in ``text``; empty if the reasoning does not end.
 
     Args:
-        text: an answer or a reference.
-        opened: the prompt ends in ``<think>``, so the answer begins with the reasoning.
+        text: An answer or a reference.
+        opened: Whether the prompt ends with ``<think>``, so that the answer begins with reasoning.
     """
     _, ended, rest = text.rpartition(_REASONED)
     if REASONING in rest or (opened and not ended):
@@ -34,24 +33,27 @@ def without_reasoning(text: str, *, opened: bool = False) -> str:
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Whether the prompt for an answer ends in ``<think>``, as the chat template of DeepSeek R1 writes it."""
+    """Whether a prompt ends with ``<think>``, as those of DeepSeek R1's chat template do."""
     return prompt.rstrip().endswith(REASONING)
 
 
 def normalized(text: str) -> str:
-    """As SQuAD's script does."""
+    """Returns the text normalized as in SQuAD's script."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def final_answer(text: str) -> str | None:
-    """What stands after the last ``####`` as GSM8K's solutions end, None without one."""
+    """Returns the text after the last ``####``, with which GSM8K's solutions end; None if there is none."""
     found = _FINAL.findall(text)
     return str(found[-1]).strip() if found else None
 
 
 def exact_match(answer: str, reference: str) -> float:
-    """1 where both are the same. Where the reference ends in GSM8K's ``#### 42``, only that is compared, with what
-    follows the answer's own ``####`` or, without one, with the answer's last number."""
+    """Returns 1 if the normalized texts are equal, else 0.
+
+    If the reference has a GSM8K final answer (``#### 42``), only that is compared: with the text after the answer's own
+    ``####`` or, if there is none, with the answer's last number.
+    """
     wanted = final_answer(reference)
     if wanted is None:
         return float(normalized(answer) == normalized(reference))
@@ -63,7 +65,7 @@ def exact_match(answer: str, reference: str) -> float:
 
 
 def _plain(answer: str) -> str:
-    """A number without currency, separators and trailing zeros; other text normalized."""
+    """Returns the text's number without currency, separators and trailing zeros; the normalized text if it has none."""
     number = _NUMBER.search(answer)
     if number is None:
         return normalized(answer)
@@ -72,7 +74,7 @@ def _plain(answer: str) -> str:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Harmonic mean of precision and recall of the words, counted with their repetitions."""
+    """Returns the harmonic mean of precision and recall of the words, including repetitions."""
     found, wanted = normalized(answer).split(), normalized(reference).split()
     if not found or not wanted:
         return float(found == wanted)
@@ -81,7 +83,7 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def rouge_l(answer: str, reference: str) -> float:
-    """F measure of the longest common subsequence of words, in lower case and without punctuation."""
+    """Returns the F measure of the longest common subsequence of words, in lower case and without punctuation."""
     from metrax import RougeL  # type: ignore[import-untyped]
 
     pair = [" ".join(_WORDS.findall(text.lower())) for text in (answer, reference)]
@@ -100,7 +102,7 @@ SCORES: Mapping[str, tuple[str, Callable[[str, str], float]]] = {
 def mean_scores(
     metrics: Sequence[str], answers: Sequence[str], references: Sequence[str]
 ) -> dict[str, float]:
-    """The mean over all rows, by short name, of those ``metrics`` that judge answers."""
+    """Returns the mean over all rows, by short name, of those ``metrics`` that score answers."""
     return {
         SCORES[metric][0]: sum(map(SCORES[metric][1], answers, references)) / len(references)
         for metric in metrics

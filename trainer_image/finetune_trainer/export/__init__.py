@@ -1,6 +1,6 @@
-"""From a trained checkpoint to folders in Hugging Face format: the whole model, the LoRA adapter, or both.
+"""Exports a trained checkpoint to folders in Hugging Face format: the whole model, the LoRA adapter, or both.
 
-LoRA is merged here, in float32: MaxText's own merging export silently yields the unchanged base model, and its adapter
+LoRA is merged here, in float32: MaxText's merging export silently writes the unchanged base model, and its adapter
 export leaves Llama's rotary order and query scale in the adapter.
 """
 
@@ -40,37 +40,40 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
+    """Rank and alpha of the LoRA adapter that was trained."""
+
     rank: int
     alpha: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportInputs:
-    """``params``: the checkpoint's ``…/<step>/model_params`` (or a converted model's ``…/0/items``)."""
+    """What an export reads and which formats it writes."""
 
     source: Path
-    """The base model's folder."""
+    """Folder of the base model."""
     tokenizer: Path
-    """Where the tokenizer lies, mostly the same."""
+    """Folder of the tokenizer, usually the same as ``source``."""
     weights: Weights
     plan: ModelPlan
     params: str
+    """The checkpoint's ``…/<step>/model_params``, or a converted model's ``…/0/items``."""
     lora: LoraConfig | None
-    """None after full fine-tuning; then only ``content`` Merged makes sense, and means the tuned model."""
+    """None after full fine-tuning, for which ``content`` must be Merged and selects the tuned model."""
     content: Content
     dtype: Literal["BF16", "FP32"]
     facts: CardFacts
     orbax: bool = False
-    """Also MaxText's own format, of the model; not with ``content`` Adapter."""
+    """Whether to write the model in MaxText's format too. Not valid with ``content`` Adapter."""
     served: serving.ServedModel | None = None
-    """Also manifests that serve the model, in its folder; not with ``content`` Adapter."""
+    """Serving manifests to write into the model's folder; None for none. Not valid with ``content`` Adapter."""
 
 
 def build(inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) -> dict[str, Path]:
-    """Writes ``out/model``, ``out/adapter``, ``out/orbax``, as asked for, each with card and manifest; returns them by
-    name.
+    """Writes the requested folders of ``out/model``, ``out/adapter`` and ``out/orbax`` and returns them by name.
 
-    ``engine.prepare(plan)`` comes first. Holds a few tensors in memory at a time, and all of an adapter.
+    Each folder contains a model card and a manifest. ``engine.prepare(plan)`` must be called first. Holds a few tensors
+    in memory at a time, and the whole adapter.
     """
     wanted = folder_names(inputs.content, orbax=False)
     if inputs.lora is None and wanted != ("model",):
@@ -114,7 +117,10 @@ def build(inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) 
 
 
 def _orbax(model: Path, inputs: ExportInputs, out: Path, scratch: Path, store: StorageClient) -> Path:
-    """The exported ``model`` for MaxText: ``out/items`` is a ``load_parameters_path`` with ``scan_layers=False``."""
+    """Writes the exported ``model`` in MaxText's format.
+
+    ``out/items`` is a ``load_parameters_path`` for ``scan_layers=False``.
+    """
     converted = conversion.convert(
         open_weights(model, inputs.plan, where=str(model)),
         inputs.plan,

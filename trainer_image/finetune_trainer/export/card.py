@@ -1,4 +1,4 @@
-"""The model card: what the model is, how it came about, what it scores, how to use it."""
+"""Renders the model card: description, training, data, evaluation and usage of the model."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,21 @@ upload."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """What only the stage knows. Tables are shown in the order given; empty ones are left out."""
+    """Facts for the model card that the stage provides. Tables keep their order; empty ones are omitted."""
 
     name: str
     base_model: str
-    """Hub name or address of the source."""
+    """Hub name or URI of the base model."""
     base_revision: str
     training: Table = field(default_factory=dict)
     data: Table = field(default_factory=dict)
     evaluation: Table = field(default_factory=dict)
     samples: Sequence[tuple[str, str]] = ()
-    """Prompt and answer."""
+    """Sample prompts with the model's answers."""
 
 
 def licence_of(source: Path) -> str | None:
-    """The source's licence as its own model card's front matter names it."""
+    """Returns the license in the front matter of the source's model card; None if it names none."""
     readme = source / "README.md"
     if not readme.is_file():
         return None
@@ -42,7 +42,7 @@ def licence_of(source: Path) -> str | None:
 
 
 def render(facts: CardFacts, *, licence: str | None, adapter: bool, dtype: str) -> str:
-    """README.md."""
+    """Returns the content of README.md. ``licence`` is that of the base model."""
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", facts.base_model) is not None
     front = ["library_name: " + ("peft" if adapter else "transformers"), "pipeline_tag: text-generation"]
     if on_hub:
@@ -70,7 +70,7 @@ def render(facts: CardFacts, *, licence: str | None, adapter: bool, dtype: str) 
 
 
 def render_orbax(facts: CardFacts, *, dtype: str, settings: Sequence[str]) -> str:
-    """README.md of the folder for MaxText."""
+    """Returns the content of README.md in the folder for MaxText."""
     return (
         f"# {facts.name}, for MaxText\n\nThe parameters of a fine-tuned `{facts.base_model}` in {dtype}, layers not "
         "scanned, written by Orbax. Load them with\n\n```\n"

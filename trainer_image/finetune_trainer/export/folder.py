@@ -1,4 +1,4 @@
-"""Writes a model folder in Hugging Face format: weights in shards, the source's other files, all readable by anyone."""
+"""Writes a model folder in Hugging Face format: sharded weights and the source's other files, readable by all users."""
 
 import json
 import shutil
@@ -15,16 +15,16 @@ from finetune_trainer.export.tensors import LoraAdapter
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.weights import Weights, read_tensor
 
-#: Our names of dtypes -> numpy's, config.json's and safetensors'.
+#: Name of a dtype in the API -> numpy's dtype, its name in config.json, its name in safetensors.
 DTYPES: Mapping[str, tuple[np.dtype, str, str]] = {
     "BF16": (np.dtype(ml_dtypes.bfloat16), "bfloat16", "BF16"),
     "FP32": (np.dtype(np.float32), "float32", "F32"),
 }
 MAX_SHARD_BYTES = 4 * 1024**3
 _METADATA = {"format": "pt"}
-#: As PEFT matches whole names of modules.
+#: Regular expression for modules of the vision part. PEFT matches it against full module names.
 _VISION = r".*(vision_tower|multi_modal_projector).*"
-#: Files that travel unchanged from the source (or from the tokenizer's own folder).
+#: Files copied unchanged from the tokenizer's folder. ``_MODEL_FILES`` are those copied from the source.
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
@@ -42,8 +42,10 @@ def write_weights(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """``tensors`` under the names that the source gives them, then the source's foreign tensors as they are. One of
-    them is held in memory at a time."""
+    """Writes ``tensors`` under the source's names, followed by the source's foreign tensors unchanged.
+
+    Holds one tensor in memory at a time.
+    """
     target, _, name_of_dtype = DTYPES[dtype]
     slots = [
         Slot(name=weights.text[name].name, dtype=name_of_dtype, shape=shape)
@@ -60,8 +62,10 @@ def write_weights(
 
 
 def write_config(out: Path, source: Path, dtype: str) -> None:
-    """The source's config.json, equal but for the dtype and the names of code that is not exported;
-    generation_config.json from it where the source has none."""
+    """Writes the source's config.json with the exported dtype and without references to code that is not exported.
+
+    Also writes a generation_config.json derived from it if the source has none.
+    """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("auto_map", None)
     for part in (config, config.get("text_config")):
@@ -81,7 +85,7 @@ def write_config(out: Path, source: Path, dtype: str) -> None:
 
 
 def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
-    """Tokenizer, chat template, generation settings and licence, unchanged."""
+    """Copies tokenizer, chat template, generation settings and license unchanged."""
     for folder, names in ((source, _MODEL_FILES), (tokenizer, TOKENIZER_FILES)):
         for name in names:
             if (folder / name).is_file():
@@ -89,7 +93,7 @@ def copy_files(out: Path, source: Path, tokenizer: Path) -> None:
 
 
 def write_adapter(out: Path, lora: LoraAdapter, base_model: str, weights: Weights, dtype: str) -> None:
-    """PEFT's layout. ``base_model``: what the base is called where the adapter will be used (hub name or address)."""
+    """Writes the adapter in PEFT's layout. ``base_model`` is the base's hub name or URI where the adapter is used."""
     target, _, _ = DTYPES[dtype]
     tensors: dict[str, np.ndarray] = {}
     for name, (a, b) in lora.pairs.items():
@@ -111,7 +115,7 @@ def write_adapter(out: Path, lora: LoraAdapter, base_model: str, weights: Weight
             "use_rslora": False,
             "modules_to_save": None,
             "target_modules": lora.modules,
-            # those of an image-and-text model's vision part have the same names
+            # the modules of an image-and-text model's vision part have the same names
             **({"exclude_modules": _VISION} if weights.foreign else {}),
             "inference_mode": True,
         },
@@ -119,7 +123,7 @@ def write_adapter(out: Path, lora: LoraAdapter, base_model: str, weights: Weight
 
 
 def make_readable(out: Path) -> None:
-    """0644 on every file: safetensors writes 0600, and who serves the model is another user."""
+    """Sets mode 0644 on every file: safetensors writes 0600, and the model is served by another user."""
     for path in out.rglob("*"):
         if path.is_file():
             path.chmod(0o644)

@@ -1,8 +1,7 @@
 """Pushes finished folders to a repository of the Hugging Face Hub, in one commit.
 
-A commit is whole or is not there: large files are uploaded before it and seen by nobody until then, and an upload that
-was cut off leaves the repository as it was. The same commit removes what an earlier export of ours had and this one has
-not.
+A commit is atomic: large files are uploaded first and stay invisible until the commit, so an interrupted upload leaves
+the repository unchanged. The same commit deletes files of an earlier export that this one does not have.
 """
 
 import hashlib
@@ -22,15 +21,15 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.export.publish import MANIFEST, Kind, Published, listed_files
 from finetune_trainer.hub import asked
 
-#: Answers to a call that the server does not have.
+#: HTTP statuses of a call that the server does not implement.
 _UNKNOWN_CALL = (404, 405, 501)
-#: What the hub's own page puts into a new repository.
+#: Files that the hub itself creates in a new repository.
 _HUBS_OWN = frozenset({".gitattributes", "README.md", "LICENSE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadFolder:
-    """One of the folders, with its manifest. ``prefix`` is its place in the repository: empty, or with a slash."""
+    """A folder with its manifest. ``prefix`` is its path in the repository: empty, or ending with a slash."""
 
     folder: Path
     kind: Kind
@@ -45,8 +44,11 @@ class UploadFolder:
 def push(
     parts: Mapping[str, UploadFolder], destination: DestinationSpec, message: str
 ) -> dict[str, Published]:
-    """What each part became, by name. Raises ``StageError`` 64 where the repository holds other people's files or is
-    more public than asked for, 77 where the token may not write, 69 when the hub does not answer, retries included."""
+    """Pushes all parts in one commit and returns what was published, by name.
+
+    Raises ``StageError`` 64 if the repository contains unrelated files or is public although a private one is
+    requested, 77 if the token may not write, 69 if the hub does not answer after retries.
+    """
     hub = destination.hub
     assert hub is not None, "called for a repository"
     api = HfApi(token=_token(hub, destination.path))
@@ -76,9 +78,9 @@ def push(
 
 
 def check(destination: DestinationSpec) -> None:
-    """Raises what ``push`` would raise of repository and token, and changes nothing.
+    """Raises the errors that ``push`` would raise for the repository and the token. Changes nothing.
 
-    A hub that does not say what a token may do (a mirror) is believed to let it.
+    If the hub, for example a mirror, does not report a token's permissions, they are assumed to suffice.
     """
     hub, where = destination.hub, destination.path
     assert hub is not None, "called for a repository"
@@ -86,12 +88,12 @@ def check(destination: DestinationSpec) -> None:
 
     def once() -> None:
         repo = hub.repo
-        if "/" not in repo:  # the token's own
+        if "/" not in repo:  # a repository of the token's user
             with _unsaid():
                 repo = f"{api.whoami()['name']}/{repo}"
         try:
             info = api.model_info(repo)
-        except errors.RepositoryNotFoundError:  # it would be made
+        except errors.RepositoryNotFoundError:  # push would create it
             with _unsaid():
                 if refusal := why_not(api.whoami(), repo):
                     raise _denied(where, repo, refusal) from None
@@ -113,13 +115,13 @@ def _asked[T](call: Callable[[], T], hub: HubDestinationSpec, where: str) -> T:
             raise _denied(where, hub.repo, error.saw) from error
         if error.reason != "HubRepositoryMissing":
             raise
-        # What may not be written is answered like what is not there; but what is not there would have been made.
+        # The hub answers "not found" for repositories without write access; a missing one would have been created.
         raise _denied(where, hub.repo, "refused by the hub") from error
 
 
 @contextmanager
 def _unsaid() -> Iterator[None]:
-    """A hub that does not know the question says nothing about the answer."""
+    """Suppresses errors of calls that the hub does not implement."""
     try:
         yield
     except errors.RepositoryNotFoundError:
@@ -130,8 +132,10 @@ def _unsaid() -> Iterator[None]:
 
 
 def why_not(who: Any, repo: str) -> str:
-    """Why the token of ``who`` (the hub's answer to whoami) cannot make ``repo``; empty where nothing speaks against
-    it."""
+    """Returns why the token of ``who`` cannot create ``repo``; empty if no reason is known.
+
+    ``who`` is the hub's answer to whoami.
+    """
     owner = repo.partition("/")[0].casefold()
     token = _at(who, "auth", "accessToken")
     role = _at(token, "role")
@@ -180,7 +184,7 @@ def _token(hub: HubDestinationSpec, where: str) -> str:
 
 
 def _files_of_ours(api: HfApi, repo: str, present: set[str], where: str) -> set[str]:
-    """Names of an earlier export's files. Refuses a repository with others."""
+    """Returns the names of an earlier export's files. Raises ``StageError`` 64 if there are unrelated files."""
     ours: set[str] = set()
     for manifest in sorted(name for name in present if name.rpartition("/")[2] == MANIFEST):
         listed = listed_files(Path(api.hf_hub_download(repo, manifest)).read_bytes())

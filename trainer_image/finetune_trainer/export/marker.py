@@ -1,7 +1,7 @@
-"""The marker at an export's destination: which job uploads there, and which files are its own.
+"""The marker at an export's destination, which names the uploading job and its files.
 
-It is created and replaced on conditions, so of two jobs one gets the destination. It holds until its upload is whole,
-or until somebody deletes it: how long another job's upload may take is not known.
+It is created and replaced with preconditions, so only one of two jobs gets the destination. It stays until the upload
+is complete or until it is deleted manually. It never expires, because the duration of another job's upload is unknown.
 """
 
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.storage import StorageClient, join
 
 MARKER = ".upload-in-progress.json"
-#: Larger ones are not ours.
+#: Maximum size in bytes of a marker that is read.
 _LIMIT = 16 * 2**20
 
 
 class UploadOwner(BaseModel):
-    """Who uploads."""
+    """The job and the attempt that upload."""
 
     model_config = ConfigDict(frozen=True)
 
     job: str
-    """``namespace/name``, for people."""
+    """``namespace/name``, for messages."""
     uid: str
     run_folder: str
-    """What makes two owners one: a job that resumes in the run folder of another completes its uploads."""
+    """Identifies the owner: a job that resumes in another job's run folder completes that job's uploads."""
     attempt: str
-    """Of the job, and of this process in it."""
+    """The job's attempt, and the process in it."""
 
     @classmethod
     def of(cls, request: StageRequest, run: str) -> Self:
-        """``run`` differs between processes that run the same attempt."""
+        """Returns the owner for a request. ``run`` differs between processes that run the same attempt."""
         return cls(
             job=f"{request.job.namespace}/{request.job.name}",
             uid=request.job.uid,
@@ -48,20 +48,22 @@ class _Marker(BaseModel):
     format: Literal["tpu-finetune.dev/upload/v1"] = "tpu-finetune.dev/upload/v1"
     owner: UploadOwner
     names: frozenset[str]
-    """The upload's files, and those of the older model that it replaces; below the destination."""
+    """Names, relative to the destination, of the upload's files and of those of the older model that it replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptedUpload:
-    """An earlier, interrupted upload of the same job."""
+    """An earlier upload of the same owner that was interrupted. ``version`` is that of its marker."""
 
     names: frozenset[str]
     version: str
 
 
 def interrupted(uri: str, owner: UploadOwner, store: StorageClient) -> InterruptedUpload | None:
-    """The upload of ``owner`` that ``uri`` has the marker of; None where there is no marker. Raises ``StageError`` 64
-    for another job's, and for one that cannot be read."""
+    """Returns the interrupted upload of ``owner`` to ``uri``; None if there is no marker.
+
+    Raises ``StageError`` 64 for another owner's marker and for one that cannot be parsed.
+    """
     current = store.read_current(join(uri, MARKER), limit=_LIMIT)
     if current is None:
         return None
@@ -72,7 +74,7 @@ def interrupted(uri: str, owner: UploadOwner, store: StorageClient) -> Interrupt
 
 
 class Claim:
-    """A destination that ``owner`` uploads to."""
+    """A destination that is reserved for an owner's upload."""
 
     def __init__(
         self,
@@ -82,8 +84,10 @@ class Claim:
         before: InterruptedUpload | None,
         store: StorageClient,
     ) -> None:
-        """Marks the destination. ``before``: what ``interrupted`` found. Raises ``StageError`` 64 where another upload
-        was first."""
+        """Writes the marker. ``before`` is the result of ``interrupted``.
+
+        Raises ``StageError`` 64 if another upload was first.
+        """
         self._uri, self._store = uri, store
         self._text = _Marker(owner=owner, names=names).model_dump_json().encode()
         self._place = join(uri, MARKER)
@@ -96,8 +100,11 @@ class Claim:
             raise _in_use(uri, None if current is None else _parsed(current.content))
 
     def require(self) -> None:
-        """Raises ``StageError`` 64 where the marker is no longer this upload's. Where none is left, another upload may
-        have ended between this one's files: the marker returns, so that they do not look whole."""
+        """Raises ``StageError`` 64 if the marker is no longer this upload's.
+
+        If the marker is missing, another upload may have finished in between. The marker is then written again, so that
+        the files do not look complete.
+        """
         current = self._store.read_current(self._place, limit=_LIMIT)
         if current is not None and current.content == self._text:
             return
@@ -106,7 +113,7 @@ class Claim:
         raise _in_use(self._uri, None if current is None else _parsed(current.content))
 
     def release(self) -> None:
-        """Raises as ``require`` does."""
+        """Deletes the marker. Raises as ``require`` does."""
         self.require()
         self._store.delete(self._place)
 

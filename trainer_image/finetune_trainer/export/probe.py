@@ -1,7 +1,7 @@
-"""Whether Export will be able to write to every destination, tried before anything is converted or trained.
+"""Tests, before conversion and training, whether Export will be able to write to every destination.
 
-Preflight runs under the account that Export runs under, so what it may do there, Export may do. Nothing is left behind,
-and nothing that lies there is changed.
+Preflight runs under the same account as Export and therefore has the same permissions. The test leaves no files behind
+and does not modify existing ones.
 """
 
 import uuid
@@ -19,8 +19,11 @@ from finetune_trainer.storage import StorageClient, join, local_path
 
 
 def destinations(export: ExportSpec, store: StorageClient, owner: UploadOwner) -> None:
-    """Raises ``StageError``: 64 for a destination that Export would refuse, 66 where the bucket is not there, 77 where
-    a right is missing, 69 where nothing answers, retries included."""
+    """Tests all destinations of an export.
+
+    Raises ``StageError`` 64 for a destination that Export would reject, 66 if the bucket does not exist, 77 if a
+    permission is missing, 69 if the service does not answer after retries.
+    """
     for destination in export.destinations:
         if destination.hub is not None:
             hub_upload.check(destination)
@@ -41,19 +44,19 @@ def _folder(
         _try("list what lies there", destination, partial(require_ours, uri, store, owner))
     probe = join(root, f"{PROBE}{uuid.uuid4().hex}")
     made = [] if local is None else [each for each in (local, *local.parents) if not each.exists()]
-    # The right to delete is tried first, on a name that nothing has: without it, the file could not be removed.
+    # Deletion is tested first, on a name that does not exist: without that permission the file could not be removed.
     _try("delete a file", destination, lambda: store.delete(probe))
     try:
         _try("write a file", destination, lambda: store.create(probe, b""))
         _try(f"delete the file {probe}", destination, lambda: store.delete(probe))
     finally:
         for folder in made:
-            with suppress(OSError):  # somebody else uses it by now
+            with suppress(OSError):  # another process uses it by now
                 folder.rmdir()
 
 
 def _try(what: str, destination: DestinationSpec, call: Callable[[], object]) -> None:
-    """``call``, with its refusal in terms of the destination."""
+    """Runs ``call`` and raises its errors in terms of the destination."""
     uri = str(destination.uri)
     try:
         call()
@@ -90,7 +93,7 @@ def _grant(uri: str) -> str:
 
 
 def _require_folder(path: Path, where: str) -> None:
-    """That ``path`` is a folder, or can become one."""
+    """Raises ``StageError`` 64 if ``path`` is not a folder and cannot become one."""
     existing = next(each for each in (path, *path.parents) if each.exists())
     if not existing.is_dir():
         raise StageError(

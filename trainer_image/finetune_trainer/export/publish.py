@@ -1,9 +1,14 @@
-"""Puts a finished folder where it belongs, so that an interrupted upload never looks whole.
+"""Uploads a finished folder to its destination, so that an interrupted upload never looks complete.
 
-Order: a marker that says which job uploads, with the names of its files and of an older model's; the older model's
-manifest and config removed; all files; config; manifest; what the older model had and this one has not; the marker.
-Before config and before the manifest, what lies there is compared with what was uploaded. Only what a manifest or this
-job's marker names is ours; other files are never touched.
+Steps, in this order:
+
+1. Write a marker that names the job, its files and those of an older model at the destination.
+2. Delete the older model's manifest and config.
+3. Upload all files except config and manifest, then the config, then the manifest. Compare each group with its source
+   before continuing with the next.
+4. Delete the older model's remaining files, then the marker.
+
+Only files that a manifest or this job's marker names belong to an export; other files are never modified.
 """
 
 import hashlib
@@ -22,11 +27,11 @@ from finetune_trainer.export.marker import MARKER, UploadOwner
 from finetune_trainer.storage import StorageClient, join
 
 MANIFEST = "manifest.json"
-#: How the files begin that preflight writes to see whether Export can; each lives for a moment.
+#: Name prefix of the short-lived files with which preflight tests whether Export can write.
 PROBE = ".finetune-probe-"
 Content = Literal["Merged", "Adapter", "Both"]
 Kind = Literal["HuggingFace", "Adapter", "OrbaxParams"]
-#: The file without which nothing loads the folder.
+#: The file that every program needs to load a folder of this kind.
 _CONFIG = {
     "HuggingFace": "config.json",
     "Adapter": "adapter_config.json",
@@ -38,26 +43,28 @@ _FORMAT = "tpu-finetune.dev/model-manifest/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
+    """A folder that was uploaded to a destination. ``size_bytes`` is the size of all files except the manifest."""
+
     kind: Kind
     uri: str
     digest: str
-    """``sha256:`` of the manifest, which holds every file's."""
+    """``sha256:`` digest of the manifest, which contains every file's digest."""
     size_bytes: int
 
 
 def folder_names(content: Content, *, orbax: bool) -> tuple[str, ...]:
-    """What an export makes, by name; the most important first."""
+    """Returns the names of the folders that an export writes, the most important first."""
     names = {"Merged": ("model",), "Adapter": ("adapter",), "Both": ("model", "adapter")}[content]
     return (*names, "orbax") if orbax else names
 
 
 def places(names: Sequence[str]) -> Mapping[str, str]:
-    """Where each lies at a destination: the first there itself, the others below it, with a slash."""
+    """Returns each folder's prefix at a destination: empty for the first, ``name/`` for the others."""
     return {name: f"{name}/" if i else "" for i, name in enumerate(names)}
 
 
 def write_manifest(folder: Path, kind: Kind) -> None:
-    """``manifest.json`` with path, size and SHA-256 of every other file; the same files give the same bytes."""
+    """Writes ``manifest.json`` with path, size and SHA-256 of every other file. Deterministic for the same files."""
     files = [
         {"path": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.rglob("*"))
@@ -68,10 +75,11 @@ def write_manifest(folder: Path, kind: Kind) -> None:
 
 
 def publish(folder: Path, uri: str, kind: Kind, store: StorageClient, owner: UploadOwner) -> Published:
-    """Uploads ``folder`` (which has its manifest) to ``uri``; replaces a model of ours that lies there.
+    """Uploads ``folder``, which contains its manifest, to ``uri`` and replaces an earlier export there.
 
-    Raises ``StageError`` 64 when other people's files lie there, and no model of ours, or one of them has the name of a
-    file of this model; when another job uploads there; and when what lies there in the end is not what was uploaded.
+    Raises ``StageError`` 64 if the destination contains unrelated files but no earlier export, or an unrelated file
+    with the name of one of this model's; if another job uploads there; and if the files at the destination differ from
+    the uploaded ones.
     """
     manifest = (folder / MANIFEST).read_bytes()
     new = {entry["path"] for entry in json.loads(manifest)["files"]} | {MANIFEST}
@@ -101,7 +109,7 @@ def publish(folder: Path, uri: str, kind: Kind, store: StorageClient, owner: Upl
 
 
 def _require_uploaded(folder: Path, uri: str, names: Iterable[str], store: StorageClient) -> None:
-    """That these files lie at ``uri`` as in ``folder``, by size and CRC32C."""
+    """Raises ``StageError`` 64 if size or CRC32C of these files at ``uri`` differ from those in ``folder``."""
 
     def is_there(name: str) -> bool:
         here, there = store.stat(f"file://{folder.resolve() / name}"), store.stat(join(uri, name))
@@ -121,16 +129,20 @@ def _require_uploaded(folder: Path, uri: str, names: Iterable[str], store: Stora
 
 
 def require_ours(uri: str, store: StorageClient, owner: UploadOwner) -> None:
-    """Raises ``StageError`` 64 where ``owner`` could not export to: another job uploads there, or only others' files
-    lie there."""
+    """Raises ``StageError`` 64 if ``owner`` could not export to ``uri``.
+
+    That is the case if another job uploads there, or if there are only unrelated files.
+    """
     _ours(uri, marker.interrupted(uri, owner, store), store)
 
 
 def _ours(
     uri: str, before: marker.InterruptedUpload | None, store: StorageClient, new: Iterable[str] = ()
 ) -> set[str]:
-    """Names of an earlier model's or unfinished upload's files that lie there. Raises ``StageError`` 64 where only
-    others' files lie there, or one of them has a name of ``new``."""
+    """Returns the names of an earlier export's or unfinished upload's files at ``uri``.
+
+    Raises ``StageError`` 64 if there are only unrelated files, or if one of them has a name in ``new``.
+    """
     present = _names(store.entries(uri), uri)
     manifest = listed_files(store.read_or_none(join(uri, MANIFEST)) or b"") if MANIFEST in present else None
     ours = {MANIFEST, *manifest} if manifest is not None else set()
@@ -149,7 +161,7 @@ def _ours(
 
 
 def listed_files(manifest: bytes) -> set[str] | None:
-    """Names that a manifest of ours lists; None for any other file."""
+    """Returns the names in an export's manifest; None if the file is not one."""
     try:
         listed = json.loads(manifest)
         return {str(entry["path"]) for entry in listed["files"]} if listed.get("format") == _FORMAT else None

@@ -1,8 +1,8 @@
-"""Kubernetes manifests that serve the exported model with vLLM on GKE: a Deployment and its Service for TPU, another
-pair for GPU. Pure.
+"""Kubernetes manifests that serve the exported model with vLLM on GKE. Pure.
 
-The smallest machine is taken on which the weights fit and beside them the KV cache of some requests of full length. A
-model too large for any one machine of a kind has no manifest of that kind.
+There is one Deployment with its Service for TPU and one for GPU. Each uses the smallest machine that holds the weights
+and the KV cache of several requests of full length. If the model is too large for every machine of a kind, there is no
+manifest of that kind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ from finetune_trainer.families import ModelPlan
 
 type Object = dict[str, Any]
 
-#: Requests of full length whose KV cache must fit beside the weights.
+#: Number of requests of full length whose KV cache must fit beside the weights.
 _REQUESTS = 4
-#: More tokens than that are for people to ask for: every one costs cache.
+#: Upper bound on ``--max-model-len`` in the manifests, in tokens. Users can raise it; longer requests need more cache.
 _LONGEST = 8192
-#: Of the memory, for weights and cache: vLLM uses 0.9 by default, and computes in it too.
+#: Fraction of the memory for weights and cache. vLLM uses 0.9 by default, which includes memory for computation.
 _SHARE = 0.8
 _GIB = 1024**3
 _PORT, _MOUNT = 8000, "/model"
@@ -31,25 +31,27 @@ _PORT, _MOUNT = 8000, "/model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One host's accelerators."""
+    """The accelerators of one host."""
 
     chips: int
     memory_gib: int
-    """Of each, as frameworks see it."""
+    """Memory of each chip in GiB that is usable by frameworks."""
     selector: Mapping[str, str]
-    """Labels of GKE's nodes."""
+    """Node labels that GKE sets on such machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorKind:
+    """A Kubernetes accelerator resource with the vLLM image and the machines for it."""
+
     resource: str
     image: str
     machines: Sequence[Machine]
-    """The smallest first."""
+    """Machines in ascending order of size."""
 
 
 def _hosts(family: str) -> Sequence[Machine]:
-    """The machines of a family whose slices are one host, the smallest first."""
+    """Returns a family's machines for single-host slices, in ascending order of size."""
     chip = families()[family].chip
     assert chip is not None, "a family whose memory is known"
     whole = sorted(
@@ -73,16 +75,16 @@ def _gpu(name: str, chips: int, memory_gib: int) -> Machine:
     return Machine(chips=chips, memory_gib=memory_gib, selector={"cloud.google.com/gke-accelerator": name})
 
 
-#: By the name of the file.
+#: Kinds of accelerators by name of the manifest file.
 KINDS: Mapping[str, AcceleratorKind] = {
     "tpu": AcceleratorKind(
         resource="google.com/tpu",
-        image="vllm/vllm-tpu:v0.26.0",  # of vLLM's releases for TPU the one that others pin, too; it has not run here
+        image="vllm/vllm-tpu:v0.26.0",  # the vLLM release for TPU that other projects pin; not tested here
         machines=_hosts("v6e"),
     ),
     "gpu": AcceleratorKind(
         resource="nvidia.com/gpu",
-        image="vllm/vllm-openai:v0.32.0",  # the release whose build for CPU serves exports in our tests
+        image="vllm/vllm-openai:v0.32.0",  # the release whose CPU build serves exports in the tests
         machines=(
             *(_gpu("nvidia-l4", chips, 22) for chips in (1, 2, 4, 8)),
             _gpu("nvidia-h100-80gb", 8, 79),
@@ -93,15 +95,15 @@ KINDS: Mapping[str, AcceleratorKind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What is served."""
+    """The model to serve."""
 
     name: str
-    """Of the job; the model's in requests."""
+    """Name of the job, which is also the model's name in requests."""
     namespace: str
     uri: str
-    """The exported folder: ``gs://``, or ``file://`` on the nodes of a local cluster."""
+    """URI of the exported folder: ``gs://``, or ``file://`` on the nodes of a local cluster."""
     service_account: str
-    """Kubernetes ServiceAccount that may read the bucket."""
+    """Kubernetes ServiceAccount with read access to the bucket."""
     dtype: str
     """BF16 or FP32."""
     plan: ModelPlan
@@ -112,14 +114,14 @@ class ServedModel:
 
     @property
     def bytes_needed(self) -> int:
-        """Weights and cache."""
+        """Bytes of weights and KV cache."""
         width = DTYPES[self.dtype][0].itemsize
         cached = 2 * self.plan.layers * self.plan.kv_heads * self.plan.head_dim
         return width * (self.plan.parameters + _REQUESTS * self.max_length * cached)
 
 
 def write(folder: Path, served: ServedModel) -> None:
-    """``folder/serving/tpu.yaml`` and ``gpu.yaml``, those that there can be."""
+    """Writes ``folder/serving/tpu.yaml`` and ``gpu.yaml``, each only if a machine of that kind holds the model."""
     for name, kind in KINDS.items():
         machine = choose(kind, served)
         if machine is not None:
@@ -129,7 +131,7 @@ def write(folder: Path, served: ServedModel) -> None:
 
 
 def choose(kind: AcceleratorKind, served: ServedModel) -> Machine | None:
-    """The smallest machine that holds the model and divides its attention heads."""
+    """Returns the smallest machine that holds the model and divides its attention heads evenly; None if none does."""
     for machine in kind.machines:
         room = machine.chips * machine.memory_gib * _GIB * _SHARE
         if served.bytes_needed <= room and served.plan.heads % machine.chips == 0:
@@ -138,7 +140,7 @@ def choose(kind: AcceleratorKind, served: ServedModel) -> Machine | None:
 
 
 def render(kind: AcceleratorKind, machine: Machine, served: ServedModel) -> str:
-    """Deployment and Service as YAML."""
+    """Returns Deployment and Service as YAML."""
     documents = [_deployment(kind, machine, served), _service(served)]
     head = (
         f"# Serves {served.uri}\n# with vLLM's OpenAI-compatible API: kubectl apply -f THIS FILE\n"
@@ -149,7 +151,7 @@ def render(kind: AcceleratorKind, machine: Machine, served: ServedModel) -> str:
 
 
 def arguments(machine: Machine, served: ServedModel) -> list[str]:
-    """Of vLLM's server."""
+    """Returns the arguments of vLLM's server."""
     return [
         f"--model={_MOUNT}",
         f"--served-model-name={served.name}",
@@ -174,13 +176,13 @@ def _deployment(kind: AcceleratorKind, machine: Machine, served: ServedModel) ->
         "args": arguments(machine, served),
         "ports": [{"name": "http", "containerPort": _PORT}],
         "resources": {"limits": chips},
-        # large models load and compile for many minutes
+        # loading and compiling a large model takes many minutes
         "startupProbe": {**_health(), "periodSeconds": 10, "failureThreshold": 180},
         "readinessProbe": _health(),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": "model", "mountPath": _MOUNT, "readOnly": True},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  between the processes of one server
+            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  shared by the server's processes
         ],
     }
     template: Object = {
@@ -199,7 +201,7 @@ def _deployment(kind: AcceleratorKind, machine: Machine, served: ServedModel) ->
         "metadata": {"name": served.name, "namespace": served.namespace, "labels": _labels(served)},
         "spec": {
             "replicas": 1,
-            "strategy": {"type": "Recreate"},  # there may be no second machine to roll over to
+            "strategy": {"type": "Recreate"},  # a second machine for a rolling update may not be available
             "selector": {"matchLabels": _labels(served)},
             "template": template,
         },
@@ -211,7 +213,7 @@ def _health() -> Object:
 
 
 def _model_volume(uri: str) -> tuple[Object, Object]:
-    """The volume, and the annotations that its pod needs. GKE mounts buckets by Cloud Storage FUSE."""
+    """Returns the volume and the annotations that its pod needs. GKE mounts buckets through Cloud Storage FUSE."""
     at = urlsplit(uri)
     if at.scheme == "file":
         return {"name": "model", "hostPath": {"path": at.path, "type": "Directory"}}, {}

@@ -1,7 +1,7 @@
-"""Writes safetensors files tensor by tensor, in any order, at the memory of one tensor.
+"""Writes safetensors files tensor by tensor, in any order, with one tensor in memory at a time.
 
-The safetensors package writes a file from tensors that are all in memory. The format is a JSON header with each
-tensor's dtype, shape and place, and the bytes; so the header can be written first, and every tensor where it belongs.
+The safetensors package needs all tensors of a file in memory. The format is a JSON header with each tensor's dtype,
+shape and offsets, followed by the bytes; so the header can be written first, and then each tensor at its offset.
 """
 
 import json
@@ -20,24 +20,26 @@ _METADATA = {"format": "pt"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A tensor that will be written."""
+    """A tensor to be written."""
 
     name: str
     dtype: str
-    """safetensors' name of it."""
+    """Name of the dtype in safetensors."""
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * COPIED[self.dtype]
 
 
 def write(
     out: Path, slots: Sequence[Slot], tensors: Iterable[tuple[str, np.ndarray]], *, max_shard_bytes: int
 ) -> None:
-    """``model.safetensors``, or shards with their index where the tensors exceed ``max_shard_bytes``, below ``out``.
-    The files keep the order of ``slots``; ``tensors`` gives each of them once, in any order."""
+    """Writes ``out/model.safetensors``, or shards and their index if the tensors exceed ``max_shard_bytes``.
+
+    The files keep the order of ``slots``; ``tensors`` yields each tensor once, in any order.
+    """
     shards = _shards(slots, max_shard_bytes)
     names = (
         [SINGLE]
@@ -68,7 +70,7 @@ def write(
 
 
 def _shards(slots: Iterable[Slot], most: int) -> list[list[Slot]]:
-    """In order, each as full as ``most`` bytes allow and with one tensor at least."""
+    """Distributes the tensors in order over shards of at most ``most`` bytes, or of one larger tensor."""
     found: list[list[Slot]] = [[]]
     size = 0
     for slot in slots:
@@ -81,7 +83,7 @@ def _shards(slots: Iterable[Slot], most: int) -> list[list[Slot]]:
 
 
 def _begin(path: Path, shard: Sequence[Slot]) -> list[tuple[Slot, int]]:
-    """Writes the header, and reserves the file's length. Returns where each tensor begins."""
+    """Writes the header and reserves the file's length. Returns the offset of each tensor in bytes."""
     header: dict[str, Mapping[str, object]] = {"__metadata__": _METADATA}
     starts, end = [], 0
     for slot in shard:

@@ -1,4 +1,4 @@
-"""The tuned model's tensors, under their plain Hugging Face names, in float32 and one at a time."""
+"""Yields the tuned model's tensors under their plain Hugging Face names, in float32 and one at a time."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _LOW, _HIGH = "_lora_a", "_lora_b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraAdapter:
-    """LoRA pairs by plain name of the weight they adapt: (A ``[rank, in]``, B ``[out, rank]``), float32."""
+    """LoRA pairs by plain name of the adapted weight: (A ``[rank, in]``, B ``[out, rank]``), float32."""
 
     pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]
     rank: int
@@ -32,14 +32,17 @@ class LoraAdapter:
 
     @property
     def modules(self) -> list[str]:
-        """The adapted modules' names, as PEFT's ``target_modules`` (q_proj …)."""
+        """Names of the adapted modules for PEFT's ``target_modules``, for example q_proj."""
         return sorted({name.split(".")[-2] for name in self.pairs})
 
 
 def full(
     checkpoint: CheckpointReader, plan: ModelPlan, config: Any, scratch: Path
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Of a fully tuned checkpoint. Raises ``CheckpointUnreadableError``."""
+    """Yields the tensors of a fully fine-tuned checkpoint.
+
+    Raises ``StageError`` 64 if a parameter is missing, and ``CheckpointUnreadableError``.
+    """
     shapes = plan.tensors()
     for parameter in mapping.parameters(plan, config):
         if parameter.key not in checkpoint.arrays:
@@ -53,8 +56,10 @@ def full(
 def adapter(
     checkpoint: CheckpointReader, plan: ModelPlan, config: Any, *, rank: int, alpha: float
 ) -> LoraAdapter:
-    """Of a LoRA checkpoint, which holds neither alpha nor the names: both come from the job. Raises
-    ``CheckpointUnreadableError``."""
+    """Returns the adapter in a LoRA checkpoint, which contains neither alpha nor tensor names; both come from the job.
+
+    Raises ``StageError`` 64 if the checkpoint has no adapter of this rank, and ``CheckpointUnreadableError``.
+    """
     shapes = plan.tensors()
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for parameter in mapping.parameters(plan, config):
@@ -78,7 +83,7 @@ def adapter(
 
 
 def merged(weights: Weights, lora: LoraAdapter) -> Iterator[tuple[str, np.ndarray]]:
-    """The base model with ``alpha / rank * B @ A`` added; what LoRA left alone stays as it was, bit for bit."""
+    """Yields the base model's tensors with ``alpha / rank * B @ A`` added; other weights stay bit-identical."""
     for name in weights.text:
         array = weights.read(name).astype(np.float32)
         if name in lora.pairs:

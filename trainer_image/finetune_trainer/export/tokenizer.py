@@ -1,5 +1,7 @@
-"""The tokenizer's files as they are exported: with the chat template that was trained, and a class with which
-transformers makes the same tokens."""
+"""Prepares the tokenizer's files for export.
+
+They contain the chat template used in training and name a class with which transformers produces the same tokens.
+"""
 
 import json
 import shutil
@@ -10,15 +12,18 @@ from finetune_trainer.export.folder import TOKENIZER_FILES, write_json
 from finetune_trainer.models import LocalModel
 from finetune_trainer.tokenizer import CONFIG, misreading_class
 
-#: Where other templates would stand, which win over that of tokenizer_config.json.
+#: Files with chat templates, which take precedence over the one in tokenizer_config.json.
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
-#: The class that every release of transformers loads from tokenizer.json alone.
+#: The class that all releases of transformers load from tokenizer.json alone.
 _GENERIC = "PreTrainedTokenizerFast"
 
 
 def tokenizer_folder(model: LocalModel, tokenizer: Any, template: str | None, scratch: Path) -> Path:
-    """The model's own folder, or a copy in ``scratch`` where its tokenizer_config.json has to say something else: the
-    job's own chat template, or, where the class it names makes other tokens than ``tokenizer``, the generic class."""
+    """Returns the model's tokenizer folder, or a copy in ``scratch`` if its tokenizer_config.json has to change.
+
+    The copy contains the job's chat template, and the generic class if the one in the file produces other tokens than
+    ``tokenizer``.
+    """
     source = model.tokenizer_path
     changes: dict[str, Any] = {}
     if misreading_class(model, tokenizer) is not None:
@@ -36,7 +41,7 @@ def tokenizer_folder(model: LocalModel, tokenizer: Any, template: str | None, sc
 
 
 def _named(tokenizer: Any, source: Path) -> dict[str, str]:
-    """Special tokens that only the class of tokenizer_config.json has given: the generic one has no defaults."""
+    """Returns special tokens that are defaults of the class in tokenizer_config.json; the generic class has none."""
     config = _config(source)
     return {
         name: token

@@ -1,8 +1,8 @@
-"""From a model's config.json to MaxText's settings: pure, and importable without JAX.
+"""Translates a model's config.json into MaxText settings. Pure, and importable without JAX.
 
-Any size of a supported architecture works: numbers and switches come from the file, never from a catalogue. Whatever
-in the file would change the model's function is either mapped or refused. Keys that transformers' own class for the
-architecture does not read cannot change it and are let pass.
+Any size of a supported architecture works: numbers and switches come from the file, never from a catalogue. Every key
+that affects the model's function is either mapped or rejected. Keys that transformers' class for the architecture does
+not read cannot affect it and are ignored.
 """
 
 import json
@@ -39,13 +39,16 @@ _RESOLVERS: Mapping[str, Callable[[Fields, str], ModelPlan]] = {
     "Gemma3ForCausalLM": gemma3.plan,
     "Gemma3ForConditionalGeneration": lambda fields, name: gemma3.plan(gemma3.text_config(fields), name),
 }
-#: Levels of config.json; every reader after this one, transformers' among them, may recurse.
+#: Maximum nesting depth of config.json. Later readers of the file, such as transformers, may parse it recursively.
 _DEEPEST = 32
 SUPPORTED = tuple(_RESOLVERS)
 
 
 def resolve(config: Mapping[str, object], *, where: str = "config.json") -> ModelPlan:
-    """The plan for a parsed config.json. Raises ``StageError`` 64 with field, value seen and value expected."""
+    """Returns the plan for a parsed config.json.
+
+    Raises ``StageError`` 64 with the field, the value found and the value expected if the model is not supported.
+    """
     fields = Fields(config, where)
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else None
@@ -63,7 +66,10 @@ def resolve(config: Mapping[str, object], *, where: str = "config.json") -> Mode
 
 
 def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
-    """Parses ``folder/config.json``; ``where`` names the folder as its owner knows it."""
+    """Parses ``folder/config.json``. ``where`` is the folder's address for error messages; empty for ``folder`` itself.
+
+    Raises ``StageError`` 66 if the file does not exist, 64 if it is not a JSON object or is nested too deeply.
+    """
     path = folder / "config.json"
     shown = f"{where or folder}/config.json"
     try:
@@ -111,7 +117,7 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, object]:
 
 
 def _is_deeper(value: object, limit: int) -> bool:
-    """Whether objects and lists lie in each other more than ``limit`` times."""
+    """Whether objects and lists are nested more than ``limit`` levels deep."""
     level = [value]
     for _ in range(limit):
         level = [
@@ -124,5 +130,5 @@ def _is_deeper(value: object, limit: int) -> bool:
 
 
 def read(folder: Path, *, where: str = "") -> ModelPlan:
-    """The plan for the model in a local folder."""
+    """Returns the plan for the model in a local folder. Raises as :func:`read_config` and :func:`resolve` do."""
     return resolve(read_config(folder, where=where), where=f"{where or folder}/config.json")

@@ -1,4 +1,4 @@
-"""MaxText's own catalogue of models, which only the user's statement is compared with (``model.maxtextModel``)."""
+"""MaxText's catalogue of models, used only to check the model that the user states in ``model.maxtextModel``."""
 
 import difflib
 import re
@@ -12,13 +12,15 @@ from finetune_trainer.families.plan import ModelPlan
 
 _WHERE = "spec.model.maxtextModel"
 _DECODER = re.compile(r"^decoder_block: *[\"']?(\w+)", re.MULTILINE)
-#: A Mistral is computed as a Llama.
+#: Decoder blocks that count as the same family: Mistral models run on the Llama block.
 _ALIKE = frozenset({"llama2", "mistral"})
 
 
 def require_family(stated: str, plan: ModelPlan) -> None:
-    """Raises ``StageError`` 64 where the catalogue has no such model, or one of another family than config.json's.
-    Sizes are always config.json's."""
+    """Raises ``StageError`` 64 if the catalogue lacks the model or its family differs from that of config.json.
+
+    Only families are compared; sizes always come from config.json.
+    """
     names = _names()
     if stated not in names:
         close = difflib.get_close_matches(stated, names, n=3)
@@ -45,7 +47,7 @@ def _names() -> tuple[str, ...]:
 
 
 def _folder() -> Path:
-    """Found without importing MaxText, which takes 15 s."""
+    """The catalogue's folder, found without importing MaxText, which takes 15 s."""
     found = find_spec("maxtext")
     assert found is not None
     assert found.submodule_search_locations is not None

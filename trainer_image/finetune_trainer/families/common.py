@@ -1,4 +1,4 @@
-"""What all families read the same way."""
+"""Parts of config.json that all model families read in the same way."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ _ACTIVATIONS: Mapping[str, str] = {
 }
 
 
-#: Far beyond any model: each of them is looked at by name.
+#: Far above any published model. Bounds the number of tensor names that a plan enumerates.
 _MOST_LAYERS, _MOST_EXPERTS = 1000, 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigDefaults:
-    """What transformers takes where config.json is silent."""
+    """Values that transformers uses for keys that config.json omits."""
 
     vocab_size: int
     hidden_size: int
@@ -30,15 +30,17 @@ class ConfigDefaults:
     layers: int
     heads: int
     kv_heads: int | None
-    """None: as many as query heads."""
+    """None if the default is the number of query heads."""
     head_dim: int | None
-    """None: hidden size / heads."""
+    """None if the default is ``hidden_size / heads``."""
     context_length: int
     tied_embeddings: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimensions:
+    """A model's sizes as config.json defines them."""
+
     hidden_size: int
     intermediate_size: int
     layers: int
@@ -49,6 +51,7 @@ class Dimensions:
     context_length: int
 
     def overrides(self, *, maxtext_layers: int) -> dict[str, object]:
+        """Returns MaxText's settings. ``maxtext_layers`` is the number of layers as MaxText counts them."""
         return {
             "base_emb_dim": self.hidden_size,
             "base_mlp_dim": self.intermediate_size,
@@ -56,18 +59,18 @@ class Dimensions:
             "base_num_query_heads": self.heads,
             "base_num_kv_heads": self.kv_heads,
             "head_dim": self.head_dim,
-            # never padded: a padded row would take part in the softmax and change every loss
+            # not padded: padding rows would enter the softmax and change every loss
             "vocab_size": self.vocab_size,
         }
 
 
-#: Settings that every family shares and that no base file may decide otherwise.
+#: Settings that all families share; they override those of MaxText's base configuration files.
 FIXED: Mapping[str, object] = {
     "attention_bias": False,
     "enable_dropout": False,
     "use_multimodal": False,
     "tokenizer_type": "huggingface",
-    # with tied embeddings MaxText's default divides the logits by sqrt(width), silently wrong but for Gemma
+    # with tied embeddings MaxText's default divides the logits by sqrt(width), which is correct only for Gemma
     "normalize_embedding_logits": False,
 }
 
@@ -75,8 +78,10 @@ FIXED: Mapping[str, object] = {
 def silu_decoder(
     config: Fields, block: str, size: Dimensions, rotary: Rope, *, tied: bool, epsilon: float = 1e-6
 ) -> dict[str, object]:
-    """MaxText's settings of a decoder with SiLU and plain rotary embeddings. ``block``: what MaxText calls its layer;
-    ``epsilon``: of the norms, where the file leaves it out."""
+    """Returns MaxText's settings of a decoder with SiLU and plain rotary embeddings.
+
+    ``block`` is MaxText's name of the decoder block; ``epsilon`` is the norms' epsilon if the file omits it.
+    """
     return {
         **FIXED,
         **size.overrides(maxtext_layers=size.layers),
@@ -91,7 +96,7 @@ def silu_decoder(
 
 
 def dimensions(config: Fields, default: ConfigDefaults) -> Dimensions:
-    """Sizes, with transformers' defaults for what the file leaves out."""
+    """Returns the model's sizes, with transformers' defaults for omitted keys."""
     hidden = config.integer("hidden_size", default.hidden_size)
     heads = config.integer("num_attention_heads", default.heads)
     kv_heads = config.integer("num_key_value_heads", default.kv_heads or heads)
@@ -119,7 +124,11 @@ def dimensions(config: Fields, default: ConfigDefaults) -> Dimensions:
 
 
 def experts(config: Fields, key: str, number: int, chosen: int, width: int) -> MoEConfig:
-    """``key`` and the numbers are what the architecture calls its experts, and transformers' defaults."""
+    """Returns the configuration of a layer's experts, ``width`` being the size of each expert's hidden layer.
+
+    ``key`` is the architecture's key for the number of experts. ``number`` and ``chosen``, the experts per token, are
+    transformers' defaults.
+    """
     found = MoEConfig(
         number=config.integer(key, number, minimum=2, maximum=_MOST_EXPERTS),
         chosen=config.integer("num_experts_per_tok", chosen),
@@ -131,18 +140,18 @@ def experts(config: Fields, key: str, number: int, chosen: int, width: int) -> M
 
 
 def expert_overrides(experts: MoEConfig) -> dict[str, object]:
-    """MaxText's settings, without a loss for their balance: as the published models compute it."""
+    """Returns MaxText's settings for experts, without a load balancing loss, as the published models compute it."""
     return {
         "num_experts": experts.number,
         "num_experts_per_tok": experts.chosen,
         "base_moe_mlp_dim": experts.width,
         "load_balance_loss_weight": 0.0,
-        "capacity_factor": -1.0,  # no token is ever dropped
+        "capacity_factor": -1.0,  # no tokens are dropped
     }
 
 
 def activations(config: Fields, key: str, default: str) -> list[str]:
-    """MaxText's ``mlp_activations`` of a gated MLP."""
+    """Returns MaxText's ``mlp_activations`` of a gated MLP."""
     name = config.text(key, default)
     if name not in _ACTIVATIONS:
         config.refuse(key, f"one of {', '.join(_ACTIVATIONS)}", "Use a model with such an activation.")
@@ -152,10 +161,11 @@ def activations(config: Fields, key: str, default: str) -> list[str]:
 def refuse_unsupported_parts(
     config: Fields, *, published: frozenset[str] = frozenset(), biased_attention: bool = False
 ) -> None:
-    """Refuses what would make the weights or the function something else than the architecture's name says.
+    """Rejects settings that add weights to the architecture or change its function.
 
-    ``published``: classes of the code that the architecture was published with, which the plan follows. The code itself
-    is never run. ``biased_attention``: the plan has the biases that ``attention_bias`` speaks of.
+    ``published`` names the classes of the modeling code that the architecture was published with and the plan follows;
+    the code itself is never run. ``biased_attention`` is true if the plan includes the biases that ``attention_bias``
+    controls.
     """
     if not biased_attention:
         config.must_be_off("attention_bias", "MaxText's decoder for this family has no bias in attention.")
@@ -173,13 +183,13 @@ def refuse_unsupported_parts(
 
 
 def required_epsilon(config: Fields, expected: float, why: str) -> None:
-    """Refuses another epsilon of the norms."""
+    """Rejects an epsilon of the norms other than ``expected``."""
     if config.number("rms_norm_eps", expected) != expected:
         config.refuse("rms_norm_eps", f"{expected:g}", why)
 
 
 def layer_pattern(config: Fields, expected: list[str]) -> None:
-    """Refuses ``layer_types`` that differ from the pattern MaxText has built in."""
+    """Rejects ``layer_types`` that differ from the pattern built into MaxText."""
     given = config.get("layer_types")
     if given is not None and given != expected:
         shown = ", ".join(expected[:7]) + (", …" if len(expected) > 7 else "")

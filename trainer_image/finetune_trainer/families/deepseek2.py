@@ -1,7 +1,7 @@
-"""DeepseekV2ForCausalLM: DeepSeek-V2-Lite and others with undivided queries and experts in one group.
+"""DeepseekV2ForCausalLM: DeepSeek-V2-Lite and others with full-rank queries and experts in one group.
 
-Sources: transformers' DeepseekV2Config; the modelling code that the models were published with, which scales attention
-by the mscale of yarn (transformers 5.12 leaves that out); MaxText's deepseek block.
+Sources: transformers' DeepseekV2Config; the modeling code published with the models, which scales attention by yarn's
+mscale (transformers 5.12 does not); MaxText's deepseek block.
 """
 
 from dataclasses import asdict, replace
@@ -22,7 +22,7 @@ DEFAULTS = common.ConfigDefaults(
     tied_embeddings=False,
 )
 _EPSILON = 1e-6
-#: What ``auto_map`` names in the models that DeepSeek published.
+#: Values of ``auto_map`` in the models that DeepSeek published.
 _PUBLISHED = frozenset(
     {
         "configuration_deepseek.DeepseekV2Config",
@@ -33,8 +33,11 @@ _PUBLISHED = frozenset(
 
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
-    """Queries are scaled when MaxText runs; of the chosen experts' weights neither sum nor size is changed but by
-    ``routed_scaling_factor``."""
+    """Returns the plan of a DeepSeek-V2 model.
+
+    MaxText scales queries at run time. The chosen experts' weights are not normalized, only multiplied by
+    ``routed_scaling_factor``.
+    """
     common.refuse_unsupported_parts(config, published=_PUBLISHED)
     common.required_epsilon(config, _EPSILON, "The norm of the latent vector has this value built in.")
     _refuse_other_routing(config)
@@ -97,7 +100,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
 
 
 def _refuse_other_routing(config: Fields) -> None:
-    """Every token has its experts chosen among all, by their softmaxed scores."""
+    """Rejects routing other than a greedy choice among all experts by the softmax of their scores."""
     if config.text("topk_method", "greedy") != "greedy":
         config.refuse("topk_method", "greedy", "MaxText chooses DeepSeek 2's experts from one group.")
     if config.text("scoring_func", "softmax") != "softmax":
@@ -108,7 +111,11 @@ def _refuse_other_routing(config: Fields) -> None:
 
 
 def _rope(config: Fields, context: int) -> dict[str, object]:
-    """The pairs that turn together lie side by side, which MaxText has for yarn only: a factor of 1 is none."""
+    """Returns MaxText's settings of the rotary embedding, always of type yarn.
+
+    The embedding rotates adjacent dimensions, which MaxText implements only for yarn. Without scaling, the yarn factor
+    is 1, which has no effect.
+    """
     rotary = rope.single(config, default_theta=10_000.0, kinds=("default", "yarn"))
     yarn = rotary.yarn or rope.Yarn(
         factor=1, original_context=context, beta_fast=32, beta_slow=1, mscale=1.0, truncate=True

@@ -1,4 +1,4 @@
-"""Typed access to config.json. What cannot be honoured is refused with path, value seen and value expected."""
+"""Typed access to config.json. Errors about unsupported values include the path, the value and the expected value."""
 
 import math
 from collections.abc import Mapping
@@ -7,18 +7,22 @@ from typing import NoReturn
 from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.errors import StageError
 
-#: Of any size in a config file; what is beyond it is a file gone wrong.
+#: Largest accepted integer; a larger size in a config file is an error.
 LARGEST = 2**31 - 1
 
 
 class Fields:
-    """A JSON object of a config file; ``where`` is its path for messages. JSON null counts as absent."""
+    """A JSON object in a config file. ``where`` is its path for messages. JSON null counts as absent.
+
+    All accessors raise ``StageError`` 64 if the value has the wrong type or is out of range.
+    """
 
     def __init__(self, values: Mapping[str, object], where: str) -> None:
         self._values = values
         self.where = where
 
     def refuse(self, name: str, expected: str, fix: str, *, what: str = "is not supported") -> NoReturn:
+        """Raises ``StageError`` 64 for the value of a key."""
         saw = repr(self._values.get(name)) if name in self._values else "nothing"
         raise StageError(
             ExitCode.BAD_REQUEST,
@@ -39,13 +43,14 @@ class Fields:
     def integer(
         self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = LARGEST
     ) -> int:
+        """Returns an integer from ``minimum`` to ``maximum``. An absent key yields ``default`` unless that is None."""
         value = self._values.get(name)
         if value is None and default is not None:
             return default
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not math.isfinite(value)  # JSON as Python reads it knows NaN and Infinity
+            or not math.isfinite(value)  # Python's JSON parser accepts NaN and Infinity
             or value != int(value)
             or not minimum <= value <= maximum
         ):
@@ -55,7 +60,7 @@ class Fields:
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """Returns a finite number above zero."""
         value = self._values.get(name)
         if value is None and default is not None:
             return default
@@ -64,7 +69,7 @@ class Fields:
         return float(value)
 
     def optional_number(self, name: str, default: float | None) -> float | None:
-        """As ``number``, but a null that stands in the file means None, not the default."""
+        """Like ``number``, but an explicit null in the file yields None instead of the default."""
         if name in self._values and self._values[name] is None:
             return None
         if name not in self._values and default is None:
@@ -88,6 +93,7 @@ class Fields:
         return value
 
     def table(self, name: str) -> "Fields | None":
+        """Returns a nested object; None if the key is absent."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -96,6 +102,6 @@ class Fields:
         return Fields(value, f"{self.where}: {name}")
 
     def must_be_off(self, name: str, why: str) -> None:
-        """Refuses a switch that adds something the engine's model does not have."""
+        """Rejects a switch that adds something that the engine's model lacks. ``why`` explains it in the message."""
         if self._values.get(name):
             self.refuse(name, "false or absent", why)

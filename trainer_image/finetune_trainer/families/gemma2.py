@@ -1,6 +1,6 @@
 """Gemma2ForCausalLM.
 
-Sources: transformers' Gemma2Config; MaxText's gemma2 block, which holds one local and one global layer.
+Sources: transformers' Gemma2Config; MaxText's gemma2 block, which contains one local and one global layer.
 """
 
 from dataclasses import asdict
@@ -23,7 +23,11 @@ DEFAULTS = common.ConfigDefaults(
 
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
-    """MaxText keeps the query scale in the query weights, sqrt(width) in the embeddings and 1 + weight in the norms."""
+    """Returns the plan of a Gemma 2 model.
+
+    Conversion folds the query scale into the query weights and sqrt(width) into the embeddings, and adds 1 to the
+    norms' weights.
+    """
     common.refuse_unsupported_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 2 attends to earlier tokens only.")
     common.required_epsilon(config, 1e-6, "MaxText's Gemma layers have this value built in.")
@@ -55,7 +59,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             "use_post_attn_norm": True,
             "use_post_ffw_norm": True,
             "logits_via_embedding": True,
-            # undoes the sqrt(width) that conversion puts into the shared table
+            # undoes the sqrt(width) that conversion folds into the shared table
             "normalize_embedding_logits": True,
         },
         **asdict(size),

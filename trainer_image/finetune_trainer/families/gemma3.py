@@ -24,7 +24,7 @@ _PATTERN = 6
 
 
 def text_config(config: Fields) -> Fields:
-    """The text model's part of an image-and-text model's file."""
+    """Returns the text model's settings in the config.json of an image-and-text model."""
     table = config.table("text_config")
     if table is None:
         config.refuse("text_config", "an object", "Use the config.json that the model was published with.")
@@ -37,7 +37,11 @@ def text_config(config: Fields) -> Fields:
 
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
-    """MaxText keeps sqrt(width) in the embeddings and 1 + weight in the norms, and scales queries when it runs."""
+    """Returns the plan of a Gemma 3 text model.
+
+    Conversion folds sqrt(width) into the embeddings and adds 1 to the norms' weights; MaxText scales queries at run
+    time.
+    """
     common.refuse_unsupported_parts(config)
     config.must_be_off("use_bidirectional_attention", "MaxText's Gemma 3 attends to earlier tokens only.")
     common.required_epsilon(config, 1e-6, "MaxText's Gemma layers have this value built in.")
@@ -73,7 +77,7 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
             "use_post_attn_norm": True,
             "use_post_ffw_norm": True,
             "logits_via_embedding": True,
-            # undoes the sqrt(width) that conversion puts into the shared table
+            # undoes the sqrt(width) that conversion folds into the shared table
             "normalize_embedding_logits": True,
         },
         **asdict(size),
@@ -86,7 +90,10 @@ def plan(config: Fields, architecture: str) -> ModelPlan:
 
 
 def _name_by_query_scale(config: Fields, size: common.Dimensions) -> str:
-    """MaxText chooses the query scale by the catalogue name: 1/sqrt(head_dim), for 27b 1/sqrt(width // heads)."""
+    """Returns the catalogue name with this model's query scale.
+
+    MaxText derives the scale from the name: 1/sqrt(width // heads) for 27b, 1/sqrt(head_dim) for all others.
+    """
     scalar = config.number("query_pre_attn_scalar", 256.0)
     if scalar == size.head_dim:
         return "gemma3-4b"

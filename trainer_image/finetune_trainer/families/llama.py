@@ -23,7 +23,11 @@ DEFAULTS = common.ConfigDefaults(
 
 
 def plan(config: Fields, architecture: str, default: common.ConfigDefaults = DEFAULTS) -> ModelPlan:
-    """MaxText keeps q and k in interleaved order and 1/sqrt(head_dim) in the query weights (its conversion hooks)."""
+    """Returns the plan of a Llama model.
+
+    MaxText's conversion hooks store queries and keys in interleaved order and fold 1/sqrt(head_dim) into the query
+    weights.
+    """
     common.refuse_unsupported_parts(config)
     size = common.dimensions(config, default)
     rotary = rope.single(config, default_theta=10_000.0)
@@ -40,7 +44,7 @@ def plan(config: Fields, architecture: str, default: common.ConfigDefaults = DEF
             "normalization_layer_epsilon": config.number("rms_norm_eps", 1e-6),
             "rope_type": "llama3.1",
             "rope_max_timescale": rotary.theta,
-            # the built-in scaling has fixed factors; the engine puts this model's in their place
+            # MaxText's scaling has fixed factors, which the engine replaces by this model's
             "rope_use_scale": rotary.llama3 is not None or rotary.linear != 1.0,
             "logits_via_embedding": tied,
         },

@@ -1,6 +1,6 @@
-"""MistralForCausalLM. Sources: transformers' MistralConfig; MaxText's llama2 block, of which Mistral is a case.
+"""MistralForCausalLM, which runs on MaxText's llama2 block: its Mistral block has no entry in its conversion tables.
 
-MaxText's own Mistral block has no entry in its conversion tables.
+Sources: transformers' MistralConfig; MaxText's llama2 block.
 """
 
 from dataclasses import replace
@@ -20,12 +20,15 @@ DEFAULTS = common.ConfigDefaults(
     context_length=131072,
     tied_embeddings=False,
 )
-#: MistralConfig's, where the key is absent; null means none.
+#: MistralConfig's default sliding window in tokens; an explicit null disables the window.
 _WINDOW = 4096
 
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
-    """Sequences no longer than the sliding window never meet it: that is the length to tune at."""
+    """Returns the plan of a Mistral model.
+
+    The context length is limited to the sliding window, within which the window has no effect.
+    """
     made = llama.plan(config, architecture, DEFAULTS)
     window = config.optional_number("sliding_window", _WINDOW)
     if window is None or window >= made.context_length:

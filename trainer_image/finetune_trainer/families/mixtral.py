@@ -20,7 +20,11 @@ DEFAULTS = common.ConfigDefaults(
 
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
-    """The chosen experts' weights are softmaxed among themselves; conversion folds 1/sqrt(head_dim) into queries."""
+    """Returns the plan of a Mixtral model.
+
+    The softmax of the expert weights covers only the chosen experts. Conversion folds 1/sqrt(head_dim) into the query
+    weights.
+    """
     common.refuse_unsupported_parts(config)
     config.must_be_off("sliding_window", "MaxText's Mixtral attends to the whole context.")
     size = common.dimensions(config, DEFAULTS)

@@ -1,4 +1,4 @@
-"""What a model's config.json comes to in MaxText's words."""
+"""The plan of a model: its config.json translated into MaxText's settings and tensor shapes."""
 
 import json
 import math
@@ -37,40 +37,42 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig:
-    """Of a layer's MLP, instead of a dense one."""
+    """A mixture of experts that replaces a layer's dense MLP."""
 
     number: int
     chosen: int
-    """For each token."""
+    """Number of experts per token."""
     width: int
+    """Size of each expert's hidden layer."""
     shared: int = 0
-    """Further experts, as wide, that every token goes through; stored as one MLP."""
+    """Number of additional experts of the same width that process every token; stored as one MLP."""
     dense_layers: int = 0
-    """The first layers, which have a dense MLP."""
+    """Number of initial layers with a dense MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLAConfig:
-    """Multi-head latent attention: keys and values of all heads come from one narrow vector a token."""
+    """Multi-head latent attention: all heads' keys and values are projections of one narrow latent vector per token."""
 
     rank: int
-    """Of that vector."""
+    """Size of the latent vector."""
     nope_dim: int
-    """Of a head's query and key without a rotary embedding."""
+    """Size of the part of a head's query and key without rotary embedding."""
     rope_dim: int
-    """With one; the key's is shared by all heads."""
+    """Size of the part with rotary embedding; all heads share the key's."""
     value_dim: int
 
 
-#: Where a layer keeps its router and experts, and what their projections are called: gate, up, down.
+#: Hugging Face module of a layer that contains the router and experts, and the names of the experts' gate, up and down
+#: projections.
 _EXPERT_NAMES: Mapping[Family, tuple[str, tuple[str, str, str]]] = {
     Family.MIXTRAL: ("block_sparse_moe", ("w1", "w3", "w2")),
     Family.QWEN3_MOE: ("mlp", ("gate_proj", "up_proj", "down_proj")),
     Family.DEEPSEEK2: ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
-#: Layers that MaxText scans as one block, where there are several.
+#: Number of layers that MaxText scans as one block, for families with more than one.
 _BLOCK_LAYERS: Mapping[Family, int] = {Family.GEMMA2: 2, Family.GEMMA3: 6}
-#: Hugging Face module -> last part of MaxText's module path, for every family here.
+#: Hugging Face module name -> last part of MaxText's module path, the same for all families.
 LORA_MODULES: Mapping[str, str] = {
     "q_proj": "query",
     "k_proj": "key",
@@ -89,11 +91,11 @@ _LATENT_MODULES = ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
-    """Everything that config.json decides, resolved.
+    """Everything that config.json determines, resolved.
 
-    ``model_name`` only selects MaxText's code path and tensor names: every number of that catalogue entry is replaced
-    by ``overrides``. What MaxText has no setting for stands in fields of its own (``folded_query_scalar``,
-    ``llama3_scaling``, ``linear_scaling``) and is put right by ``engine`` and ``conversion``.
+    ``model_name`` only selects MaxText's code path and tensor names: ``overrides`` replaces every number of that
+    catalogue entry. Values for which MaxText has no setting have fields of their own (``folded_query_scalar``,
+    ``llama3_scaling``, ``linear_scaling``), which ``engine`` and ``conversion`` apply.
     """
 
     architecture: str
@@ -103,7 +105,7 @@ class ModelPlan:
     hidden_size: int
     intermediate_size: int
     layers: int
-    """Of config.json; MaxText counts Gemma 2's in pairs."""
+    """Number of layers as config.json counts them; MaxText counts pairs of layers for Gemma 2."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -113,16 +115,16 @@ class ModelPlan:
     context_field: str = "max_position_embeddings"
     """The key of config.json that sets ``context_length``."""
     folded_query_scalar: float | None = None
-    """Conversion divides the query weights by its square root; None where MaxText scales queries when it runs."""
+    """Conversion divides the query weights by its square root. None if MaxText scales queries at run time."""
     embedding_scale: float = 1.0
-    """Multiplies the embedding table at conversion (Gemma: sqrt(hidden size))."""
+    """Factor by which conversion multiplies the embedding table (Gemma: sqrt(hidden size))."""
     norm_offset: float = 0.0
-    """Added to the norms' weights at conversion (Gemma: 1)."""
+    """Value that conversion adds to the norms' weights (Gemma: 1)."""
     qk_norm: bool = False
     qkv_bias: bool = False
-    """A bias in the projections of queries, keys and values (Qwen2)."""
+    """Whether the projections of queries, keys and values have a bias (Qwen2)."""
     post_norms: bool = False
-    """Norms after attention and MLP too (Gemma)."""
+    """Whether norms also follow attention and MLP (Gemma)."""
     llama3_scaling: Llama3Scaling | None = None
     linear_scaling: float = 1.0
     """Linear RoPE factor of a Llama model, for which MaxText has no setting."""
@@ -130,7 +132,7 @@ class ModelPlan:
     latent: MLAConfig | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the text model's weights, as a plain ``…ForCausalLM`` checkpoint names them."""
+        """Names and shapes of the text model's weights as in a plain ``…ForCausalLM`` checkpoint."""
         hidden = self.hidden_size
         norms: _Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
         if self.post_norms:
@@ -189,30 +191,34 @@ class ModelPlan:
 
     @property
     def parameters(self) -> int:
-        """Weights of the text model, tied embeddings counted once."""
+        """Number of the text model's parameters; tied embeddings count once."""
         return sum(math.prod(shape) for shape in self.tensors().values())
 
     @property
     def block_layers(self) -> int:
-        """Layers that MaxText scans as one block."""
+        """Number of layers that MaxText scans as one block."""
         return _BLOCK_LAYERS.get(self.family, 1)
 
     def settings(self) -> dict[str, object]:
-        """For ``pyconfig.initialize(argv, **settings)``; dtypes and scanning are the caller's."""
+        """Settings for ``pyconfig.initialize(argv, **settings)``; the caller adds dtypes and layer scanning."""
         return {"model_name": self.model_name, "override_model_config": True, **self.overrides}
 
     def arguments(self) -> list[str]:
-        """``settings`` as command-line words for MaxText."""
+        """``settings`` as command-line arguments for MaxText."""
         return [f"{key}={_word(value)}" for key, value in self.settings().items()]
 
     @property
     def lora_modules(self) -> tuple[str, ...]:
-        """What LoRA can adapt: the linear layers; of a mixture of experts attention's only."""
+        """Modules that LoRA can adapt: all linear layers, or only those of attention in a mixture of experts."""
         attention = _ATTENTION_MODULES if self.latent is None else _LATENT_MODULES
         return attention + (_MLP_MODULES if self.experts is None else ())
 
     def lora_module_path(self, target_modules: Sequence[str] | None = None) -> str:
-        """MaxText's regular expression for the modules to adapt, from Hugging Face names (None: all of them)."""
+        """MaxText's regular expression for the modules to adapt.
+
+        ``target_modules`` are Hugging Face names; None selects all of ``lora_modules``. Raises ``StageError`` 64 for
+        an empty list or a module that LoRA cannot adapt.
+        """
         chosen = self.lora_modules if target_modules is None else tuple(dict.fromkeys(target_modules))
         unknown = [name for name in chosen if name not in self.lora_modules]
         if unknown or not chosen:
@@ -231,7 +237,7 @@ class ModelPlan:
 
 
 def module_path(modules: Iterable[str]) -> str:
-    """MaxText's regular expression for these modules of every layer, which are some of ``LORA_MODULES``."""
+    """MaxText's regular expression for these modules of every layer. ``modules`` are keys of ``LORA_MODULES``."""
     chosen = tuple(modules)
     attention = [LORA_MODULES[name] for name in chosen if name not in _MLP_MODULES]
     mlp = [LORA_MODULES[name] for name in chosen if name in _MLP_MODULES]
@@ -244,7 +250,7 @@ def module_path(modules: Iterable[str]) -> str:
 
 
 def _gated(where: str, inner: int, hidden: int, names: tuple[str, str, str] = _MLP_MODULES) -> _Shapes:
-    """Of an MLP's gate, up and down projection."""
+    """Names and shapes of an MLP's gate, up and down projections."""
     shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
     return {f"{where}.{name}.weight": shape for name, shape in zip(names, shapes, strict=True)}
 

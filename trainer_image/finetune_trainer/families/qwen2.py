@@ -20,13 +20,15 @@ DEFAULTS = common.ConfigDefaults(
     context_length=32768,
     tied_embeddings=False,
 )
-#: Qwen2Config's first layer with a sliding window.
+#: Qwen2Config's default for the first layer with a sliding window.
 _WINDOW_LAYERS = 28
 
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
-    """Queries, keys and values have a bias in every model of the architecture, whatever ``attention_bias`` says:
-    transformers does not read it."""
+    """Returns the plan of a Qwen2 model.
+
+    The projections of queries, keys and values always have a bias; transformers does not read ``attention_bias``.
+    """
     common.refuse_unsupported_parts(config, biased_attention=True)
     size = common.dimensions(config, DEFAULTS)
     if (

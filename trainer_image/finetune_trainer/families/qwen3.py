@@ -20,7 +20,10 @@ DEFAULTS = common.ConfigDefaults(
 
 
 def plan(config: Fields, architecture: str, default: common.ConfigDefaults = DEFAULTS) -> ModelPlan:
-    """Queries and keys are normalised per head; MaxText scales queries when it runs."""
+    """Returns the plan of a dense Qwen3 model.
+
+    Queries and keys are normalized per head; MaxText scales queries at run time.
+    """
     common.refuse_unsupported_parts(config)
     config.must_be_off("use_sliding_window", "MaxText's Qwen3 attends to the whole context in every layer.")
     size = common.dimensions(config, default)

@@ -20,7 +20,10 @@ DEFAULTS = common.ConfigDefaults(
 
 
 def plan(config: Fields, architecture: str) -> ModelPlan:
-    """Qwen3 with experts in every layer; ``intermediate_size`` is of dense layers, of which there are none."""
+    """Returns the plan of a Qwen3 model with experts in every layer.
+
+    The file's ``intermediate_size`` is ignored: it applies to dense layers, which the model does not have.
+    """
     config.must_be_off("mlp_only_layers", "MaxText's Qwen3 MoE has experts in every layer.")
     if config.integer("decoder_sparse_step", 1) != 1:
         config.refuse("decoder_sparse_step", "1", "MaxText's Qwen3 MoE has experts in every layer.")

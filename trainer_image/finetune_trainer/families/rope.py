@@ -1,7 +1,8 @@
-"""Rotary embeddings in config.json, in both spellings.
+"""Rotary embeddings in config.json, in both formats.
 
-transformers 4 writes ``rope_theta`` and ``rope_scaling``; transformers 5 writes ``rope_parameters``, for models with
-two kinds of attention one object for each kind. Precedence follows transformers 5's ``convert_rope_params_to_dict``.
+transformers 4 writes ``rope_theta`` and ``rope_scaling``; transformers 5 writes ``rope_parameters``, with one object
+per kind of attention for models that have two kinds. Precedence follows transformers 5's
+``convert_rope_params_to_dict``.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from finetune_trainer.families.plan import Llama3Scaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yarn:
-    """transformers' rope type ``yarn``, without a scale of its own on the rotary embedding."""
+    """transformers' rope type ``yarn``, without a separate scale of the rotary embedding."""
 
     factor: int
     original_context: int
@@ -25,7 +26,7 @@ class Yarn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """One kind of attention's rotary embedding."""
+    """Rotary embedding of one kind of attention."""
 
     theta: int
     linear: float = 1.0
@@ -36,7 +37,7 @@ class Rope:
 def single(
     config: Fields, *, default_theta: float, kinds: tuple[str, ...] = ("default", "linear", "llama3")
 ) -> Rope:
-    """The rotary embedding of a model whose layers all share one; types but ``kinds`` are refused."""
+    """Returns the rotary embedding that all layers of a model share. Rejects rope types other than ``kinds``."""
     table = config.table("rope_scaling") or config.table("rope_parameters")
     for kind in ("full_attention", "sliding_attention"):
         if table is not None and table.has(kind):
@@ -47,7 +48,7 @@ def single(
 
 
 def by_attention(config: Fields, *, default_global: float, default_local: float) -> tuple[Rope, Rope]:
-    """Global and sliding-window attention's rotary embeddings (Gemma 3)."""
+    """Returns the rotary embeddings of global and of sliding-window attention, in this order (Gemma 3)."""
     parameters = config.table("rope_parameters")
     full = parameters.table("full_attention") if parameters else None
     sliding = parameters.table("sliding_attention") if parameters else None
@@ -127,7 +128,10 @@ def _llama3(table: Fields, context: int) -> Llama3Scaling:
 
 
 def _yarn(table: Fields, context: int) -> Yarn:
-    """Only where ``mscale`` equals ``mscale_all_dim``: else the rotary embedding has a scale that MaxText has not."""
+    """Returns the yarn scaling. Rejects an ``mscale`` other than ``mscale_all_dim``.
+
+    If the two differ, the rotary embedding has an additional scale that MaxText does not implement.
+    """
     mscale = table.number("mscale_all_dim")
     if table.number("mscale") != mscale:
         table.refuse(

@@ -1,4 +1,4 @@
-"""How large the parts of a model are that stages on CPU hold at once, from the names and shapes of its tensors."""
+"""Sizes of the parts of a model that CPU stages hold in memory, from the names and shapes of its tensors."""
 
 import math
 import re
@@ -12,7 +12,10 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def sizes(plan: ModelPlan, *, weights_bytes: int = 0) -> ModelSizes:
-    """``weights_bytes``: of the source's weight files; 0: unknown, or none are fetched."""
+    """Returns the model's sizes.
+
+    ``weights_bytes`` is the total size of the source's weight files; 0 if it is unknown or none are fetched.
+    """
     pieces: Counter[str] = Counter()
     stacks: Counter[tuple[str, int]] = Counter()
     blocks: Counter[int] = Counter()

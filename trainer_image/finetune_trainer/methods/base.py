@@ -1,4 +1,4 @@
-"""What every method answers, and what methods that compare preference pairs have in common."""
+"""The interface of all training methods, and the base class of methods that compare preference pairs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,56 +14,61 @@ if TYPE_CHECKING:
 type Arrays = Mapping[str, "jax.Array"]
 type Range = tuple[float, float]
 
-#: Pairs of a batch whose log-probabilities under the reference model are known carry them under these names.
+#: Names of a batch's arrays with the answers' log-probabilities under the reference model.
 REFERENCE = ("reference_chosen", "reference_rejected")
 
 
 class TrainingMethod(ABC):
-    """One method with the options of one request. Whether its rows are pairs, its metrics and its options are the
-    record's in the contract."""
+    """One method with the options of one request.
+
+    The method's entry in the contract defines its options, its metrics and whether its rows are pairs.
+    """
 
     usual_rates: ClassVar[Range]
-    """Learning rates that published recipes for AdamW use with full fine-tuning. Small models take higher ones."""
+    """Range of learning rates in published AdamW recipes for full fine-tuning. Small models use higher rates."""
     usual_lora_rates: ClassVar[Range]
-    """The same for LoRA."""
+    """Range of learning rates in published AdamW recipes for LoRA."""
     reference: ClassVar[bool] = False
-    """Whether batches must carry log-probabilities of the model that training began with."""
+    """Whether batches must contain log-probabilities under the reference model, with which training starts."""
     whole_logits: ClassVar[bool] = False
-    """Whether the loss reads whole logits: of a model that computes them in tiles there are none."""
+    """Whether the loss needs the full logits, which a model that computes them in tiles does not return."""
     exact_logits: ClassVar[bool] = False
-    """Whether logits are computed in float32, whatever the precision of activations."""
+    """Whether logits are computed in float32 regardless of the activations' precision."""
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec
 
     @property
     def trains_on_prompt(self) -> bool:
-        """Whether the prompt's tokens count towards the loss, too."""
+        """Whether the prompt's tokens count toward the loss too."""
         return False
 
     @classmethod
     @abstractmethod
     def example(cls, length: int, lora: LoraSpec | None) -> Self:
-        """With options for rows of ``length`` tokens, where only the shape of the program counts."""
+        """Returns the method with arbitrary valid options for rows of ``length`` tokens.
+
+        Used where only the shape of the compiled program matters.
+        """
 
     @abstractmethod
     def objective(self, config: Any) -> "Objective":
-        """What a step minimises. ``config`` is MaxText's."""
+        """Returns the objective that a training step minimizes. ``config`` is MaxText's configuration."""
 
     @abstractmethod
     def described(self) -> str:
-        """The options for the model card, or nothing where none needs a word."""
+        """Returns the options as text for the model card; empty if there are none to mention."""
 
     def shortened(self, length: int) -> MethodSpec:  # noqa: ARG002
-        """The method on sequences of at most ``length`` tokens, for the smoke test."""
+        """Returns the method's spec limited to sequences of ``length`` tokens, for the smoke test."""
         spec: MethodSpec = self.spec
         return spec
 
 
 class PreferenceTraining(TrainingMethod):
-    """A method over preference pairs; a row without answers has no weight."""
+    """Base class of methods that train on preference pairs. A row without answers has weight zero."""
 
-    # Preferences are differences of sums over whole answers, where logits rounded to bfloat16 show.
+    # The loss compares log-probabilities summed over whole answers; bfloat16 logits would distort the difference.
     usual_rates: ClassVar = (1e-8, 1e-5)
     usual_lora_rates: ClassVar = (1e-7, 1e-4)
     whole_logits: ClassVar = True
@@ -73,8 +78,10 @@ class PreferenceTraining(TrainingMethod):
     def compare(
         self, chosen: "jax.Array", rejected: "jax.Array", batch: Arrays
     ) -> "tuple[jax.Array, jax.Array, jax.Array]":
-        """Of each pair: loss, reward of the chosen answer, reward of the rejected one. ``chosen`` and ``rejected``:
-        log-probabilities of the answers, summed over their tokens."""
+        """Returns each pair's loss, the reward of its chosen answer and the reward of its rejected answer.
+
+        ``chosen`` and ``rejected`` are the answers' log-probabilities, summed over their tokens.
+        """
 
     def objective(self, config: Any) -> "Objective":  # noqa: ARG002
         from finetune_trainer.objectives import Preference

@@ -1,5 +1,7 @@
-"""Direct preference optimization (https://arxiv.org/abs/2305.18290): what Tunix's trainer computes, with the sums that
-weighting and evaluation need."""
+"""Direct preference optimization (DPO, https://arxiv.org/abs/2305.18290).
+
+Computes the same loss as Tunix's trainer, and in addition the sums that weighting and evaluation need.
+"""
 
 from typing import ClassVar, Self
 
@@ -10,7 +12,10 @@ from finetune_trainer.methods.base import REFERENCE, Arrays, PreferenceTraining
 
 
 class DpoTraining(PreferenceTraining):
-    """Prefer the chosen answer more than the reference does; ``label_smoothing`` is the share of wrong labels."""
+    """Trains the model to prefer the chosen answer more strongly than the reference model does.
+
+    ``label_smoothing`` is the assumed fraction of pairs whose labels are swapped.
+    """
 
     spec: DpoMethod
     reference: ClassVar = True

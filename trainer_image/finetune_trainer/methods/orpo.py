@@ -1,7 +1,7 @@
-"""Odds ratio preference optimization (https://arxiv.org/abs/2403.07691).
+"""Odds ratio preference optimization (ORPO, https://arxiv.org/abs/2403.07691).
 
-It is not Tunix's, which takes the odds of whole answers, not the length-normalised ones of the paper's equation 1:
-their log1p(-exp(log p)) is zero beyond a few tokens.
+Differs from Tunix's ORPO, which computes the odds of whole answers instead of the length-normalized odds of the paper's
+equation 1: for answers of more than a few tokens its ``log1p(-exp(log p))`` is zero.
 """
 
 from typing import Self
@@ -14,7 +14,10 @@ from finetune_trainer.methods.base import Arrays, PreferenceTraining
 
 
 class OrpoTraining(PreferenceTraining):
-    """Imitate the chosen answer, and raise its odds over the other's with ``weight`` (the paper's lambda)."""
+    """Trains on the chosen answer and increases its odds relative to the rejected one's.
+
+    ``weight``, the paper's lambda, scales the odds ratio term.
+    """
 
     spec: OrpoMethod
 
@@ -38,7 +41,10 @@ class OrpoTraining(PreferenceTraining):
 
 
 def _log_of_other(nats: jax.Array) -> jax.Array:
-    """log(1 - exp(nats)). A token that is certain to float32 would be infinitely odd: it counts as all but certain."""
+    """Returns ``log(1 - exp(nats))``, the log-probability of the complement.
+
+    ``nats`` is clipped to -1e-6: the odds of a probability that rounds to 1 in float32 would be infinite.
+    """
     return jnp.log(-jnp.expm1(jnp.minimum(nats, -1e-6)))
 
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the likelihood of every trained token."""
+"""Supervised fine-tuning (SFT): maximizes the likelihood of every trained token."""
 
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SftTraining(TrainingMethod):
-    """SFT."""
+    """Supervised fine-tuning on prompts with completions, conversations or plain text."""
 
     spec: SftMethod
     usual_rates: ClassVar = (1e-6, 1e-4)

@@ -1,7 +1,7 @@
-"""Folders and files by address, ``gs://`` and ``file://`` alike.
+"""Access to files and folders by URI, with the same interface for ``gs://`` and ``file://``.
 
-Failures are ``StageError``: 66 missing, 77 denied, 69 unreachable after five minutes of retries. A single file is
-always replaced as a whole.
+Failures raise ``StageError``: 66 if a file is missing, 77 if access is denied, 69 if storage is unreachable after five
+minutes of retries. Writes replace a file atomically.
 """
 
 import fnmatch
@@ -36,31 +36,33 @@ _PARALLEL = 8
 
 
 def open_store() -> "StorageClient":
-    """The store for real use; connects to a bucket only when one is named."""
+    """Returns a client for local files and Cloud Storage. It connects to Cloud Storage at the first ``gs://`` URI."""
     return StorageClient(local=LocalBackend(), gcs=GcsBackend())
 
 
 def local_path(uri: str) -> Path | None:
-    """The path behind a ``file://`` address, None for a bucket."""
+    """Returns the path of a ``file://`` URI, None for a ``gs://`` URI."""
     address = parse(uri)
     return address if isinstance(address, Path) else None
 
 
 def engine_path(uri: str) -> str:
-    """An address as MaxText and Orbax spell it: local folders as plain paths."""
+    """Returns the URI as MaxText and Orbax expect it: local folders as plain paths."""
     local = local_path(uri)
     return uri if local is None else str(local)
 
 
 def unchanged(entry: Entry) -> bool:
-    """Whether the file behind an entry of ``file://`` still has the size and time that were listed; reads no content.
-    True for an object in a bucket, which is read by its generation."""
+    """Whether a local file still has the listed size and modification time. Reads no content.
+
+    Always true for an object in a bucket, which is read by its generation.
+    """
     path = local_path(entry.uri)
     return path is None or size_and_time(path) == (entry.size, entry.updated)
 
 
 class StorageClient:
-    """Thread safe."""
+    """Reads and writes files and folders of both kinds of storage. Thread safe."""
 
     def __init__(self, *, local: Backend, gcs: Backend) -> None:
         self._local = local
@@ -72,10 +74,11 @@ class StorageClient:
     # --- single files ---------------------------------------------------------------------------------------------
 
     def read(self, uri: str) -> bytes:
+        """Returns the file's content. Raises ``StageError`` 66 if it does not exist."""
         return self._of(uri).read(uri)
 
     def read_or_none(self, uri: str) -> bytes | None:
-        """None when the file is not there. One request in both cases."""
+        """Returns the file's content, None if it does not exist. Sends a single request in both cases."""
         try:
             return self.read(uri)
         except StageError as error:
@@ -84,58 +87,69 @@ class StorageClient:
             raise
 
     def read_current(self, uri: str, *, limit: int) -> VersionedContent | None:
-        """Content and version of a file that others may have written; None when it is not there. Content of more than
-        ``limit`` bytes is not read."""
+        """Returns content and version of a file that other processes may write; None if it does not exist.
+
+        Content of more than ``limit`` bytes is not read.
+        """
         return self._of(uri).read_current(uri, limit)
 
     def write(self, uri: str, data: bytes | str, *, content_type: str = "application/json") -> None:
-        """Replaces the file as a whole: a reader sees the old or the new one."""
+        """Replaces the file atomically: readers see either the old or the new content."""
         self._of(uri).write(uri, data.encode() if isinstance(data, str) else data, content_type)
 
     def create(self, uri: str, data: bytes | str, *, content_type: str = "application/json") -> bool:
-        """Writes only where nothing lies yet; False when another was first."""
+        """Writes the file only if it does not exist yet. Returns False if another writer created it first."""
         return self._of(uri).create(uri, data.encode() if isinstance(data, str) else data, content_type)
 
     def replace(
         self, uri: str, data: bytes | str, *, version: str, content_type: str = "application/json"
     ) -> bool:
-        """Replaces the file as a whole, only where it is of that ``version`` (``read_current``); False where it is
-        another one by now, or gone."""
+        """Replaces the file atomically if its version, from ``read_current``, is still ``version``.
+
+        Returns False if the file has been replaced or deleted since.
+        """
         return self._of(uri).replace(
             uri, data.encode() if isinstance(data, str) else data, content_type, version
         )
 
     def stat(self, uri: str) -> Entry | None:
+        """Returns size, modification time and checksum of a file; None if it does not exist."""
         return self._of(uri).stat(uri)
 
     def exists(self, uri: str) -> bool:
         return self.stat(uri) is not None
 
     def fetch_file(self, uri: str, target: Path, *, generation: str | None = None) -> Path:
-        """``generation``: that of an entry in a bucket. Raises 66 where the object is another one by now."""
+        """Downloads the file to ``target`` and returns ``target``.
+
+        ``generation`` is that of a listed object in a bucket. Raises ``StageError`` 66 if the object has been replaced
+        since.
+        """
         self._of(uri).download(uri, target, generation)
         return target
 
     def read_range(self, uri: str, start: int, end: int, *, generation: str | None = None) -> bytes:
-        """The bytes from ``start`` up to ``end``; fewer where the file ends before. ``generation`` as in
-        ``fetch_file``."""
+        """Returns the bytes from ``start`` up to but excluding ``end``, fewer if the file ends earlier.
+
+        ``generation`` has the same meaning as in ``fetch_file``.
+        """
         return self._of(uri).read_range(uri, start, end, generation)
 
     def upload_file(self, source: Path, uri: str) -> None:
         self._of(uri).upload(source, uri)
 
     def delete(self, uri: str) -> None:
-        """Removes one file; fine when it is gone already."""
+        """Deletes one file. Does nothing if it does not exist."""
         self._of(uri).delete(uri)
 
     # --- folders --------------------------------------------------------------------------------------------------
 
     def entries(self, uri: str) -> Iterator[Entry]:
-        """Every file below the folder, in the order of their names; nothing for a folder that is not there."""
+        """Yields every file below the folder, ordered by name; nothing if the folder does not exist."""
         return self._of(uri).entries(uri.rstrip("/"))
 
     def glob(self, pattern: str) -> list[Entry]:
-        """Files that match; ``*`` and ``?`` stop at slashes, a pattern without wildcards names one file."""
+        """Returns the matching files. Wildcards do not match slashes; a pattern without wildcards names one file."""
         if not has_wildcard(pattern):
             entry = self.stat(pattern)
             return [] if entry is None else [entry]
@@ -145,8 +159,11 @@ class StorageClient:
         ]
 
     def fetch_folder(self, uri: str, scratch: Path, *, include: Sequence[str] = ("*",)) -> Path:
-        """A local folder with the files (whose names below ``uri`` match ``include``): a ``file://`` folder itself,
-        else a copy in ``scratch``. Raises 66 when nothing is there."""
+        """Returns a local folder with the files below ``uri``.
+
+        A ``file://`` folder is returned itself. From a bucket, the files whose names below ``uri`` match a pattern of
+        ``include`` are copied to ``scratch``. Raises ``StageError`` 66 if the folder does not exist or no file matches.
+        """
         local = local_path(uri)
         if local is not None:
             if not local.is_dir():
@@ -164,8 +181,11 @@ class StorageClient:
         return self.fetch_listed(wanted, scratch)
 
     def fetch_listed(self, files: Mapping[str, Entry], target: Path) -> Path:
-        """``target`` with these files below their names, each as it was listed. Raises 66 for an object in a bucket
-        that has been replaced or removed since, 64 for a name that leads out of ``target``."""
+        """Downloads the files, as listed, to their names below ``target`` and returns ``target``.
+
+        Raises ``StageError`` 66 for an object in a bucket that has been replaced or deleted since it was listed, 64 for
+        a name that leads out of ``target``.
+        """
         for name, entry in files.items():
             if not is_inside(name):
                 raise StageError(
@@ -181,7 +201,7 @@ class StorageClient:
         return target
 
     def upload_folder(self, source: Path, uri: str, *, skip: Sequence[str] = ()) -> None:
-        """Uploads every file below ``source`` but for those in ``skip``."""
+        """Uploads every file below ``source`` except those in ``skip``."""
         names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
         _in_parallel(
             partial(self.upload_file, source / name, join(uri, name))
@@ -190,14 +210,16 @@ class StorageClient:
         )
 
     def delete_folder(self, uri: str, *, first: Sequence[str] = ()) -> None:
-        """Removes every file below ``uri``; those in ``first`` before all others, so that no reader takes the rest
-        for a whole folder."""
+        """Deletes every file below ``uri``.
+
+        Files in ``first`` are deleted before all others, so that no reader takes the remainder for a complete folder.
+        """
         for name in first:
             self._of(uri).delete(join(uri, name))
         _in_parallel([partial(self.delete, entry.uri) for entry in self.entries(uri)])
         local = local_path(uri)
         if local is not None:
-            shutil.rmtree(local, ignore_errors=True)  # only empty folders are left
+            shutil.rmtree(local, ignore_errors=True)  # removes the remaining empty folders
 
 
 def _matches(parts: Sequence[str], wanted: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""What both kinds of storage can do, and how their failures become ours."""
+"""The interface of both kinds of storage, and the ``StageError`` for each kind of failure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,69 +12,73 @@ from finetune_trainer.errors import StageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One file. ``crc32c`` is base64, as Cloud Storage writes it, so equal files look equal in both storages."""
+    """One file. ``crc32c`` is base64-encoded as in Cloud Storage, so it is comparable between both kinds of storage."""
 
     uri: str
     size: int
     updated: datetime
     crc32c: str
     generation: str | None = None
-    """Of an object in a bucket: another one after every write. None: a local file."""
+    """Generation of an object in a bucket, which changes with every write. None for a local file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionedContent:
-    """What a file holds now."""
+    """A file's content and the version it belongs to."""
 
     content: bytes | None
-    """None: more than was asked for."""
+    """None if the file is larger than the requested limit."""
     version: str
-    """Another one after every write."""
+    """Changes with every write."""
 
 
 class Backend(Protocol):
-    """One kind of storage. All raise ``StageError``: 66 (missing), 77 (denied), 69 (unreachable after retries)."""
+    """One kind of storage. Methods raise ``StageError``: 66 (missing), 77 (denied), 69 (unreachable after retries)."""
 
     def read(self, uri: str) -> bytes: ...
 
     def write(self, uri: str, data: bytes, content_type: str) -> None:
-        """Replaces the file as a whole."""
+        """Replaces the file atomically."""
         ...
 
     def create(self, uri: str, data: bytes, content_type: str) -> bool:
-        """Writes only where nothing lies yet; False when another was first."""
+        """Writes the file only if it does not exist yet. Returns False if another writer created it first."""
         ...
 
     def read_current(self, uri: str, limit: int) -> VersionedContent | None:
-        """None when the file is not there. Content and version belong together; at most ``limit`` bytes are read."""
+        """Returns the content and its version; None if the file does not exist. Reads at most ``limit`` bytes."""
         ...
 
     def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:
-        """Writes only where the file still is of that version; False where it is another one by now, or gone."""
+        """Writes the file only if it still has that version. Returns False if it has been replaced or deleted since."""
         ...
 
     def entries(self, uri: str) -> Iterator[Entry]:
-        """Every file below the folder, in the order of their names; nothing for a folder that is not there."""
+        """Yields every file below the folder, ordered by name; nothing if the folder does not exist."""
         ...
 
     def stat(self, uri: str) -> Entry | None: ...
 
     def download(self, uri: str, target: Path, generation: str | None) -> None:
-        """``generation``: only this one; any other is missing."""
+        """Downloads the file to ``target``. If ``generation`` is given, any other generation counts as missing."""
         ...
 
     def read_range(self, uri: str, start: int, end: int, generation: str | None) -> bytes:
-        """Bytes from ``start`` up to ``end``, fewer where the file ends before; ``generation`` as in ``download``."""
+        """Returns the bytes from ``start`` up to but excluding ``end``, fewer if the file ends earlier.
+
+        ``generation`` has the same meaning as in ``download``.
+        """
         ...
 
     def upload(self, source: Path, uri: str) -> None: ...
 
     def delete(self, uri: str) -> None:
-        """Removes one file; fine when it is gone already."""
+        """Deletes one file. Does nothing if it does not exist."""
         ...
 
 
 def missing(uri: str) -> StageError:
+    """Returns the error (66) for a file or folder that does not exist."""
     return StageError(
         ExitCode.INPUT_MISSING,
         "InputMissing",
@@ -85,6 +89,7 @@ def missing(uri: str) -> StageError:
 
 
 def denied(uri: str, detail: str) -> StageError:
+    """Returns the error (77) for a request that storage denies."""
     return StageError(
         ExitCode.PERMISSION_DENIED,
         "StoragePermissionDenied",
@@ -96,6 +101,7 @@ def denied(uri: str, detail: str) -> StageError:
 
 
 def unavailable(uri: str, detail: str) -> StageError:
+    """Returns the error (69) for a request that fails after all retries."""
     return StageError(
         ExitCode.UNAVAILABLE,
         "StorageUnavailable",

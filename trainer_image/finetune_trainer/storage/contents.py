@@ -1,7 +1,7 @@
-"""What a folder holds, by name, and the first file that is not as it was.
+"""Records the files in a folder and reports the first one that differs from an earlier record.
 
-A bucket's listing has size, CRC32C and generation of every object, so nothing is downloaded to compare them; the
-digests of local files are computed.
+A bucket's listing contains size, CRC32C and generation of every object, so comparing them downloads nothing. The
+checksums of local files are computed.
 """
 
 import itertools
@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from finetune_trainer.storage import StorageClient
 
 type Held = dict[str, list[int | str]]
-"""``{path below the folder: [bytes, CRC32C]}``, in a bucket ``[bytes, CRC32C, generation]``."""
+"""``{path below the folder: [bytes, CRC32C]}``; ``[bytes, CRC32C, generation]`` for objects in a bucket."""
 
-#: Names are a writer's choice; in messages they are cut.
+#: Maximum length of a file name in a message, in characters.
 _SHOWN = 100
 
 
 def folder_contents(store: StorageClient, folder: str, *, most: int | None = None) -> Held:
-    """Every file below ``folder``; the first ``most`` where that is given."""
+    """Returns every file below ``folder``, or only the first ``most`` files if that is given."""
     prefix = folder.rstrip("/") + "/"
     return {
         entry.uri.removeprefix(prefix): [
@@ -30,8 +30,10 @@ def folder_contents(store: StorageClient, folder: str, *, most: int | None = Non
 
 
 def first_changed(recorded: Mapping[str, Sequence[object]], found: Held) -> str | None:
-    """The first recorded file that is not as it was, in words; None where all are. What was not recorded of a file is
-    not compared."""
+    """Describes the first recorded file that is missing or has changed; None if all are unchanged.
+
+    Compares only the recorded attributes of each file.
+    """
     for name, facts in recorded.items():
         now = found.get(name)
         if now is None:
@@ -46,7 +48,7 @@ def first_changed(recorded: Mapping[str, Sequence[object]], found: Held) -> str 
 
 
 def first_added(recorded: Mapping[str, Sequence[object]], found: Held) -> str | None:
-    """The first file that was not recorded, in words."""
+    """Describes the first file that is not recorded; None if there is none."""
     extra = next((name for name in found if name not in recorded), None)
     return None if extra is None else f"{_short(extra)} was added"
 

@@ -1,6 +1,6 @@
-"""``gs://`` storage through google-cloud-storage, with one retry policy for everything.
+"""``gs://`` storage, accessed through google-cloud-storage with one retry policy for all requests.
 
-Against an emulator (``STORAGE_EMULATOR_HOST``) the client needs no credentials.
+With an emulator (``STORAGE_EMULATOR_HOST``) the client needs no credentials.
 """
 
 import logging
@@ -23,15 +23,15 @@ from finetune_trainer.storage.base import Entry, VersionedContent
 from finetune_trainer.storage.uri import GcsAddress
 
 _LOG = logging.getLogger(__name__)
-#: One attempt's connect and read timeouts, and all attempts together, in seconds.
+#: Connect and read timeouts of one attempt, and the timeout of all attempts together, in seconds.
 _ATTEMPT_SECONDS = (10, 60)
 _TOTAL_SECONDS = 300
-#: A file that is replaced while it is read is read again, at most so many times.
+#: Maximum number of attempts to read a file that is replaced during the read.
 _READS = 5
-#: Larger files are fetched in pieces of this size, each retried by itself, so many at a time.
+#: Files are downloaded in pieces of this size in bytes, each retried separately, and this many in parallel.
 _PIECE = 32 * 2**20
 _PIECES_AT_ONCE = 4
-#: Uploads hold so much of a file in memory, and repeat so much of it after a broken connection.
+#: Bytes of a file that an upload holds in memory and sends again after a broken connection.
 _UPLOAD_PIECE = 16 * 2**20
 _TRANSIENT = (
     ConnectionError,
@@ -46,7 +46,7 @@ _TRANSIENT = (
     exceptions.GatewayTimeout,
     auth_exceptions.TransportError,
 )
-#: What transfers of contents raise: for a status, and for bytes that have another checksum.
+#: Errors of content transfers: an HTTP error status, and content that does not match its checksum.
 _TRANSFER = (InvalidResponse, DataCorruption)
 _PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 
@@ -61,7 +61,7 @@ def _waiting(error: Exception) -> None:
     _LOG.warning("object storage is not answering, trying again: %s", error)
 
 
-#: Every request here may be repeated: whole-object writes and create-only writes are idempotent.
+#: All requests of this module can be repeated: whole-object writes and create-only writes are idempotent.
 _RETRY = retry.Retry(
     predicate=_passing,
     initial=0.5,
@@ -73,7 +73,10 @@ _RETRY = retry.Retry(
 
 
 class GcsBackend:
-    """``connect`` makes the client at first use: a stage that stays on ``file://`` needs no credentials."""
+    """Cloud Storage.
+
+    ``connect`` creates the client at first use, so a stage that only uses ``file://`` needs no credentials.
+    """
 
     def __init__(self, connect: Callable[[], storage.Client] = storage.Client) -> None:
         self._connect = connect
@@ -116,8 +119,8 @@ class GcsBackend:
                 version = str(blob.generation)
                 if (blob.size or 0) > limit:
                     return VersionedContent(content=None, version=version)
-                with suppress(exceptions.NotFound):  # replaced since: this generation is gone
-                    # the request names the generation of ``blob``
+                with suppress(exceptions.NotFound):  # the object was replaced and this generation deleted
+                    # the request specifies the generation of ``blob``
                     content: bytes = blob.download_as_bytes(timeout=_ATTEMPT_SECONDS, retry=_RETRY)
                     return VersionedContent(content=content, version=version)
         raise base.unavailable(uri, f"it was replaced {_READS} times while it was being read")
@@ -138,8 +141,11 @@ class GcsBackend:
             return True
 
     def _holds(self, uri: str, data: bytes) -> bool:
-        """After a precondition failed: either another writer was first, or our own first attempt arrived and its answer
-        did not."""
+        """Whether the object has this content after a failed precondition.
+
+        The precondition fails if another writer was first, and also if an earlier attempt of this writer succeeded but
+        its response was lost.
+        """
         current = self.read_current(uri, len(data))
         return current is not None and current.content == data
 
@@ -151,7 +157,7 @@ class GcsBackend:
                 address.bucket, prefix=prefix, timeout=_ATTEMPT_SECONDS, retry=_RETRY
             )
             for blob in blobs:
-                if not blob.name.endswith("/"):  # a console's marker of an empty folder
+                if not blob.name.endswith("/"):  # the Google Cloud console's placeholder for an empty folder
                     yield _entry(blob)
 
     def stat(self, uri: str) -> Entry | None:
@@ -166,7 +172,7 @@ class GcsBackend:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _mapped(uri):
             blob = self._blob(uri, generation)
-            blob.reload(timeout=_ATTEMPT_SECONDS, retry=_RETRY)  # size, generation and checksum
+            blob.reload(timeout=_ATTEMPT_SECONDS, retry=_RETRY)  # fetches size, generation and checksum
             transfer_manager.download_chunks_concurrently(
                 blob,
                 str(target),
@@ -228,7 +234,7 @@ def _mapped(uri: str) -> Iterator[None]:
     except exceptions.NotFound as error:
         raise base.missing(uri) from error
     except InvalidResponse as error:
-        if error.response.status_code == HTTPStatus.NOT_FOUND:  # a generation that went between two pieces
+        if error.response.status_code == HTTPStatus.NOT_FOUND:  # a generation deleted between two pieces
             raise base.missing(uri) from error
         raise base.unavailable(uri, str(error)) from error
     except (exceptions.Forbidden, exceptions.Unauthorized, auth_exceptions.DefaultCredentialsError) as error:

@@ -1,4 +1,4 @@
-"""``file://`` storage: a folder of this machine, with the same guarantees as a bucket."""
+"""``file://`` storage: local folders, with the same guarantees as a bucket."""
 
 import base64
 import errno
@@ -18,26 +18,28 @@ from finetune_trainer.storage import base
 from finetune_trainer.storage import uri as addresses
 from finetune_trainer.storage.base import Entry, VersionedContent
 
-#: Unfinished writes; never listed.
+#: Name prefix of unfinished writes, which are never listed.
 _PARTIAL = ".partial-"
 _READABLE = 0o644
 
 
 class LocalBackend:
+    """Local files. Writes are atomic; a file's version is derived from its inode, modification time and size."""
+
     def read(self, uri: str) -> bytes:
         with _mapped(uri):
             return _path(uri).read_bytes()
 
-    def write(self, uri: str, data: bytes, content_type: str) -> None:  # noqa: ARG002 - files have none
+    def write(self, uri: str, data: bytes, content_type: str) -> None:  # noqa: ARG002 - not applicable to files
         with _mapped(uri), _partial(_path(uri)) as partial:
             partial.write_bytes(data)
             partial.replace(_path(uri))
 
-    def create(self, uri: str, data: bytes, content_type: str) -> bool:  # noqa: ARG002 - files have none
+    def create(self, uri: str, data: bytes, content_type: str) -> bool:  # noqa: ARG002 - not applicable to files
         with _mapped(uri), _partial(_path(uri)) as partial:
             partial.write_bytes(data)
             try:
-                os.link(partial, _path(uri))  # the one step that fails when the name is taken
+                os.link(partial, _path(uri))  # atomic: fails if the name exists
             except FileExistsError:
                 return False
             return True
@@ -53,7 +55,7 @@ class LocalBackend:
                 content = stream.read(limit) if facts.st_size <= limit else None
                 return VersionedContent(content=content, version=_version(facts))
 
-    def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:  # noqa: ARG002 - files have none
+    def replace(self, uri: str, data: bytes, content_type: str, version: str) -> bool:  # noqa: ARG002 - not applicable to files
         path = _path(uri)
         with _mapped(uri), _locked(path.parent), _partial(path) as partial:
             try:
@@ -82,12 +84,12 @@ class LocalBackend:
                 return None
             return Entry(uri=uri, size=facts[0], updated=facts[1], crc32c=_crc32c(path))
 
-    def download(self, uri: str, target: Path, generation: str | None) -> None:  # noqa: ARG002 - files have none
+    def download(self, uri: str, target: Path, generation: str | None) -> None:  # noqa: ARG002 - not applicable to files
         with _mapped(uri):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(_path(uri), target)
 
-    def read_range(self, uri: str, start: int, end: int, generation: str | None) -> bytes:  # noqa: ARG002 - files have none
+    def read_range(self, uri: str, start: int, end: int, generation: str | None) -> bytes:  # noqa: ARG002 - not applicable to files
         with _mapped(uri), _path(uri).open("rb") as stream:
             stream.seek(start)
             return stream.read(end - start)
@@ -103,7 +105,7 @@ class LocalBackend:
 
 
 def size_and_time(path: Path) -> tuple[int, datetime] | None:
-    """Bytes and time of the last change; None where there is no such file."""
+    """Returns size in bytes and modification time; None if the path is not a regular file."""
     try:
         facts = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -131,13 +133,13 @@ def _mapped(uri: str) -> Iterator[None]:
         if error.errno == errno.EROFS:
             raise base.denied(uri, str(error)) from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # the stage's end tells what it is
+            raise  # reported at the end of the stage
         raise base.unavailable(uri, str(error)) from error
 
 
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` for an unfinished write; gone afterwards in every case."""
+    """Yields a temporary file next to ``path`` for an unfinished write. Removes it afterwards if it still exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)
     os.close(handle)
@@ -149,13 +151,13 @@ def _partial(path: Path) -> Iterator[Path]:
 
 
 def _version(facts: os.stat_result) -> str:
-    """Every write makes a new file and renames it, so no two versions have the same."""
+    """Returns the file's version, which is unique because every write creates a new file and renames it."""
     return f"{facts.st_ino}.{facts.st_mtime_ns}.{facts.st_size}"
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """No other process compares and replaces a file of the folder meanwhile."""
+    """Locks the folder, so that no other process compares and replaces one of its files at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

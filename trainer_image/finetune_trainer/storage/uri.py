@@ -1,4 +1,4 @@
-"""Addresses of files and folders: ``gs://bucket/key`` and ``file:///path``."""
+"""URIs of files and folders: ``gs://bucket/key`` and ``file:///path``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,19 @@ _MAGIC = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class GcsAddress:
+    """An object or folder in a bucket."""
+
     bucket: str
     key: str
-    """Without leading or trailing slash; empty for the bucket itself."""
+    """Object name without leading or trailing slash; empty for the bucket itself."""
 
 
 def parse(uri: str) -> GcsAddress | Path:
-    """A bucket and key, or an absolute local path; slashes at the end mean nothing. Raises ``StageError`` 64 for
-    anything else, for a way out of the folder that the text names, and for an empty name between two slashes: what lies
-    below it would be an absolute path."""
+    """Returns bucket and key, or an absolute local path. Trailing slashes are ignored.
+
+    Raises ``StageError`` 64 for other schemes, for ``.`` and ``..``, and for an empty name between two slashes, below
+    which a name would be an absolute path.
+    """
     kind, _, rest = uri.partition("://")
     names = rest.rstrip("/").split("/")
     if kind == "gs" and names[0] and _are_plain(names):
@@ -38,7 +42,7 @@ def parse(uri: str) -> GcsAddress | Path:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a name below a folder, as a listing or a file gives it, stays there on any kind of storage."""
+    """Whether a relative name from a listing or a file stays inside its folder on every kind of storage."""
     return _are_plain(name.split("/"))
 
 
@@ -47,16 +51,17 @@ def _are_plain(names: Sequence[str]) -> bool:
 
 
 def join(uri: str, *parts: str) -> str:
-    """``uri`` with ``parts`` below it."""
+    """Returns ``uri`` extended by ``parts``."""
     return "/".join([uri.rstrip("/"), *(part.strip("/") for part in parts)])
 
 
 def name_of(uri: str) -> str:
+    """Returns the last component of a URI."""
     return PurePosixPath(uri).name
 
 
 def fixed_prefix(pattern: str) -> str:
-    """The folder part of a glob before its first wildcard; the pattern's own folder when it has none."""
+    """Returns the folders of a glob pattern before its first wildcard; the pattern's parent folder if it has none."""
     head: list[str] = []
     for part in pattern.split("/")[:-1]:
         if _MAGIC & set(part):
@@ -66,4 +71,5 @@ def fixed_prefix(pattern: str) -> str:
 
 
 def has_wildcard(uri: str) -> bool:
+    """Whether a URI is a glob pattern."""
     return bool(_MAGIC & set(uri))
