@@ -12,7 +12,7 @@ from finetune_trainer.evaluation.numbers import perplexity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """A preservation policy for Orbax, which calls it whenever a checkpoint is saved. All processes measure the same."""
+    """A preservation policy that Orbax calls whenever a checkpoint is saved. All processes measure the same."""
 
     policy: CheckpointPolicy
     measured: dict[int, float]

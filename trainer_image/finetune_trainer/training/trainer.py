@@ -409,7 +409,7 @@ class FineTuneTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ship
         return steps[:-1] if self._manager.is_saving_in_progress() else steps
 
     def save_now(self) -> None:
-        """Saves the state at the current step, unless it is saved already, and waits until the checkpoint is complete."""
+        """Saves the current step, unless it is saved already, and waits until the checkpoint is complete."""
         self._save_last_checkpoint()
         self._manager.wait_until_finished()
 
