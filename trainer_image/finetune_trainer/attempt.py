@@ -131,7 +131,7 @@ class AttemptRecorder:
         return self._end(Outcome.STOPPED, ExitCode.STOPPED, details, None)
 
     def failed(self, failure: Failure) -> int:
-        """Records a failure of this process, or one that another process published. Returns the exit code of its class."""
+        """Records this process's failure, or one that another process published. Returns its exit code."""
         self._terminate(failure)
         return self._end(Outcome.FAILED, failure.code, None, failure)
 
@@ -171,8 +171,7 @@ class AttemptRecorder:
         """Records the end and returns the exit code.
 
         The stopper's thread and the main thread may both call it: the first call decides, and the other returns the
-        same code once everything is written. If recording fails, the attempt has not ended, and the next call records
-        it.
+        same code once everything is written. If recording fails, the attempt has not ended, and the error is raised.
         """
         with self._ending:
             if self._code is None:
@@ -219,7 +218,7 @@ _UNAVAILABLE = re.compile(
 
 
 def as_stage_error(error: BaseException) -> StageError | None:
-    """The error as a ``StageError``, classified by its own message or its cause's; None if it matches no known class."""
+    """The error as a ``StageError``, classified by its or its cause's message; None if it matches no class."""
     if isinstance(error, StageError):
         return error
     text = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The programs that a job runs on its slice beside the train step, derived from its rows and prompts, without a model."""
+"""The programs that a job runs on its slice beside the train step, derived from its rows and prompts."""
 
 import logging
 from collections.abc import Iterator, Sequence
