@@ -101,9 +101,9 @@ class Forward:
 
         Args:
             rows: token ids.
-            experts: by layer, for each row the experts of its tokens, ``[len(row), experts per token]``; None for a layer
-                without experts. A choice that the model's own scores rule out by more than ``_UNDECIDED`` makes the row's
-                logits NaN. If empty, the model chooses.
+            experts: by layer, for each row the experts of its tokens, ``[len(row), experts per token]``; None for a
+                layer without experts. A choice that the model's own scores rule out by more than ``_UNDECIDED`` makes
+                the row's logits NaN. If empty, the model chooses.
         """
         tokens, positions, segments = _batch(rows)
         state = self._embedded(tokens)

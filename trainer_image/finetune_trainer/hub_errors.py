@@ -35,7 +35,7 @@ def retry_after_seconds(error: BaseException) -> float | None:
 
 
 def explain(error: Exception, ref: HubRef, kind: Kind, where: str) -> StageError | None:
-    """The failure for an error of the hub; None for other errors. ``where``: the reference's place in the user's spec."""
+    """The failure for an error of the hub; None for others. ``where``: the reference's place in the user's spec."""
     cause = _root(error)
     saw = f"{kind} {ref.repo}, revision {ref.revision}"
     if isinstance(error, errors.LocalEntryNotFoundError) and constants.is_offline_mode():

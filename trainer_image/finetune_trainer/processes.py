@@ -110,7 +110,7 @@ class Processes:
         return int(multihost_utils.broadcast_one_to_all(number))
 
     def publish_failure(self, failure: str) -> None:
-        """Ends the other processes. The first failure counts. Call it once everything is recorded, just before the end."""
+        """Ends the other processes. The first failure counts. Call it last, once everything is recorded."""
         client = self._client()
         if client is not None:
             with contextlib.suppress(Exception):  # one is published already, or no process is left

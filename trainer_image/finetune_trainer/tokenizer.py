@@ -86,7 +86,7 @@ def _of_its_class(model: LocalModel, **options: Any) -> Any:
 
 
 def _as_written(model: LocalModel, named: Any) -> Any:
-    """The tokenizer exactly as tokenizer.json describes it. ``named``: the same folder as ``AutoTokenizer`` loads it."""
+    """The tokenizer as tokenizer.json describes it. ``named``: the same folder as ``AutoTokenizer`` loads it."""
     from transformers import TokenizersBackend
 
     if type(named) is TokenizersBackend:
