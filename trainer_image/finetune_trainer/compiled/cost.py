@@ -113,7 +113,7 @@ def _experts(line: str) -> float:
 
 
 def _received(line: str) -> int:
-    """Bytes of a collective operation's result; 0 for any other line. A started operation's shape also lists its input."""
+    """Bytes of a collective operation's result; 0 for any other line. Started ones list their input, too."""
     match = _COLLECTIVE.search(line)
     return max((_bytes(*shape) for shape in _SHAPE.findall(match[1])), default=0) if match else 0
 
