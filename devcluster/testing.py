@@ -258,14 +258,14 @@ class LocalCluster:
         simulate_oom_kill(folder, pod["spec"]["containers"][0]["name"])
 
     def freeze_nodes(self) -> None:
-        """Makes all nodes silent: they send no heartbeats and receive nothing, while their containers continue to run."""
+        """Makes all nodes silent: they send no heartbeats and receive nothing, while their containers run on."""
         os.kill(self.status()["node-agent"]["pid"], signal.SIGSTOP)
 
     def thaw_nodes(self) -> None:
         os.kill(self.status()["node-agent"]["pid"], signal.SIGCONT)
 
     def add_image(self, image: str, programs: Path) -> None:
-        """Makes ``image`` available on the nodes: its containers find ``programs`` first on PATH."""
+        """Makes ``image`` available on the nodes; its containers find ``programs`` first on PATH."""
         known = json.loads(self.state.images.read_text())
         partial = self.state.images.with_suffix(".partial")
         partial.write_text(json.dumps({**known, image: str(programs)}))

@@ -45,7 +45,7 @@ def references(container: Object) -> tuple[set[str], set[str]]:
 
 
 def spec_environment(container: Object, pod: Object, sources: EnvSources) -> dict[str, str]:
-    """The variables of the container's ``envFrom`` and ``env``, in order, with references resolved. Raises ConfigError."""
+    """Variables of the container's ``envFrom`` and ``env``, in order, with references resolved. Raises ConfigError."""
     result: dict[str, str] = {}
     for entry in container.get("envFrom", ()):
         for key, value in _all_of(entry, sources).items():

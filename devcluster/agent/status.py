@@ -75,7 +75,7 @@ class ContainerRecord:
 
     @property
     def ready(self) -> bool:
-        """Whether it is ready. There are no probes: a running container is ready, and an init container that succeeded."""
+        """Whether it is ready: running, or for an init container succeeded. There are no probes."""
         return (
             self.succeeded
             if self.role is ContainerRole.INIT

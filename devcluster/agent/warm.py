@@ -132,7 +132,7 @@ class WarmServer:
                 self._children.pop(pid).exit.set_result(shell_code(code))
 
     def _lost(self) -> None:
-        """Ends the children of a server that is gone: each leads its own process group, which outlives a killed server."""
+        """Ends the children of a server that is gone: each leads a process group, which outlives a killed server."""
         for pid, child in self._children.items():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
