@@ -101,7 +101,7 @@ _OF_OBJECTS = {"GET": GET, "DELETE": DELETE, "PATCH": UPDATE, "PUT": UPDATE}
 
 
 def _name_in(body: bytes) -> str:
-    """The object's name in the metadata at the beginning of an upload, which may be its only part or the first of two."""
+    """The object's name in the metadata at the beginning of an upload: its only part, or the first of two."""
     start = body.find(b"{", 0, _METADATA_LIMIT)
     try:
         found, _ = json.JSONDecoder().raw_decode(

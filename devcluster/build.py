@@ -64,7 +64,7 @@ def _present(programs: Sequence[GoProgram], target: Path) -> Mapping[str, Path]:
 
 
 def find(program: GoProgram, target: Path) -> Path | None:
-    """The program, if its version is exactly ours, from our cache, KUBEBUILDER_ASSETS or PATH; None if there is none."""
+    """The program, if its version is exactly ours: from our cache, KUBEBUILDER_ASSETS or PATH; else None."""
     if (target / program.name).exists():
         return target / program.name
     if not program.version_arguments:

@@ -28,7 +28,7 @@ class PkiError(Exception):
 
 
 def ensure(folder: Path) -> None:
-    """Creates everything in ``folder``: ca, tls (serving) and one pair per identity, plus the service account key pair."""
+    """Creates all of ``folder``: ca, tls (serving) and one pair per identity, plus the service account key pair."""
     if (folder / "sa.pub").exists() and all(
         _valid(folder / f"{name}.crt") for name in ("ca", "tls", *IDENTITIES)
     ):
