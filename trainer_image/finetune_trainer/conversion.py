@@ -53,7 +53,7 @@ def convert(
 ) -> ConversionResult:
     """Writes the checkpoint below ``out`` (``gs://`` or ``file://``, empty or absent) and returns its address.
 
-    ``scanned``: layers stacked, as for training; MaxText's inference wants them separate. Takes ``host_memory.PIECE``
+    ``scanned``: layers stacked, as for training; MaxText's inference needs them separate. Takes ``host_memory.PIECE``
     bytes per parameter of the largest piece. Call ``engine.prepare(plan)`` first.
     """
     started = time.monotonic()

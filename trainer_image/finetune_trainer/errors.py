@@ -60,7 +60,7 @@ def _clip(text: str, limit: int) -> str:
 
 
 def faults(error: ValidationError) -> str:
-    """What is wrong with a document, a line for each place. Without what stands there: it may be a secret."""
+    """What is wrong with a document, one line per location. Omits the values, which may be secrets."""
     return "\n".join(
         f"  {'.'.join(str(part) for part in fault['loc']) or 'the document'}: {fault['msg']}"
         for fault in error.errors(include_url=False, include_input=False)

@@ -20,7 +20,7 @@ _PROBE = (
     "Hello world, 12345 isn't\n\n  def f(x):\n\treturn  x  # IT'S\r\n"
     "he\u0301llo h\u00e9llo \ufb01 \u4f60\u597d \U0001f600\n"
 )
-#: Number of words of the vocabulary that are also probed, and the characters that mean a space or a line break in them.
+#: Number of vocabulary entries that are also probed, and the characters that mean a space or a line break in them.
 _WORDS, _SPACES = 4096, str.maketrans({"\u0120": " ", "\u2581": " ", "\u010a": "\n"})
 
 

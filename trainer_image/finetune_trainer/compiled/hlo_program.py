@@ -33,11 +33,11 @@ class Loop:
 class _Scalar:
     operation: str
     operands: str
-    """As printed: names, or a constant's value."""
+    """Names of the operands as printed, or a constant's value."""
     index: str | None
-    """Of an element of a tuple."""
+    """Index of the element of a tuple that it reads; None for other operations."""
     direction: str | None
-    """Of a comparison."""
+    """Direction of a comparison; None for other operations."""
 
     @property
     def names(self) -> list[str]:

@@ -28,7 +28,7 @@ from finetune_trainer.storage import join
 from finetune_trainer.weights import open_weights
 
 _CARD_SAMPLES = 4
-#: By the names of ``export.build``.
+#: Kind of artifact by the names of ``export.build``.
 KINDS: Mapping[str, Kind] = {"model": "HuggingFace", "adapter": "Adapter", "orbax": "OrbaxParams"}
 
 
