@@ -78,7 +78,7 @@ class BucketProxy:
 
     @property
     def url(self) -> str:
-        """For LocalCluster.started."""
+        """URL of the proxy, for LocalCluster.started."""
         return f"http://127.0.0.1:{self._port}"
 
     def endpoint(self, account: str) -> str:

@@ -11,7 +11,7 @@ from devcluster.component import Component
 from devcluster.layout import StateFolder
 
 ANNOTATION = {"kwok.x-k8s.io/node": "fake"}
-#: Of the module's fast stages. Not pod-complete: it would end a Job's pods at once, and free their resources.
+#: Stages from the module's fast ones. Not pod-complete: it would end a Job's pods at once, and free their resources.
 _STAGES = ("node-initialize.yaml", "pod-ready.yaml", "pod-delete.yaml")
 
 

@@ -13,7 +13,7 @@ from devcluster.layout import StateFolder
 NAMESPACE = "finetune-system"
 RELEASE = "finetune-operator"
 TOKEN_SECONDS = 3600
-#: As a kubelet does, well before expiry: clients read the file again by themselves.
+#: Renewed well before expiry, as by a kubelet: clients read the file again by themselves.
 RENEW_SECONDS = TOKEN_SECONDS * 0.8
 
 

@@ -172,7 +172,7 @@ class LocalCluster:
         return self._run(self._kube.find(path))
 
     def list(self, path: str, **selectors: str) -> list[Object]:
-        """For example ``list("/api/v1/pods", labelSelector="a=b")``."""
+        """Objects of a collection, for example ``list("/api/v1/pods", labelSelector="a=b")``."""
         return self._run(self._kube.list(path, **selectors))
 
     def apply(self, manifest: Object) -> Object:
@@ -187,7 +187,8 @@ class LocalCluster:
         return self._run(self._kube.patch(path, body))
 
     def delete(self, path: str, **options: Any) -> None:
-        """For example ``delete(path, propagationPolicy="Foreground")``; an object that is already gone is no error."""
+        """Deletes the object, for example with ``propagationPolicy="Foreground"``; one that is already gone is no
+        error."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options} if options else None
         self._run(self._kube.delete(path, options=body))
 
@@ -231,7 +232,7 @@ class LocalCluster:
         control.call(self.state, {"do": "await", "name": component})
 
     def status(self) -> dict[str, Object]:
-        """By component: state, pid, seconds, restarts, memory in bytes."""
+        """State, pid, seconds, restarts and memory in bytes, by component."""
         return {row["name"]: row for row in control.call(self.state, {"do": "status"})}
 
     def metrics(self, name: str) -> tuple[Sample, ...]:
