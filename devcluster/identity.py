@@ -37,8 +37,10 @@ class ProcessIdentity:
 
 
 def end(processes: Iterable[ProcessIdentity], *, grace: float) -> None:
-    """Sends SIGTERM to each group, and SIGKILL to those that live after ``grace`` seconds. Ends only recorded
-    processes."""
+    """Ends the recorded processes that still live.
+
+    Sends SIGTERM to each process group, and SIGKILL to those that live after ``grace`` seconds.
+    """
     waiting = [process for process in processes if process.lives()]
     for process in waiting:
         process.signal_group(signal.SIGTERM)

@@ -45,8 +45,10 @@ def operator(state: StateFolder, ports: Mapping[str, int], store: str | None = N
 
 
 async def write_credentials(kube: Kube, state: StateFolder, account: str) -> None:
-    """Writes token, ca.crt and namespace, as in ``/var/run/secrets/kubernetes.io/serviceaccount``. Files change
-    atomically."""
+    """Writes token, ca.crt and namespace, each atomically.
+
+    The files are those of ``/var/run/secrets/kubernetes.io/serviceaccount``.
+    """
     answer = await kube.create(
         f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token",
         {

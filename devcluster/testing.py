@@ -187,8 +187,10 @@ class LocalCluster:
         return self._run(self._kube.patch(path, body))
 
     def delete(self, path: str, **options: Any) -> None:
-        """Deletes the object, for example with ``propagationPolicy="Foreground"``; one that is already gone is no
-        error."""
+        """Deletes the object, with options such as ``propagationPolicy="Foreground"``.
+
+        An object that is already gone is no error.
+        """
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options} if options else None
         self._run(self._kube.delete(path, options=body))
 

@@ -119,8 +119,7 @@ def workers(pod: Object, hosts: int) -> dict[str, str]:
 
 
 def platform(container: Object, pod: Object, *, hosts: int, coordinator: str) -> dict[str, str]:
-    """The container's variables from node and platform: JAX on CPU with one device per chip, and its place in the
-    slice."""
+    """Variables from node and platform: JAX on CPU with one device per chip, and the container's place in the slice."""
     chips = tpu_count(container)
     result = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={chips or 1}"}
     if chips:

@@ -16,7 +16,7 @@ def forward_flops(plan: ModelPlan, *, rows: int, length: int) -> float:
 
 
 def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -> float:
-    """Operations of one training step: a forward pass, and the backward pass through what is trained and frozen.
+    """Operations of one training step: a forward pass, and gradients of trained weights and of activations.
 
     Recomputation by remat is not counted. ``rows`` are the model's: a pair of answers is two of them.
     """

@@ -65,7 +65,7 @@ class Session:
         trainer.with_training_hooks(FineTuneTrainingHooks(self.config, self.mesh, control))
         with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
             trainer.prepare(control, self.config, self.mesh, self.reference)
-            # Tunix only checks whether it is empty to decide whether to evaluate; the rows come from ``control``.
+            # Its truth value makes Tunix evaluate while training; the rows come from ``control``.
             wanted = bool(control.evaluate_every and control.evaluation)
             try:
                 trainer.train([], [True] if wanted else None, cache_nnx_graph=self.config.num_experts <= 1)

@@ -44,7 +44,7 @@ def settings(
         "init_weights_seed": h.seed,
         "enable_dropout": False,
         "log_config": False,  # 880 lines; the request is in the attempt's record
-        # MaxText refuses runs whose parameters are sharded less than this fraction. The plan chose this mesh.
+        # MaxText refuses runs with a larger fraction of unsharded parameters than this. The plan chose this mesh.
         "sharding_tolerance": 1.0,
         "gcs_metrics": False,
         **parallelism(request.mesh, on_cpu=on_cpu),
