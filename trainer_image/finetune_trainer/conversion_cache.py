@@ -101,10 +101,9 @@ def require_whole(request: StageRequest, store: StorageClient) -> None:
 
 @contextmanager
 def loading(request: StageRequest) -> Iterator[None]:
-    """Context for loading the converted model: if it cannot be read although it was just verified, it was lost
-    meanwhile.
+    """Context for loading the converted model, after it was verified.
 
-    Raises the error of a damaged model in that case.
+    If it cannot be read all the same, it was lost meanwhile: raises the error of a damaged model.
     """
     try:
         yield

@@ -159,8 +159,10 @@ def _frequency_scaling(plan: ModelPlan) -> Any:
 
 
 def _llama3(frequency: jax.Array, scaling: Llama3Scaling) -> jax.Array:
-    """As transformers' ``_compute_llama3_parameters``: long waves divided by the factor, short ones kept, a linear
-    blend between."""
+    """As transformers' ``_compute_llama3_parameters``.
+
+    Long waves are divided by the factor, short ones kept, with a linear blend between.
+    """
     turns = (
         scaling.original_context * frequency / (2 * jnp.pi)
     )  # turns of the wave within the original context

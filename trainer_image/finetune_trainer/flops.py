@@ -28,8 +28,7 @@ def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -
 
 
 def _weights(plan: ModelPlan) -> int:
-    """Weights of the matrices that a token is multiplied by. Embeddings count only if they are tied to the output
-    layer."""
+    """Weights of the matrices that a token is multiplied by. Embeddings count only if the output layer shares them."""
     tensors = plan.tensors()
     if not plan.tied_embeddings:
         del tensors["model.embed_tokens.weight"]

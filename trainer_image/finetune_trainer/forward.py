@@ -1,5 +1,4 @@
-"""A forward pass of a converted model in float32, by MaxText's own modules, with one block of layers in memory at a
-time.
+"""A float32 forward pass of a converted model by MaxText's own modules, with one block of layers in memory at a time.
 
 MaxText computes it as a few small models: one that has only the rows of the embedding table that the tokens need, one
 with a single block for each kind of block, and one with a part of the vocabulary for the logits. Each is compiled once

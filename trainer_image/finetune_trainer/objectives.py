@@ -118,8 +118,10 @@ class ReferenceModel:
     """The model that training began with: adds its log-probabilities to batches."""
 
     def __init__(self, graph: Any, state: Callable[[], Any], mesh: Mesh, *, rows: int | None) -> None:
-        """``state`` returns the parameters at every use. ``rows``: rows of one forward pass, a divisor of those of each
-        batch; None for whole batches."""
+        """``state`` returns the parameters at every use.
+
+        ``rows``: rows of one forward pass, a divisor of those of each batch; None for whole batches.
+        """
         self._state, self._mesh = state, mesh
 
         def known(state: Any, batch: Arrays) -> tuple[jax.Array, ...]:

@@ -20,10 +20,10 @@ _REST: Mapping[str, Section] = {
 
 
 def request_by_hand(stage: str, scratch: object, **parts: Any) -> StageRequest:
-    """A request of ``parts``. Of data, hyperparameters and evaluation, ``parts`` has what differs from a training of
-    one step.
+    """A request made of ``parts``.
 
-    ``scratch``: a folder on this machine.
+    Of data, hyperparameters and evaluation, ``parts`` has what differs from a training of one step. ``scratch``: a
+    folder on this machine.
     """
     return StageRequest.model_validate(
         {

@@ -45,10 +45,9 @@ _STANDARD_DEVIATION = 0.02
 
 
 def write(out: Path, model: Path, plan: ModelPlan, *, seed: int) -> Path:
-    """Writes a folder with config.json and weights, for the model whose config.json is in ``model``. Returns the
-    folder.
+    """Writes a small model, derived from the config.json in ``model``, and returns its folder.
 
-    Equal arguments give equal bytes.
+    The folder has config.json and weights. Equal arguments give equal bytes.
     """
     out.mkdir(parents=True)
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))

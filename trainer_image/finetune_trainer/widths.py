@@ -92,8 +92,7 @@ def settings_of(config: Any) -> dict[str, Any]:
 
 
 def of_rows(request: StageRequest) -> int:
-    """Width of a row of the request's batches, in tokens. Raises ``StageError`` 64 for overrides that users may not
-    set."""
+    """Tokens of a row of the request's batches. Raises ``StageError`` 64 for overrides that users may not set."""
     return row_width(request.data.max_seq_length, overrides.parse(request.engine_overrides))
 
 

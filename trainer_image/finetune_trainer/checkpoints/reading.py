@@ -109,8 +109,10 @@ def _kvstore(folder: str) -> dict[str, str]:
 
 
 def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[tuple[str, ArrayMetadata]]:
-    """The arrays by the names that MaxText's converter gives them, for Linen's and NNX's trees alike. Omits training
-    state."""
+    """The arrays by the names that MaxText's converter gives them, without training state.
+
+    Accepts the trees of Linen and NNX alike.
+    """
     if isinstance(tree, Mapping):
         for name, below in tree.items():
             if (not at and name in _STATE) or re.search(r"(^|_)rngs$", str(name)):

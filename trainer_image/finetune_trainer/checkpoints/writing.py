@@ -1,7 +1,7 @@
-"""Writes a MaxText checkpoint slice by slice: the files that Orbax writes from whole arrays, with the memory of a few
-slices.
+"""Writes a MaxText checkpoint slice by slice, with the memory of a few slices.
 
-Orbax decides when the checkpoint is complete and writes its metadata; only the values bypass it.
+The files are those that Orbax writes from whole arrays. Orbax decides when the checkpoint is complete and writes its
+metadata; only the values bypass it.
 """
 
 import asyncio

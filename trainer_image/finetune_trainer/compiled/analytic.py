@@ -10,8 +10,7 @@ _USABLE = 0.976
 
 
 def state_bytes(plan: ModelPlan, request: StageRequest, mesh: MeshSpec) -> int:
-    """Bytes per chip of parameters, those of a reference model, and the optimizer's state. Activations are not
-    included."""
+    """Bytes per chip of parameters, those of a reference model, and the optimizer's state, without activations."""
     h = request.hyperparameters
     weights = plan.parameters * _BYTES[h.weight_precision]
     if request.method.lora is not None:

@@ -104,8 +104,7 @@ def _choose(options: argparse.Namespace, request: StageRequest, plan: ModelPlan)
 
 
 def _code(answers: Sequence[Answer]) -> int:
-    """The exit code of what is to be changed first: what does not fit, then what is refused, then what may succeed
-    later."""
+    """The exit code of the most urgent answer: what does not fit, what is refused, what may succeed later."""
     if any(isinstance(answer, MemoryExceeded) for answer in answers):
         return 78
     refused = [answer for answer in answers if isinstance(answer, CompileFailure)]
@@ -209,8 +208,7 @@ def _count(text: str) -> int:
 
 
 def _cli_message(error: StageError) -> str:
-    """Rewrites a message about a job's fields and a profile's flags to this command's options and the shell's
-    variables."""
+    """A job's message, with this command's options and the shell's variables in place of fields and a profile's flags."""
     if error.reason == "CompilerFlagRefused":
         return (
             f"LIBTPU_INIT_ARGS or XLA_FLAGS of this shell: the TPU compiler does not take a flag (saw {error.saw}). "

@@ -289,8 +289,10 @@ class CompileClient:
 
 
 def _of_the_slice(environment: Mapping[str, str], candidate: Candidate) -> Mapping[str, str]:
-    """The environment with the compiler's variables as the operator sets them on the slice; without a job, this
-    process's own."""
+    """The environment with the compiler's variables as the operator sets them on the slice.
+
+    Without a job, the variables are this process's own.
+    """
     given = candidate.slice.flags
     if given is None:
         flags = {name: environment[each] for name, each in SLICE_VARIABLES.items() if each in environment}

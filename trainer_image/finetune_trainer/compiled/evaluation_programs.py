@@ -41,8 +41,10 @@ class EvaluationPrograms:
         adapter: bool,
         end_ids: frozenset[int],
     ) -> None:
-        """``config`` is MaxText's. ``adapter``: whether to add LoRA's, if the request trains one. ``end_ids``: tokens
-        that end an answer."""
+        """``config`` is MaxText's. ``adapter``: whether to add LoRA's, if the request trains one.
+
+        ``end_ids``: tokens that end an answer.
+        """
         self._row_capacity, self._end_ids = row_capacity, end_ids
         adapted = adapter and config.lora.enable_lora
 
@@ -141,14 +143,18 @@ def compile_within(lowered: Any, limit: int, *, held: int | None = None) -> Answ
 
 
 def lacks_memory(error: JaxRuntimeError) -> bool:
-    """Whether the program needs more than the device's memory. The memory of a kernel, which its blocks decide, is not
-    meant."""
+    """Whether the program needs more than the device's memory.
+
+    The memory of a kernel, which its blocks decide, does not count.
+    """
     return "RESOURCE_EXHAUSTED" in str(error) and "vmem" not in str(error).lower()
 
 
 def needed_bytes(message: str) -> int | None:
-    """Needed bytes from ``... HLO temporaries (318.68G) exceeds available HBM (31.24G)`` and the like; None if not
-    stated."""
+    """Needed bytes from ``... HLO temporaries (318.68G) exceeds available HBM (31.24G)`` and the like.
+
+    None if the message does not state them.
+    """
     said = parse_exhausted_bytes(message)
     return said[0] if said else None
 

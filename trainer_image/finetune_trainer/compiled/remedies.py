@@ -119,8 +119,10 @@ def _largest_batch(
 
 
 def _where_it_ends(known: Sequence[tuple[int, int | None]], limit: int) -> int | None:
-    """The most units within the limit, on the line through the last two that were compiled; None if their memory is
-    unknown."""
+    """The most units within the limit, on the line through the last two that were compiled.
+
+    None if their memory is unknown.
+    """
     (first, needed_first), (last, needed_last) = known[-2:]
     if needed_first is None or needed_last is None or needed_first == needed_last:
         return None
@@ -134,8 +136,10 @@ def _larger_slice(
     ask: Callable[[Candidate], Answer],
     larger: Sequence[SliceShape],
 ) -> Iterator[str]:
-    """The first of the larger slices on which the same batch fits, or the next larger batch if that cannot be divided
-    there."""
+    """The first of the larger slices on which the same batch fits.
+
+    If the batch cannot be divided there, the next larger batch that can is tried.
+    """
     for shape in larger[:_SLICES]:
         mesh = _over(start.mesh, shape, start.global_batch, choices, model)
         if mesh is None:

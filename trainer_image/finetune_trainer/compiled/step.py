@@ -68,8 +68,10 @@ class AbstractTraining:
         return None if lowered is None else lowered.compile()
 
     def lower_loading(self) -> Any | None:
-        """``jax.stages.Lowered`` of the program that quantizes the base, which is loaded whole; None if it is not
-        quantized."""
+        """``jax.stages.Lowered`` of the program that quantizes the base, which is loaded whole.
+
+        None if nothing is quantized.
+        """
         config, mesh = self._config, self._mesh
         if not (config.lora.enable_lora and config.lora.lora_weight_qtype):
             return None

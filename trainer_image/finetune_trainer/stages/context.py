@@ -71,8 +71,10 @@ class StageContext:
         return datetime.now(UTC)
 
     def model(self, *, weights: bool, values: models.Values = "All") -> LocalModel:
-        """The user's model on this machine: configuration, tokenizer, and if ``weights`` its weights with at least
-        ``values``."""
+        """The user's model on this machine: configuration, tokenizer, and if ``weights`` the weights.
+
+        Of the weights' tensors, at least ``values`` are fetched.
+        """
         return models.fetch_model(
             self.request.model, self.scratch, self.store, weights=weights, values=values
         )
@@ -216,8 +218,7 @@ class StageContext:
 
 
 def late_environment(environment: Mapping[str, str]) -> None:
-    """Applies variables that JAX and tempfile read only at import time: a forked process gets its own environment
-    later."""
+    """Applies variables that JAX and tempfile read only at import time: a forked process gets its own later."""
     import jax
 
     if platforms := environment.get("JAX_PLATFORMS"):

@@ -30,8 +30,10 @@ def training_config(context: StageContext, plan: ModelPlan, *, steps: int, param
 def evaluation_config(
     context: StageContext, row_capacity: DeviceRowCapacity, *, parameters: str, adapter: str | None = None
 ) -> Any:
-    """MaxText's configuration for the Evaluate stage. ``parameters`` and ``adapter`` are addresses as MaxText spells
-    them."""
+    """MaxText's configuration for the Evaluate stage.
+
+    ``parameters`` and ``adapter`` are addresses as MaxText spells them.
+    """
     import jax
 
     made = evaluation_settings(
@@ -85,10 +87,9 @@ def require_devices(request: StageRequest) -> None:
 def engine_settings(
     request: StageRequest, plan: ModelPlan, *, steps: int, platform: str, output: str
 ) -> dict[str, Any]:
-    """The settings that determine the train step: the request's fields, then preflight's choices, then the user's
-    overrides.
+    """The settings that determine the train step.
 
-    Arguments as for ``settings``.
+    The request's fields, then preflight's choices, then the user's overrides. Arguments as for ``settings``.
     """
     made = settings(request, plan, steps=steps, platform=platform, output=output)
     return {**made, **request.tuning, **overrides.parse(request.engine_overrides)}

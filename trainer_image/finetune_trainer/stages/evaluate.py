@@ -174,8 +174,10 @@ def row_capacity_of(request: StageRequest, plan: ModelPlan) -> DeviceRowCapacity
 
 
 def batches_of(context: StageContext, work: EvaluationWorkload) -> dict[str, Iterable[Batch]]:
-    """The rows that the method measures, in batches of one forward pass, by the names of
-    ``EvaluationWorkload.compared``."""
+    """The rows that the method measures, by name as in ``EvaluationWorkload.compared``.
+
+    Each batch is that of one forward pass.
+    """
     return {name: _batches(context, each) for name, each in work.compared.items()}
 
 

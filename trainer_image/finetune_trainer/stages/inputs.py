@@ -7,10 +7,9 @@ from finetune_trainer.stages.context import StageContext
 
 
 def converted_model(context: StageContext) -> str:
-    """Address of the converted model's ``items``, verified against storage by the first process before any other
-    continues.
+    """Address of the converted model's ``items``, verified against storage.
 
-    Raises ``StageError`` 69 where it is damaged.
+    The first process verifies it before any other continues. Raises ``StageError`` 69 if it is damaged.
     """
     if context.request.converted is None:
         raise _not_given("converted", "the address of the converted model", "Convert")

@@ -153,8 +153,10 @@ def _check_profiling(context: StageContext, steps: int) -> None:
 
 
 def check_request(context: StageContext, plan: ModelPlan) -> None:
-    """Raises ``StageError`` for what later stages would refuse: overrides, batch and mesh, LoRA's modules, the
-    tokenizer's size, the JAX version of Pathways' servers."""
+    """Raises ``StageError`` for what later stages would refuse.
+
+    Checks overrides, batch and mesh, LoRA's modules, the tokenizer's size, and the JAX version of Pathways' servers.
+    """
     request = context.request
     if request.pathways_jax not in (None, jax := version("jax")):
         raise StageError(

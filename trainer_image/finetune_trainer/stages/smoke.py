@@ -134,8 +134,8 @@ class _Chain:
         self._context, self._root, self.request = context, root, request
 
     def shorten(self, most: int) -> int:
-        """Sets the shortest sequence length that leaves every set something to train or measure on, at most ``most``
-        tokens.
+        """Sets the shortest sequence length, up to ``most`` tokens, that leaves every set something to train or measure
+        on.
 
         Returns the number of training examples.
         """

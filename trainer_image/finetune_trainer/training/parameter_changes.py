@@ -111,11 +111,10 @@ def _named(state: Any) -> dict[str, jax.Array]:
 
 
 def require_parameter_changes(moved: Mapping[str, bool], *, step: int, rates: np.ndarray) -> list[str]:
-    """The tensors that training left unchanged and that may be: a norm of bfloat16 weights at a small rate, an expert
-    that received no token.
+    """The tensors that training left unchanged, if that is acceptable.
 
-    Raises ``StageError`` 70 where all of a layer's tensors are unchanged, or all tensors. ``rates``: learning rates by
-    step.
+    It is for single tensors: a norm of bfloat16 weights at a small rate, or an expert that received no token. Raises
+    ``StageError`` 70 if all tensors of a layer are unchanged, or all tensors. ``rates``: learning rates by step.
     """
     still = [name for name, changed in moved.items() if not changed]
     layers: dict[int, bool] = {}

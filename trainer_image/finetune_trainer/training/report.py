@@ -56,8 +56,7 @@ class LatestWriter:
         self._thread.start()
 
     def put(self, uri: str, content: bytes | Callable[[], bytes]) -> None:
-        """Schedules a write. ``content`` is the bytes, or a function that returns them and is called on the writer's
-        thread."""
+        """Schedules a write of ``content``, which may be a function that the writer's thread calls."""
         with self._changed:
             self._waiting[uri] = content
             self._changed.notify()

@@ -175,10 +175,10 @@ def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
 
 
 def _quantization(kind: str | None, plan: ModelPlan) -> Mapping[str, Any]:
-    """LoRA quantization settings: INT8 has a scale per output, NF4 one per block of inputs, of the largest block size
-    that fits.
+    """LoRA quantization settings; empty if ``kind`` is None.
 
-    Raises ``StageError`` 64 where the model cannot be quantized that way.
+    INT8 has a scale per output, NF4 one per block of inputs, of the largest block size that fits. Raises ``StageError``
+    64 if the model cannot be quantized that way.
     """
     if kind is not None and plan.experts is not None:
         raise StageError(

@@ -261,8 +261,7 @@ class FineTuneTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ship
         mesh: Mesh,
         reference: ReferenceModel | None,
     ) -> None:
-        """Prepares for ``train``. ``config`` is MaxText's; ``reference`` is needed by objectives that are relative to
-        it."""
+        """Prepares for ``train``. ``config`` is MaxText's; ``reference`` is for objectives relative to it."""
         self.control, self.maxtext, self.mesh, self.reference = control, config, mesh, reference
         self.start_step = self.train_steps
         self._measured = {}

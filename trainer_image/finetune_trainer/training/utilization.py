@@ -10,11 +10,10 @@ from finetune_trainer.flops import step_flops
 
 
 def ideal_step_seconds(plan: ModelPlan, request: StageRequest, device_kinds: Sequence[str]) -> float | None:
-    """Seconds of the model's own arithmetic on all devices at their published bfloat16 rate; None if a rate is not
-    known.
+    """Seconds of the model's own arithmetic on all devices at their published bfloat16 rate.
 
-    Recomputation by remat does not count; padding does, as it is computed. ``device_kinds``: JAX's names of the
-    devices.
+    None if a rate is not known. Recomputation by remat does not count; padding does, as it is computed.
+    ``device_kinds``: JAX's names of the devices.
     """
     rates = [peak_flops(kind) for kind in device_kinds]
     known = [rate for rate in rates if rate is not None]
