@@ -180,7 +180,7 @@ class AttemptRecorder:
             return self._code
 
     def _record(self, outcome: Outcome, code: int, details: Details | None, failure: Failure | None) -> None:
-        # A process that fails because another one did records no failure, except process 0, as no other may have been able to.
+        # A process that fails because another one did records no failure. Process 0 does, in case no other one could.
         if failure is not None and (
             self.first or (failure.host == self.host and failure.reason != PEER_LOST)
         ):

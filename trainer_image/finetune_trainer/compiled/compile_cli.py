@@ -208,7 +208,7 @@ def _count(text: str) -> int:
 
 
 def _cli_message(error: StageError) -> str:
-    """A job's message, with this command's options and the shell's variables in place of fields and a profile's flags."""
+    """A job's message, with this command's options and the shell's variables in place of fields and flags."""
     if error.reason == "CompilerFlagRefused":
         return (
             f"LIBTPU_INIT_ARGS or XLA_FLAGS of this shell: the TPU compiler does not take a flag (saw {error.saw}). "

@@ -30,7 +30,7 @@ _ATTENTION = re.compile(
 _EXPERTS = re.compile(r"%t?gmm\S* = .*? custom-call\(.*?operand_layout_constraints=\{(.*?\})\}")
 _ROWS = re.compile(r"(?:bf16|f32)\[((?:\d+,)+\d+)\]")
 _MATRICES = re.compile(r"(?:bf16|f32)\[((?:\d+,){2,}\d+)\]")
-#: Number of products of queries by keys, or of the same size: forward, backward to the queries, backward to keys and values.
+#: Number of products of queries by keys, or of that size: forward, backward to queries, backward to keys and values.
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 
 
