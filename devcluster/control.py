@@ -61,7 +61,7 @@ class Service:
             await writer.drain()
         except (LocalClusterError, BuildError, PkiError) as error:
             send({"error": str(error)})
-        except Exception as error:  # noqa: BLE001 - the boundary: the asker is told, the log has the rest
+        except Exception as error:  # noqa: BLE001 - the boundary: the client gets the message, the log the traceback
             traceback.print_exc()
             send({"error": f"{error!r}; more in {self.state.log('supervisor')}"})
         finally:

@@ -75,6 +75,6 @@ async def keep_credentials(kube: Kube, state: StateFolder, account: str) -> None
         try:
             await write_credentials(kube, state, account)
             pause = RENEW_SECONDS
-        except Exception as error:  # noqa: BLE001 - whatever it was, the next attempt is the remedy
+        except Exception as error:  # noqa: BLE001 - whatever the error, the next attempt may succeed
             print(f"the operator's token could not be renewed: {error}", flush=True)
             pause = 15

@@ -75,7 +75,7 @@ class StorageCompilationCache(CacheInterface):
             kept = _within(
                 min(_READ_SECONDS, self._reading), lambda: self._store.read_or_none(self._uri(key))
             )
-        except Exception as error:  # noqa: BLE001 - whatever storage says, the program can be compiled
+        except Exception as error:  # noqa: BLE001 - on any storage error the program can be compiled
             self._reads = False
             _LOG.warning(
                 "compiled programs cannot be read from %s, so this process compiles: %s", self._folder, error
@@ -128,7 +128,7 @@ class StorageCompilationCache(CacheInterface):
                 min(_WRITE_SECONDS, self._writing),
                 lambda: write(self._uri(key), _with_digest(value), content_type=_TYPE),
             )
-        except Exception as error:  # noqa: BLE001 - it is compiled; only the next process has to do so again
+        except Exception as error:  # noqa: BLE001 - the program is compiled; the next process compiles it again
             self._writes = False
             _LOG.warning(
                 "compiled programs cannot be kept in %s, so the next process compiles: %s",

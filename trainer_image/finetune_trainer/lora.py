@@ -178,7 +178,7 @@ def with_lora(model: Any, mesh: Mesh, config: Any) -> Any:
 
     Call inside ``jax.set_mesh`` and MaxText's logical axis rules.
     """
-    lora_utils._build_lora_provider = _provider  # noqa: SLF001 - MaxText offers no place for it
+    lora_utils._build_lora_provider = _provider  # noqa: SLF001 - MaxText has no hook for it
     adapted = _adapted(model, mesh, config)
     nnx.pop(adapted, nnx.Intermediate)
     for _, variable in nnx.iter_graph(adapted):

@@ -91,7 +91,7 @@ def main(environment: Mapping[str, str]) -> int:
     try:
         attempt.begin()
         code = _run(request.stage, attempt, processes, stopper, environment)
-    except BaseException as error:  # noqa: BLE001 - the boundary: whatever it is becomes a record and an exit code
+    except BaseException as error:  # noqa: BLE001 - the boundary: every error becomes a record and an exit code
         code = _failed(error, attempt, processes)
     tail.settle()
     return int(code)

@@ -123,7 +123,7 @@ class Processes:
             return None
         try:
             word: str = client.key_value_try_get(_FAILED)
-        except Exception:  # noqa: BLE001 - JAX says by an exception that nothing was told; or the coordinator is gone
+        except Exception:  # noqa: BLE001 - JAX raises if no failure is published, or the coordinator is gone
             return None
         return word
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes  # noqa: F401  safetensors needs it to hand out bfloat16 as numpy arrays
+import ml_dtypes  # noqa: F401  safetensors needs it to return bfloat16 as numpy arrays
 import numpy as np
 from safetensors import SafetensorError, safe_open
 

@@ -123,7 +123,7 @@ class Compiler:
             NotImplementedError,
         ) as error:  # errors with which JAX and MaxText refuse shapes
             return _refused(error, certain=True)
-        except Exception as error:  # noqa: BLE001 - a fault of the engine's own must not end the other programs' search
+        except Exception as error:  # noqa: BLE001 - an error of the engine must not end the search over other programs
             return _refused(error, certain=False)
 
     def _step(self, candidate: Candidate, devices: Any, limit: int) -> Answer:

@@ -239,7 +239,7 @@ class HostProgressReporter:
     def close(self) -> None:
         try:
             self._writer.close()
-        except Exception as error:  # noqa: BLE001 - whatever the store says
+        except Exception as error:  # noqa: BLE001 - any error of the store
             _LOG.warning("%s was not written: %s", self._uri, error)
 
     def _publish(self, **moved: int) -> None:

@@ -52,7 +52,7 @@ class Trace:
             wait()
             jax.profiler.stop_trace()
             self._keep()
-        except Exception:  # noqa: BLE001  whatever the profiler or the store meets
+        except Exception:  # noqa: BLE001  any error of the profiler or the store
             _LOG.warning("the profile of steps %d to %d is lost", self._first, self._last, exc_info=True)
         shutil.rmtree(self._local, ignore_errors=True)
 
