@@ -134,10 +134,9 @@ class _Chain:
         self._context, self._root, self.request = context, root, request
 
     def shorten(self, most: int) -> int:
-        """Sets the shortest sequence length, up to ``most`` tokens, that leaves every set something to train or measure
-        on.
+        """Sets the shortest sequence length that leaves every set something to train or measure on.
 
-        Returns the number of training examples.
+        The length is at most ``most`` tokens. Returns the number of training examples.
         """
         longest = min(self.request.data.max_seq_length, most, _LENGTHS[-1])
         asked = self.request
