@@ -16,7 +16,7 @@ from devcluster.pki import PkiError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit code."""
+    """Runs one command and returns its exit code."""
     chosen = _parser().parse_args(arguments)
     try:
         return int(chosen.run(chosen) or 0)

@@ -1,7 +1,7 @@
-"""Who may do what in Cloud Storage: roles on buckets and managed folders, and the right that a request needs. Pure.
+"""Cloud Storage access control: roles on buckets and managed folders, and the permissions that a request needs. Pure.
 
-Of the JSON API, what Google's clients, tensorstore and gcsfs use. A request that is not understood needs a right that
-no role has.
+Covers the part of the JSON API that Google's clients, tensorstore and gcsfs use. A request that is not understood needs
+a permission that no role has.
 """
 
 import json
@@ -13,10 +13,10 @@ GET, LIST, CREATE, UPDATE, DELETE = (
     f"storage.objects.{verb}" for verb in ("get", "list", "create", "update", "delete")
 )
 BUCKET = "storage.buckets.get"
-#: What a request needs that no role here gives.
+#: Permission of requests that are not understood; no role has it.
 UNKNOWN = "unknown"
 
-#: The roles that docs/install-gke.md gives -> their permissions, as far as objects and buckets go.
+#: The roles that docs/install-gke.md grants -> their permissions on objects and buckets.
 ROLES: Mapping[str, frozenset[str]] = {
     "roles/storage.objectUser": frozenset({GET, LIST, CREATE, UPDATE, DELETE}),
     "roles/storage.objectViewer": frozenset({GET, LIST}),
@@ -28,14 +28,14 @@ _METADATA_LIMIT = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """One entry of an IAM policy: of a bucket, or of a managed folder in it."""
+    """One entry of an IAM policy of a bucket, or of a managed folder in it."""
 
     account: str
     """``namespace/serviceaccount``."""
     role: str
     bucket: str
     folder: str = ""
-    """Ends with a slash; empty: the policy is the bucket's."""
+    """Ends with a slash; empty if the policy is the bucket's."""
 
     def gives(self, account: str, need: "ResourcePermission") -> bool:
         return (
@@ -53,7 +53,7 @@ class ResourcePermission:
     permission: str
     bucket: str
     name: str = ""
-    """Of the object; of a listing its prefix; empty: the bucket itself."""
+    """Name of the object, or prefix of the listing; empty for the bucket itself."""
 
 
 def is_granted(grants: Iterable[Grant], account: str, need: ResourcePermission) -> bool:
@@ -63,7 +63,9 @@ def is_granted(grants: Iterable[Grant], account: str, need: ResourcePermission) 
 def required_permissions(
     method: str, path: str, query: Mapping[str, str], body: bytes
 ) -> tuple[ResourcePermission, ...]:
-    """What a request needs. To replace an object needs DELETE, too, which every role with CREATE gives here.
+    """The permissions that a request needs.
+
+    Replacing an object also needs DELETE, which every role with CREATE has here.
 
     Args:
         path: not decoded: an object's name is one segment of it.
@@ -99,7 +101,7 @@ _OF_OBJECTS = {"GET": GET, "DELETE": DELETE, "PATCH": UPDATE, "PUT": UPDATE}
 
 
 def _name_in(body: bytes) -> str:
-    """The object's name in the metadata that begins an upload: alone, or as the first part of two."""
+    """The object's name in the metadata at the beginning of an upload: its only part, or the first of two."""
     start = body.find(b"{", 0, _METADATA_LIMIT)
     try:
         found, _ = json.JSONDecoder().raw_decode(

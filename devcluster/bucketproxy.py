@@ -1,12 +1,13 @@
-"""Stands before the object store and lets each account do what its roles allow, as Cloud Storage does; all else is
-answered with 403.
+"""A proxy in front of the object store that enforces each account's roles, as Cloud Storage does.
 
-    with BucketProxy(grants) as store, Cluster.started(folder, store=store.url) as cluster:
+Requests without permission are answered with 403.
+
+    with BucketProxy(grants) as store, LocalCluster.started(folder, store=store.url) as cluster:
         store.serve(cluster.gcs)
-        …everything that the operator and stages read and write comes through it, each under its own account
+        …everything that the operator and stages read and write passes through it, each under its own account
 
-An account is part of the endpoint's path, which the node gives to each pod: there is no metadata server here that
-would issue tokens. It runs in a thread of the caller's process.
+An account is part of the endpoint's path, which the node gives to each pod: there is no metadata server here that would
+issue tokens. The proxy runs in a thread of the caller's process.
 """
 
 import asyncio
@@ -26,13 +27,13 @@ from yarl import URL
 from devcluster import gcs
 from devcluster.bucket_iam import BUCKET, Grant, ResourcePermission, is_granted, required_permissions
 
-#: Headers that concern one connection alone, or that are made anew.
+#: Headers that apply to one connection only, or that are set again.
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessCheck:
-    """One right that an account asked for."""
+    """One permission check of an account's request."""
 
     account: str
     need: ResourcePermission
@@ -48,7 +49,7 @@ class BucketProxy:
     """A context manager.
 
     Args:
-        grants: who may do what; more can be added with ``grant``.
+        grants: the initial IAM policy; ``grant`` adds to it.
     """
 
     def __init__(self, grants: Iterable[Grant] = ()) -> None:
@@ -60,7 +61,7 @@ class BucketProxy:
         self._held: dict[tuple[str, str], asyncio.Event] = {}
         self._port = 0
         self.accesses: deque[AccessCheck] = deque()
-        """Everything that was asked for, in order."""
+        """All permission checks, in order."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -77,15 +78,15 @@ class BucketProxy:
 
     @property
     def url(self) -> str:
-        """For Cluster.started."""
+        """URL of the proxy, for LocalCluster.started."""
         return f"http://127.0.0.1:{self._port}"
 
     def endpoint(self, account: str) -> str:
-        """Where ``namespace/serviceaccount`` finds the store."""
+        """The store's endpoint for ``namespace/serviceaccount``."""
         return gcs.account_endpoint(self.url, *account.split("/"))
 
     def serve(self, upstream: str) -> None:
-        """From now on requests are passed on to the store at ``upstream``."""
+        """Forwards requests to the store at ``upstream`` from now on."""
         self._upstream = upstream
 
     def grant(self, *grants: Grant) -> None:
@@ -105,7 +106,7 @@ class BucketProxy:
     def denied(self) -> list[AccessCheck]:
         return [access for access in self.accesses if not access.allowed]
 
-    # --- inside ---------------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------------
 
     def _run[T](self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -137,7 +138,7 @@ class BucketProxy:
         body = await request.read()
         session = request.query.get("upload_id")
         if session is not None and self._sessions.get(session) == account:
-            # its beginning was judged
+            # checked when the upload began
             return await self._forward(request, account, path, query, body)
         asked = required_permissions(request.method, path, request.query, body)
         await self._released(asked)
@@ -184,7 +185,7 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _forbidden(account: str, need: ResourcePermission) -> web.Response:
-    """In Cloud Storage's words."""
+    """A refusal with Cloud Storage's message."""
     where = "bucket" if need.permission == BUCKET else "object"
     return _error(
         403,

@@ -15,17 +15,17 @@ from pathlib import Path
 from devcluster.layout import GO_MODULE, cache_dir
 from devcluster.programs import KUBERNETES_VERSION, GoProgram, selection
 
-#: Without it the API server reports v0.0.0 and clients misjudge what it can do.
+#: Without it the API server reports v0.0.0 and clients misjudge its features.
 LINKER_FLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}"
 GO_VERSION = (1, 26)
 
 
 class BuildError(Exception):
-    """A program can't be built: says which, why, and what to do."""
+    """A program can't be built; the message says which, why, and what to do."""
 
 
 def binary_dir() -> Path:
-    """Where the programs of this go.mod and go.sum lie; another pin is another folder."""
+    """Folder of the programs for this go.mod and go.sum; another pin has another folder."""
     digest = hashlib.sha256()
     for part in (GO_MODULE / "go.mod", GO_MODULE / "go.sum"):
         digest.update(part.read_bytes())
@@ -34,15 +34,15 @@ def binary_dir() -> Path:
 
 
 def share_dir(program: str) -> Path:
-    """Manifests that came with ``program``'s module."""
+    """Manifests from ``program``'s module."""
     return binary_dir() / "share" / program
 
 
 def ensure(extra: Sequence[str] = ()) -> Mapping[str, Path]:
-    """Path of every program of the cluster, built where missing. ``extra`` names optional ones (kwok, kueue).
+    """Path of every program of the cluster, built if missing. ``extra`` names optional ones (kwok, kueue).
 
-    Safe to interrupt and to run twice at once: a program appears under its name only when it is whole.
-    Raises BuildError.
+    Safe to interrupt and to run twice at once: a program appears under its name only when it is complete. Raises
+    BuildError.
     """
     target = binary_dir()
     target.mkdir(parents=True, exist_ok=True)
@@ -58,13 +58,13 @@ def ensure(extra: Sequence[str] = ()) -> Mapping[str, Path]:
 
 
 def _present(programs: Sequence[GoProgram], target: Path) -> Mapping[str, Path]:
-    """All of ``programs`` in ``target``, or nothing when one is missing: the quick way of a warm start."""
+    """All of ``programs`` in ``target``, or nothing if one is missing: the fast path of a warm start."""
     found = {program.name: target / program.name for program in programs}
     return found if all(path.exists() for path in found.values()) else {}
 
 
 def find(program: GoProgram, target: Path) -> Path | None:
-    """The program where its version is exactly ours: our cache, KUBEBUILDER_ASSETS, then PATH."""
+    """The program, if its version is exactly ours: from our cache, KUBEBUILDER_ASSETS or PATH; else None."""
     if (target / program.name).exists():
         return target / program.name
     if not program.version_arguments:
@@ -129,7 +129,7 @@ def _build(go: Path, program: GoProgram, target: Path, title: str) -> None:
 
 
 def _wait_showing(process: subprocess.Popen[str], title: str, expected: int) -> str:
-    """Waits for ``process``, showing that it lives: a line that moves on a terminal, one a half minute elsewhere."""
+    """Waits for ``process`` and shows progress: a changing line on a terminal, a line per half minute elsewhere."""
     terminal = sys.stdout.isatty()
     started = time.monotonic()
     while True:
@@ -168,7 +168,7 @@ def _keep_files(go: Path, program: GoProgram, target: Path) -> None:
 
 
 def module_folder(module: str, version: str) -> Path:
-    """The files of another version of a module than the pinned one, checked against Go's checksum database."""
+    """The files of another version of a module than the pinned one, verified against Go's checksum database."""
     shown = subprocess.run(
         [str(go_compiler()), "mod", "download", "-json", f"{module}@v{version}"],
         cwd=GO_MODULE,
@@ -181,18 +181,18 @@ def module_folder(module: str, version: str) -> Path:
 
 
 def go_environment() -> dict[str, str]:
-    """Of every call of the compiler: what is built depends on the pins alone."""
+    """Environment for every call of the compiler: the result depends on the pins alone."""
     return {
         **os.environ,
         "CGO_ENABLED": "0",  # no C compiler needed
         "GOFLAGS": "-mod=readonly -buildvcs=false",
-        "GOTOOLCHAIN": "local",  # never fetches another Go behind the user's back
+        "GOTOOLCHAIN": "local",  # never fetches another Go without the user's knowledge
         "GOWORK": "off",
     }
 
 
 def go_compiler() -> Path:
-    """Go of the machine where it is new enough, else a pinned one installed into the cache. Raises BuildError."""
+    """The machine's Go if it is new enough, else a pinned one installed into the cache. Raises BuildError."""
     found = shutil.which("go")
     if found and _go_fits(Path(found)):
         return Path(found)
@@ -217,7 +217,7 @@ def _install(target: Path) -> None:
     uv = cache_dir() / "tools" / "bin" / "uv"
     if uv.exists():
         command = [str(uv), "pip", "install", "--quiet", "--python", sys.executable]
-    else:  # the interpreter below our environment, which may have no pip itself
+    else:  # the interpreter that our environment is based on; the environment may have no pip
         command = [f"{sys.base_prefix}/bin/python3", "-m", "pip", "install", "--quiet"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:

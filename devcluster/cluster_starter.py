@@ -1,4 +1,4 @@
-"""From nothing, or from anything half-dead, to a cluster that works: every step may be repeated at any time."""
+"""Starts the cluster from nothing, or repairs one in any state: every step may be repeated at any time."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ type Say = Callable[[str], None]
 
 
 class ClusterStarter:
-    """Brings one cluster up through its supervisor. One instance a supervisor's life."""
+    """Starts one cluster through its supervisor. One instance per supervisor."""
 
     def __init__(self, state: StateFolder, supervisor: Supervisor) -> None:
         self.state = state
@@ -52,8 +52,10 @@ class ClusterStarter:
     async def up(
         self, options: Options, *, operator: bool, extra: Sequence[str] = (), report_progress: Say
     ) -> None:
-        """Everything runs and is installed when this returns, the optional components named in ``extra`` included;
-        those that run already go on. Raises ClusterError."""
+        """Starts and installs everything, including the optional components of ``extra``. Returns when it is ready.
+
+        Components that run already continue. Raises LocalClusterError.
+        """
         async with self._busy:
             started = time.monotonic()
             self._programs = {**self._programs, **build.ensure(extra)}
@@ -67,7 +69,7 @@ class ClusterStarter:
                 report_progress(f"API server ready after {time.monotonic() - started:.1f} s")
                 self._account = await self._installed()
                 report_progress("CRDs, rights of the operator and profile `local` installed")
-                # after the CRDs: the garbage collector looks for new kinds only every 30 s
+                # after the CRDs: the garbage collector discovers new kinds only every 30 s
                 await asyncio.gather(
                     self.start("kube-controller-manager"),
                     self.start("kube-scheduler"),
@@ -88,7 +90,7 @@ class ClusterStarter:
             report_progress(f"up after {time.monotonic() - started:.1f} s")
 
     async def start(self, name: str) -> None:
-        """Starts one component again that was stopped. Raises ClusterError."""
+        """Starts one component that was stopped. Raises LocalClusterError."""
         if name == "operator":
             await self.start_operator()
         elif name == "gcs":
@@ -101,7 +103,7 @@ class ClusterStarter:
             raise LocalClusterError(f"no component {name}")
 
     async def start_operator(self) -> None:
-        """The operator as its own ServiceAccount."""
+        """Starts the operator as its own ServiceAccount."""
         if self._account is None:
             raise LocalClusterError(
                 "the chart is not installed, so the operator has no account; run `up` first"
@@ -122,7 +124,7 @@ class ClusterStarter:
             await self._kube.close()
 
     def _prepare(self) -> None:
-        """Certificates, ports, kubeconfigs: once a supervisor's life, as running programs hold on to them."""
+        """Creates certificates, ports and kubeconfigs, once per supervisor, as running programs keep using them."""
         if self._kube is not None:
             return
         pki.ensure(self.state.pki)
@@ -142,10 +144,12 @@ class ClusterStarter:
         self._kube = Kube.of(self.state.kubeconfig)
 
     async def _adopt(self, options: Options) -> None:
-        """From now on nodes and operator are as ``options`` say. Raises ClusterError where that would cost a running
-        pod."""
+        """Applies ``options`` to nodes and operator from now on.
+
+        Raises LocalClusterError if that would end a running pod.
+        """
         differing = set(self.options.differing(options))
-        # the operator may be exchanged at any moment, a node agent takes its pods along
+        # the operator may be replaced at any time; a node agent ends its pods with it
         if "operator_code" in differing:
             await self.supervisor.stop("operator")
         if differing - {"operator_code"} and "node-agent" in self.supervisor.running():
@@ -195,7 +199,7 @@ class ClusterStarter:
                 await kube.delete(path)
 
     async def _call(self, configurations: Sequence[Object]) -> None:
-        """The API server asks these webhooks from now on."""
+        """Makes the API server call these webhooks, once they are served."""
         kube = self._admin()
         await webhooks.until_served(self.supervisor.session, kube.context, configurations)
         await install.apply_all(kube, configurations)
@@ -206,7 +210,7 @@ class ClusterStarter:
             await self.start("kwok")
 
     async def _installed(self) -> str:
-        """All that an administrator applies; the name of the operator's account."""
+        """Installs everything that an administrator applies. Returns the name of the operator's account."""
         kube = self._admin()
         manifests = jobset.manifests()
         await install.apply_all(kube, manifests)

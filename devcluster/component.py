@@ -1,4 +1,4 @@
-"""What the supervisor runs: one program with its arguments, environment and a way to see that it is ready."""
+"""What the supervisor runs: one program with its arguments, environment and readiness endpoint."""
 
 import ssl
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ import aiohttp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One long-running program of the cluster. Started as leader of a process group of its own."""
+    """One long-running program of the cluster, started as leader of its own process group."""
 
     name: str
     argv: tuple[str, ...]
     ready_url: str
     """Answers 200 when the program can serve."""
     env: Mapping[str, str | None] = field(default_factory=dict)
-    """Added to the supervisor's environment; None takes a variable away."""
+    """Added to the supervisor's environment; None removes a variable."""
     ready_seconds: float = 60
     grace_seconds: float = 15
-    """From SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
 
 
 async def is_ready(session: aiohttp.ClientSession, component: Component, context: ssl.SSLContext) -> bool:
-    """One look at the component's readiness endpoint. Never raises."""
+    """Whether the component's readiness endpoint answers 200 now. Never raises."""
     try:
         timeout = aiohttp.ClientTimeout(total=2)
         async with session.get(component.ready_url, ssl=context, timeout=timeout) as answer:

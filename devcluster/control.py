@@ -1,4 +1,4 @@
-"""The supervisor's process and how to talk to it: JSON lines over a Unix socket in the state folder."""
+"""The supervisor's process, and requests to it: JSON lines over a Unix socket in the state folder."""
 
 import asyncio
 import dataclasses
@@ -29,7 +29,7 @@ type Reply = Mapping[str, Any]
 
 
 class Service:
-    """The supervisor's side: answers requests until asked to shut down or signalled."""
+    """The supervisor's side: answers requests until a request or a signal shuts it down."""
 
     def __init__(self, state: StateFolder) -> None:
         self.state = state
@@ -39,7 +39,7 @@ class Service:
         self._code = digest(CLUSTER)
 
     async def run(self) -> None:
-        """Serves until the end, then ends every process it started."""
+        """Serves until shutdown, then ends every process that it started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._done.set)
@@ -61,7 +61,7 @@ class Service:
             await writer.drain()
         except (LocalClusterError, BuildError, PkiError) as error:
             send({"error": str(error)})
-        except Exception as error:  # noqa: BLE001 - the boundary: the asker is told, the log has the rest
+        except Exception as error:  # noqa: BLE001 - the boundary: the client gets the message, the log the traceback
             traceback.print_exc()
             send({"error": f"{error!r}; more in {self.state.log('supervisor')}"})
         finally:
@@ -100,7 +100,10 @@ class Service:
 def call(
     state: StateFolder, request: Mapping[str, Any], report_progress: Callable[[str], None] = lambda _: None
 ) -> Any:
-    """One request to the running supervisor; its answer. Raises ClusterError, also when there is no supervisor."""
+    """Sends one request to the running supervisor and returns its answer.
+
+    Raises LocalClusterError, also when there is no supervisor.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             with _socket_path(state) as path:
@@ -140,8 +143,10 @@ def up(
     extra: Sequence[str] = (),
     report_progress: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """The cluster runs, whatever was there before, when this returns, with the optional components of ``extra``. Raises
-    ClusterError."""
+    """Starts the cluster, whatever state it is in, with the optional components of ``extra``. Returns when it runs.
+
+    Raises LocalClusterError.
+    """
     if alive(state) and call(state, {"do": "code"}) != digest(CLUSTER):
         report_progress(
             "the running cluster is of another checkout, or of an older state of this one: starting it anew"
@@ -153,14 +158,14 @@ def up(
 
 
 def ensure_supervisor(state: StateFolder) -> None:
-    """A supervisor runs for ``state`` when this returns: the one that is there, or a new one in the background."""
+    """Starts a supervisor for ``state`` in the background, unless one is running."""
     if alive(state):
         return
-    # a supervisor that was killed leaves its processes behind; the new one must not meet them
+    # a supervisor that was killed leaves its processes behind; end them before the new one starts
     end(recorded_processes(state).values(), grace=5)
     state.logs.mkdir(parents=True, exist_ok=True)
     with state.log("supervisor").open("ab") as log:
-        # it detaches itself, so that it is nobody's child when this returns
+        # it detaches itself, and is not a child of this process when the call returns
         subprocess.run(
             [sys.executable, "-P", "-m", "devcluster", "supervise", "--state", str(state.root)],
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
@@ -179,7 +184,7 @@ def ensure_supervisor(state: StateFolder) -> None:
 
 
 def supervise(state: StateFolder) -> None:
-    """The supervisor's process, in the background. It ends at once when another one holds the state folder."""
+    """Runs the supervisor in the background. Ends at once if another one holds the state folder."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -196,7 +201,10 @@ async def _run(state: StateFolder) -> None:
 
 
 def shut_down(state: StateFolder) -> bool:
-    """Ends the cluster: in order through its supervisor, else by what that recorded. False: nothing was running."""
+    """Ends the cluster, in order through its supervisor, else by the processes that it recorded.
+
+    Returns False if nothing was running.
+    """
     processes = [process for process in recorded_processes(state).values() if process.lives()]
     if alive(state):
         call(state, {"do": "shutdown"})
@@ -210,7 +218,7 @@ def shut_down(state: StateFolder) -> bool:
 
 @contextmanager
 def _socket_path(state: StateFolder) -> Iterator[str]:
-    """A short path to the socket: the kernel allows 107 characters, and state folders may lie deep."""
+    """A short path to the socket: the kernel allows 107 characters, and paths of state folders may be longer."""
     folder = os.open(state.root, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{state.control_socket}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from devcluster.component import Component
 from devcluster.layout import StateFolder
 
-#: What jobs, pods, namespaces and garbage collection need. No cloud, no volumes, no services.
+#: The controllers for jobs, pods, namespaces and garbage collection. No cloud, no volumes, no services.
 CONTROLLERS = (
     "job-controller",
     "garbage-collector-controller",
@@ -22,7 +22,7 @@ CONTROLLERS = (
     "resourcequota-controller",
     "clusterrole-aggregation-controller",
 )
-#: Benchmarks create a thousand objects at once; the defaults are for shared clusters.
+#: Benchmarks create a thousand objects at once; the default rates are for shared clusters.
 CLIENT_RATE = ("--kube-api-qps=1000", "--kube-api-burst=2000")
 
 
@@ -38,7 +38,7 @@ def etcd(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, i
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
-            # a laptop's disk need not confirm every write: the cluster can be made anew
+            # the disk need not confirm every write: the cluster can be recreated
             "--unsafe-no-fsync",
             f"--quota-backend-bytes={4 << 30}",
             "--auto-compaction-retention=5m",
@@ -69,10 +69,10 @@ def apiserver(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[s
             f"--service-account-key-file={pki / 'sa.pub'}",
             f"--service-account-signing-key-file={pki / 'sa.key'}",
             "--service-cluster-ip-range=10.96.0.0/16",
-            # nobody serves the service "kubernetes" here; clients are given the address
+            # nothing serves the service "kubernetes" here; clients are given the address
             "--endpoint-reconciler-type=none",
             "--authorization-mode=Node,RBAC",
-            # whether a pod may be privileged is for the namespaces to say, as on GKE
+            # namespaces decide whether a pod may be privileged, as on GKE
             "--allow-privileged=true",
             "--max-requests-inflight=1500",
             "--max-mutating-requests-inflight=800",
@@ -92,7 +92,7 @@ def controller_manager(
             str(programs["kube-controller-manager"]),
             f"--kubeconfig={state.user_kubeconfig('controller-manager')}",
             "--leader-elect=false",
-            # each controller acts with its own rights, as on a real cluster
+            # each controller acts with its own permissions, as on a real cluster
             "--use-service-account-credentials=true",
             f"--service-account-private-key-file={state.pki / 'sa.key'}",
             f"--root-ca-file={state.pki / 'ca.crt'}",

@@ -1,7 +1,7 @@
-"""``make demo`` and ``make demo-real``: a whole fine-tuning on this machine, watched, and its result shown.
+"""``make demo`` and ``make demo-real``: run a whole fine-tuning on this machine, watch it, and show its result.
 
-Does what a user does in the cloud: puts a model and data into the object store, applies a manifest, watches the
-job with ``finetune watch`` and looks at what came out. Everything it runs is a program of this repository.
+Does what a user does in the cloud: puts a model and data into the object store, applies a manifest, watches the job
+with ``finetune watch`` and reads the results. Everything that it runs is a program of this repository.
 """
 
 import json
@@ -24,7 +24,7 @@ VENV = ROOT / ".venv" / "bin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """One thing to show: a manifest, and the model and data that it names."""
+    """One demo: a manifest, and the model and data that it names."""
 
     manifest: Path
     inputs: Sequence[samples.SampleFolder]
@@ -61,13 +61,13 @@ def main() -> None:
 
 
 def cluster_environment(*options: str) -> dict[str, str]:
-    """Start the cluster, or find it running; KUBECONFIG and the object store's address."""
+    """Starts the cluster unless it runs. Returns KUBECONFIG and the object store's address."""
     subprocess.run([sys.executable, "-m", "devcluster", "up", *options], cwd=ROOT, check=True)
     return running_environment()
 
 
 def running_environment() -> dict[str, str]:
-    """KUBECONFIG and the object store's address of the cluster that runs."""
+    """KUBECONFIG and the object store's address of the running cluster."""
     shown = subprocess.run(
         [sys.executable, "-m", "devcluster", "env"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
@@ -87,7 +87,7 @@ def kubectl(*arguments: str, environment: Mapping[str, str], check: bool = True)
 
 
 def apply(manifest: Path, environment: Mapping[str, str]) -> str:
-    """Apply the manifest as it stands; a job of an earlier demo goes first, as a finished job never runs again."""
+    """Applies the manifest unchanged; deletes a job of an earlier demo first, as a finished job never runs again."""
     print(f"\n$ kubectl apply -f {manifest.relative_to(ROOT)}\n\n{manifest.read_text()}", flush=True)
     kubectl(
         "delete", "-f", str(manifest), "--ignore-not-found", "--cascade=foreground", environment=environment
@@ -98,7 +98,7 @@ def apply(manifest: Path, environment: Mapping[str, str]) -> str:
 
 
 def story(job: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """What a person wants to see at the end: where the model lies, the losses, answers, and where time went."""
+    """The summary for the user: the model's address, the losses, answers, and where time went."""
     status = job["status"]
     evaluation = status["evaluation"]
     exported = [a["uri"] for a in status["artifacts"] if a["type"] in ("HuggingFace", "Adapter")]
@@ -128,7 +128,7 @@ def _short(text: str | None, width: int = 96) -> str:
 
 
 def time_table(status: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """Per stage: from its JobSet's creation to its end, and how much of that the trainer itself ran."""
+    """Per stage: the time from its JobSet's creation to its end, and how much of it the trainer itself ran."""
     rows = [f"  {'stage':<10} {'seconds':>8} {'work':>8} {'pod start and scheduling':>26}"]
     work_total = 0.0
     for stage in status["stages"]:

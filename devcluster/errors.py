@@ -1,5 +1,5 @@
-"""What can go wrong with the local cluster, as one type that the command line prints without a traceback."""
+"""The error type of the local cluster, which the command line prints without a traceback."""
 
 
 class LocalClusterError(Exception):
-    """The cluster can't do what was asked. The message says what, where to look, and what to do."""
+    """The cluster can't do what was requested. The message says what failed, where to look, and what to do."""

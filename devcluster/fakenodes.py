@@ -1,4 +1,4 @@
-"""Pools of nodes without machines, which kwok keeps alive: what the scheduler sees is what GKE's nodes show."""
+"""Node pools without machines, which kwok keeps ready. To the scheduler they equal GKE's nodes."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,8 +19,11 @@ def tpu_pool(
     chips_per_host: int,
     labels: Mapping[str, str] | None = None,
 ) -> Sequence[LocalNode]:
-    """A node pool as GKE labels it: of a multi-host topology it is one slice, of a single-host one it holds as many
-    slices as it has hosts. ``labels`` come on top."""
+    """A node pool as GKE labels it.
+
+    With a multi-host topology it is one slice, with a single-host one it holds as many slices as hosts. ``labels`` are
+    added.
+    """
     return tuple(
         LocalNode(
             name=f"{name}-{host}",
@@ -41,7 +44,7 @@ def tpu_pool(
 
 
 def manifest(node: LocalNode) -> Object:
-    """The Node to create, status and all: kwok adds that it is ready."""
+    """The Node to create, including its status; kwok adds that it is ready."""
     made = nodes.manifest(node)
     made["metadata"]["annotations"] = dict(kwok.ANNOTATION)
     told = nodes.status(node, port=0, now=datetime.now(UTC))["status"]

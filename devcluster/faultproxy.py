@@ -1,10 +1,10 @@
-"""Stands between one client and the API server, and does what networks and servers do on a bad day.
+"""A proxy between one client and the API server that injects network and server faults.
 
     with FaultProxy(cluster.state, cluster.ports["kube-apiserver"], choose) as proxy:
         …a client of https://127.0.0.1:{proxy.port}, with the cluster's CA and its own token…
 
-``choose`` sees each request before it is forwarded and may name a fault for it. Watches are streamed, and can be ended
-as by a server that has forgotten their version. It runs in a thread of the caller's process.
+``choose`` gets each request before it is forwarded and may return a fault for it. Watches are streamed, and can be
+ended as by a server that has compacted their version. The proxy runs in a thread of the caller's process.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from aiohttp import web
 
 from devcluster.layout import StateFolder
 
-#: Headers that concern one connection alone, or that are made anew.
+#: Headers that apply to one connection only, or that are set again.
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"})
-#: What differs between two tries of the same write.
+#: What differs between two attempts at the same write.
 _MOVING = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)|\"(resourceVersion|lastUpdateTime)\": ?\"[^\"]*\"")
 _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
 
@@ -49,31 +49,31 @@ class ProxiedRequest:
 
     @property
     def what(self) -> tuple[str, str, bytes]:
-        """Equal for two tries of the same thing: times and versions in the body do not count."""
+        """A key that is equal for two attempts at the same request: times and versions in the body do not count."""
         return self.method, self.path, _MOVING.sub(b"", self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedFault:
-    """What happens to one request."""
+    """The fault of one request."""
 
     done: bool
-    """Whether the API server has acted when it happens."""
+    """Whether the API server has processed the request before the fault."""
     status: int | None = None
     """The answer instead of the server's own; None: the connection is reset."""
     retry_after: int | None = None
-    """Seconds that the answer asks to wait."""
+    """Seconds that the answer asks the client to wait."""
     act: Callable[[], None] | None = None
-    """Called at that moment, e.g. to kill the client."""
+    """Called at that moment, for example to kill the client."""
 
 
 class FaultProxy:
     """A context manager.
 
     Args:
-        state: the cluster's files: its certificates serve the proxy, too.
+        state: the cluster's files, whose certificates the proxy uses, too.
         server: the API server's port.
-        choose: called for every request but those that open a watch, one at a time.
+        choose: called for every request except those that open a watch, one at a time.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class FaultProxy:
         self._loop.close()
 
     def forget(self, path: str) -> None:
-        """Ends the watches of that collection with 410, and lets nobody list or watch it until ``remember``."""
+        """Ends the watches of that collection with 410, and blocks lists and watches of it until ``remember``."""
         self._run(self._forget(path))
 
     def remember(self, path: str) -> None:
         """Ends the gap that ``forget`` began."""
         self._loop.call_soon_threadsafe(self._gaps.pop(path).set)
 
-    # --- inside ---------------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------------
 
     def _run[T](self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -125,7 +125,7 @@ class FaultProxy:
         )
         app = web.Application(client_max_size=1 << 24)
         app.router.add_route("*", "/{path:.*}", self._serve)
-        # the watches of a client that was killed end with it
+        # the watches of a killed client end with it
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=serving)
@@ -137,7 +137,7 @@ class FaultProxy:
             stream.cancel()
         await self._runner.cleanup()
         await self._session.close()
-        # what was cut closes its socket in the next round
+        # cancelled streams close their sockets in the next iteration of the loop
         await asyncio.sleep(0)
 
     async def _forget(self, path: str) -> None:
@@ -190,7 +190,7 @@ class FaultProxy:
             finally:
                 del self._streams[stream]
                 stream.cancel()
-                # a watch has no end to agree upon: what closes it politely may outlive the loop
+                # a watch has no regular end: a graceful close may outlive the loop
                 if answer.connection is not None and answer.connection.transport is not None:
                     answer.connection.transport.abort()
             if stream.cancelled() and call.path in self._gaps:

@@ -9,8 +9,9 @@ import aiohttp
 from devcluster.component import Component
 from devcluster.layout import StateFolder
 
-#: Names of buckets are global in the cloud, and examples name those that hold inputs. No bucket there can end in
-#: .invalid, a reserved domain, so an example for the local cluster finds no stranger's files when applied elsewhere.
+#: Bucket names are global in the cloud, and examples name buckets that hold inputs. No bucket there can end in
+#: .invalid, a reserved domain, so an example for the local cluster can't read another user's files when applied
+#: elsewhere.
 BUCKETS: Sequence[str] = ("ft-artifacts", "ft-cache", "ft-data.invalid", "ft-models.invalid")
 
 
@@ -33,12 +34,12 @@ def fake_gcs(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[st
     )
 
 
-#: Begins the path of an account's own endpoint, see devcluster.bucketproxy.
+#: First path segment of an account's own endpoint, see devcluster.bucketproxy.
 ACCOUNTS = "as"
 
 
 def account_endpoint(store: str, namespace: str, account: str) -> str:
-    """Where a service account finds the ``store`` that knows accounts."""
+    """A service account's endpoint of a ``store`` with accounts."""
     return f"{store}/{ACCOUNTS}/{namespace}/{account}"
 
 
@@ -47,12 +48,14 @@ def endpoint(ports: Mapping[str, int]) -> str:
 
 
 def client_environment(at: str) -> dict[str, str]:
-    """What makes google-cloud-storage, etils and tensorstore (hence Orbax) use the emulator at that URL without
-    credentials."""
+    """Variables that make google-cloud-storage, etils and tensorstore (hence Orbax) use the emulator at that URL.
+
+    No credentials are needed.
+    """
     return {
         "STORAGE_EMULATOR_HOST": at,
         "TENSORSTORE_GCS_HTTP_URL": at,
-        # both stop the search for a metadata server, which costs seconds per process
+        # both prevent the search for a metadata server, which costs seconds per process
         "GCE_METADATA_HOST": "localhost:1",
         "NO_GCE_CHECK": "true",
     }
@@ -61,7 +64,7 @@ def client_environment(at: str) -> dict[str, str]:
 async def create_buckets(
     session: aiohttp.ClientSession, ports: Mapping[str, int], names: Sequence[str] = BUCKETS
 ) -> None:
-    """Makes the buckets that are missing. Raises aiohttp.ClientError when the server refuses."""
+    """Creates the missing buckets. Raises aiohttp.ClientError if the server refuses."""
     for name in names:
         url = f"{endpoint(ports)}/storage/v1/b"
         async with session.post(url, data=json.dumps({"name": name})) as answer:

@@ -1,4 +1,4 @@
-"""Which process is meant: a pid alone may belong to a stranger after a reboot or a wrap-around."""
+"""Identifies processes: a pid alone may belong to another process after a reboot or a wrap-around."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
-    """A process for certain: pid, its start in clock ticks since boot, and the boot."""
+    """A unique process: pid, its start in clock ticks since boot, and the boot."""
 
     pid: int
     start: int
@@ -19,7 +19,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """The process that has ``pid`` now; None when there is none, or only its zombie."""
+        """The process that has ``pid`` now; None if there is none, or only its zombie."""
         try:
             # the command's name may hold spaces and parentheses; fields count from the last one
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -37,7 +37,10 @@ class ProcessIdentity:
 
 
 def end(processes: Iterable[ProcessIdentity], *, grace: float) -> None:
-    """SIGTERM to each group, SIGKILL to those that live after ``grace`` seconds. Ends only what was recorded."""
+    """Ends the recorded processes that still live.
+
+    Sends SIGTERM to each process group, and SIGKILL to those that live after ``grace`` seconds.
+    """
     waiting = [process for process in processes if process.lives()]
     for process in waiting:
         process.signal_group(signal.SIGTERM)
@@ -54,7 +57,7 @@ def _kill_group(pid: int, number: int) -> None:
 
 
 def memory(pid: int) -> int:
-    """Resident bytes of one process; 0 when it is gone."""
+    """Resident bytes of one process; 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

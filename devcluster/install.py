@@ -1,4 +1,4 @@
-"""What an administrator does to a fresh cluster: the chart's CRDs and rights, the profile, namespaces and accounts."""
+"""An administrator's setup of a fresh cluster: the chart's CRDs and RBAC, the profile, namespaces and accounts."""
 
 import asyncio
 import subprocess
@@ -12,7 +12,7 @@ from devcluster.kube import Kube, KubeError, Object
 from devcluster.layout import CHART, MANIFESTS
 from devcluster.operator_process import NAMESPACE, RELEASE
 
-#: The chart's objects that mean something without containers; its Deployment's process is started by us.
+#: Kinds of the chart's objects that work without containers; the supervisor starts its Deployment's process.
 INSTALLED_KINDS = frozenset(
     {
         "CustomResourceDefinition",
@@ -27,7 +27,7 @@ INSTALLED_KINDS = frozenset(
 )
 #: Service accounts that the local profile names.
 STAGE_ACCOUNTS = ("ft-train", "ft-cpu")
-#: Stage pods must pass the strictest of Kubernetes' pod standards.
+#: Stage pods must pass the strictest of Kubernetes' pod security standards.
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
@@ -40,7 +40,7 @@ async def kwok_rbac(kube: Kube) -> None:
 
 
 async def chart(kube: Kube, programs: Mapping[str, Path]) -> str:
-    """Renders the chart with helm as a user would and applies CRDs and rights. Returns the operator's account."""
+    """Renders the chart with helm as a user would and applies CRDs and RBAC. Returns the operator's account."""
     await namespace(kube, NAMESPACE)
     rendered = await asyncio.to_thread(_render, programs["helm"])
     wanted = [manifest for manifest in rendered if manifest["kind"] in INSTALLED_KINDS]
@@ -57,7 +57,7 @@ async def profile(kube: Kube) -> None:
 
 
 async def namespace(kube: Kube, name: str, *, stages: bool = False) -> None:
-    """A namespace, restricted; with ``stages`` also the service accounts of stage pods."""
+    """Creates a namespace, restricted; with ``stages`` also the service accounts of stage pods."""
     await kube.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
     )
@@ -67,14 +67,14 @@ async def namespace(kube: Kube, name: str, *, stages: bool = False) -> None:
                 "apiVersion": "v1",
                 "kind": "ServiceAccount",
                 "metadata": {"name": account, "namespace": name},
-                # stages speak to object storage only
+                # stages access only object storage
                 "automountServiceAccountToken": False,
             }
         )
 
 
 async def apply_all(kube: Kube, manifests: Iterable[Object]) -> None:
-    """Applies in order. Raises ClusterError that names the manifest."""
+    """Applies the manifests in order. Raises LocalClusterError that names the failing one."""
     for manifest in manifests:
         try:
             await kube.apply(manifest)
@@ -84,12 +84,12 @@ async def apply_all(kube: Kube, manifests: Iterable[Object]) -> None:
 
 
 def crds(manifests: Iterable[Object]) -> list[Object]:
-    """Those that define kinds."""
+    """The manifests that are CustomResourceDefinitions."""
     return [manifest for manifest in manifests if manifest["kind"] == "CustomResourceDefinition"]
 
 
 async def established(kube: Kube, definitions: Iterable[Object]) -> None:
-    """Returns when the API server serves the kinds."""
+    """Returns when the API server serves the kinds. Raises LocalClusterError if it does not."""
     for crd in definitions:
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
         for _ in range(200):

@@ -1,4 +1,4 @@
-"""The JobSet controller with its webhooks, under an identity of its own."""
+"""The JobSet controller with its webhooks, under its own identity."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +12,12 @@ from devcluster.layout import StateFolder
 from devcluster.rbac import manager_role
 from devcluster.webhooks import with_url_clients
 
-#: Pods that the JobSet controller made. Its pod webhooks look at no others, so they can't hold up anything else.
+#: Pods created by the JobSet controller. Its pod webhooks apply only to these, so they can't block any other pod.
 JOBSET_PODS = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
 
 
 def controller(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
-    """Writes the controller's configuration and says how to start it."""
+    """Writes the controller's configuration and returns its component."""
     folder = state.root / "jobset"
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tls.crt", "tls.key"):
@@ -55,7 +55,7 @@ def manifests() -> list[Object]:
 
 
 def webhooks(state: StateFolder, ports: Mapping[str, int]) -> list[Object]:
-    """The module's webhook configurations. Apply once it serves."""
+    """The module's webhook configurations. Apply them once the controller serves."""
     configurations = _documents("webhooks.yaml")
     for configuration in configurations:
         for webhook in configuration["webhooks"]:

@@ -1,7 +1,7 @@
 """A thin asyncio client for the Kubernetes API: plain dicts in, plain dicts out.
 
-The node agent patches statuses and follows watches of objects whose fields may be newer than any generated model, so
-it speaks to the API the way kubectl does: by path, with dicts. One session per client; close it.
+The node agent patches statuses and watches objects whose fields may be newer than any generated model, so it calls the
+API the way kubectl does: by path, with dicts. One session per client; close it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ type Object = dict[str, Any]
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
-#: The API server ends a watch after this long; a fresh list follows, which heals whatever was missed.
+#: Seconds after which the API server ends a watch; a fresh list follows, which recovers missed changes.
 WATCH_SECONDS = 300
 
 
@@ -38,7 +38,7 @@ class KubeError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """Where objects of one kind live: ``/api/v1/…/pods`` or ``/apis/<group>/<version>/…``."""
+    """API path of the objects of one kind: ``/api/v1/…/pods`` or ``/apis/<group>/<version>/…``."""
 
     api_version: str
     plural: str
@@ -70,7 +70,7 @@ class Kube:
 
     @classmethod
     def of(cls, kubeconfig: Path) -> Self:
-        """The current context of ``kubeconfig``, which names its certificates as files."""
+        """A client for the current context of ``kubeconfig``, which names its certificates as files."""
         config = yaml.safe_load(kubeconfig.read_text())
         context = next(c["context"] for c in config["contexts"] if c["name"] == config["current-context"])
         cluster = next(c["cluster"] for c in config["clusters"] if c["name"] == context["cluster"])
@@ -96,7 +96,7 @@ class Kube:
     def session(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=self.context, limit=64)
-            # trust_env stays off: a proxy must never come between us and loopback
+            # trust_env stays off: loopback must never go through a proxy
             self._session = aiohttp.ClientSession(
                 self.server,
                 connector=connector,
@@ -114,7 +114,10 @@ class Kube:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        """One call; the decoded answer. Raises KubeError for a refusal, aiohttp.ClientError when nobody answers."""
+        """One API call; returns the decoded answer.
+
+        Raises KubeError for a refusal, aiohttp.ClientError if there is no answer.
+        """
         data = None if body is None else json.dumps(body, ensure_ascii=False)
         headers = {"Content-Type": content_type} if body is not None else None
         async with self.session().request(method, path, data=data, params=params, headers=headers) as answer:
@@ -127,7 +130,7 @@ class Kube:
         return await self.request("GET", path)
 
     async def find(self, path: str) -> Object | None:
-        """The object, or None where there is none."""
+        """The object; None if there is none."""
         try:
             return await self.get(path)
         except KubeError as error:
@@ -145,7 +148,7 @@ class Kube:
         return await self.request("PATCH", path, body, content_type=content_type)
 
     async def delete(self, path: str, *, options: Object | None = None) -> None:
-        """Asks for deletion; an object that is already gone is no error."""
+        """Requests deletion; an object that is already gone is no error."""
         try:
             await self.request("DELETE", path, options)
         except KubeError as error:
@@ -153,7 +156,7 @@ class Kube:
                 raise
 
     async def apply(self, manifest: Object, *, manager: str = "devcluster") -> Object:
-        """Server-side apply of a whole manifest; ours wins over other field managers."""
+        """Server-side apply of a whole manifest; takes over fields from other field managers."""
         resource = await self.resource(manifest["apiVersion"], manifest["kind"])
         meta = manifest["metadata"]
         return await self.request(
@@ -165,7 +168,7 @@ class Kube:
         )
 
     async def resource(self, api_version: str, kind: str) -> Resource:
-        """Discovery: where ``kind`` lives. Raises KubeError 404 when the server does not know it."""
+        """Discovers the resource of ``kind``. Raises KubeError 404 if the server does not have it."""
         if kind not in self._kinds.get(api_version, {}):
             root = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
             self._kinds[api_version] = {
@@ -181,17 +184,17 @@ class Kube:
             raise KubeError(404, "NotFound", f"no kind {kind} in {api_version}") from None
 
     async def watch(self, path: str, **selectors: str) -> AsyncGenerator[WatchEvent]:
-        """List, then follow; again from the list whenever the stream ends. Never returns.
+        """Lists and then watches; starts again from the list whenever the stream ends. Never returns.
 
-        The first event is SYNCED with all objects, and so is the first after each interruption: who keeps state
-        compares against it, as deletions may have been missed.
+        The first event is SYNCED with all objects, and so is the first after each interruption: callers that keep state
+        must compare against it, as deletions may have been missed.
         """
         while True:
             try:
                 listed = await self.request("GET", path, params=selectors)
                 yield WatchEvent("SYNCED", listed["items"])
                 version = listed["metadata"]["resourceVersion"]
-                # who stops listening must not leave the connection open until it is collected
+                # a caller that stops iterating must not leave the connection open until garbage collection
                 async with contextlib.aclosing(self._stream(path, selectors, version)) as events:
                     async for event in events:
                         yield event
@@ -225,7 +228,7 @@ class Kube:
                             )
                         yield WatchEvent(change["type"], (change["object"],))
             finally:
-                # a watch has no end to agree upon: what closes it politely may outlive the loop
+                # a watch has no regular end: a graceful close may outlive the loop
                 if answer.connection is not None and answer.connection.transport is not None:
                     answer.connection.transport.abort()
 

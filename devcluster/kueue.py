@@ -1,4 +1,4 @@
-"""Kueue with its webhooks, under an identity of its own; started only where a cluster asks for queues."""
+"""Kueue with its webhooks, under its own identity; started only if a cluster requests queues."""
 
 import shlex
 import shutil
@@ -17,16 +17,16 @@ from devcluster.webhooks import with_url_clients
 
 NAMESPACE = "kueue-system"
 _PREFIX = "kueue"
-#: Kueue's own objects and JobSets; without the filter every pod and Job of the cluster would wait for Kueue.
+#: API groups of Kueue's own objects and JobSets; without the filter every pod and Job would wait for Kueue.
 _GROUPS = frozenset({"kueue.x-k8s.io", "jobset.x-k8s.io"})
 _USER = "kueue-controller-manager"
 
 
 def controller(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
-    """Writes the controller's configuration and says how to start it."""
+    """Writes the controller's configuration and returns its component."""
     folder = state.root / "kueue"
-    # Without certificates of its own making, Kueue insists on /etc/kueue/metrics/certs, metrics or not. It gets an
-    # /etc that holds nothing else, seen by itself alone: it resolves no names, and nobody has to be root.
+    # Without internal certificates, Kueue requires /etc/kueue/metrics/certs, even without metrics. It gets an /etc
+    # with nothing else, visible only to itself: it resolves no names, and root is not needed.
     etc = folder / "etc"
     certificates = etc / "kueue" / "metrics" / "certs"
     certificates.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def controller(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[
     program = [
         str(programs["kueue"]),
         f"--config={config}",
-        # an API server of its own, which nobody asks here; and other clusters, whose Secrets it would have to read
+        # its own API server, which is not used here; and other clusters, whose Secrets it would have to read
         "--feature-gates=VisibilityOnDemand=false,MultiKueue=false",
     ]
     command = f"mount --bind {shlex.quote(str(etc))} /etc && exec {shlex.join(program)}"
@@ -62,7 +62,7 @@ def manifests() -> list[Object]:
 
 
 def webhooks(state: StateFolder, ports: Mapping[str, int]) -> list[Object]:
-    """The module's webhook configurations, those of its own objects and of JobSets. Apply once it serves."""
+    """The module's webhook configurations for its own objects and JobSets. Apply them once the controller serves."""
     configurations = _all(share_dir("kueue") / "components" / "webhook" / "manifests.yaml")
     for configuration in configurations:
         configuration["webhooks"] = [hook for hook in configuration["webhooks"] if _groups(hook) <= _GROUPS]
@@ -70,7 +70,7 @@ def webhooks(state: StateFolder, ports: Mapping[str, int]) -> list[Object]:
 
 
 def webhook_paths() -> list[str]:
-    """Where the configurations lie. They must go where Kueue does not run: no JobSet could be created."""
+    """API paths of the configurations. Delete them if Kueue does not run: no JobSet could be created."""
     return [
         f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/"
         f"{_PREFIX}-{kind}-webhook-configuration"

@@ -1,6 +1,6 @@
-"""kwok: nodes without machines, where only placement matters. Pods that are bound to one run until they are deleted.
+"""kwok: nodes without machines, for tests of placement alone. Pods bound to one run until they are deleted.
 
-A fake node carries ANNOTATION; the nodes of the node agent do not, and kwok leaves them alone.
+A fake node has ANNOTATION; the nodes of the node agent do not, and kwok ignores them.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from devcluster.component import Component
 from devcluster.layout import StateFolder
 
 ANNOTATION = {"kwok.x-k8s.io/node": "fake"}
-#: Of the module's fast stages. Not pod-complete: it would end a Job's pods at once, and free what they hold.
+#: Stages from the module's fast ones. Not pod-complete: it would end a Job's pods at once, and free their resources.
 _STAGES = ("node-initialize.yaml", "pod-ready.yaml", "pod-delete.yaml")
 
 
 def controller(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[str, int]) -> Component:
-    """How to start it."""
+    """The kwok component."""
     ((key, value),) = ANNOTATION.items()
     return Component(
         name="kwok",
@@ -25,7 +25,7 @@ def controller(state: StateFolder, programs: Mapping[str, Path], ports: Mapping[
             f"--kubeconfig={state.user_kubeconfig('kwok')}",
             "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={key}={value}",
-            # without a heartbeat the node controller would take the nodes for dead
+            # without a heartbeat the node controller would consider the nodes dead
             "--node-lease-duration-seconds=40",
             f"--server-address=127.0.0.1:{ports['kwok']}",
             *(f"--config={share_dir('kwok') / stage}" for stage in _STAGES),

@@ -1,4 +1,4 @@
-"""Where things lie: the project's cache, and one cluster's state folder inside it."""
+"""Paths: the project's cache, and one cluster's state folder inside it."""
 
 import os
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ def cache_dir() -> Path:
 
 
 def default_state_dir() -> Path:
-    """The user's cluster. Tests give folders of their own, so that the two never meet."""
+    """The state folder of the user's cluster. Tests use folders of their own, so that the two never conflict."""
     return cache_dir() / "state" / "default"
 
 
 @dataclass(frozen=True, slots=True)
 class StateFolder:
-    """The files of one cluster. Everything it writes lies under ``root``."""
+    """The files of one cluster. Everything that it writes is below ``root``."""
 
     root: Path
 
@@ -38,7 +38,7 @@ class StateFolder:
 
     @property
     def processes(self) -> Path:
-        """Identities of all processes that the supervisor started (process.Identity by name)."""
+        """Identities of all processes that the supervisor started (identity.ProcessIdentity by name)."""
         return self.root / "processes.json"
 
     @property
@@ -52,7 +52,7 @@ class StateFolder:
 
     @property
     def images(self) -> Path:
-        """Image reference -> folder of programs, as JSON; read afresh for each container start."""
+        """Image reference -> folder of programs, as JSON; read again for each container start."""
         return self.root / "images.json"
 
     @property

@@ -1,4 +1,4 @@
-"""How the node agent is started: its configuration file and its process."""
+"""The node agent's configuration file and process."""
 
 import dataclasses
 import json
@@ -13,13 +13,13 @@ from devcluster.layout import ROOT, StateFolder, cache_dir
 from devcluster.options import Options
 from devcluster.pathways import images as pathways
 
-#: What the operator's profile `local` runs.
+#: The image that the operator's profile `local` uses.
 TRAINER_IMAGE = "localhost/finetune-trainer:dev"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """All that the node agent needs to know, as the JSON file that it is started with."""
+    """The node agent's configuration, as the JSON file that it is started with."""
 
     kubeconfig: str
     port: int
@@ -31,11 +31,11 @@ class AgentConfig:
     images: str
     """JSON file: image reference -> folder of programs."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Every container's: what node, platform and the machine's owner give."""
+    """Variables of every container, from node, platform and the machine's owner."""
     store: str | None = None
-    """URL of an object store that knows accounts: each pod gets the endpoint of its own."""
+    """URL of an object store with accounts: each pod gets the endpoint of its account."""
     warm_image: str | None = None
-    """The image whose `finetune-stage` is forked from a warm process; None: always started cold."""
+    """The image whose `finetune-stage` is forked from a warm process; None to always start cold."""
 
     @classmethod
     def load(cls, path: Path) -> "AgentConfig":
@@ -43,7 +43,7 @@ class AgentConfig:
 
 
 def agent(state: StateFolder, options: Options, ports: Mapping[str, int]) -> Component:
-    """Writes the agent's configuration and says how to start it."""
+    """Writes the agent's configuration and returns its component."""
     config = AgentConfig(
         kubeconfig=str(state.user_kubeconfig("node-agent")),
         port=ports["node-agent"],

@@ -1,4 +1,4 @@
-"""The operator as a local process with exactly the identity that its chart gives it: a ServiceAccount's token."""
+"""The operator as a local process with the identity that its chart gives it: a ServiceAccount's token."""
 
 import asyncio
 import shutil
@@ -13,13 +13,15 @@ from devcluster.layout import StateFolder
 NAMESPACE = "finetune-system"
 RELEASE = "finetune-operator"
 TOKEN_SECONDS = 3600
-#: As a kubelet does, well before the end: clients read the file again on their own.
+#: Renewed well before expiry, as by a kubelet: clients read the file again by themselves.
 RENEW_SECONDS = TOKEN_SECONDS * 0.8
 
 
 def operator(state: StateFolder, ports: Mapping[str, int], store: str | None = None) -> Component:
-    """Runs from the environment that this process runs in. It finds the API server as a pod does; ``store``: URL of an
-    object store that knows accounts."""
+    """The operator's process, in the environment of this process. It finds the API server as a pod does.
+
+    ``store``: URL of an object store with accounts.
+    """
     buckets = gcs.account_endpoint(store, NAMESPACE, RELEASE) if store else gcs.endpoint(ports)
     return Component(
         name="operator",
@@ -43,7 +45,10 @@ def operator(state: StateFolder, ports: Mapping[str, int], store: str | None = N
 
 
 async def write_credentials(kube: Kube, state: StateFolder, account: str) -> None:
-    """token, ca.crt and namespace, like ``/var/run/secrets/kubernetes.io/serviceaccount``. Files change atomically."""
+    """Writes token, ca.crt and namespace, each atomically.
+
+    The files are those of ``/var/run/secrets/kubernetes.io/serviceaccount``.
+    """
     answer = await kube.create(
         f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token",
         {
@@ -63,13 +68,13 @@ async def write_credentials(kube: Kube, state: StateFolder, account: str) -> Non
 
 
 async def keep_credentials(kube: Kube, state: StateFolder, account: str) -> None:
-    """Renews the token until cancelled. A failed attempt is tried again soon, while the old token still works."""
+    """Renews the token until cancelled. A failed attempt is repeated soon, while the old token is still valid."""
     pause = RENEW_SECONDS
     while True:
         await asyncio.sleep(pause)
         try:
             await write_credentials(kube, state, account)
             pause = RENEW_SECONDS
-        except Exception as error:  # noqa: BLE001 - whatever it was, the next attempt is the remedy
+        except Exception as error:  # noqa: BLE001 - whatever the error, the next attempt may succeed
             print(f"the operator's token could not be renewed: {error}", flush=True)
             pause = 15

@@ -1,4 +1,4 @@
-"""What the person who starts a cluster chooses, or has in the shell."""
+"""Options of a cluster: chosen by the user who starts it, or taken from the shell."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from devcluster.layout import ROOT
 from devcluster.sources import OPERATOR, STAGES, digest
 
-#: What pods take over from the shell that started the cluster: where the hub's files are and how to reach the network.
+#: Variables that pods inherit from the shell that started the cluster: the hub's files, and access to the network.
 PASSED_ON = (
     "HF_HOME",
     "HF_HUB_OFFLINE",
@@ -26,20 +26,23 @@ PASSED_ON = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """``environment`` goes into every pod; ``trainer`` is the folder of the trainer's programs, if installed; the code
-    of operator and stages is told by digests, so that ``up`` runs what the checkout holds now."""
+    """Options of a cluster.
+
+    ``environment`` is set in every pod; ``trainer`` is the folder of the trainer's programs, if installed. The code of
+    operator and stages is identified by digests, so that ``up`` runs the checkout's current code.
+    """
 
     warm: bool = True
     trainer: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     store: str | None = None
-    """URL of an object store that knows accounts, before the cluster's own."""
+    """URL of an object store with accounts, in front of the cluster's own."""
     operator_code: str = ""
     stage_code: str = ""
 
     @classmethod
     def chosen(cls, *, warm: bool, store: str | None = None) -> "Options":
-        """What this shell and this checkout give."""
+        """The options that this shell and this checkout give."""
         return cls(
             warm=warm,
             trainer=installed_trainer(),
@@ -56,10 +59,10 @@ class Options:
 
 
 def inherited_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of PASSED_ON that are set; the hub's files always have a place. Loopback needs no proxy."""
+    """The variables of PASSED_ON that are set, and always HF_HOME. Loopback bypasses the proxy."""
     source = os.environ if environment is None else environment
     taken = {name: source[name] for name in PASSED_ON if source.get(name)}
-    # pods have homes of their own, but what was downloaded once need not come again
+    # pods have their own home folders, but share downloads from the hub
     taken.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
     if any(name.lower().endswith("_proxy") for name in taken):
         taken["NO_PROXY"] = taken["no_proxy"] = "127.0.0.1,localhost"
@@ -67,7 +70,7 @@ def inherited_environment(environment: Mapping[str, str] | None = None) -> dict[
 
 
 def installed_trainer() -> str | None:
-    """Folder of the trainer environment's programs, or None when it is not installed."""
+    """Folder of the trainer environment's programs; None if it is not installed."""
     script = ROOT / "trainer_image" / "install.sh"
     shown = subprocess.run([str(script), "--path"], capture_output=True, text=True, check=True)
     environment = Path(shown.stdout.strip())

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 DAYS = 365
-#: Certificates that end sooner than this are made anew at the next start.
+#: Certificates that expire within this many seconds are renewed at the next start.
 RENEW_SECONDS = 30 * 24 * 3600
 SERVING_NAMES = "DNS:localhost,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:10.96.0.1"
-#: kubeconfig user -> certificate subject. RBAC is on: each has just the rights bound to its name.
+#: kubeconfig user -> certificate subject. RBAC is on: each has only the permissions bound to its name.
 IDENTITIES: Mapping[str, str] = {
     "admin": "/O=system:masters/CN=admin",
     "controller-manager": "/CN=system:kube-controller-manager",
@@ -18,17 +18,17 @@ IDENTITIES: Mapping[str, str] = {
     "kueue": "/CN=kueue-controller-manager",
     "kwok": "/CN=devcluster-kwok",
     "node-agent": "/CN=devcluster-node-agent",
-    # what the API server shows to the node agent when it fetches logs
+    # what the API server presents to the node agent when it fetches logs
     "apiserver-kubelet-client": "/CN=kube-apiserver-kubelet-client",
 }
 
 
 class PkiError(Exception):
-    """openssl is missing or refuses."""
+    """openssl is missing or fails."""
 
 
 def ensure(folder: Path) -> None:
-    """Everything in ``folder``: ca, tls (serving) and one pair per identity, plus the service account key pair."""
+    """Creates all of ``folder``: ca, tls (serving) and one pair per identity, plus the service account key pair."""
     if (folder / "sa.pub").exists() and all(
         _valid(folder / f"{name}.crt") for name in ("ca", "tls", *IDENTITIES)
     ):

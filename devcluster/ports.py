@@ -1,7 +1,7 @@
-"""Ports of one cluster: chosen once among the free ones, kept for its life, replaced where another program took one.
+"""Ports of one cluster: chosen once among the free ones, kept for its life, replaced if another program took one.
 
 A port is bound a while after it was chosen, by the program that it was chosen for. Clusters that start at the same time
-therefore share a list of the ports that were chosen lately.
+therefore share a list of recently chosen ports.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from typing import Any
 
 from devcluster.layout import StateFolder, cache_dir
 
-#: Below those that systems hand out for outgoing connections: while a component is started again, one of these would
-#: take its port.
+#: Below the range that systems use for outgoing connections: one of these could take a component's port while the
+#: component restarts.
 _SERVERS = range(20_000, 32_000)
-#: Seconds within which a cluster that was given a port has bound it.
+#: Seconds within which a cluster binds a port that was assigned to it.
 _STARTING = 300.0
 
 NAMES = (
@@ -40,11 +40,11 @@ NAMES = (
 )
 
 type Chosen = dict[str, tuple[float, str]]
-"""When a port was chosen, in seconds since the epoch, and the state folder of the cluster that it is for."""
+"""When each port was chosen, in seconds since the epoch, and the state folder of its cluster."""
 
 
 def assign(state: StateFolder) -> Mapping[str, int]:
-    """A free port for every name; those of the last start where they are still free."""
+    """Assigns a free port to every name; the ports of the last start if they are still free."""
     kept: Mapping[str, int] = _read(state.ports)
     owner, assigned = str(state.root), dict[str, int]()
     with _lately_chosen(cache_dir() / "ports.json") as lately:
@@ -60,7 +60,7 @@ def assign(state: StateFolder) -> Mapping[str, int]:
 
 @contextlib.contextmanager
 def _lately_chosen(file: Path) -> Iterator[Chosen]:
-    """The list of all clusters of this cache, locked meanwhile; it is written back without what is old."""
+    """The recently chosen ports of all clusters of this cache, locked meanwhile; written back without old entries."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -71,7 +71,7 @@ def _lately_chosen(file: Path) -> Iterator[Chosen]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Nothing, where there is no such file or it is damaged."""
+    """The file's content; empty if there is no such file or it is damaged."""
     try:
         found: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -88,7 +88,7 @@ def _first_free(candidates: Iterable[int], taken: set[int]) -> int:
 
 def _free(port: int) -> bool:
     with socket.socket() as tried:
-        # as the servers do: a connection of the last life in TIME_WAIT is no obstacle
+        # as the servers do: an earlier connection in TIME_WAIT is no obstacle
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""The programs of the local cluster: which Go package each is built from and how to recognise one that fits."""
+"""The programs of the local cluster: the Go package that each is built from, and how to recognize a suitable one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,11 @@ class GoProgram:
     seconds: int
     version: str
     version_arguments: tuple[str, ...] = ()
-    """Prints the version; empty where the program can't tell, so that only our own build is trusted."""
+    """Prints the version; empty if the program can't, so that only our own build is trusted."""
     module: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Manifests of the program's module that are kept beside it: name under ``share/<program>/`` -> path in it."""
+    """Manifests of the program's module that are kept beside it: name under ``share/<program>/`` -> path in the module.
+    """
 
 
 #: In the order that shares most: the API server compiles nearly all the code that the others need.
@@ -103,12 +104,12 @@ PROGRAMS: tuple[GoProgram, ...] = (
 )
 
 BY_NAME: Mapping[str, GoProgram] = {program.name: program for program in PROGRAMS}
-#: Built and started only when asked for.
+#: Built and started only on request.
 ON_REQUEST = frozenset({"kwok", "kueue"})
 
 
 def selection(extra: Iterable[str] = ()) -> tuple[GoProgram, ...]:
-    """The cluster's own programs and the named optional ones, in build order. Raises ValueError on a strange name."""
+    """The cluster's own programs and the named optional ones, in build order. Raises ValueError for an unknown name."""
     wanted = set(extra)
     if strange := wanted - ON_REQUEST:
         raise ValueError(

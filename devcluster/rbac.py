@@ -1,4 +1,4 @@
-"""What a controller may do, bound to the user that it runs as."""
+"""A controller's permissions, bound to the user that it runs as."""
 
 from devcluster.kube import Object
 
@@ -6,7 +6,7 @@ _GROUP = "rbac.authorization.k8s.io"
 
 
 def manager_role(name: str, role: Object, user: str) -> list[Object]:
-    """``role``, a ClusterRole as its project writes it, under the name ``<name>-manager-role``, and its binding."""
+    """``role``, the project's own ClusterRole, under the name ``<name>-manager-role``, and its binding."""
     named = {**role, "metadata": {**role["metadata"], "name": f"{name}-manager-role"}}
     binding = {
         "apiVersion": f"{_GROUP}/v1",

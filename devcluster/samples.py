@@ -22,11 +22,11 @@ class SampleFolder:
     title: str
     uri: str
     make: Callable[[Path], None]
-    """Fills the folder that it is given."""
+    """Fills the given folder."""
 
 
 def trainer_python() -> str:
-    """The Python of the trainer's environment, which is made when it is missing."""
+    """The Python of the trainer's environment, which is created if it is missing."""
     done = subprocess.run(
         [ROOT / "trainer_image" / "install.sh"], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -50,7 +50,7 @@ def _smollm2(folder: Path) -> None:
 
 
 def _gsm8k(folder: Path) -> None:
-    """Rows that come with the repository; see the licence beside them."""
+    """Copies rows from the repository; see the license beside them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("train.jsonl", "test.jsonl"):
         shutil.copyfile(ROOT / "examples" / "data" / "gsm8k" / name, folder / name)
@@ -65,7 +65,7 @@ GSM8K = SampleFolder(title="rows of GSM8K", uri="gs://ft-data.invalid/gsm8k", ma
 
 
 def folder_of(item: SampleFolder) -> Path:
-    """The input's folder in the cache, made when it is missing."""
+    """The sample's folder in the cache, made if it is missing."""
     folder = cache_dir() / "samples" / item.uri.removeprefix("gs://").replace("/", "-")
     if not folder.exists():
         unfinished = folder.with_suffix(".unfinished")
@@ -77,7 +77,7 @@ def folder_of(item: SampleFolder) -> Path:
 
 
 def put(item: SampleFolder, endpoint: str, uri: str | None = None) -> None:
-    """Upload what the store at ``endpoint`` does not hold yet, to ``uri`` or the input's own."""
+    """Uploads what the store at ``endpoint`` lacks, to ``uri`` or the sample's own."""
     store = client(endpoint)
     name, _, prefix = (uri or item.uri).removeprefix("gs://").partition("/")
     bucket = store.bucket(name)
@@ -92,7 +92,7 @@ def put(item: SampleFolder, endpoint: str, uri: str | None = None) -> None:
 
 
 def client(endpoint: str) -> storage.Client:
-    """A client of the emulator; it asks for no credentials."""
+    """A client of the emulator, which requires no credentials."""
     anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call]
     return storage.Client(project="local", credentials=anonymous, client_options={"api_endpoint": endpoint})
 
@@ -105,7 +105,7 @@ def read(uri: str, environment: Mapping[str, str]) -> bytes:
 
 
 def download(uri: str, folder: Path, endpoint: str) -> Path:
-    """The objects below ``uri`` as files below ``folder``."""
+    """Downloads the objects below ``uri`` to files below ``folder``. Returns ``folder``."""
     bucket, _, prefix = uri.removeprefix("gs://").partition("/")
     for blob in client(endpoint).list_blobs(bucket, prefix=f"{prefix}/"):
         target = folder / blob.name.removeprefix(f"{prefix}/")
@@ -115,7 +115,7 @@ def download(uri: str, folder: Path, endpoint: str) -> Path:
 
 
 def answers() -> dict[str, str]:
-    """Question -> the word that a right answer holds, of the capitals data."""
+    """Question -> the word that a right answer contains, for the capitals data."""
     rows = (json.loads(line) for line in (folder_of(CAPITALS) / "train.jsonl").read_text().splitlines())
     return {
         r["messages"][0]["content"]: r["messages"][1]["content"].rstrip(".").rsplit(" ", 1)[-1] for r in rows

@@ -1,4 +1,4 @@
-"""Which state of the checkout a process runs: a digest over the files that it was started from."""
+"""Identifies the state of the checkout that a process runs, by a digest of the files that it was started from."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ STAGES = ("trainer_image", "contract", "devcluster/agent", "devcluster/pathways"
 
 
 def digest(folders: Sequence[str]) -> str:
-    """Changes when a Python file below one of the ``folders`` does, and from checkout to checkout."""
+    """A digest that changes when a Python file below one of the ``folders`` does, and differs between checkouts."""
     state = hashlib.sha256(str(ROOT).encode())
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):

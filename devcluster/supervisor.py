@@ -1,4 +1,4 @@
-"""Owns the cluster's processes: starts them, starts again what dies, ends them in order. One per state folder."""
+"""Owns the cluster's processes: starts them, restarts those that exit, ends them in order. One per state folder."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,10 @@ from devcluster.errors import LocalClusterError
 from devcluster.identity import ProcessIdentity, memory
 from devcluster.layout import StateFolder
 
-#: A component that dies is started again after this many seconds, doubled each time up to the limit.
+#: A component that exits is restarted after this many seconds, doubled each time up to the limit.
 FIRST_RESTART_SECONDS = 0.5
 LONGEST_RESTART_SECONDS = 30.0
-#: Having lived this long, a component's restarts count from the beginning.
+#: After running this long, a component's restart delay starts from the beginning.
 STABLE_SECONDS = 60.0
 
 
@@ -38,13 +38,13 @@ class _Slot:
     last_exit: int | None = None
     keeper: asyncio.Task[None] | None = None
     failures: int = 0
-    #: Its next death was asked for, and says nothing about it.
+    #: Its next exit was requested, and does not count as a failure.
     signalled: bool = False
     running: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Supervisor:
-    """Keeps the components alive that were started. All methods belong to one event loop."""
+    """Keeps started components running. All methods belong to one event loop."""
 
     def __init__(self, state: StateFolder) -> None:
         self.state = state
@@ -53,7 +53,7 @@ class Supervisor:
         self._tls: ssl.SSLContext | None = None
 
     def trust(self, context: ssl.SSLContext) -> None:
-        """The TLS context for readiness checks; there is none before the certificates exist."""
+        """Sets the TLS context for readiness checks, once the certificates exist."""
         self._tls = context
 
     @property
@@ -63,7 +63,7 @@ class Supervisor:
         return self._session
 
     async def start(self, component: Component) -> None:
-        """Starts the component unless it runs, and returns when it is ready. Raises ClusterError."""
+        """Starts the component unless it runs, and returns when it is ready. Raises LocalClusterError."""
         slot = self._slots.get(component.name)
         if slot is None or not slot.wanted:
             slot = _Slot(component)
@@ -72,7 +72,7 @@ class Supervisor:
         await self._until_ready(slot)
 
     async def stop(self, name: str) -> None:
-        """Ends the component and keeps it down. Nothing happens when it is not there."""
+        """Ends the component and keeps it down. Does nothing if it is not running."""
         slot = self._slots.get(name)
         if slot is None or not slot.wanted:
             return
@@ -90,7 +90,7 @@ class Supervisor:
         self._record()
 
     async def signal(self, name: str, number: int) -> None:
-        """Signals a component's process, as a fault would: it is started again. Raises ClusterError."""
+        """Signals a component's process, as a fault would: it is restarted. Raises LocalClusterError."""
         slot = self._slots.get(name)
         if slot is None or slot.process is None or slot.process.returncode is not None:
             raise LocalClusterError(
@@ -105,7 +105,7 @@ class Supervisor:
         await self._until_ready(self._slots[name])
 
     async def close(self) -> None:
-        """Ends everything, last started first."""
+        """Ends all components, the last started first."""
         for name in reversed(list(self._slots)):
             await self.stop(name)
         if self._session is not None:
@@ -206,7 +206,7 @@ class Supervisor:
         return self._tls
 
     def _record(self) -> None:
-        """Keeps every identity on disk, so that `down` can end what a killed supervisor left."""
+        """Records every process identity on disk, so that `down` can end what a killed supervisor left."""
         alive = {
             name: dataclasses.asdict(slot.identity)
             for name, slot in self._slots.items()
@@ -221,7 +221,7 @@ class Supervisor:
 
 
 def recorded_processes(state: StateFolder) -> dict[str, ProcessIdentity]:
-    """The processes that the last supervisor of this state folder had started; they may be long gone."""
+    """The processes that the last supervisor of this state folder started. They may no longer exist."""
     try:
         return {
             name: ProcessIdentity(**fields)

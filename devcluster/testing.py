@@ -1,15 +1,15 @@
-"""A cluster for tests and benchmarks: started in a folder of its own, broken on purpose, and ended.
+"""A cluster for tests and benchmarks: started in its own folder, broken on purpose, and ended.
 
-    with Cluster.started(tmp_path / "cluster") as cluster:
+    with LocalCluster.started(tmp_path / "cluster") as cluster:
         cluster.kubectl("get", "nodes")
-        namespace = cluster.namespace()          # fresh, restricted, with the stages' service accounts
+        namespace = cluster.namespace()                  # fresh, restricted, with the stages' service accounts
         cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", …})
         pod = cluster.wait(f"/api/v1/namespaces/{namespace}/pods/p", lambda pod: pod["status"]["phase"] == "Failed")
-        cluster.start("operator")                # as its own ServiceAccount, with the chart's rights
-        cluster.kill("operator")                 # SIGKILL; the supervisor starts it again, as a kubelet would
+        cluster.start("operator")                        # as its own ServiceAccount, with the chart's permissions
+        cluster.kill("operator")                         # SIGKILL; the supervisor restarts it, as a kubelet would
         cluster.stop("gcs"), cluster.start("gcs")
 
-Everything is synchronous: what it does happens in other processes. Tests that need asyncio open their own
+Everything is synchronous: the work happens in other processes. Tests that need asyncio open their own
 ``devcluster.kube.Kube.of(cluster.kubeconfig)``.
 """
 
@@ -44,12 +44,15 @@ from devcluster.options import Options
 
 
 class StalledError(AssertionError):
-    """What was awaited did not happen; shows the last state seen."""
+    """The awaited state did not occur; the message shows the last state seen."""
 
 
 class LocalCluster:
-    """A running cluster. Components: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, jobset, gcs,
-    node-agent, operator; kueue and kwok where they were asked for."""
+    """A running cluster.
+
+    Components: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, jobset, gcs, node-agent, operator; kueue
+    and kwok if requested.
+    """
 
     def __init__(self, state: StateFolder) -> None:
         self.state = state
@@ -71,9 +74,11 @@ class LocalCluster:
         extra: Sequence[str] = (),
         store: str | None = None,
     ) -> Iterator[Self]:
-        """A cluster in ``folder``, with the optional components of ``extra`` (kueue, kwok), ended in any case, with
-        everything that it ran; its logs stay in the folder. ``store``: URL of a devcluster.bucketproxy.BucketProxy that
-        operator and pods use instead of the object store itself."""
+        """A cluster in ``folder``, with the optional components of ``extra`` (kueue, kwok).
+
+        It is ended in any case, with everything that it ran; its logs stay in the folder. ``store``: URL of a
+        devcluster.bucketproxy.BucketProxy that operator and pods use instead of the object store itself.
+        """
         state = StateFolder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         options = Options.chosen(warm=warm, store=store)
@@ -91,17 +96,17 @@ class LocalCluster:
                 shutil.rmtree(heavy, ignore_errors=True)
 
     def close(self) -> None:
-        """Ends the client; the cluster goes on."""
+        """Closes the client; the cluster continues to run."""
         self._run(self._kube.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    # --- where it is ------------------------------------------------------------------------------------------
+    # --- addresses and files -------------------------------------------------------------------------------------
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The administrator's kubeconfig."""
         return self.state.kubeconfig
 
     @property
@@ -126,7 +131,7 @@ class LocalCluster:
 
     @property
     def ports(self) -> dict[str, int]:
-        """By component; the operator's are `operator-health` and `operator-metrics`."""
+        """Ports by component; the operator's are `operator-health` and `operator-metrics`."""
         return self._ports
 
     @property
@@ -134,13 +139,13 @@ class LocalCluster:
         return build.binary_dir() / "kubectl"
 
     def log(self, component: str) -> str:
-        """What the component has written since the cluster's start."""
+        """The component's log since the cluster's start."""
         return self.state.log(component).read_text(errors="replace")
 
     # --- the API server, as administrator -----------------------------------------------------------------------
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """Standard output of kubectl. Raises AssertionError with its words when it fails."""
+        """Standard output of kubectl. Raises AssertionError with its standard error if it fails."""
         done = subprocess.run(
             [str(self.kubectl_program), f"--kubeconfig={self.kubeconfig}", *arguments],
             input=stdin,
@@ -153,7 +158,7 @@ class LocalCluster:
         return done.stdout
 
     def namespace(self, prefix: str = "test") -> str:
-        """A fresh namespace with the service accounts of stage pods, held to the restricted pod standard."""
+        """A fresh namespace with the service accounts of stage pods and the restricted pod security standard."""
         name = f"{prefix}-{next(self._numbers)}-{secrets.token_hex(2)}"
         self._run(install.namespace(self._kube, name, stages=True))
         return name
@@ -163,26 +168,29 @@ class LocalCluster:
         return self._run(self._kube.get(path))
 
     def find(self, path: str) -> Object | None:
-        """The object, or None where there is none."""
+        """The object; None if there is none."""
         return self._run(self._kube.find(path))
 
     def list(self, path: str, **selectors: str) -> list[Object]:
-        """E.g. ``list("/api/v1/pods", labelSelector="a=b")``."""
+        """Objects of a collection, for example ``list("/api/v1/pods", labelSelector="a=b")``."""
         return self._run(self._kube.list(path, **selectors))
 
     def apply(self, manifest: Object) -> Object:
-        """Server-side apply. Raises KubeError with the server's words."""
+        """Server-side apply. Raises KubeError with the server's message."""
         return self._run(self._kube.apply(manifest))
 
     def create(self, path: str, manifest: Object) -> Object:
         return self._run(self._kube.create(path, manifest))
 
     def patch(self, path: str, body: Object) -> Object:
-        """A merge patch."""
+        """Applies a merge patch."""
         return self._run(self._kube.patch(path, body))
 
     def delete(self, path: str, **options: Any) -> None:
-        """E.g. ``delete(path, propagationPolicy="Foreground")``; what is already gone is no error."""
+        """Deletes the object, with options such as ``propagationPolicy="Foreground"``.
+
+        An object that is already gone is no error.
+        """
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options} if options else None
         self._run(self._kube.delete(path, options=body))
 
@@ -196,7 +204,7 @@ class LocalCluster:
 
     @contextmanager
     def recorded(self, path: str, **selectors: str) -> Iterator[Iterable[WatchEvent]]:
-        """All that happens to objects of that collection inside the block, in order, from those that exist on."""
+        """All events of objects of that collection inside the block, in order, beginning with those that exist."""
         seen: deque[WatchEvent] = deque()
         began = threading.Event()
         work = asyncio.run_coroutine_threadsafe(self._record(path, selectors, seen, began), self._loop)
@@ -210,34 +218,36 @@ class LocalCluster:
     # --- processes and faults -----------------------------------------------------------------------------------
 
     def start(self, component: str) -> None:
-        """Starts it unless it runs; returns when it is ready."""
+        """Starts the component unless it runs; returns when it is ready."""
         control.call(self.state, {"do": "start", "name": component})
 
     def stop(self, component: str) -> None:
-        """SIGTERM, and it stays down until ``start``."""
+        """Ends the component with SIGTERM; it stays down until ``start``."""
         control.call(self.state, {"do": "stop", "name": component})
 
     def kill(self, component: str, number: int = signal.SIGKILL) -> None:
-        """Signals the process, which is started again after half a second (longer when it keeps dying)."""
+        """Signals the process, which is restarted after half a second (longer if it keeps exiting)."""
         control.call(self.state, {"do": "signal", "name": component, "number": int(number)})
 
     def await_ready(self, component: str) -> None:
-        """Returns when the component (again) answers its readiness probe."""
+        """Returns when the component answers its readiness probe (again)."""
         control.call(self.state, {"do": "await", "name": component})
 
     def status(self) -> dict[str, Object]:
-        """By component: state, pid, seconds, restarts, memory in bytes."""
+        """State, pid, seconds, restarts and memory in bytes, by component."""
         return {row["name"]: row for row in control.call(self.state, {"do": "status"})}
 
     def metrics(self, name: str) -> tuple[Sample, ...]:
-        """The operator's samples of that name, e.g. ``finetune_api_requests_total``."""
+        """The operator's metric samples of that name, for example ``finetune_api_requests_total``."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['operator-metrics']}/metrics") as answer:
             families = text_string_to_metric_families(answer.read().decode())
         return tuple(sample for family in families for sample in family.samples if sample.name == name)
 
     def add_fake_nodes(self, nodes: Iterable[LocalNode]) -> None:
-        """Registers nodes that only the scheduler takes for real (devcluster.fakenodes); they are ready when this
-        returns. Needs the component kwok."""
+        """Registers nodes that exist only for the scheduler (devcluster.fakenodes); returns when they are ready.
+
+        Needs the component kwok.
+        """
         names = []
         for node in nodes:
             self.create("/api/v1/nodes", fakenodes.manifest(node))
@@ -246,25 +256,25 @@ class LocalCluster:
             self.wait(f"/api/v1/nodes/{name}", _ready)
 
     def run_out_of_memory(self, pod: Object) -> None:
-        """The kernel ends the pod's first container, for the memory it uses."""
+        """Simulates the kernel's out-of-memory kill of the pod's first container."""
         folder = pod_folder(self.state.pods, pod)
         simulate_oom_kill(folder, pod["spec"]["containers"][0]["name"])
 
     def freeze_nodes(self) -> None:
-        """From now on no node is heard of, and nothing that it is told reaches it; its containers run on."""
+        """Makes all nodes silent: they send no heartbeats and receive nothing, while their containers run on."""
         os.kill(self.status()["node-agent"]["pid"], signal.SIGSTOP)
 
     def thaw_nodes(self) -> None:
         os.kill(self.status()["node-agent"]["pid"], signal.SIGCONT)
 
     def add_image(self, image: str, programs: Path) -> None:
-        """From now on nodes can run ``image``: its containers find ``programs`` first on PATH."""
+        """Makes ``image`` available on the nodes; its containers find ``programs`` first on PATH."""
         known = json.loads(self.state.images.read_text())
         partial = self.state.images.with_suffix(".partial")
         partial.write_text(json.dumps({**known, image: str(programs)}))
         partial.replace(self.state.images)
 
-    # --- inside -------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------
 
     def _run[T](self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -315,7 +325,7 @@ class LocalCluster:
 
 def _ready(node: Object) -> bool:
     conditions = node.get("status", {}).get("conditions", ())
-    # the node controller takes its own taint away a moment later
+    # the node controller removes its own taint a moment later
     taints = [taint["key"] for taint in node["spec"].get("taints", ())]
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions) and (
         "node.kubernetes.io/not-ready" not in taints

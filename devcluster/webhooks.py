@@ -11,15 +11,18 @@ from devcluster.errors import LocalClusterError
 from devcluster.kube import Object
 from devcluster.layout import StateFolder
 
-#: A controller says that it is ready when its webhook server listens; the handlers come a moment later.
+#: A controller reports readiness when its webhook server listens; the handlers are registered a moment later.
 _TRIES, _PAUSE_SECONDS = 400, 0.05
 
 
 def with_url_clients(
     state: StateFolder, configurations: Iterable[Object], *, prefix: str, port: int
 ) -> list[Object]:
-    """The configurations for a controller that serves on ``port`` of this machine. Names get the prefix, since several
-    controllers' manifests use the same ones. Apply them once it serves: their failurePolicy is Fail."""
+    """The configurations for a controller that serves on ``port`` of this machine.
+
+    Names get the prefix, since manifests of several controllers use the same names. Apply the configurations once the
+    controller serves: their failurePolicy is Fail.
+    """
     authority = base64.b64encode((state.pki / "ca.crt").read_bytes()).decode()
     made = []
     for configuration in configurations:
@@ -41,8 +44,10 @@ def with_url_clients(
 async def until_served(
     session: aiohttp.ClientSession, context: ssl.SSLContext, configurations: Iterable[Object]
 ) -> None:
-    """Returns when every webhook has a handler: until then the server's 404 would fail whatever is created. Raises
-    ClusterError."""
+    """Returns when every webhook has a handler: until then the server's 404 would fail every creation.
+
+    Raises LocalClusterError.
+    """
     for url in {hook["clientConfig"]["url"] for each in configurations for hook in each["webhooks"]}:
         for _ in range(_TRIES):
             if await _answers(session, context, url):

@@ -1,1 +1,1 @@
-"""The node agent: stands for the kubelets of all local nodes and runs pods' containers as processes."""
+"""The node agent: acts as the kubelet of all local nodes and runs pods' containers as processes."""

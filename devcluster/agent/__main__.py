@@ -16,7 +16,7 @@ from devcluster.nodeagent import AgentConfig
 
 
 async def main(config: AgentConfig) -> None:
-    """Runs until SIGTERM; then ends all pods, tells the API server, and returns."""
+    """Runs until SIGTERM; then ends all pods, reports that to the API server, and returns."""
     if number := kill_orphaned_processes(Path(config.pods)):
         print(f"ended {number} processes of an earlier agent", flush=True)
     clean_up_old_pods(Path(config.pods))
@@ -43,7 +43,7 @@ async def main(config: AgentConfig) -> None:
 def _warm(config: AgentConfig) -> WarmServer | None:
     if config.warm_image is None:
         return None
-    # what stage pods have and Python or its libraries read once, at their start
+    # variables of stage pods that Python or its libraries read once, at their start
     environment = {
         "PATH": "/usr/bin:/bin",
         "HOME": str(Path.home()),

@@ -1,8 +1,8 @@
 """Addresses of pods on one machine: there are no network namespaces and no cluster DNS. Pure.
 
-Each pod has a loopback address of its own, so that many may listen on the same port. It follows from the pod's JobSet
-and host name, so whoever knows the name knows the address, before the pod is there and after it has been replaced. Two
-of the 16 million may in theory meet; the program that comes second then says that the port is taken.
+Each pod has its own loopback address, so that many may listen on the same port. It is derived from the pod's JobSet and
+host name, so the name determines the address, before the pod exists and after it has been replaced. Two of the 16
+million may in theory collide; the second program then reports that the port is taken.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def pod_address(pod: Object) -> str:
 
 
 def host_aliases(pod: Object) -> Mapping[str, str]:
-    """DNS names that the pod is told of -> their addresses: the coordinator of its JobSet."""
+    """DNS names that the pod uses -> their addresses: the coordinator of its JobSet."""
     labels = pod["metadata"].get("labels", {})
     name = labels.get(COORDINATOR)
     return {name: _address(labels[_JOBSET_UID], name.partition(".")[0])} if name else {}
@@ -38,5 +38,5 @@ def resolve_names(text: str, names: Mapping[str, str]) -> str:
 
 def _address(group: str, hostname: str) -> str:
     first, second, third = hashlib.sha256(f"{group}/{hostname}".encode()).digest()[:3]
-    # 127.0.x.y stays for the machine's own programs and for slices' coordinators
+    # 127.0.x.y is left to the machine's own programs and to slices' coordinators
     return f"127.{first % 254 + 1}.{second}.{third % 254 + 1}"

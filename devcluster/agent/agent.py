@@ -1,4 +1,4 @@
-"""The agent: registers the local nodes, keeps their heartbeats, and runs each pod that is bound to one of them."""
+"""The agent: registers the local nodes, renews their heartbeats, and runs each pod that is bound to one of them."""
 
 import asyncio
 import base64
@@ -23,13 +23,13 @@ from devcluster.agent.warm import WarmServer
 from devcluster.kube import MERGE, STRATEGIC, Kube, KubeError, Object
 from devcluster.nodeagent import AgentConfig
 
-#: What a pod gets to end itself when the whole cluster ends, at most.
+#: Most seconds that a pod gets to end when the whole cluster ends.
 SHUTDOWN_GRACE_SECONDS = 20.0
 _JOBSET = "jobset.sigs.k8s.io/"
 
 
 class Agent:
-    """All local nodes. ``run`` works until cancelled, and ends every process it started."""
+    """All local nodes. ``run`` works until cancelled, and ends every process that it started."""
 
     def __init__(
         self, config: AgentConfig, kube: Kube, local: Sequence[LocalNode], warm: WarmServer | None
@@ -38,7 +38,7 @@ class Agent:
         self.kube = kube
         self.pods: dict[tuple[str, str], PodRunner] = {}
         self.registered = asyncio.Event()
-        """All nodes are there and ready."""
+        """Set when all nodes are registered and ready."""
         self._nodes = local
         self._warm = warm
         self._by_uid: dict[str, PodRunner] = {}
@@ -56,7 +56,7 @@ class Agent:
                 group.create_task(self._warm.run(programs))
 
     async def shut_down(self) -> None:
-        """Ends all pods as a kubelet does on its machine's shutdown, and says so in their statuses."""
+        """Ends all pods as a kubelet does when its machine shuts down, and reports that in their statuses."""
         ending = PodTermination(
             reason="Terminated",
             message="Pod was terminated in response to imminent node shutdown.",
@@ -70,7 +70,7 @@ class Agent:
             told = [asyncio.create_task(runner.told.wait()) for runner in runners]
             await asyncio.wait(told, timeout=SHUTDOWN_GRACE_SECONDS + 5)
 
-    # --- what pods ask of it ----------------------------------------------------------------------------------
+    # --- services for pods ----------------------------------------------------------------------------------
 
     def image(self, reference: str) -> Path | None:
         known: dict[str, str] = json.loads(Path(self.config.images).read_text())
@@ -136,7 +136,7 @@ class Agent:
     # --- nodes ------------------------------------------------------------------------------------------------
 
     async def _register(self, node: LocalNode) -> None:
-        """Creates the Node or brings an old one up to date, then says that it is ready."""
+        """Creates or updates the Node, then reports it as ready."""
         manifest = nodes.manifest(node)
         path = f"/api/v1/nodes/{node.name}"
         while True:
@@ -144,7 +144,7 @@ class Agent:
                 if await self.kube.find(path) is None:
                     await self.kube.create("/api/v1/nodes", manifest)
                 else:
-                    # taints as a whole: those that the control plane added while we were away belong to the past
+                    # replaces all taints: those that the control plane added while the agent was down are outdated
                     await self.kube.patch(path, manifest, MERGE)
                 await self.kube.patch(f"{path}/status", self._status(node), STRATEGIC)
                 await self._renew(node)
@@ -155,7 +155,7 @@ class Agent:
                 return
 
     async def _heartbeats(self) -> None:
-        """Leases every few seconds; the longer status only now and then."""
+        """Renews Leases every few seconds; updates the longer status less often."""
         count = 0
         while True:
             await asyncio.sleep(nodes.RENEW_SECONDS)
@@ -186,7 +186,7 @@ class Agent:
     # --- pods -------------------------------------------------------------------------------------------------
 
     async def _follow(self, node: LocalNode) -> None:
-        """Runs what is bound to the node, ends what is gone from it."""
+        """Runs pods that are bound to the node, and ends those that are gone."""
         first = True
         async for event in self.kube.watch("/api/v1/pods", fieldSelector=f"spec.nodeName={node.name}"):
             for pod in event.objects:
@@ -227,7 +227,7 @@ class Agent:
 
 
 def _life(runner: PodRunner, pod: Object, *, inherited: bool) -> Coroutine[Any, Any, None]:
-    """A new pod is run. One that an earlier agent had is not adopted: it has ended, or it is lost."""
+    """Runs a new pod. A pod of an earlier agent is not adopted: it has ended, or it is lost."""
     status = pod.get("status", {})
     if status.get("phase") in {"Succeeded", "Failed"}:
         return runner.await_deletion()
@@ -238,7 +238,7 @@ def _life(runner: PodRunner, pod: Object, *, inherited: bool) -> Coroutine[Any, 
 
 
 def _free_address() -> str:
-    """A loopback address of its own and a port that is free there, so that two slices never meet."""
+    """A random loopback address and a free port there, so that two slices never conflict."""
     host = f"127.0.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
     with socket.socket() as probe:
         probe.bind((host, 0))

@@ -1,4 +1,4 @@
-"""One container of a pod: how its spec becomes a program to start, and what it leaves behind."""
+"""One container of a pod: how its spec becomes a program to start, and its results."""
 
 import contextlib
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ def build_launch(
     sources: EnvSources,
     given: Mapping[str, str],
 ) -> Launch:
-    """The program to start. ``programs`` is the image, ``folder`` the pod's own, ``given`` what the platform adds.
+    """The program to start.
 
-    Paths below a mount point become paths of the local folder that stands for the volume, names of pods become their
-    addresses. What the spec says wins over what the platform gives. A termination message of an earlier run is removed.
-    Raises ConfigError.
+    ``programs`` is the image, ``folder`` the pod's own, ``given`` the environment that the platform adds. Paths below a
+    mount point become paths of the local folder for that volume, names of pods become their addresses. The spec takes
+    precedence over the platform. A termination message of an earlier run is removed. Raises ConfigError.
     """
     name = container["name"]
     command = container.get("command") or [_entry_point(programs, name)]
@@ -64,14 +64,14 @@ def build_launch(
 
 
 def _entry_point(programs: Path, name: str) -> str:
-    """What an image starts where the container names no command."""
+    """The image's default program, for a container without a command."""
     if not (programs / ENTRY_POINT).exists():
         raise ConfigError(f"container {name} has no command, and its local image has no {ENTRY_POINT}")
     return ENTRY_POINT
 
 
 def image_pull_state(image: str, *, backing_off: bool) -> ContainerStateWaiting:
-    """The state of a container whose image the nodes don't have, in a kubelet's words."""
+    """The state of a container whose image the nodes don't have, as a kubelet reports it."""
     if backing_off:
         return ContainerStateWaiting(reason="ImagePullBackOff", message=f'Back-off pulling image "{image}"')
     return ContainerStateWaiting(
@@ -81,7 +81,7 @@ def image_pull_state(image: str, *, backing_off: bool) -> ContainerStateWaiting:
 
 
 def termination_message(container: Object, launch: Launch, *, failed: bool) -> str:
-    """What the container wrote for its status; else, where its policy says so, the end of its log."""
+    """The container's termination message; without one the end of its log, if its policy says so."""
     with contextlib.suppress(OSError):
         file = Path(launch.env["TERMINATION_MESSAGE_PATH"])
         if text := file.read_bytes()[-TERMINATION_MESSAGE_BYTES:].decode(errors="replace"):
@@ -93,7 +93,7 @@ def termination_message(container: Object, launch: Launch, *, failed: bool) -> s
 
 
 def _mounts(container: Object, folder: Path) -> dict[str, Path]:
-    """Mount point -> local folder, which is made."""
+    """Mount point -> local folder, which is created."""
     mounts = {}
     for mount in container.get("volumeMounts", ()):
         if not mount["name"].startswith(TOKEN_VOLUME):

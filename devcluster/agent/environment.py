@@ -1,4 +1,4 @@
-"""A container's environment: what its spec says, expanded as a kubelet does, and what node and platform add. Pure."""
+"""A container's environment: its spec's, expanded as a kubelet does, and what node and platform add. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
 
 
 class ConfigError(Exception):
-    """The container's configuration can't be made yet; a kubelet shows this as CreateContainerConfigError."""
+    """The container's configuration can't be created yet; a kubelet shows this as CreateContainerConfigError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSources:
-    """Data of the Secrets and ConfigMaps that a pod refers to, by name; None where there is no such object."""
+    """Data of the Secrets and ConfigMaps that a pod refers to, by name; None if there is no such object."""
 
     secrets: Mapping[str, Mapping[str, str] | None]
     config_maps: Mapping[str, Mapping[str, str] | None]
@@ -45,7 +45,7 @@ def references(container: Object) -> tuple[set[str], set[str]]:
 
 
 def spec_environment(container: Object, pod: Object, sources: EnvSources) -> dict[str, str]:
-    """What the container's ``envFrom`` and ``env`` give, in order, with references resolved. Raises ConfigError."""
+    """Variables of the container's ``envFrom`` and ``env``, in order, with references resolved. Raises ConfigError."""
     result: dict[str, str] = {}
     for entry in container.get("envFrom", ()):
         for key, value in _all_of(entry, sources).items():
@@ -58,7 +58,7 @@ def spec_environment(container: Object, pod: Object, sources: EnvSources) -> dic
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """``$(NAME)`` becomes the variable's value where there is one, ``$$`` becomes ``$``; all else stays."""
+    """``text`` with ``$(NAME)`` replaced by the variable's value if it exists, and ``$$`` by ``$``."""
 
     def replace(match: re.Match[str]) -> str:
         if match.group(0) == "$$":
@@ -69,7 +69,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def field_value(path: str, pod: Object) -> str:
-    """The downward API: the pod's field at ``path``. Raises ConfigError for a path that it does not offer."""
+    """The downward API: the pod's field at ``path``. Raises ConfigError for an unsupported path."""
     if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
         kind, key = match.groups()
         return str(pod["metadata"].get(kind, {}).get(key, ""))
@@ -89,13 +89,15 @@ def field_value(path: str, pod: Object) -> str:
 
 
 def tpu_count(container: Object) -> int:
-    """Chips that the container asks for."""
+    """Number of chips that the container requests."""
     return int(container.get("resources", {}).get("limits", {}).get(TPU_RESOURCE, 0))
 
 
 def workers(pod: Object, hosts: int) -> dict[str, str]:
-    """What GKE's webhook (several hosts) or its device plugin (one) tells a pod about its slice, and, when there
-    are several slices, about them all. ``hosts``: parallelism of the pod's Job."""
+    """The variables with which GKE's webhook (several hosts) or its device plugin (one) describes a pod's slice.
+
+    With several slices, also those that describe all of them. ``hosts``: parallelism of the pod's Job.
+    """
     labels = pod["metadata"].get("labels", {})
     domain = pod["spec"].get("subdomain", "")
     if hosts < 2 or not domain:
@@ -117,7 +119,7 @@ def workers(pod: Object, hosts: int) -> dict[str, str]:
 
 
 def platform(container: Object, pod: Object, *, hosts: int, coordinator: str) -> dict[str, str]:
-    """What node and platform give the container: JAX on CPU with one device per chip, and its place in the slice."""
+    """Variables from node and platform: JAX on CPU with one device per chip, and the container's place in the slice."""
     chips = tpu_count(container)
     result = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={chips or 1}"}
     if chips:
@@ -126,8 +128,11 @@ def platform(container: Object, pod: Object, *, hosts: int, coordinator: str) ->
 
 
 def pathways_proxy_environment(said: Mapping[str, str], pod: Object) -> dict[str, str]:
-    """What wins over the spec of Pathways' head: there are no devices behind JAX's platform ``proxy`` here, so JAX gets
-    as many on CPU as the pod's resource manager is told to offer, one for each chip. Raises ConfigError."""
+    """Variables that override the spec of Pathways' head.
+
+    There are no devices behind JAX's platform ``proxy`` here, so JAX gets as many on CPU as the pod's resource manager
+    is configured with, one per chip. Raises ConfigError.
+    """
     if said.get("JAX_PLATFORMS") != "proxy":
         return {}
     words = (word for each in pod["spec"].get("initContainers", ()) for word in each.get("args", ()))
@@ -141,12 +146,12 @@ def pathways_proxy_environment(said: Mapping[str, str], pod: Object) -> dict[str
 
 
 def with_mounts(variables: Mapping[str, str], mounts: Mapping[str, Path]) -> dict[str, str]:
-    """Values that name a path under a mount point name the local folder instead: there is no mount namespace."""
+    """Maps values that name a path under a mount point to the local folder: there is no mount namespace."""
     return {name: map_mount_path(value, mounts) for name, value in variables.items()}
 
 
 def map_mount_path(value: str, mounts: Mapping[str, Path]) -> str:
-    """One value, see with_mounts."""
+    """Maps one value, see with_mounts."""
     for point in sorted(mounts, key=len, reverse=True):
         if value == point or value.startswith(point.rstrip("/") + "/"):
             return str(mounts[point]) + value[len(point.rstrip("/")) :]

@@ -1,4 +1,4 @@
-"""The kubelet's HTTPS endpoint, as much of it as ``kubectl logs`` and readiness checks need."""
+"""The kubelet's HTTPS endpoint, as far as ``kubectl logs`` and readiness checks need it."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,10 @@ from typing import Protocol
 
 from aiohttp import web
 
-#: A followed log is looked at this often.
+#: Seconds between two reads of a followed log.
 FOLLOW_SECONDS = 0.1
 CHUNK = 64 * 1024
-#: What this endpoint can do; anything else is refused rather than ignored.
+#: Options that this endpoint supports; any other is refused rather than ignored.
 OPTIONS = frozenset({"follow", "tailLines", "limitBytes", "previous"})
 
 
@@ -26,7 +26,7 @@ class LogSource(Protocol):
 
 
 class LogServer:
-    """Serves ``/containerLogs/{namespace}/{pod}/{container}`` to whoever shows a certificate of the cluster's CA."""
+    """Serves ``/containerLogs/{namespace}/{pod}/{container}`` to clients with a certificate of the cluster's CA."""
 
     def __init__(self, pods: Mapping[tuple[str, str], LogSource]) -> None:
         self._pods = pods
@@ -80,7 +80,7 @@ async def _stream(
     position = tail_position(path, lines) if lines is not None else 0
     left = limit
     while True:
-        over = pod.over  # asked before reading: what was written until then is read below
+        over = pod.over  # checked before reading: everything written until then is read below
         while chunk := _read(path, position, CHUNK if left is None else min(CHUNK, left)):
             await response.write(chunk)
             position += len(chunk)
@@ -100,7 +100,7 @@ def _read(path: Path, position: int, size: int) -> bytes:
 
 
 def tail_position(path: Path, lines: int, *, block: int = CHUNK) -> int:
-    """Where the last ``lines`` lines begin; looks at blocks from the end, as logs may be long."""
+    """Offset at which the last ``lines`` lines begin; reads blocks from the end, as logs may be long."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         end = file.seek(0, 2)
         if lines == 0:

@@ -1,4 +1,4 @@
-"""The local nodes: they look like GKE's and compute on this machine's CPU."""
+"""The local nodes: they resemble GKE's and compute on this machine's CPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from devcluster.kube import Object
 
-#: The version of the kubelet that a node reports; the agent speaks its part of the API.
+#: The kubelet version that a node reports; the agent implements its part of the API.
 KUBELET_VERSION = "v1.36.3"
 LEASE_SECONDS = 40
 RENEW_SECONDS = 10
@@ -16,7 +16,7 @@ LEASE_NAMESPACE = "kube-node-lease"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNode:
-    """A node's name, pool and what it offers. Sizes are those of the machine type, not of this machine."""
+    """A node's name, pool and resources. Sizes are those of the machine type, not of this machine."""
 
     name: str
     pool: str
@@ -80,7 +80,7 @@ def manifest(node: LocalNode) -> Object:
 
 
 def status(node: LocalNode, *, port: int, now: datetime) -> Object:
-    """A patch of the Node's status: Ready, its resources, and where its logs are served."""
+    """A patch of the Node's status: Ready, its resources, and the port that serves its logs."""
     resources = {"cpu": node.cpu, "memory": node.memory, "ephemeral-storage": "10Ti", "pods": "110"}
     if node.tpu:
         resources[TPU_RESOURCE] = str(node.tpu)
@@ -89,7 +89,7 @@ def status(node: LocalNode, *, port: int, now: datetime) -> Object:
             "capacity": resources,
             "allocatable": resources,
             "conditions": [_condition(*row, now=now) for row in _CONDITIONS],
-            # an InternalIP only: a Hostname address would be dialled by name
+            # only an InternalIP: a Hostname address would be dialed by name
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
             "nodeInfo": {
@@ -143,5 +143,5 @@ def lease(node: LocalNode, *, now: datetime) -> Object:
 
 
 def timestamp(moment: datetime) -> str:
-    """As Kubernetes writes times."""
+    """The time as Kubernetes writes it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""One pod's life on a local node: from being bound to being deleted, told to the API server at each step."""
+"""Runs one pod on a local node: from being bound to being deleted, with each step reported to the API server."""
 
 import asyncio
 import contextlib
@@ -22,13 +22,13 @@ from devcluster.agent.unsupported import unsupported
 from devcluster.kube import STRATEGIC, Kube, KubeError, Object
 
 DEFAULT_GRACE_SECONDS = 30
-#: What a kubelet gives each sidecar at least, however long the others took.
+#: Least seconds that a kubelet gives each sidecar, however long the others took.
 LEAST_GRACE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class _Stop:
-    """The order to end: by when, on the event loop's clock (None: at once), and why."""
+    """A request to end the pod: the deadline on the event loop's clock (None: at once), and the reason."""
 
     deadline: float | None
     ending: PodTermination | None
@@ -51,7 +51,7 @@ class PodRunner:
         self._gone = asyncio.Event()
         self._over = False
         self.told = asyncio.Event()
-        """Its end stands in the pod's status."""
+        """Set when the pod's status shows its end."""
         self._reporting = asyncio.Lock()
         self._ending: PodTermination | None = None
 
@@ -65,10 +65,10 @@ class PodRunner:
     def uid(self) -> str:
         return str(self.pod["metadata"]["uid"])
 
-    # --- what the agent tells it ------------------------------------------------------------------------------
+    # --- notifications by the agent -----------------------------------------------------------------------------
 
     def updated(self, pod: Object) -> None:
-        """A newer version of the pod was seen."""
+        """Takes a newer version of the pod; starts its deletion if that is requested."""
         self.pod = pod
         if pod["metadata"].get("deletionTimestamp"):
             grace = pod["metadata"].get("deletionGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
@@ -76,13 +76,13 @@ class PodRunner:
             self.stop(float(grace))
 
     def removed(self) -> None:
-        """The pod is gone from the API server; what still runs of it is ended."""
+        """Ends what still runs of a pod that is gone from the API server."""
         self._gone.set()
         self._deletion.set()
         self.stop(self._wished_grace())
 
     def stop(self, grace: float, ending: PodTermination | None = None) -> None:
-        """Ends the pod's processes: SIGTERM, and SIGKILL after ``grace`` seconds. Sidecars come last."""
+        """Ends the pod's processes: SIGTERM, and SIGKILL after ``grace`` seconds. Sidecars end last."""
         if self._stop is None:
             deadline = asyncio.get_running_loop().time() + grace if grace > 0 else None
             self._stop = _Stop(deadline, ending)
@@ -90,11 +90,11 @@ class PodRunner:
                 if runner.record.role is not ContainerRole.SIDECAR or deadline is None:
                     runner.stop(grace)
                 else:
-                    # nothing comes after it any more that would wait for it
+                    # unblocks its start: no container after it will wait for it
                     runner.begun.set()
 
     def log(self, container: str, *, previous: bool = False) -> Path:
-        """File with the output of a container's present (or previous) run. Raises KeyError for a strange name."""
+        """File with the output of a container's current (or previous) run. Raises KeyError for an unknown name."""
         runner = next((r for r in (*self._inits, *self._mains) if r.record.name == container), None)
         if runner is None:
             raise KeyError(container)
@@ -102,18 +102,18 @@ class PodRunner:
 
     @property
     def over(self) -> bool:
-        """Nothing of it will write to a log again."""
+        """Whether the pod will write nothing more to a log."""
         return self._over
 
-    # --- its life ---------------------------------------------------------------------------------------------
+    # --- lifecycle ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """The whole life."""
+        """Runs the pod from start to deletion."""
         await self._work()
         await self._finish()
 
     async def settle_lost(self) -> None:
-        """For a pod that an earlier agent ran and whose processes are gone: says so, and awaits its deletion."""
+        """Fails a pod that an earlier agent ran and whose processes are gone, and awaits its deletion."""
         now = datetime.now(UTC)
         self._ending = PodTermination(
             reason="NodeAgentRestarted",
@@ -130,7 +130,7 @@ class PodRunner:
         await self._finish()
 
     async def await_deletion(self) -> None:
-        """For a pod that had ended before this agent began: nothing but its deletion is left to do."""
+        """Awaits the deletion of a pod that had ended before this agent began."""
         self._over = True
         self.told.set()
         await self._finish()
@@ -167,7 +167,10 @@ class PodRunner:
     async def _initialized(
         self, group: asyncio.TaskGroup, sidecars: list[tuple[ContainerRunner, asyncio.Task[None]]]
     ) -> bool:
-        """Runs one init container after the other; a sidecar needs to have begun, and goes on in ``group``."""
+        """Runs the init containers in order; a sidecar only needs to have started, and continues in ``group``.
+
+        Returns False if an init container failed.
+        """
         for runner in self._inits:
             if self._stop is not None:
                 break
@@ -181,10 +184,10 @@ class PodRunner:
         return True
 
     async def _end_sidecars(self, sidecars: list[tuple[ContainerRunner, asyncio.Task[None]]]) -> None:
-        """The last first, each when the one after it has ended, all within the pod's grace period."""
+        """Ends the sidecars in reverse order, each after the one behind it, all within the pod's grace period."""
         if not sidecars:
             return
-        # the end of the pod's work stands in the status while they end
+        # reports the end of the pod's work before they end
         await self._report()
         clock = asyncio.get_running_loop().time
         deadline = self._stop.deadline if self._stop else clock() + self._wished_grace()
@@ -196,18 +199,18 @@ class PodRunner:
         return float(self.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))
 
     def _fail_waiting(self, reason: str, message: str) -> None:
-        """Containers that will never run count as failed, so that the pod does."""
+        """Marks containers that will never run as failed, so that the pod fails."""
         now = datetime.now(UTC)
         for runner in self._mains:
             runner.record.state = ContainerStateTerminated(
                 exit_code=1, reason=reason, message=message, finished=now
             )
 
-    # --- telling ----------------------------------------------------------------------------------------------
+    # --- reporting ----------------------------------------------------------------------------------------------
 
     async def _report(self) -> None:
-        """Writes the status, for as long as it takes; a pod that is gone needs none."""
-        # one at a time: a later call must not be overtaken by an earlier one
+        """Writes the status, with retries until it succeeds or the pod is gone."""
+        # one at a time: an earlier call must not overwrite a later one
         async with self._reporting:
             await self._insistently(self._patch)
 
@@ -226,7 +229,7 @@ class PodRunner:
         await self._kube.patch(path, body, STRATEGIC)
 
     async def _delete(self) -> None:
-        """The last word of a kubelet: the object goes, if it is still this very pod."""
+        """Deletes the object, as a kubelet does at the end, if it is still the same pod."""
         await self._insistently(self._delete_now)
 
     async def _delete_now(self) -> None:
@@ -257,6 +260,6 @@ def _role(init: Object) -> ContainerRole:
 
 
 def pod_folder(root: Path, pod: Object) -> Path:
-    """Where the pod's logs, volumes and process records lie."""
+    """Folder of the pod's logs, volumes and process records."""
     meta = pod["metadata"]
     return root / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"

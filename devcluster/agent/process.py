@@ -1,4 +1,4 @@
-"""Starting a container's process: as a program of its own, or forked from the warm server."""
+"""Starts a container's process: as a separate program, or forked from the warm server."""
 
 import asyncio
 import contextlib
@@ -13,19 +13,19 @@ from typing import Protocol
 
 from devcluster.identity import ProcessIdentity, end
 
-#: Folders of a pod's own that hold data of its processes.
+#: Folders of a pod that hold data of its processes.
 POD_FOLDERS = ("volumes", "home", "tmp")
-#: Logs of this many past pods outlive a restart of the agent.
+#: Number of past pods whose logs outlive a restart of the agent.
 KEPT_PODS = 200
 
 
 class StartError(Exception):
-    """The program can't be started at all; the message is what a container runtime would say."""
+    """The program can't be started; the message is a container runtime's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to start: a program with its whole environment; output of both kinds goes to the end of ``log``."""
+    """What to start: a program with its whole environment; standard output and error are appended to ``log``."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -35,16 +35,16 @@ class Launch:
 
 
 class Process(Protocol):
-    """A started container process, leader of a process group of its own."""
+    """A started container process, leader of its own process group."""
 
     @property
     def pid(self) -> int: ...
 
     async def wait(self) -> int:
-        """The exit code, 128 + n after signal n."""
+        """Waits for the end and returns the exit code, 128 + n after signal n."""
 
     def signal(self, number: int) -> None:
-        """To the leader alone, as a kubelet signals a container's first process. Nothing happens when it is gone."""
+        """Signals the leader alone, as a kubelet signals a container's first process. Does nothing if it is gone."""
 
 
 class ColdProcess:
@@ -55,7 +55,7 @@ class ColdProcess:
 
     @classmethod
     async def start(cls, launch: Launch) -> "ColdProcess":
-        """Raises StartError."""
+        """Starts the program. Raises StartError."""
         name = launch.argv[0]
         program = shutil.which(name, path=launch.env.get("PATH", os.defpath))
         if program is None:
@@ -89,7 +89,7 @@ class ColdProcess:
 
 
 def shell_code(returncode: int) -> int:
-    """Python's -n for signal n as 128 + n, which is what pod statuses show."""
+    """The exit code as pod statuses show it: 128 + n in place of Python's -n for signal n."""
     return 128 - returncode if returncode < 0 else returncode
 
 
@@ -100,7 +100,7 @@ def kill_process_group(leader: int) -> None:
 
 
 def remember(folder: Path, name: str, pid: int) -> None:
-    """Keeps the process's identity on disk, for an agent that comes after this one."""
+    """Records the process's identity on disk, for a later agent."""
     if identity := ProcessIdentity.of(pid):
         (folder / f"{name}.process").write_text(json.dumps(asdict(identity)))
 
@@ -110,25 +110,27 @@ def forget(folder: Path, name: str) -> None:
 
 
 def simulate_oom_kill(folder: Path, name: str) -> None:
-    """Plays the kernel that ends a container for the memory it used: no cgroup limits it here. It is killed, and a file
-    in the pod's folder says why, as the cgroup's ``memory.events`` does."""
+    """Simulates the kernel's out-of-memory kill, as no cgroup limits a container here.
+
+    The container is killed, and a file in the pod's folder records the reason, as the cgroup's ``memory.events`` does.
+    """
     (folder / f"{name}.oom").touch()
     ProcessIdentity(**json.loads((folder / f"{name}.process").read_text())).signal_group(signal.SIGKILL)
 
 
 def was_oom_killed(folder: Path, name: str) -> bool:
-    """Whether that is how the container ended."""
+    """Whether the container ended by an out-of-memory kill."""
     return (folder / f"{name}.oom").exists()
 
 
 def clear_volumes(folder: Path) -> None:
-    """A pod's volumes go with it; its logs stay for a person who wonders."""
+    """Deletes a pod's volumes with the pod; its logs stay for inspection."""
     for name in POD_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def clean_up_old_pods(pods: Path) -> None:
-    """Volumes of pods that an earlier agent had, none of which runs now, and the oldest pods' logs."""
+    """Deletes volumes of an earlier agent's pods, none of which runs now, and the oldest pods' logs."""
     folders = sorted(pods.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
     for folder in folders:
         clear_volumes(folder)
@@ -137,7 +139,7 @@ def clean_up_old_pods(pods: Path) -> None:
 
 
 def kill_orphaned_processes(pods: Path) -> int:
-    """Ends the processes that an earlier agent started and could not end; their number."""
+    """Kills the processes that an earlier agent started and could not end; returns their number."""
     files = list(pods.glob("*/*.process"))
     found = [ProcessIdentity(**json.loads(file.read_text())) for file in files]
     alive = [identity for identity in found if identity.lives()]

@@ -1,4 +1,4 @@
-"""One container of a pod: started, started again as its policy asks, and ended when it is told to."""
+"""Runs one container of a pod: starts it, restarts it as its policy says, and ends it on request."""
 
 import asyncio
 import contextlib
@@ -29,40 +29,40 @@ from devcluster.agent.status import (
 )
 from devcluster.kube import Kube, Object
 
-#: How often a container that can't start yet is tried again. A kubelet takes up to 10 s.
+#: Seconds between attempts to start a container that can't start yet. A kubelet takes up to 10 s.
 RETRY_SECONDS = 1.0
-#: Pauses before a container that ended is started again, as restartPolicy asks; doubled up to the limit.
+#: Seconds before a container that ended is restarted, as restartPolicy says; doubled up to the limit.
 CRASH_PAUSE_SECONDS, CRASH_PAUSE_LIMIT = 10.0, 300.0
 
 
 class Node(Protocol):
-    """What a pod needs of the agent that runs it."""
+    """What a pod needs from the agent that runs it."""
 
     kube: Kube
 
     def image(self, reference: str) -> Path | None:
-        """Folder of the image's programs, None where nodes don't have the image."""
+        """Folder of the image's programs; None if nodes don't have the image."""
 
     async def sources(self, namespace: str, container: Object) -> EnvSources:
         """Data of the Secrets and ConfigMaps that the container refers to."""
 
     async def platform(self, pod: Object, container: Object) -> dict[str, str]:
-        """Environment that node and platform give."""
+        """Environment variables from node and platform."""
 
     async def launch(self, launch: Launch) -> Process:
         """Starts a container's process. Raises StartError."""
 
 
 class ContainerRunner:
-    """Runs one container until it is not to be started again.
+    """Runs one container until it is not to be restarted.
 
     Args:
         pod: the container's pod.
         container: its spec.
-        record: where its states are noted.
-        node: what runs it.
-        folder: the pod's own.
-        report: tells the API server what the records say.
+        record: receives its states.
+        node: the agent that runs it.
+        folder: the pod's folder.
+        report: reports the records to the API server.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ContainerRunner:
     ) -> None:
         self.record = record
         self.begun = asyncio.Event()
-        """Its process has been started once; or it has been told to end, and never will be."""
+        """Set when its process has been started once, or when it was stopped before that."""
         self._pod = pod
         self._container = container
         self._node = node
@@ -87,19 +87,19 @@ class ContainerRunner:
         self._stopping = asyncio.Event()
 
     def stop(self, grace: float) -> None:
-        """Ends it: SIGTERM, and SIGKILL after ``grace`` seconds; without any, SIGKILL at once."""
+        """Ends it: SIGTERM, and SIGKILL after ``grace`` seconds; with 0, SIGKILL at once."""
         if not self._stopping.is_set():
             self._grace = grace
             self._stopping.set()
             self.begun.set()
 
     def log(self, *, previous: bool = False) -> Path:
-        """File with the output of the present (or previous) run."""
+        """File with the output of the current (or previous) run."""
         number = self.record.restarts - (1 if previous else 0)
         return self._folder / f"{self.record.name}.{max(number, 0)}.log"
 
     async def run(self) -> None:
-        """Its whole life."""
+        """Runs the container, with restarts, to its final end."""
         record, pause = self.record, 0.0
         while not self._stopping.is_set():
             launch = await self._prepared()
@@ -112,7 +112,7 @@ class ContainerRunner:
             ):
                 break
             record.last = record.state
-            # the first restart comes at once, as on a kubelet
+            # the first restart is immediate, as with a kubelet
             if pause:
                 text = f"back-off {pause:.0f}s restarting failed container={record.name}"
                 record.state = ContainerStateWaiting(reason="CrashLoopBackOff", message=text)
@@ -129,7 +129,7 @@ class ContainerRunner:
             record.state = record.last or never
 
     def _done(self) -> bool:
-        """Whether its end is for good. A sidecar's never is."""
+        """Whether its end is final. A sidecar's never is."""
         policy = self._pod["spec"].get("restartPolicy", "Always")
         match self.record.role:
             case ContainerRole.SIDECAR:
@@ -140,7 +140,7 @@ class ContainerRunner:
                 return policy == "Never" or (policy == "OnFailure" and self.record.succeeded)
 
     async def _prepared(self) -> Launch | None:
-        """How to start it, once its image and configuration are there; None when ordered to stop."""
+        """How to start it, once its image and configuration exist; None if stopped before."""
         failures = 0
         while not self._stopping.is_set():
             programs = self._node.image(self._container["image"])
@@ -169,7 +169,7 @@ class ContainerRunner:
         return None
 
     async def _process(self, launch: Launch) -> ContainerStateTerminated:
-        """One run of its process, to the end."""
+        """Runs its process once, to the end."""
         record, started = self.record, datetime.now(UTC)
         try:
             process = await self._node.launch(launch)

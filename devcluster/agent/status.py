@@ -9,15 +9,15 @@ from devcluster.agent.addresses import pod_address
 from devcluster.agent.nodes import timestamp
 from devcluster.kube import Object
 
-#: A kubelet keeps this much of a termination message.
+#: Bytes of a termination message that a kubelet keeps.
 TERMINATION_MESSAGE_BYTES = 4096
-#: …and this much of the log in its place, for FallbackToLogsOnError.
+#: Bytes of the log that it keeps instead, for FallbackToLogsOnError.
 FALLBACK_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerStateWaiting:
-    """Not started, or about to be started again."""
+    """Not started, or about to be restarted."""
 
     reason: str
     message: str = ""
@@ -43,19 +43,19 @@ type ContainerState = ContainerStateWaiting | ContainerStateRunning | ContainerS
 
 
 class ContainerRole(Enum):
-    """What a container is to its pod."""
+    """The role of a container in its pod."""
 
     MAIN = auto()
-    """The pod's work; its end is the pod's."""
+    """Does the pod's work; the pod ends when it does."""
     INIT = auto()
-    """Comes to its end before what stands after it begins."""
+    """Ends before the containers after it start."""
     SIDECAR = auto()
-    """Begins in its place among the former, and serves until the pod's work has ended."""
+    """Starts in order with the init containers, and runs until the pod's work has ended."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ContainerRecord:
-    """One container's present and previous state."""
+    """One container's current and previous state."""
 
     name: str
     image: str
@@ -70,12 +70,12 @@ class ContainerRecord:
 
     @property
     def begun(self) -> bool:
-        """It has run at least once."""
+        """Whether it has run at least once."""
         return self.last is not None or not isinstance(self.state, ContainerStateWaiting)
 
     @property
     def ready(self) -> bool:
-        """There are no probes: what runs serves, and what stands before others has done its work."""
+        """Whether it is ready: running, or for an init container succeeded. There are no probes."""
         return (
             self.succeeded
             if self.role is ContainerRole.INIT
@@ -85,7 +85,7 @@ class ContainerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTermination:
-    """Why the pod as a whole ended other than by its containers alone; ``disrupted`` for a node's own doing."""
+    """Why the pod ended, if not by its containers alone; ``disrupted`` if the node ended it."""
 
     reason: str
     message: str
@@ -95,7 +95,7 @@ class PodTermination:
 def ended(
     exit_code: int, message: str, *, started: datetime, finished: datetime, out_of_memory: bool = False
 ) -> ContainerStateTerminated:
-    """An end of the container's own, with the reason that a kubelet gives it."""
+    """The state after the container ended by itself, with the reason that a kubelet gives."""
     reason = "OOMKilled" if out_of_memory else "Error"
     return ContainerStateTerminated(
         exit_code=exit_code,
@@ -107,8 +107,10 @@ def ended(
 
 
 def phase(inits: Sequence[ContainerRecord], containers: Sequence[ContainerRecord], *, over: bool) -> str:
-    """Pending, Running, Succeeded or Failed. ``over``: nothing of the pod will run again. How sidecars ended does not
-    matter to it."""
+    """Pending, Running, Succeeded or Failed.
+
+    ``over``: nothing of the pod will run again. How sidecars ended does not count.
+    """
     if over:
         work = (c for c in (*inits, *containers) if c.role is not ContainerRole.SIDECAR)
         return "Succeeded" if all(c.succeeded for c in work) else "Failed"
@@ -125,7 +127,7 @@ def pod_status(
     started: datetime,
     now: datetime,
 ) -> Object:
-    """A strategic merge patch of the pod's status; it applies to this very pod only (its uid is in it)."""
+    """A strategic merge patch of the pod's status. Its uid limits it to this pod."""
     serving = (*containers, *(c for c in inits if c.role is ContainerRole.SIDECAR))
     ready = not over and all(c.ready for c in serving)
     address = pod_address(pod)
@@ -190,7 +192,7 @@ def _conditions(
     ending: PodTermination | None,
     now: datetime,
 ) -> list[Object]:
-    # a sidecar that is started again later takes nothing back
+    # a sidecar's later restart does not undo it
     initialized = any(record.begun for record in containers) or all(
         record.begun if record.role is ContainerRole.SIDECAR else record.succeeded for record in inits
     )

@@ -1,15 +1,15 @@
-"""What a pod may not ask of the local nodes. Refused in the pod's status rather than ignored. Pure."""
+"""What local nodes do not support in a pod. It is refused in the pod's status rather than ignored. Pure."""
 
 from devcluster.kube import Object
 
-#: The API server adds this volume to pods that automount their account's token; local pods have no mounts, and
-#: stage pods don't want one.
+#: The API server adds this volume to pods that automount their account's token; local pods have no mounts, and stage
+#: pods need no token.
 TOKEN_VOLUME = "kube-api-access-"
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 
 
 def unsupported(pod: Object) -> str | None:
-    """The first thing in the pod's spec that local processes can't honour; None when there is none."""
+    """The first thing in the pod's spec that local processes can't support; None if there is none."""
     spec = pod["spec"]
     for volume in spec.get("volumes", ()):
         if "emptyDir" not in volume and not volume["name"].startswith(TOKEN_VOLUME):

@@ -14,9 +14,9 @@ from devcluster.agent.process import Launch, StartError, shell_code
 
 PROGRAM = "finetune-stage"
 SERVER = Path(__file__).with_name("warm_server.py")
-#: Python and libraries read these when they start or are imported, so that a fork can't have its own.
+#: Variables that Python and libraries read when they start or are imported, so that a fork can't have its own.
 READ_AT_IMPORT = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "PYTHON", "LD_")
-#: …but these at each use.
+#: Exceptions, which are read at each use.
 READ_LATE = frozenset({"HF_TOKEN"})
 RESTART_SECONDS = 10.0
 
@@ -33,12 +33,12 @@ class WarmProcess:
         return await asyncio.shield(self.exit)
 
     def signal(self, number: int) -> None:
-        # through the server, which knows whether the child is still its child
+        # through the server, which knows whether the process is still its child
         self._server.send({"signal": self.pid, "number": number})
 
 
 class WarmServer:
-    """Keeps one server running; when it is not ready, or can't stand in for a fresh process, says so."""
+    """Keeps one server running, and says whether a fork from it can replace a fresh process."""
 
     def __init__(self, *, image: str, environment: Mapping[str, str], log: Path) -> None:
         self.image = image
@@ -51,7 +51,7 @@ class WarmServer:
         self._children: dict[int, WarmProcess] = {}
 
     def fits(self, launch: Launch) -> str | None:
-        """None when a fork would be like a fresh process, else why not."""
+        """None if a fork would equal a fresh process, else the reason why not."""
         if launch.image != self.image or launch.argv[0] != PROGRAM:
             return "another program"
         if not self.ready.is_set():
@@ -63,7 +63,7 @@ class WarmServer:
         return None
 
     async def start(self, launch: Launch) -> WarmProcess:
-        """Forks the stage. Raises StartError when the server dies meanwhile."""
+        """Forks the stage. Raises StartError if the server ends meanwhile."""
         number = next(self._ids)
         started: asyncio.Future[WarmProcess] = asyncio.get_running_loop().create_future()
         self._starting[number] = started
@@ -106,7 +106,7 @@ class WarmServer:
                 stderr=log,
                 start_new_session=True,
             )
-        # a stage's request may be long, and so is the line that carries it
+        # a stage's request may be long, and so is the line that contains it
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         try:
             async for line in reader:
@@ -132,8 +132,7 @@ class WarmServer:
                 self._children.pop(pid).exit.set_result(shell_code(code))
 
     def _lost(self) -> None:
-        """The server is gone, and its children go with it: each leads a group of its own, which outlives a server that
-        was killed."""
+        """Ends the children of a server that is gone: each leads a process group, which outlives a killed server."""
         for pid, child in self._children.items():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)

@@ -1,14 +1,14 @@
 """Runs in the trainer's environment: imports everything once, then forks one process per stage.
 
-Started as a plain file (nothing but the standard library and ``finetune_trainer`` is imported), it speaks JSON lines
-over the socket whose descriptor is its only argument:
+Started as a plain file (only the standard library and ``finetune_trainer`` are imported), it exchanges JSON lines over
+the socket whose descriptor is its only argument:
 
     in   {"start": id, "argv": […], "env": {…}, "cwd": "…", "log": "…"}   {"signal": pid, "number": n}
     out  {"ready": seconds}   {"started": id, "pid": n}   {"exited": pid, "code": wait status as exit code}
 
 A child leaves the server's loop and becomes the program: its environment, working folder, output and process group are
-those it would have had, signals have their defaults, and the interpreter ends as it always does. The server ends, and
-its children with it, when the other end of the socket is closed.
+those of a fresh process, signals have their defaults, and the interpreter ends as usual. The server and its children
+end when the other end of the socket is closed.
 """
 
 import contextlib
@@ -73,12 +73,12 @@ def reap(connection: socket.socket, children: set[int]) -> None:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Makes this process look as if it had been started afresh."""
+    """Makes this process equal to a freshly started one."""
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as every Python process begins
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in every Python process at its start
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -88,9 +88,9 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    tempfile.tempdir = None  # found anew from TMPDIR
+    tempfile.tempdir = None  # determined again from TMPDIR
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # a fresh process has a state of its own
+        sys.modules["numpy"].random.seed()  # a fresh process has its own random state
     sys.argv = [*request["argv"]]
 
 

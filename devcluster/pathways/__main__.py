@@ -19,7 +19,7 @@ from devcluster.pathways.servers import (
 def chosen(
     image: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> Coroutine[None, None, None]:
-    """The server that the image is with these flags; ``environment`` as the node makes it."""
+    """The server that the image runs with these flags; ``environment`` is set by the node."""
     address = environment["POD_ADDRESS"]
     if image == "proxy_server":
         return run_proxy(flags.proxy(arguments), address)

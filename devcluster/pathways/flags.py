@@ -1,4 +1,4 @@
-"""The servers' command lines, as far as JobSets use them."""
+"""The command lines of Pathways' servers, as far as JobSets use them."""
 
 import argparse
 import re
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-#: ``tpuv6e:4x4``, ``tpuv6e1t:2x4``; axlearn's manifests have ``_untwisted`` behind some.
+#: ``tpuv6e:4x4``, ``tpuv6e1t:2x4``; axlearn's manifests append ``_untwisted`` to some.
 _INSTANCE_TYPE = re.compile(r"tpu[a-z0-9]+:(\d+(?:x\d+){1,2})(?:_untwisted)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceManagerFlags:
-    """A resource manager's."""
+    """Flags of a resource manager."""
 
     port: int
     slices: int
     chips: int
-    """Of a slice."""
+    """Number of chips of a slice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientFlags:
-    """A proxy's or a worker's: its own port, and where the resource manager is."""
+    """Flags of a proxy or a worker: its own port, and the resource manager's address."""
 
     port: int
     manager_host: str
@@ -30,13 +30,15 @@ class ClientFlags:
 
 
 def proxy(arguments: Sequence[str]) -> ClientFlags:
-    """Of the image ``proxy_server``. Ends the program with what is wrong."""
+    """Parses the flags of the image ``proxy_server``. Exits with a message if they are invalid."""
     return _client(_parser("proxy_server"), arguments)
 
 
 def server(arguments: Sequence[str]) -> ResourceManagerFlags | ClientFlags:
-    """Of the image ``server``, which is resource manager or, without a node type, worker. Ends the program with what is
-    wrong."""
+    """Parses the flags of the image ``server``: a resource manager or, without a node type, a worker.
+
+    Exits with a message if they are invalid.
+    """
     parser = _parser("server")
     if not any(argument.startswith("--node_type") for argument in arguments):
         return _client(parser, arguments)

@@ -1,4 +1,4 @@
-"""The stand-in's images: folders of programs whose entry points start it."""
+"""The images of Pathways' substitute: folders of programs whose entry points start it."""
 
 import shlex
 import sys
@@ -7,14 +7,14 @@ from pathlib import Path
 from devcluster.agent.container import ENTRY_POINT
 from devcluster.layout import ROOT
 
-#: The release of JAX that their tags say they are for: the trainer's, or they would be refused.
+#: The JAX release in the images' tags: it must be the trainer's, or the images would be refused.
 JAX = "0.11.0"
 SERVER = f"localhost/pathways/server:jax-{JAX}"
 PROXY = f"localhost/pathways/proxy_server:jax-{JAX}"
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Makes them below ``folder``; reference -> folder of each."""
+    """Creates the images below ``folder``. Returns image reference -> folder."""
     programs = {SERVER: "server", PROXY: "proxy_server"}
     return {image: str(_image(folder / program, program)) for image, program in programs.items()}
 

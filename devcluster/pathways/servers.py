@@ -1,9 +1,9 @@
-"""Resource manager, proxy and worker: who is there, and nothing else.
+"""Resource manager, proxy and worker: they track which workers are registered, and nothing else.
 
 worker → manager    {"slice": 0, "host": 1, "hosts": 2}      and stays connected for as long as it serves
 proxy → manager     {"watch": true}
-manager → proxy     {"complete": true}                       at once, and whenever it changes
-proxy → client      {"devices": 8}                           when all workers are there, not before
+manager → proxy     {"complete": true, "devices": 8}         at once, and whenever it changes
+proxy → client      {"devices": 8}                           when all workers are registered, not before
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from devcluster.pathways.flags import ClientFlags, ResourceManagerFlags
 
-#: Between two tries to reach a resource manager, which may start later or be started again.
+#: Seconds between attempts to reach a resource manager, which may start later or be restarted.
 RETRY_SECONDS = 0.2
 
 type Object = dict[str, object]
@@ -22,21 +22,21 @@ type Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 
 class WorkerRejectedError(Exception):
-    """The resource manager has no use for this worker."""
+    """The resource manager refuses this worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """A worker's, as node and JobSet tell it."""
+    """A worker's position, from the environment that node and JobSet set."""
 
     slice_number: int
     host: int
     hosts: int
-    """Of the slice."""
+    """Number of hosts of the slice."""
 
 
 class ResourceManager:
-    """Knows which workers are there. A worker is there while its connection lasts."""
+    """Tracks the registered workers. A worker is registered while its connection lasts."""
 
     def __init__(self, flags: ResourceManagerFlags) -> None:
         self._flags = flags
@@ -45,7 +45,7 @@ class ResourceManager:
 
     @property
     def complete(self) -> bool:
-        """All hosts of all slices are there."""
+        """Whether all hosts of all slices are registered."""
         per_slice = [
             [place for place in self._workers.values() if place.slice_number == number]
             for number in range(self._flags.slices)
@@ -53,7 +53,7 @@ class ResourceManager:
         return all(found and len(found) == found[0].hosts for found in per_slice)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, to its end."""
+        """Serves one connection until it ends."""
         message = await _read_message(reader)
         if message is None:
             return
@@ -79,7 +79,7 @@ class ResourceManager:
             self._changed.notify_all()
         await reader.read()
         async with self._changed:
-            # its successor may have come first
+            # its successor may have registered already
             if self._workers.get(key) is place:
                 del self._workers[key]
                 print(f"worker {key} is gone", flush=True)
@@ -105,7 +105,7 @@ class Proxy:
         self._complete = asyncio.Event()
 
     async def follow(self, flags: ClientFlags) -> None:
-        """What the resource manager says; for ever."""
+        """Follows the resource manager's messages. Never returns."""
 
         async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await _write_message(writer, {"watch": True})
@@ -121,14 +121,14 @@ class Proxy:
         await _keep_connected(flags, listen)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client. It is served for as long as it stays, whatever becomes of the workers."""
+        """Serves one client for as long as it stays connected, whatever happens to the workers."""
         await self._complete.wait()
         await _write_message(writer, {"devices": self._devices})
         await reader.read()
 
 
 async def run_manager(flags: ResourceManagerFlags, address: str) -> None:
-    """For ever; so do the others. The port after its own is part of it, too."""
+    """Runs forever, as the other servers do. Also listens on the port after its own, which is part of it."""
     async with _listening(ResourceManager(flags).answer, address, flags.port, flags.port + 1):
         await asyncio.get_running_loop().create_future()
 
@@ -140,7 +140,7 @@ async def run_proxy(flags: ClientFlags, address: str) -> None:
 
 
 async def run_worker(flags: ClientFlags, address: str, place: WorkerIdentity) -> None:
-    """Raises RefusedError where the resource manager does not want it."""
+    """Raises WorkerRejectedError if the resource manager refuses it."""
     told = {"slice": place.slice_number, "host": place.host, "hosts": place.hosts}
 
     async def register(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -155,7 +155,7 @@ async def run_worker(flags: ClientFlags, address: str, place: WorkerIdentity) ->
 
 @contextlib.asynccontextmanager
 async def _listening(talk: Talk, address: str, *ports: int) -> AsyncIterator[None]:
-    """Answers on these ports meanwhile; whoever is still connected at the end is left."""
+    """Listens on these ports meanwhile; closes the remaining connections at the end."""
     talks: set[asyncio.Task[None]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -181,12 +181,12 @@ async def _listening(talk: Talk, address: str, *ports: int) -> AsyncIterator[Non
 
 
 async def _hold(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-    """Listens, and has nothing to say."""
+    """Keeps a connection open and sends nothing."""
     await reader.read()
 
 
 async def _keep_connected(flags: ClientFlags, talk: Talk) -> None:
-    """Talks to the resource manager, and anew whenever that has ended; for ever."""
+    """Calls ``talk`` with a connection to the resource manager, and again whenever it ended. Never returns."""
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(flags.manager_host, flags.manager_port)
@@ -203,7 +203,7 @@ async def _write_message(writer: asyncio.StreamWriter, message: Mapping[str, obj
 
 
 async def _read_message(reader: asyncio.StreamReader) -> Object | None:
-    """The next message; None when the other has gone."""
+    """The next message; None if the other end has closed."""
     try:
         line = await reader.readline()
     except ConnectionError:

@@ -1,8 +1,8 @@
-"""The records of one attempt, and how the end of a stage becomes them: result, failure, log tail, exit code.
+"""The records of one attempt, and how the end of a stage is recorded: result, failure, log tail, exit code.
 
-``request.json`` is written first of all, ``result.json`` at the end in every case that the process lives to see, both
-by process 0 alone. ``failure.json`` is written by the process that fails, whichever it is: the first one's counts,
-since the others fail because of it.
+``request.json`` is written first, ``result.json`` at the end, however the stage ends as long as the process is alive;
+both are written by process 0 alone. ``failure.json`` is written by the process that fails, whichever it is: the first
+failure counts, since the others fail because of it.
 """
 
 import errno
@@ -39,12 +39,12 @@ from finetune_trainer.storage import StorageClient
 _TERMINATION_BYTES = 4096
 _TAIL_LINES = 200
 _EVIDENCE_LINES = 20
-#: A line that no program writes; its passing shows that all before it has passed.
+#: A line that no program writes. Once it has passed the pipe, everything written before it has passed too.
 _SETTLE = b"\0\0settle\0\0\n"
 
 
 class LogTail:
-    """The last lines that went to standard error and output. Also ends a copy on the real stream, unchanged."""
+    """The last lines of standard error and standard output, which also continue to the original streams."""
 
     def __init__(self, redact: Redactor) -> None:
         self._redact = redact
@@ -57,8 +57,10 @@ class LogTail:
             return "".join(f"{line}\n" for line in list(self._lines)[-lines:])
 
     def follow(self, stream: TextIO) -> None:
-        """From now on what is written to the stream's descriptor (by Python and native code alike) passes through
-        here, with secrets blotted out, on its way to where it went before."""
+        """Routes what is written to the stream's descriptor, by Python and native code alike, through this object.
+
+        Secrets are redacted on the way to the original target.
+        """
         stream.flush()
         descriptor = stream.fileno()
         original = os.dup(descriptor)
@@ -70,7 +72,7 @@ class LogTail:
         threading.Thread(target=self._pump, args=arguments, name="log-tail", daemon=True).start()
 
     def settle(self) -> None:
-        """Waits until all that was written so far has passed through."""
+        """Waits until everything written so far has passed through, at most five seconds per stream."""
         for stream, passed in self._followed:
             passed.clear()
             stream.flush()
@@ -90,7 +92,7 @@ class LogTail:
 
 @dataclass(slots=True, kw_only=True)
 class AttemptRecorder:
-    """One attempt at a stage."""
+    """Records one attempt at a stage."""
 
     request: StageRequest
     store: StorageClient
@@ -102,7 +104,7 @@ class AttemptRecorder:
     termination: Path
     now: Callable[[], datetime]
     compilations: CompilationCounter | None = None
-    """Counted by this process; None before the stage begins."""
+    """Counter of this process's compilations; None before the stage begins."""
     started: datetime = field(init=False)
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False)
     _code: int | None = field(default=None, init=False)
@@ -129,8 +131,7 @@ class AttemptRecorder:
         return self._end(Outcome.STOPPED, ExitCode.STOPPED, details, None)
 
     def failed(self, failure: Failure) -> int:
-        """Records the failure, this process's or one that another process told, and returns the exit code that tells
-        its class."""
+        """Records this process's failure, or one that another process published. Returns its exit code."""
         self._terminate(failure)
         return self._end(Outcome.FAILED, failure.code, None, failure)
 
@@ -159,7 +160,7 @@ class AttemptRecorder:
         )
 
     def _terminate(self, failure: Failure) -> None:
-        """The kubelet shows this file's content as the container's message."""
+        """Writes the container's termination message, which the kubelet reads from this file."""
         text = f"{failure.reason}: {failure.message}"
         try:
             self.termination.write_bytes(text.encode()[:_TERMINATION_BYTES])
@@ -167,8 +168,11 @@ class AttemptRecorder:
             logging.getLogger(__name__).warning("no termination message at %s: %s", self.termination, error)
 
     def _end(self, outcome: Outcome, code: int, details: Details | None, failure: Failure | None) -> int:
-        """The stopper's thread and the main thread may both come here: the first one's word counts, and its code is
-        the other's answer too, once all is written. What could not be recorded has not ended: the error does."""
+        """Records the end and returns the exit code.
+
+        The stopper's thread and the main thread may both call it: the first call decides, and the other returns the
+        same code once everything is written. If recording fails, the attempt has not ended, and the error is raised.
+        """
         with self._ending:
             if self._code is None:
                 self._record(outcome, code, details, failure)
@@ -176,7 +180,7 @@ class AttemptRecorder:
             return self._code
 
     def _record(self, outcome: Outcome, code: int, details: Details | None, failure: Failure | None) -> None:
-        # A process that fails because another one did has nothing to tell, unless nobody else can.
+        # A process that fails because another one did records no failure. Process 0 does, in case no other one could.
         if failure is not None and (
             self.first or (failure.host == self.host and failure.reason != PEER_LOST)
         ):
@@ -203,7 +207,7 @@ class AttemptRecorder:
         self.store.write(self.folder.result(*self._place), self.redact(result.to_json()))
 
 
-#: Of the system, in the words of whoever wrote; TensorStore's own class for it is that of exhausted memory.
+#: The operating system's messages for a full disk; TensorStore's own error class for it is that of exhausted memory.
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _LOCAL_FILE = re.compile(r'local file "([^"]+)"')
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|out of memory|OOM when allocating", re.IGNORECASE)
@@ -214,7 +218,7 @@ _UNAVAILABLE = re.compile(
 
 
 def as_stage_error(error: BaseException) -> StageError | None:
-    """The error as one that somebody can act on, by what it or its cause says; None for one nobody knows."""
+    """The error as a ``StageError``, classified by its or its cause's message; None if it matches no class."""
     if isinstance(error, StageError):
         return error
     text = f"{type(error).__name__}: {error}"
@@ -258,7 +262,7 @@ def as_stage_error(error: BaseException) -> StageError | None:
 
 
 def _place(error: BaseException) -> str:
-    """The file that had no space, as far as the error names it."""
+    """The file that had no space, if the error names it; else the folder for temporary files."""
     if isinstance(error, OSError) and error.filename:
         return str(error.filename)
     named = _LOCAL_FILE.search(str(error))

@@ -1,13 +1,13 @@
-"""Entries of the cache: listed when complete, compared before they are used, replaced where they are damaged.
+"""Entries of the cache: listed when complete, verified before use, replaced when damaged.
 
-Every run of an attempt writes an entry of its own, so two writers never mix their files, and no writer changes or
-deletes what another has written. The list beside an entry names every file with size, CRC32C and generation; the
-manifest holds the sha256 of that list. The manifest alone decides which entry counts. It is created where there is
-none, and replaced where the one that was found is not usable, on the condition that it still is the one that was found:
-of two writers that find the same damage the first wins, and the entry of the other is whole as well, only not named.
+Every run of an attempt writes its own entry, so two writers never mix their files, and no writer changes or deletes
+what another has written. The list beside an entry names every file with size, CRC32C and generation; the manifest holds
+the sha256 of that list. The manifest alone decides which entry counts. It is created where there is none. An unusable
+one is replaced, on the condition that it has not changed since it was read: of two writers that find the same damage
+the first wins, and the entry of the other is complete as well, only not referenced.
 
-This finds what was lost or changed, and manifests that point elsewhere. It does not find a false entry that is
-complete, with its list and its manifest: whoever may write to a cache is trusted by all that use it.
+This detects lost or changed files, and manifests that point elsewhere. It does not detect a forged entry that is
+complete, with its list and its manifest: all users of a cache trust everyone who may write to it.
 """
 
 import hashlib
@@ -21,36 +21,36 @@ from finetune_contract.layout import file_list
 from finetune_trainer.storage import StorageClient
 from finetune_trainer.storage.contents import Held, first_added, first_changed, folder_contents
 
-#: Of a manifest; of a list of files, some 300,000 of them.
+#: Largest size in bytes of a manifest, and of a list of files (some 300,000 of them).
 _MOST_BYTES, _MOST_LIST_BYTES = 1 << 20, 64 << 20
-#: Of a value in a reason.
+#: Most characters of a value in a reason.
 _SHOWN = 60
 
 
 class DamagedEntryError(Exception):
-    """The entry is not what its manifest was written for; the message says why."""
+    """The entry is not the one that its manifest describes; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheMiss:
-    """Nothing in the cache can be used."""
+    """The cache has no usable entry."""
 
     because: list[str]
-    """What differs, or what is wrong; nothing for what was never made before."""
+    """What differs, or what is wrong; empty if the source was never cached before."""
     found: str | None = None
-    """The version of the manifest that is not usable; None: there is none."""
+    """Version of the unusable manifest; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestLookup[Kind: BaseModel]:
-    """What lies at a manifest's address."""
+    """The result of reading a manifest."""
 
     record: Kind | None
-    """None: there is none, or it cannot be read."""
+    """None if there is no manifest, or it cannot be read."""
     version: str | None
-    """None: there is none."""
+    """None if there is no manifest."""
     fault: str = ""
-    """Why it cannot be read."""
+    """Why the manifest cannot be read; empty if it can."""
 
 
 class _Files(Record):
@@ -58,14 +58,14 @@ class _Files(Record):
 
 
 def write_file_list(store: StorageClient, entry: str) -> str:
-    """Writes the list of the files of a complete entry. Returns its sha256."""
+    """Writes the list of a complete entry's files. Returns its sha256."""
     listed = _Files.model_validate({"files": folder_contents(store, entry)}).to_json().encode()
     store.write(file_list(entry), listed)
     return hashlib.sha256(listed).hexdigest()
 
 
 def verify_entry(store: StorageClient, entry: str, files_digest: str | None) -> Held:
-    """What the entry holds, file by file as when it was listed. Raises ``DamagedEntryError``."""
+    """The entry's files, verified against its list. Raises ``DamagedEntryError`` if they differ."""
     if files_digest is None:
         raise DamagedEntryError("it has no list of its files, as those of earlier releases")
     current = store.read_current(file_list(entry), limit=_MOST_LIST_BYTES)
@@ -85,8 +85,11 @@ def verify_entry(store: StorageClient, entry: str, files_digest: str | None) -> 
 
 
 def manifest_at[Kind: BaseModel](store: StorageClient, uri: str, kind: type[Kind]) -> ManifestLookup[Kind]:
-    """Anything but a readable manifest of at most 1 MiB is a fault, not an error: whoever may write to the cache may
-    have left it."""
+    """Reads a manifest.
+
+    Anything but a readable manifest of at most 1 MiB is a fault in the result, not an error: anyone who may write to
+    the cache may have left it.
+    """
     current = store.read_current(uri, limit=_MOST_BYTES)
     if current is None:
         return ManifestLookup(record=None, version=None)
@@ -101,8 +104,10 @@ def manifest_at[Kind: BaseModel](store: StorageClient, uri: str, kind: type[Kind
 
 
 def publish(store: StorageClient, uri: str, manifest: str, found: str | None) -> bool:
-    """Writes the manifest where there is none, or in place of the version that was ``found``. False: another writer was
-    first, and its manifest stays."""
+    """Writes the manifest if there is none, or in place of the version ``found``.
+
+    Returns False if another writer was first; its manifest stays.
+    """
     if found is None:
         return store.create(uri, manifest)
     return store.replace(uri, manifest, version=found)

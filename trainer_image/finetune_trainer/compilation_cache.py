@@ -1,11 +1,10 @@
 """Compiled programs that outlive their process: JAX's persistent compilation cache, kept in the stage's own storage.
 
-JAX's cache reads ``gs://`` through gcsfs, which tries for a minute per file where a bucket does not answer, and never
-replaces an entry that it cannot read. This one holds the same entries, each behind its sha256, and a stage never fails
-or waits long because of it: what cannot be read within seconds is compiled, and what is damaged is compiled and
-replaced.
+JAX's cache reads ``gs://`` through gcsfs, which retries for a minute per file when a bucket does not answer, and never
+replaces an entry that it cannot read. This one holds the same entries, each behind its sha256, and never fails a stage
+or delays it for long: what cannot be read within seconds is compiled, and what is damaged is compiled and replaced.
 
-**Whoever may write to the folder runs code in every process that reads it.** It belongs to one namespace.
+**Everyone who may write to the folder runs code in every process that reads it.** It belongs to one namespace.
 """
 
 import hashlib
@@ -18,31 +17,31 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import jax
-from jax._src import compilation_cache  # JAX offers no public way to bring one's own
+from jax._src import compilation_cache  # JAX has no public way to supply a cache implementation
 from jax._src.compilation_cache_interface import CacheInterface
 
 from finetune_trainer.storage import StorageClient, join, name_of
 
 _LOG = logging.getLogger(__name__)
-#: Longest wait for one entry, seconds; then the process does without the folder.
+#: Longest wait for one entry in seconds; after it, the process stops using the folder.
 _READ_SECONDS, _WRITE_SECONDS = 20.0, 120.0
-#: The same for all entries of a process together: a store that answers slowly, time after time, would hold a slice
-#: longer than compiling does.
+#: The same for all entries of a process together: a consistently slow store would hold a slice longer than compiling
+#: does.
 _ALL_READS_SECONDS, _ALL_WRITES_SECONDS = 180.0, 600.0
-#: An entry that nobody has used for so long is deleted. One in use is written again, and so begins anew, at its first
-#: use after ``_RENEWED``: storage tells when an object was written, not when it was read.
+#: Age at which an unused entry is deleted. A used entry is written again, which resets its age, at its first use after
+#: ``_RENEWED``: storage reports when an object was written, not when it was read.
 _KEPT, _RENEWED = timedelta(days=30), timedelta(days=7)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _TYPE = "application/octet-stream"
 
 
 def use_compilation_cache(folder: str, store: StorageClient, *, first: bool) -> None:
-    """From now on this process takes compiled programs from ``folder``, and process 0 puts there what it compiles.
+    """Makes this process read compiled programs from ``folder``; process 0 also writes what it compiles there.
 
-    Call before anything is compiled. ``folder``: ``gs://`` or ``file://``.
+    Call it before anything is compiled. ``folder``: ``gs://`` or ``file://``.
     """
     programs = StorageCompilationCache(folder, store, first=first, now=lambda: datetime.now(UTC))
-    # JAX makes a path of the name, which file:// is none for; nothing but this class takes anything from there.
+    # JAX makes a path of the name, which is not possible for file://; only this class uses it.
     jax.config.update("jax_compilation_cache_dir", "kept-by-the-stage")
     compilation_cache.get_file_cache = lambda path: (programs, path)
     if first:
@@ -50,24 +49,25 @@ def use_compilation_cache(folder: str, store: StorageClient, *, first: bool) -> 
 
 
 class StorageCompilationCache(CacheInterface):
-    """What JAX asks for programs. Keys and values are JAX's own; a value is compressed and holds its checksum."""
+    """Implements JAX's cache interface. Keys and values are JAX's own; a stored value is prefixed with its sha256."""
 
     def __init__(
         self, folder: str, store: StorageClient, *, first: bool, now: Callable[[], datetime]
     ) -> None:
-        """``first``: this is process 0, which alone writes. ``now``: the clock for the store's times."""
+        """``first``: whether this is process 0, which alone writes. ``now``: the clock to compare the store's times
+        with."""
         self._folder, self._store, self._first, self._now = folder, store, first, now
-        self._path = Path(folder)  # for JAX's log alone
+        self._path = Path(folder)  # used only in JAX's log
         self._reads = self._writes = True
         self._reading, self._writing = _ALL_READS_SECONDS, _ALL_WRITES_SECONDS
-        """Seconds that are left."""
+        """Seconds left for reads and for writes."""
         self._given: set[str] = set()
-        """What JAX got and, where it still puts the same key, could not use."""
+        """Keys that JAX was given. If JAX still puts such a key, it could not use the value."""
         self._damaged: set[str] = set()
         self._ageing: Mapping[str, datetime] = {}
 
     def get(self, key: str) -> bytes | None:
-        """None: it is not there, is damaged, or cannot be read now."""
+        """The entry; None if there is none, it is damaged, or it cannot be read now."""
         if not self._reads:
             return None
         started = time.monotonic()
@@ -75,7 +75,7 @@ class StorageCompilationCache(CacheInterface):
             kept = _within(
                 min(_READ_SECONDS, self._reading), lambda: self._store.read_or_none(self._uri(key))
             )
-        except Exception as error:  # noqa: BLE001 - whatever storage says, the program can be compiled
+        except Exception as error:  # noqa: BLE001 - on any storage error the program can be compiled
             self._reads = False
             _LOG.warning(
                 "compiled programs cannot be read from %s, so this process compiles: %s", self._folder, error
@@ -98,11 +98,11 @@ class StorageCompilationCache(CacheInterface):
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """JAX calls it for what it has compiled, in process 0 alone."""
+        """Stores what JAX has compiled. JAX calls it in process 0 alone."""
         self._write(key, value, replace=key in self._given or key in self._damaged)
 
     def collect(self) -> None:
-        """Deletes what nobody has used for a month, and notes what has to be written again when it is used."""
+        """Deletes entries that were not used for a month, and notes those that have to be written again when used."""
         ageing = {}
         try:
             for entry in self._store.entries(self._folder):
@@ -128,7 +128,7 @@ class StorageCompilationCache(CacheInterface):
                 min(_WRITE_SECONDS, self._writing),
                 lambda: write(self._uri(key), _with_digest(value), content_type=_TYPE),
             )
-        except Exception as error:  # noqa: BLE001 - it is compiled; only the next process has to do so again
+        except Exception as error:  # noqa: BLE001 - the program is compiled; the next process compiles it again
             self._writes = False
             _LOG.warning(
                 "compiled programs cannot be kept in %s, so the next process compiles: %s",
@@ -150,13 +150,13 @@ def _with_digest(value: bytes) -> bytes:
 
 
 def _verified_content(kept: bytes) -> bytes | None:
-    """None: it is not what was sealed."""
+    """The value without its digest; None if they do not match."""
     digest, value = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
     return value if hashlib.sha256(value).digest() == digest else None
 
 
 def _within[T](seconds: float, call: Callable[[], T]) -> T:
-    """The call's result. Raises what it raises, or TimeoutError; the call then continues on a thread of its own."""
+    """The call's result. Raises what it raises, or TimeoutError; the call then continues on its thread."""
     result: Future[T] = Future()
 
     def run() -> None:

@@ -1,11 +1,11 @@
-"""How much this process compiles, as JAX counts it."""
+"""Counts this process's compilations, from JAX's own events."""
 
 from dataclasses import dataclass
 from typing import Self
 
 _REQUESTED = "/jax/compilation_cache/compile_requests_use_cache"
 _FOUND = "/jax/compilation_cache/cache_hits"
-#: Of compiling, or of reading what was compiled before.
+#: Duration of compiling a program or of reading it from the cache.
 _SECONDS = "/jax/core/compile/backend_compile_duration"
 
 
@@ -14,11 +14,11 @@ class CompilationCounter:
     """Counts from ``begin`` on, every program however small."""
 
     requested: int = 0
-    """Programs that were needed."""
+    """Number of programs that were needed."""
     found: int = 0
-    """Of them, those that the compilation cache had."""
+    """Number of those that were in the compilation cache."""
     seconds: float = 0.0
-    """What both took."""
+    """Seconds spent compiling and reading from the cache."""
 
     @classmethod
     def begin(cls) -> Self:
@@ -31,7 +31,7 @@ class CompilationCounter:
 
     @property
     def compiled(self) -> int:
-        """Programs that no cache had."""
+        """Number of programs that were in no cache."""
         return self.requested - self.found
 
     def _event(self, event: str, **_: str | int) -> None:

@@ -1,4 +1,4 @@
-"""A Hugging Face folder to a MaxText checkpoint (Orbax, layers scanned, float32), one tensor at a time.
+"""Converts a Hugging Face folder to a MaxText checkpoint (Orbax, layers scanned, float32), one tensor at a time.
 
 Float32 also for bfloat16 sources: the query scale that Llama and Gemma 2 carry inside their weights would otherwise
 round (at head_dim 128 it changed 14.6 % of the weights on a round trip).
@@ -34,7 +34,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionResult:
-    """``items`` is what MaxText takes as ``load_parameters_path``."""
+    """A written checkpoint. ``items`` is the address that MaxText takes as ``load_parameters_path``."""
 
     items: str
     size_bytes: int
@@ -53,8 +53,8 @@ def convert(
 ) -> ConversionResult:
     """Writes the checkpoint below ``out`` (``gs://`` or ``file://``, empty or absent) and returns its address.
 
-    ``scanned``: layers stacked, as training wants them; inference in MaxText wants each by itself. Takes
-    ``host_memory.PIECE`` bytes for each parameter of the largest piece. ``engine.prepare(plan)`` comes first.
+    ``scanned``: layers stacked, as for training; MaxText's inference needs them separate. Takes ``host_memory.PIECE``
+    bytes per parameter of the largest piece. Call ``engine.prepare(plan)`` first.
     """
     started = time.monotonic()
     config = engine.configure(
@@ -85,7 +85,7 @@ def convert(
 
 
 def _abstract(config: Any) -> Mapping[str, Any]:
-    """The shapes of MaxText's parameters and their logical axes, in its tree."""
+    """The shapes of MaxText's parameters and their logical axes, in MaxText's tree."""
     mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
     model = models.transformer_as_linen(config, mesh, quant=None, model_mode=MODEL_MODE_TRAIN)
     tree: Mapping[str, Any] = maxtext_utils.get_abstract_param(model, config)
@@ -103,7 +103,7 @@ def _key(path: Any) -> str:
 def _slices(
     weights: Weights, parameter: Parameter, shape: tuple[int, ...], axis: int, dtype: np.dtype
 ) -> Iterator[tuple[Index, np.ndarray]]:
-    """The tensors of one of MaxText's arrays, each encoded and with its place there."""
+    """The tensors of one of MaxText's arrays, each encoded and with its index in the array."""
     stacked = parameter.stack_axes(len(shape), axis)
     part = tuple(size for i, size in enumerate(shape) if i not in stacked)
     for place, name in enumerate(parameter.names):
@@ -112,8 +112,10 @@ def _slices(
 
 
 def _finite(name: str, values: np.ndarray) -> np.ndarray:
-    """The values. Raises ``StageError`` 64 where some are no numbers: they would come back as they are, so the proof
-    would blame the conversion."""
+    """The values, unchanged. Raises ``StageError`` 64 if some are not finite.
+
+    They would survive the round trip unchanged, so the proof would attribute the failure to the conversion.
+    """
     bad = int(values.size - np.count_nonzero(np.isfinite(values)))
     if bad:
         raise StageError(

@@ -1,11 +1,11 @@
-"""Converted models in the cache: found, kept, and compared once more before they are loaded.
+"""Converted models in the cache: found, published, and verified again before they are loaded.
 
-Preflight compares the entry with storage and pins it by the digest of its list of files; the operator takes that entry
-and no other. Train and Evaluate compare it again, because days may lie between. What they find damaged fails their
-attempt as a fault of the infrastructure (nothing that the user wrote is wrong), and they repair nothing themselves:
-they hold a slice, and their account may only read the cache. The failure names the converted model. The operator never
-gives that one to a stage again, and runs Convert anew with ``use_cache`` Refresh, which writes another entry and
-another manifest. Each round is charged to ``maxInfrastructureRetries``, so there is an end to it.
+Preflight verifies the entry against storage and pins it by the digest of its list of files; the operator uses that
+entry and no other. Train and Evaluate verify it again, because days may pass in between. Damage that they find fails
+their attempt as an infrastructure fault (nothing that the user wrote is wrong). They repair nothing themselves: they
+hold a slice, and their account may only read the cache. The failure names the converted model. The operator never gives
+that one to a stage again, and runs Convert anew with ``use_cache`` Refresh, which writes another entry and another
+manifest. Each round is charged to ``maxInfrastructureRetries``, which limits the rounds.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from finetune_trainer.fingerprint import Fingerprint
 from finetune_trainer.storage import StorageClient
 
 _LOG = logging.getLogger(__name__)
-#: Reason of a model that Orbax cannot read.
+#: Reason of the failure for a model that Orbax cannot read.
 UNREADABLE = "ConvertedModelUnreadable"
 
 
 def find(request: StageRequest, prints: Fingerprint, store: StorageClient) -> ConvertManifest | CacheMiss:
-    """A conversion of the same fingerprint, whole and proven where the request asks for the proof."""
+    """A conversion of the same fingerprint, complete, and proven if the request requires the proof."""
     if request.use_cache != "Use":
         return CacheMiss(because=[f"spec.cache is {request.use_cache}"])
     layout = CacheLayout(request.cache)
@@ -54,7 +54,7 @@ def find(request: StageRequest, prints: Fingerprint, store: StorageClient) -> Co
 
 
 def use_of(found: ConvertManifest | CacheMiss) -> ConversionCacheUse:
-    """What preflight reports."""
+    """The lookup's result as preflight reports it."""
     if isinstance(found, CacheMiss):
         return ConversionCacheUse(result="Miss", miss_because=found.because)
     return ConversionCacheUse(
@@ -63,8 +63,11 @@ def use_of(found: ConvertManifest | CacheMiss) -> ConversionCacheUse:
 
 
 def keep(request: StageRequest, manifest: ConvertManifest, missed: CacheMiss, store: StorageClient) -> None:
-    """Publishes a conversion that is complete. ``missed``: what ``find`` said before it was made. A manifest that
-    another writer has left since stays: this job uses its own conversion in any case."""
+    """Publishes a complete conversion.
+
+    ``missed`` is what ``find`` returned before it was made. A manifest that another writer has published since stays:
+    this job uses its own conversion in any case.
+    """
     if request.use_cache == "Off":
         return
     layout = CacheLayout(request.cache)
@@ -77,10 +80,12 @@ def keep(request: StageRequest, manifest: ConvertManifest, missed: CacheMiss, st
 
 
 def require_whole(request: StageRequest, store: StorageClient) -> None:
-    """Compares the converted model that the request names with the list that it pins. Raises ``StageError`` 69,
-    ConvertedModelDamaged, also where it is no entry of the cache: what names it is a record that the job's own account
-    may write. A conversion of an earlier release has no list. The user's own checkpoint is not judged, nor what is
-    asked for without a preflight."""
+    """Verifies the converted model that the request names against the list that it pins.
+
+    Raises ``StageError`` 69, ConvertedModelDamaged, also if it is not an entry of the cache: the record that names it
+    may be written by the job's own account. A conversion of an earlier release has no list. Neither the user's own
+    checkpoint nor a request without a preflight is checked.
+    """
     if request.converted in (None, request.model.orbax) or request.fingerprint is None:
         return
     items = str(request.converted)
@@ -96,8 +101,10 @@ def require_whole(request: StageRequest, store: StorageClient) -> None:
 
 @contextmanager
 def loading(request: StageRequest) -> Iterator[None]:
-    """Around the loading of the converted model: where it cannot be read although it was whole just before, it went
-    meanwhile."""
+    """Context for loading the converted model, after it was verified.
+
+    If it cannot be read all the same, it was lost meanwhile: raises the error of a damaged model.
+    """
     try:
         yield
     except StageError as error:

@@ -1,11 +1,12 @@
-"""The export proof, before any TPU is claimed: what we convert is the model, and what we will export is it again.
+"""The export proof, before any TPU is claimed: the converted model is the user's model, and exports as it again.
 
-1. Converted and turned back, every tensor is the source's again. Bit for bit from bfloat16 and float16; see
+1. Converted and turned back, every tensor equals the source's. Bit for bit from bfloat16 and float16; see
    ``_allowed`` for the two roundings that float32 arithmetic leaves elsewhere.
-2. On a few rows the converted model's logits and loss, computed by the engine, are those of ``judge``, an independent
-   implementation that reads the source itself. Identical tensors alone prove little: wrong rotary factors or a wrong
-   switch leave them identical and the function wrong. Where experts are chosen, float32 roundings decide between two
-   of nearly the same score; so the engine takes the judge's choice, and one that its own scores rule out fails.
+2. On a few rows the converted model's logits and loss, computed by the engine, are those of ``numpy_reference``, an
+   independent implementation that reads the source itself. Identical tensors alone prove little: wrong rotary factors
+   or a wrong switch leave them identical and the function wrong. Where experts are chosen, float32 roundings decide
+   between two of nearly the same score; so the engine takes the reference's choice, and a choice that its own scores
+   rule out fails.
 """
 
 import math
@@ -24,7 +25,7 @@ from finetune_trainer.forward import VOCABULARY, Forward, RunningLoss
 from finetune_trainer.mapping import Parameter
 from finetune_trainer.weights import Weights
 
-#: At most so many rows and tokens a row are judged: numpy computes them.
+#: Most rows, and most tokens of each, that are compared: numpy computes them.
 ROWS, LENGTH = 4, 128
 #: Largest logit difference, in standard deviations of the logits. Measured: 1e-5; a wrong switch gives 5e-3 to 4.
 _LOGIT_TOLERANCE = 1e-3
@@ -36,15 +37,15 @@ _FLOAT32_STEP = 2.0**-23
 class ConversionCheck:
     tensors: int
     rounded: int
-    """Tensors with values that differ within what ``_allowed`` explains."""
+    """Number of tensors with values that differ within what ``_allowed`` explains."""
     rows: int
     tokens: int
-    """Of those rows."""
+    """Number of tokens in those rows."""
     loss: float
-    """Nats a token on the judged rows, by the engine."""
+    """Nats per token on the compared rows, by the engine."""
     numpy_loss: float
     logit_difference: float
-    """Largest, in standard deviations."""
+    """Largest logit difference, in standard deviations of the logits."""
 
     @property
     def sentence(self) -> str:
@@ -61,8 +62,11 @@ class ConversionCheck:
 def check_conversion(
     weights: Weights, items: str, plan: ModelPlan, rows: Sequence[Sequence[int]], *, scratch: Path
 ) -> ConversionCheck:
-    """``weights``: the source; ``items``: what ``conversion.convert`` wrote; ``rows``: token ids, cut to
-    ``ROWS`` x ``LENGTH``. Raises ``StageError`` 64, ExportProofFailed. ``engine.prepare(plan)`` comes first."""
+    """Compares the converted model with the source.
+
+    ``weights``: the source; ``items``: what ``conversion.convert`` wrote; ``rows``: token ids, cut to ``ROWS`` x
+    ``LENGTH``. Raises ``StageError`` 64, ExportProofFailed. Call ``engine.prepare(plan)`` first.
+    """
     judged = [list(row[:LENGTH]) for row in rows if len(row) > 1][:ROWS]
     if not judged:
         raise ValueError("the proof needs at least one row of two tokens")
@@ -101,8 +105,10 @@ def check_conversion(
 def round_trip(
     weights: Weights, checkpoint: CheckpointReader, plan: ModelPlan, *, scratch: Path
 ) -> tuple[int, int]:
-    """Compares the converted model, turned back tensor by tensor, with the source. Returns how many tensors, and how
-    many of them with roundings that ``_allowed`` explains."""
+    """Compares the converted model, turned back tensor by tensor, with the source.
+
+    Returns the number of tensors, and of those with roundings that ``_allowed`` explains.
+    """
     config = engine.configure(
         plan, weight_dtype="float32", run_name="proof", base_output_directory=str(scratch)
     )
@@ -137,7 +143,7 @@ def round_trip(
 
 
 class _RunningDeviation:
-    """The standard deviation of values that come in parts."""
+    """The standard deviation of values that are added in parts."""
 
     def __init__(self) -> None:
         self._count, self._sum, self._squares = 0, 0.0, 0.0
@@ -155,10 +161,10 @@ class _RunningDeviation:
 
 
 def _allowed(name: str, source: np.ndarray, plan: ModelPlan) -> np.ndarray | float:
-    """How far a value may move on the way through float32, elementwise.
+    """Elementwise bound on how far a value may change on the way through float32.
 
     - Gemma's norms are stored as 1 + weight: a weight below 2^-16 loses bits, the norm's effect none.
-    - Scaling a *float32* query or embedding and back moves its last bit at times.
+    - Scaling a *float32* query or embedding and back sometimes changes its last bit.
     """
     size = np.abs(source.astype(np.float32))
     if plan.norm_offset and name.endswith("norm.weight"):

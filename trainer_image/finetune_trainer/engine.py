@@ -1,6 +1,6 @@
-"""MaxText, prepared for one model: where the pinned release has no setting, or the wrong default, it is put right here.
+"""Prepares MaxText for one model: adjusts what the pinned release has no setting for, or the wrong default.
 
-One process serves one plan. Nothing here touches a device; importing MaxText takes seconds.
+One process serves one plan. Nothing here uses a device; importing MaxText takes seconds.
 """
 
 import gc
@@ -26,10 +26,10 @@ CONFIGS = Path(maxtext.__file__).parent / "configs"
 BASE = CONFIGS / "base.yml"
 SFT = CONFIGS / "post_train" / "sft.yml"
 
-#: What every stage wants of MaxText, whatever the model.
+#: MaxText's settings that are the same in every stage and for every model.
 _COMMON: dict[str, Any] = {
-    "skip_jax_distributed_system": True,  # the stage has done it, or it is one process
-    "enable_goodput_recording": False,  # both would ask Google Cloud for credentials
+    "skip_jax_distributed_system": True,  # the stage initializes it, or there is one process
+    "enable_goodput_recording": False,  # both would request Google Cloud credentials
     "monitor_goodput": False,
     "scan_layers": True,
     "jax_cache_dir": "",  # JAX_COMPILATION_CACHE_DIR decides, not a folder in the home directory
@@ -37,20 +37,22 @@ _COMMON: dict[str, Any] = {
 
 
 def prepare(plan: ModelPlan) -> None:
-    """Adapts MaxText to ``plan``. Call once per process, before the first configuration is made and before a device is
-    touched."""
-    # As MaxText's own programs do. JAX learns of Pathways' proxy where JAX_PLATFORMS names it; else nothing changes.
+    """Adapts MaxText to ``plan``.
+
+    Call it once per process, before the first configuration is made and before a device is used.
+    """
+    # As MaxText's own programs do. JAX connects to Pathways' proxy if JAX_PLATFORMS names it; else nothing changes.
     pathwaysutils.initialize()
-    # It ends every process on the machine that looks like an orphaned worker; ours has none, others' are not ours.
+    # It ends every process on the machine that resembles an orphaned worker; ours has none, others' are not ours.
     multihost_dataloading._cleanup_orphaned_multiprocessing_processes = lambda: None  # noqa: SLF001
     # Both modules hold the function by name.
     nnx_decoders.attend_on_embedding = _attend_on_embedding
     embeddings.attend_on_embedding = _attend_on_embedding
     embeddings.LLaMARotaryEmbedding._apply_scaling_factor = _frequency_scaling(plan)  # noqa: SLF001
     attention_mla.MLA.init_kv_caches = _latent_cache
-    # Orbax and MaxText narrate through it, some forty long lines a checkpoint; the stages log what people want to know.
+    # Orbax and MaxText log some forty long lines per checkpoint through it; the stages log what users need.
     logging.getLogger("absl").setLevel(logging.WARNING)
-    # The converters collect garbage per tensor; half a million import-time objects need no second look.
+    # The converters collect garbage per tensor; half a million import-time objects need not be scanned again.
     gc.collect()
     gc.freeze()
 
@@ -69,8 +71,11 @@ def configure(plan: ModelPlan, file: Path = BASE, **settings: Any) -> pyconfig.H
 
 
 def _refuse_interpolation(values: Mapping[str, Any], where: str = "") -> None:
-    """OmegaConf, by which MaxText reads its settings, replaces ``${...}`` in every string: an address could carry what
-    the environment holds, a token for one, to another place. Raises ``StageError`` 64."""
+    """Raises ``StageError`` 64 for settings that contain ``${``.
+
+    OmegaConf, with which MaxText reads its settings, replaces ``${...}`` in every string: an address could carry what
+    the environment holds, a token for example, to another place.
+    """
     for name, value in values.items():
         if isinstance(value, Mapping):
             _refuse_interpolation(value, f"{where}{name}.")
@@ -82,7 +87,7 @@ def _refuse_interpolation(values: Mapping[str, Any], where: str = "") -> None:
 
 
 def refused(error: Exception) -> StageError:
-    """The failure for settings that MaxText does not take."""
+    """The failure for settings that MaxText does not accept."""
     return StageError(
         ExitCode.BAD_REQUEST, "EngineRefusedSettings", "MaxText does not accept these settings",
         where="spec.engineOverrides or config.json", saw=" ".join(str(error).split())[:400],
@@ -97,9 +102,11 @@ def _attend_on_embedding(
     config: Any,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """MaxText's own, but for the table's dtype: that one casts it to bfloat16 always, also where the user asked for
-    FP32 (logits then off by up to 0.01, and Gemma's by the rounding of its scaled table), and for the precision of the
-    product, which that one leaves to the device."""
+    """MaxText's function, except for the table's dtype and the product's precision.
+
+    MaxText always casts the table to bfloat16, also where the user requested FP32 (logits are then off by up to 0.01,
+    and Gemma's by the rounding of its scaled table), and leaves the product's precision to the device.
+    """
     if config.shard_mode != embeddings.ShardMode.EXPLICIT:
         out_sharding = None
     if out_sharding is not None:
@@ -115,8 +122,11 @@ def _attend_on_embedding(
 
 
 def _latent_cache(attention: attention_mla.MLA, inputs_kv_shape: tuple[int, int, int]) -> Any:
-    """MaxText's own for latent attention, but for the width of values: there it is that of keys, which have a rotary
-    part besides. Decoding then adds up answers of two widths."""
+    """MaxText's KV cache for latent attention, except for the width of values.
+
+    In MaxText's that is the width of keys, which have a rotary part besides, so that decoding would add up answers of
+    two widths.
+    """
     return kvcache.KVCache(
         max_prefill_length=attention.max_prefill_predict_length,
         max_target_length=attention.max_target_length,
@@ -138,7 +148,7 @@ def _latent_cache(attention: attention_mla.MLA, inputs_kv_shape: tuple[int, int,
 
 
 def _frequency_scaling(plan: ModelPlan) -> Any:
-    """Replaces MaxText's Llama 3.1 scaling, whose four factors are constants (8, 1, 4, 8192)."""
+    """A replacement for MaxText's Llama 3.1 scaling, whose four factors are constants (8, 1, 4, 8192)."""
 
     def scale(_: embeddings.LLaMARotaryEmbedding, frequency: jax.Array) -> jax.Array:
         if plan.llama3_scaling is None:
@@ -149,9 +159,13 @@ def _frequency_scaling(plan: ModelPlan) -> Any:
 
 
 def _llama3(frequency: jax.Array, scaling: Llama3Scaling) -> jax.Array:
-    """As transformers' ``_compute_llama3_parameters``: long waves divided by the factor, short ones kept, a linear
-    blend between."""
-    turns = scaling.original_context * frequency / (2 * jnp.pi)  # of the wave within the original context
+    """As transformers' ``_compute_llama3_parameters``.
+
+    Long waves are divided by the factor, short ones kept, with a linear blend between.
+    """
+    turns = (
+        scaling.original_context * frequency / (2 * jnp.pi)
+    )  # turns of the wave within the original context
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = jnp.clip(blend, 0.0, 1.0)
     return (1 - blend) * frequency / scaling.factor + blend * frequency

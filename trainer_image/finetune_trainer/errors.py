@@ -1,4 +1,4 @@
-"""The one exception that ends a stage on purpose; ``main`` makes the failure record and the exit code of it."""
+"""The exception that ends a stage deliberately; ``main`` makes the failure record and the exit code from it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _NEW_CONTENT = (
 
 
 def require_unchanged(digest: str | None, found: str, *, where: str, uri: str) -> None:
-    """Raises ``StageError`` 65 where an input is not what preflight found. ``digest`` None: nothing is known of it."""
+    """Raises ``StageError`` 65 if an input is not what preflight found. ``digest``: preflight's; None if unknown."""
     if digest in (None, found):
         return
     raise StageError(
@@ -31,7 +31,7 @@ def require_unchanged(digest: str | None, found: str, *, where: str, uri: str) -
 
 
 def replaced(uri: str, where: str) -> "StageError":
-    """65: a file of an input is not the one that was listed and compared."""
+    """``StageError`` 65: a file of an input is not the one that was listed and verified."""
     return StageError(
         ExitCode.BAD_DATA, "InputChanged", f"{uri} was replaced or removed while the stage was reading it", where=where,
         saw="another version, or no file", expected="the version that was listed at the beginning", fix=_NEW_CONTENT,
@@ -40,7 +40,7 @@ def replaced(uri: str, where: str) -> "StageError":
 
 @contextmanager
 def reading_listed(where: str) -> Iterator[None]:
-    """Around reads of files at the version that was listed: one that is missing by now raises ``replaced``."""
+    """Context for reading files at the version that was listed: raises ``replaced`` for one that is missing by now."""
     try:
         yield
     except StageError as error:
@@ -50,7 +50,7 @@ def reading_listed(where: str) -> Iterator[None]:
 
 
 def encodable(text: str) -> str:
-    """The text, with halves of characters (inputs may hold them) written as escapes: no record takes them."""
+    """The text, with lone surrogates (inputs may contain them) escaped: no record accepts them."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -60,7 +60,7 @@ def _clip(text: str, limit: int) -> str:
 
 
 def faults(error: ValidationError) -> str:
-    """What is wrong with a document, a line for each place. Without what stands there: it may be a secret."""
+    """What is wrong with a document, one line per location. Omits the values, which may be secrets."""
     return "\n".join(
         f"  {'.'.join(str(part) for part in fault['loc']) or 'the document'}: {fault['msg']}"
         for fault in error.errors(include_url=False, include_input=False)
@@ -68,10 +68,10 @@ def faults(error: ValidationError) -> str:
 
 
 class StageError(Exception):
-    """A failure that somebody can act on.
+    """A failure that the user or an administrator can act on.
 
     ``what`` is one sentence without its final stop; ``where`` names path, row or field; ``saw`` and ``expected`` are
-    short values; ``fix`` is one concrete thing to do. ``str()`` joins them to what a person reads.
+    short values; ``fix`` is one concrete action. ``str()`` joins them to the message that users read.
     """
 
     def __init__(

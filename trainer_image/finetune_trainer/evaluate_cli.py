@@ -26,7 +26,7 @@ from finetune_trainer.storage import engine_path, open_store
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command. Returns the exit code."""
     options = _parser().parse_args(arguments)
     logging.getLogger("absl").setLevel(logging.WARNING)
     scratch = Path(tempfile.mkdtemp(prefix="finetune-evaluate-"))
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--max-new-tokens", type=int, default=128)
     command.add_argument("--train-on-prompt", action="store_true", help="count prompts towards the loss too")
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    # For the list of commands alone: `main.run` hands its arguments to compiled.by_hand.
+    # Only for the list of commands: `main.run` passes its arguments to compiled.compile_cli.
     commands.add_parser("compile", help="what a train step needs on a slice, without a TPU")
     return parser
 
@@ -92,7 +92,7 @@ def _address(text: str) -> str:
 
 @contextlib.contextmanager
 def _standard_output_to_error() -> Iterator[None]:
-    """Engine and libraries print as they like; standard output is for the result."""
+    """Redirects what the engine and libraries print to standard error; standard output is for the result."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -148,7 +148,7 @@ def _evaluate(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def _request(options: argparse.Namespace, scratch: Path, *, devices: int) -> StageRequest:
-    """What a job's Evaluate stage would have been asked."""
+    """The request that a job's Evaluate stage would have."""
     data = {"path": "--data", "name": "data", "uri": options.data}
     return request_by_hand(
         "Evaluate",

@@ -1,4 +1,4 @@
-"""The identity of a converted model: what went into it, never where it was made or where it lies."""
+"""The identity of a converted model: its inputs, independent of where it was made or is stored."""
 
 import hashlib
 import json
@@ -23,11 +23,11 @@ class Pinned(Protocol):
 class Fingerprint:
     value: str
     inputs: Mapping[str, str]
-    """By name, so that a miss can say which one differed."""
+    """Inputs by name, so that a cache miss can report which one differed."""
 
 
 def of_model(model: Pinned, plan: ModelPlan, layout: CheckpointLayout) -> Fingerprint:
-    """Of the model's revision, the settings derived from its config.json, layout and versions."""
+    """The fingerprint of the model's revision, the settings derived from its config.json, layout and versions."""
     settings = json.dumps(plan.settings(), sort_keys=True)
     inputs = {
         "model": model.revision,

@@ -1,6 +1,6 @@
-"""How many floating-point operations a model's passes need, from its sizes alone.
+"""The number of floating-point operations that a model's passes need, from its sizes alone.
 
-Two for each weight of a matrix and token, and attention to all earlier tokens of the row, as if no layer had a window.
+Two per weight of a matrix and token, and attention to all earlier tokens of the row, as if no layer had a window.
 """
 
 import math
@@ -11,14 +11,14 @@ from finetune_trainer.methods import method_of
 
 
 def forward_flops(plan: ModelPlan, *, rows: int, length: int) -> float:
-    """Of one pass over ``rows`` of ``length`` tokens, without LoRA."""
+    """Operations of one forward pass over ``rows`` of ``length`` tokens, without LoRA."""
     return rows * (2.0 * _weights(plan) * length + _attention(plan, length))
 
 
 def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -> float:
-    """Of one training step: a pass forward, gradients of what is trained and of what they come through.
+    """Operations of one training step: a forward pass, and gradients of trained weights and of activations.
 
-    What remat computes again is left out. ``rows`` are those of the model: a pair of answers is two of them.
+    Recomputation by remat is not counted. ``rows`` are the model's: a pair of answers is two of them.
     """
     tokens, lora = rows * length, method.lora
     trained = _adapters(plan, lora) if lora is not None else _weights(plan)
@@ -28,7 +28,7 @@ def step_flops(plan: ModelPlan, method: MethodSpec, *, rows: int, length: int) -
 
 
 def _weights(plan: ModelPlan) -> int:
-    """Of the matrices that a token is multiplied by. It is only looked up in the embeddings, unless they are tied."""
+    """Weights of the matrices that a token is multiplied by. Embeddings count only if the output layer shares them."""
     tensors = plan.tensors()
     if not plan.tied_embeddings:
         del tensors["model.embed_tokens.weight"]
@@ -40,12 +40,12 @@ def _weights(plan: ModelPlan) -> int:
 
 
 def _attention(plan: ModelPlan, length: int) -> float:
-    """Of a row: queries by keys and weights by values, half of which a causal mask hides."""
+    """Operations of attention for a row: queries by keys and weights by values, half of which a causal mask hides."""
     values = plan.latent.value_dim if plan.latent is not None else plan.head_dim
     return 1.0 * plan.layers * plan.heads * (plan.head_dim + values) * length**2
 
 
 def _adapters(plan: ModelPlan, lora: LoraSpec) -> int:
-    """Weights of the pairs of matrices beside each adapted one."""
+    """Number of weights of LoRA's pairs of matrices."""
     adapted = tuple(f".{name}.weight" for name in lora.target_modules or plan.lora_modules)
     return sum(lora.rank * sum(shape) for name, shape in plan.tensors().items() if name.endswith(adapted))

@@ -1,8 +1,7 @@
-"""A forward pass of a converted model in float32, by MaxText's own modules, with one block of layers in memory at a
-time.
+"""A float32 forward pass of a converted model by MaxText's own modules, with one block of layers in memory at a time.
 
-MaxText computes it as a few small models: one that has only the rows of the embedding table that the tokens need, for
-each kind of block one with a single block, and one with a part of the vocabulary for the logits. Each is compiled once
+MaxText computes it as a few small models: one that has only the rows of the embedding table that the tokens need, one
+with a single block for each kind of block, and one with a part of the vocabulary for the logits. Each is compiled once
 and called with the weights of the next block.
 """
 
@@ -46,21 +45,24 @@ class Block:
     """Consecutive layers that one call computes."""
 
     settings: Mapping[str, object]
-    """MaxText's, of a model that has this block only."""
+    """MaxText's settings for a model that has this block only."""
     stack: str | None
-    """The module that stacks such blocks; None: the block is not stacked."""
+    """The module that stacks such blocks; None if the block is not stacked."""
     place: int = 0
-    """In that stack."""
+    """Index in that stack."""
 
 
 def blocks(plan: ModelPlan) -> list[Block]:
-    """Of the whole model, in order. Gemma 3's last layers, which fill no block of six, are a block of their own."""
+    """The blocks of the whole model, in order.
+
+    Gemma 3's last layers, which do not fill a block of six, are a separate block.
+    """
     size = plan.block_layers
     if plan.family is Family.DEEPSEEK2:
         assert plan.experts is not None
         one: dict[str, object] = {"base_num_decoder_layers": 1}
         dense = one | {"first_num_dense_layers": 1}
-        # MaxText refuses another width for dense layers where there are none.
+        # MaxText refuses another width for dense layers if there are none.
         mixed = one | {"first_num_dense_layers": 0, "base_mlp_dim": plan.experts.width}
         return [
             Block(settings=dense, stack="dense_layers", place=i) for i in range(plan.experts.dense_layers)
@@ -80,7 +82,7 @@ def blocks(plan: ModelPlan) -> list[Block]:
 
 
 class Forward:
-    """The model of one converted checkpoint. ``engine.prepare(plan)`` comes first."""
+    """The model of one converted checkpoint. Call ``engine.prepare(plan)`` first."""
 
     def __init__(self, checkpoint: CheckpointReader, plan: ModelPlan, *, scratch: Path) -> None:
         self._checkpoint = checkpoint
@@ -91,19 +93,21 @@ class Forward:
     def logits(
         self, rows: Sequence[Sequence[int]], experts: Sequence[Sequence[np.ndarray] | None] = ()
     ) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """Float32 logits of part after part of the vocabulary: its first token id, and for each row of token ids
-        ``[len(row), part]``. Raises ``CheckpointUnreadableError``.
+        """Float32 logits, one part of the vocabulary after the other.
+
+        Yields the part's first token id, and for each row of token ids the logits ``[len(row), part]``. Raises
+        ``CheckpointUnreadableError``.
 
         Args:
             rows: token ids.
-            experts: by layer, for each row the experts that its tokens go to, ``[len(row), experts a token]``; None: a
+            experts: by layer, for each row the experts of its tokens, ``[len(row), experts per token]``; None for a
                 layer without experts. A choice that the model's own scores rule out by more than ``_UNDECIDED`` makes
-                the row's logits NaN. Empty: the model chooses.
+                the row's logits NaN. If empty, the model chooses.
         """
         tokens, positions, segments = _batch(rows)
         state = self._embedded(tokens)
         for number, block in enumerate(blocks(self._plan)):
-            # Where layers have experts, each is a block of its own.
+            # With experts, each layer is a separate block.
             chosen = experts[number] if self._plan.experts is not None and experts else None
             given = () if chosen is None else (_rectangle(chosen, tokens.shape),)
             program = self._program(block.settings, tokens.shape, 1, _routed_layers if given else _layers)
@@ -116,7 +120,7 @@ class Forward:
             yield start, [values[i, : len(row)] for i, row in enumerate(rows)]
 
     def _embedded(self, tokens: np.ndarray) -> jax.Array:
-        """The table is read once and only the rows of these tokens are kept."""
+        """The embedded tokens. The table is read once, and only the rows of these tokens are kept."""
         found, places = np.unique(tokens, return_inverse=True)
         program = self._program(blocks(self._plan)[0].settings, tokens.shape, len(found), _embedding)
         table = np.concatenate(list(self._rows(found)), axis=-1)
@@ -130,7 +134,7 @@ class Forward:
             yield columns[wanted]
 
     def _head(self, program: "_Program", part: slice) -> dict[str, np.ndarray]:
-        """The last norm, and that part of the output head, which is the embedding table where they are tied."""
+        """The last norm, and a part of the output head, which is the embedding table if they are tied."""
         head, index = (_HEAD, (slice(None), part)) if _HEAD in program.keys else (_EMBEDDING, (part,))
         return {key: self._checkpoint.read(key) for key in program.keys if "-decoder_norm-" in key} | {
             head: self._checkpoint.read(head, index)
@@ -143,7 +147,7 @@ class Forward:
         }
 
     def _part(self, key: str, shape: tuple[int, ...], place: int) -> jax.Array:
-        """The one at ``place`` of the stacked arrays of ``shape`` that the checkpoint holds."""
+        """The block at index ``place`` of the checkpoint's stacked array, of ``shape``."""
         held = self._checkpoint.arrays[key].shape
         stacked = [axis for axis, sizes in enumerate(zip(held, shape, strict=True)) if sizes[0] != sizes[1]]
         index: Index = tuple(
@@ -151,7 +155,7 @@ class Forward:
         )
         if math.prod(shape) * 4 <= _IN_MEMORY or 0 in stacked:
             return _placed(self._checkpoint.read(key, index))
-        # In a file that the system may drop from memory and read again; JAX takes the pages as they are.
+        # Backed by a file that the system may drop from memory and read again; JAX uses the pages without a copy.
         with tempfile.TemporaryFile(dir=self._scratch) as file:
             values = memmap_array(file, np.dtype(np.float32), shape)
         step = max(1, shape[0] * _IN_MEMORY // (math.prod(shape) * 4))
@@ -174,7 +178,7 @@ class Forward:
                 dtype="float32", attention="dot_product", matmul_precision="highest",
                 per_device_batch_size=shape[0] // len(jax.devices()), max_target_length=shape[1],
                 max_prefill_predict_length=shape[1], vocab_size=vocabulary,
-                # Every expert computes every token: without this a CPU does too, eight times slower.
+                # Every expert computes every token: with sparse products a CPU does so too, eight times slower.
                 sparse_matmul=False, megablox=False, **dict[str, Any](settings),
             )  # fmt: skip
             self._programs[key] = _Program(config, call)
@@ -182,7 +186,7 @@ class Forward:
 
 
 class _Program:
-    """One of MaxText's models, of which a part is called with given weights."""
+    """One of MaxText's models, a part of which is called with given weights."""
 
     def __init__(self, config: Any, call: Callable[..., jax.Array]) -> None:
         self.config = config
@@ -194,7 +198,7 @@ class _Program:
 
         @jax.jit
         def run(weights: Mapping[str, jax.Array], arguments: tuple[jax.Array, ...]) -> jax.Array:
-            # What the call does not use is no part of the program.
+            # Weights that the call does not use are not part of the program.
             filled = jax.tree_util.tree_map_with_path(
                 lambda path, leaf: weights.get(_key(path), _blank(leaf)), parameters
             )
@@ -225,8 +229,10 @@ def _layers(
 
 
 def _routed_layers(model: Any, chosen: jax.Array, *arguments: jax.Array) -> jax.Array:
-    """``_layers`` with the experts of each token given, ``[batch, length, experts a token]``. MaxText's router replay
-    knows few decoders, but all of them choose by this method."""
+    """``_layers`` with the experts of each token given, ``[batch, length, experts per token]``.
+
+    MaxText's router replay supports few decoders, but all of them choose with this method.
+    """
     own, segments = RoutedMoE.get_topk, arguments[-1]
 
     def given(layer: Any, scores: jax.Array, *rest: Any, **_: Any) -> tuple[jax.Array, jax.Array]:
@@ -262,7 +268,7 @@ def _blank(leaf: Any) -> jax.Array:
 
 
 def _batch(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids, positions and segments, padded to a rectangle whose rows the devices share evenly."""
+    """Token ids, positions and segments, padded to a rectangle whose rows divide evenly among the devices."""
     devices = len(jax.devices())
     shape = (math.ceil(len(rows) / devices) * devices, max(map(len, rows)))
     tokens, segments = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -272,7 +278,7 @@ def _batch(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _rectangle(chosen: Sequence[np.ndarray], shape: tuple[int, int]) -> np.ndarray:
-    """``chosen`` of all rows in one array; tokens of padding go to the first experts."""
+    """``chosen`` of all rows in one array; padding tokens are assigned the first experts."""
     several = chosen[0].shape[-1]
     found = np.broadcast_to(np.arange(several, dtype=np.int32), (*shape, several)).copy()
     for i, row in enumerate(chosen):
@@ -281,8 +287,10 @@ def _rectangle(chosen: Sequence[np.ndarray], shape: tuple[int, int]) -> np.ndarr
 
 
 class RunningLoss:
-    """Mean negative log-likelihood in nats of every token after a row's first, all rows together, from logits of part
-    after part of the vocabulary; in float64."""
+    """Mean negative log-likelihood in nats of every token after a row's first, over all rows together.
+
+    It is computed in float64 from logits of one part of the vocabulary after the other.
+    """
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self._next = [np.asarray(row[1:]) for row in rows]
@@ -291,7 +299,7 @@ class RunningLoss:
         self._chosen = [np.zeros(len(each)) for each in self._next]
 
     def add(self, start: int, logits: Sequence[np.ndarray]) -> None:
-        """``logits`` of the token ids from ``start``, for each row ``[len(row), part]``."""
+        """Adds ``logits`` of the token ids from ``start``, for each row ``[len(row), part]``."""
         for i, part in enumerate(logits):
             wide = part[:-1].astype(np.float64)
             top = np.maximum(self._top[i], wide.max(axis=-1))

@@ -1,8 +1,8 @@
 """Repositories of the Hugging Face Hub, pinned to a commit, through the hub's own library and cache.
 
-Two steps, so that nothing is fetched that nobody asked for: ``find`` settles the commit and learns which files it has,
-``fetch`` brings the ones that are named. ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``HF_TOKEN`` act as
-everywhere; with a filled cache and ``HF_HUB_OFFLINE=1`` nothing is asked of the network.
+Two steps, so that only requested files are fetched: ``find`` resolves the commit and lists its files, ``fetch``
+downloads the named ones. ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``HF_TOKEN`` have their usual effect;
+with a filled cache and ``HF_HUB_OFFLINE=1`` the network is not used.
 """
 
 import glob
@@ -25,7 +25,7 @@ from finetune_trainer.storage import is_inside
 
 _LOG = logging.getLogger(__name__)
 
-#: Seconds between looks at a hub that does not answer, where it names none itself. The operator tries again later.
+#: Seconds between attempts when the hub does not answer and names no pause itself. The operator retries later.
 _PAUSES = (1.0, 4.0, 15.0)
 _LONGEST_PAUSE = 60.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -33,18 +33,18 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
-    """One commit of a repository. ``where`` is the place in the user's spec that names it."""
+    """One commit of a repository. ``where`` is the field of the user's spec that names it."""
 
     name: str
     kind: Kind
     commit: str
     sizes: Mapping[str, int]
-    """Bytes of all the commit's files by name; offline without a cached listing, of those that the cache holds."""
+    """Bytes of all the commit's files by name; offline without a cached listing, of those in the cache."""
     where: str
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Their names, sorted."""
+        """Names of the files, sorted."""
         return tuple(sorted(self.sizes))
 
     def __str__(self) -> str:
@@ -52,10 +52,10 @@ class Repository:
 
 
 def find(ref: HubRef, kind: Kind, where: str) -> Repository:
-    """Settles ``ref.revision`` (branch, tag or commit). Fetches no file.
+    """Resolves ``ref.revision`` (branch, tag or commit). Fetches no file.
 
-    Raises ``StageError`` 66 for a repository or revision that is not there, 77 where access was refused, 69 when the
-    hub does not answer, retries included.
+    Raises ``StageError`` 66 for a repository or revision that does not exist, 77 if access was refused, 69 if the hub
+    does not answer, retries included.
     """
     folder = _download(_settled(ref, kind, where), kind, where, ())
     try:
@@ -64,13 +64,13 @@ def find(ref: HubRef, kind: Kind, where: str) -> Repository:
     except CachedRepoTreeNotFoundError:
         files = [path for path in folder.rglob("*") if path.is_file()]
         sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
-    # Git has no other names; somebody's mirror might.
+    # Git allows no other names, but a mirror might have them.
     inside = {name: size for name, size in sizes.items() if is_inside(name)}
     return Repository(name=ref.repo, kind=kind, commit=folder.name, sizes=inside, where=where)
 
 
 def fetch(repository: Repository, names: Iterable[str]) -> Path:
-    """A folder with these files of the commit, below their names. Raises as ``find`` does."""
+    """A folder with these files of the commit, under their names. Raises as ``find`` does."""
     ref, wanted = HubRef(repo=repository.name, revision=repository.commit), list(names)
     _LOG.info("%s: fetching %d of %d files", repository, len(wanted), len(repository.files))
     return _download(ref, repository.kind, repository.where, wanted)
@@ -79,8 +79,11 @@ def fetch(repository: Repository, names: Iterable[str]) -> Path:
 def fetch_parts(
     repository: Repository, out: Path, small: Path, names: Iterable[str], wanted: Callable[[str], bool]
 ) -> Path:
-    """A folder ``out`` with the files of ``small`` and these safetensors files of the commit: those with a tensor whose
-    name is ``wanted`` are whole, of the others there is the header. Offline all are whole. Raises as ``find`` does."""
+    """A folder ``out`` with the files of ``small`` and these safetensors files of the commit.
+
+    Files with a tensor whose name is ``wanted`` are complete; of the others there is only the header. Offline all are
+    complete. Raises as ``find`` does.
+    """
     if constants.is_offline_mode():
         return fetch(repository, [*(path.name for path in small.iterdir()), *names])
     ref = HubRef(repo=repository.name, revision=repository.commit)
@@ -93,7 +96,7 @@ def fetch_parts(
         header = partial(HfApi().parse_safetensors_file_metadata, ref.repo, name, revision=ref.revision)
         try:
             tensors = asked(header, ref, repository.kind, repository.where).tensors
-        except (SafetensorsParsingError, RecursionError):  # who opens the file will tell
+        except (SafetensorsParsingError, RecursionError):  # opening the file will report the error
             whole.append(name)
             continue
         if any(map(wanted, tensors)):
@@ -109,8 +112,11 @@ def fetch_parts(
 
 
 def _settled(ref: HubRef, kind: Kind, where: str) -> HubRef:
-    """At a commit. The library alone would take the cache's word for a branch when the hub refuses or is down, and the
-    model would silently be that of another day."""
+    """The reference with its revision resolved to a commit.
+
+    The library alone would use the cache's commit for a branch when the hub refuses or is down, so that an outdated
+    model could be used silently.
+    """
     if constants.is_offline_mode() or _COMMIT.fullmatch(ref.revision):
         return ref
     info = asked(lambda: HfApi().repo_info(ref.repo, repo_type=kind, revision=ref.revision), ref, kind, where)
@@ -127,7 +133,7 @@ def _download(ref: HubRef, kind: Kind, where: str, names: Iterable[str]) -> Path
             repo_type=kind,
             revision=ref.revision,
             allow_patterns=patterns,
-            # without this, a commit that is known by its id is looked up even when the network is off
+            # without this, the revision of a known commit is requested even when the network is off
             local_files_only=constants.is_offline_mode(),
         )
 
@@ -135,7 +141,7 @@ def _download(ref: HubRef, kind: Kind, where: str, names: Iterable[str]) -> Path
 
 
 def asked[T](call: Callable[[], T], ref: HubRef, kind: Kind, where: str) -> T:
-    """The call's answer, after looking again where the hub did not answer. Raises as ``find`` does."""
+    """The call's result, with retries if the hub does not answer. Raises as ``find`` does."""
     try:
         return _patiently(call, time.sleep)
     except Exception as error:
@@ -146,7 +152,7 @@ def asked[T](call: Callable[[], T], ref: HubRef, kind: Kind, where: str) -> T:
 
 
 def _patiently[T](call: Callable[[], T], sleep: Callable[[float], None]) -> T:
-    """The library retries downloads, but not the look-up of a revision or of the listing."""
+    """Retries the call: the library retries downloads, but no requests for a revision or a listing."""
     for pause in _PAUSES:
         try:
             return call()

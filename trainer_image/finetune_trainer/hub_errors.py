@@ -1,4 +1,4 @@
-"""What the hub's library raises, as one thing to do for somebody."""
+"""Translates errors of the hub's library to ``StageError``, each with one action for the user."""
 
 from typing import Literal
 
@@ -11,14 +11,16 @@ from finetune_trainer.errors import StageError
 type Kind = Literal["model", "dataset"]
 
 _UNAUTHORIZED, _TIMEOUT, _TOO_MANY, _SERVER = 401, 408, 429, 500
-#: To a commit on top of one that is no longer the last.
+#: Status for a commit on top of one that is no longer the last.
 _OVERTAKEN = 412
 _SET_SECRET = "put a token that may read it into a Secret and name that in spec.huggingFaceTokenSecretRef."  # noqa: S105  advice, no secret
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may do better in a while: no answer, too many requests, a fault of the server, or a
-    commit that another overtook."""
+    """Whether the same call may succeed later.
+
+    That is so after no answer, too many requests, a server error, or a commit that another one overtook.
+    """
     cause = _root(error)
     if isinstance(cause, errors.HfHubHTTPError):
         return _is_passing(cause.response.status_code)
@@ -26,14 +28,14 @@ def is_transient(error: BaseException) -> bool:
 
 
 def retry_after_seconds(error: BaseException) -> float | None:
-    """Seconds that the hub asks to wait."""
+    """Seconds that the hub asks clients to wait; None if it does not say."""
     cause = _root(error)
     asked = cause.response.headers.get("Retry-After", "") if isinstance(cause, errors.HfHubHTTPError) else ""
     return float(asked) if asked.isdecimal() else None
 
 
 def explain(error: Exception, ref: HubRef, kind: Kind, where: str) -> StageError | None:
-    """``where`` is the reference's place in the user's spec. None for an error that is not the hub's."""
+    """The failure for an error of the hub; None for others. ``where``: the reference's place in the user's spec."""
     cause = _root(error)
     saw = f"{kind} {ref.repo}, revision {ref.revision}"
     if isinstance(error, errors.LocalEntryNotFoundError) and constants.is_offline_mode():
@@ -74,7 +76,7 @@ def _not_available(cause: BaseException, ref: HubRef, kind: Kind, where: str, sa
             ExitCode.INPUT_MISSING, "HubRevisionMissing", f"the {kind} has no such revision", where=where, saw=saw,
             expected=_known_revisions(ref, kind), fix=f"Correct {where}.revision.",
         )  # fmt: skip
-    # The hub answers alike for what is not there and for what the token, or nobody, may not see.
+    # The hub answers alike for what does not exist and for what the token, or anyone, may not see.
     return StageError(
         ExitCode.INPUT_MISSING, "HubRepositoryMissing", f"the hub shows no such {kind}: it is not there, or private",
         where=where, saw=f"{saw}, asked {'without a token' if get_token() is None else 'with a token'}",
@@ -83,8 +85,10 @@ def _not_available(cause: BaseException, ref: HubRef, kind: Kind, where: str, sa
 
 
 def _unnamed(cause: BaseException) -> bool:
-    """A request without a token was refused: the hub's answer for what is not there. The library knows that, but only
-    of addresses with https."""
+    """Whether the hub refused a request without a token, which is its answer for what does not exist.
+
+    The library detects that itself, but only for https addresses.
+    """
     refused = isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == _UNAUTHORIZED
     return refused and get_token() is None
 
@@ -110,7 +114,10 @@ def _is_passing(status: int) -> bool:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The library says ``LocalEntryNotFoundError`` for whatever kept it from asking the hub, and RuntimeError for
-    whatever kept it from uploading a file; its cause tells what."""
+    """The error's actual cause.
+
+    The library raises ``LocalEntryNotFoundError`` for anything that kept it from reaching the hub, and RuntimeError for
+    anything that kept it from uploading a file; the chained cause has the details.
+    """
     wraps = isinstance(error, (errors.LocalEntryNotFoundError, RuntimeError))
     return error.__cause__ if wraps and error.__cause__ else error

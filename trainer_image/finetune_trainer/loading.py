@@ -1,6 +1,6 @@
-"""The converted model, loaded onto the devices by MaxText.
+"""Loads the converted model onto the devices with MaxText.
 
-Orbax reads each host's part of it in the type that it is held in, so a host needs memory for that part at most.
+Orbax reads each host's part of it in its stored dtype, so a host needs memory for at most that part.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from finetune_contract.exit_codes import ExitCode
 from finetune_trainer.conversion_cache import UNREADABLE
 from finetune_trainer.errors import StageError
 
-#: How Orbax and TensorStore tell that files are missing, cut short or of another content.
+#: Orbax's and TensorStore's messages for files that are missing, truncated or of other content.
 _UNREADABLE = re.compile(
     r"No valid Orbax checkpoint|NOT_FOUND|DATA_LOSS|OUT_OF_RANGE|FAILED_PRECONDITION|Error (?:reading|opening|decoding)"
     r"|zarr|ocdbt",
@@ -28,7 +28,7 @@ _UNREADABLE = re.compile(
 def pretrained(config: Any) -> tuple[Any, Any]:
     """The model and its mesh. ``config`` is MaxText's; its ``load_parameters_path`` names the converted model.
 
-    Raises ``StageError`` 66 where what lies there is not, or no longer, the whole of one.
+    Raises ``StageError`` 66 if the converted model is missing or incomplete.
     """
     try:
         with _without_random_weights():
@@ -50,7 +50,7 @@ def pretrained(config: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _without_random_weights() -> Iterator[None]:
-    """MaxText makes the model's parameters of zeros, which are free to draw; random keys stay what they are."""
+    """Makes MaxText initialize the model's parameters with zeros, which cost nothing; random keys stay as they are."""
     create = maxtext_utils_nnx.create_nnx_sharded_model
 
     def zeros(abstract: Any, made: Callable[[], Any], *arguments: Any, **named: Any) -> Any:

@@ -2,19 +2,19 @@
 
 Google's privileged images run ``ulimit -l 68719476736`` first. That needs CAP_SYS_RESOURCE, which pods of the standard
 *restricted* cannot have; without it a process may go up to the hard limit that the node's container runtime has set.
-Whether unprivileged TPU pods need so much is documented nowhere, so what is short is only told.
+Whether unprivileged TPU pods need so much is not documented, so a lower limit is only logged.
 """
 
 import logging
 import resource
 
 _LOG = logging.getLogger(__name__)
-#: What Google's images ask for, bytes.
+#: The limit that Google's images set, in bytes.
 WANTED = 68719476736
 
 
 def allow_locking() -> None:
-    """Raises the limit as far as it goes without rights. Logs what is missing then."""
+    """Raises the limit as far as is possible without privileges. Logs a warning if it stays below ``WANTED``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))

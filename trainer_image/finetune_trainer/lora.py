@@ -1,8 +1,8 @@
-"""LoRA on a MaxText model, with the adapter's parameters in float32 whatever the base is held in.
+"""LoRA on a MaxText model, with the adapter's parameters in float32 whatever the dtype of the base.
 
 Qwix gives them the dtype of the base's weights, or of a quantized base's scales: in bfloat16 most of an update's digits
 are lost. With float32 their product, added to a layer's output, makes that float32 too, and a model that computes in
-bfloat16 fails at its next layer. Here the sum is made in float32 and rounded once to the layer's dtype.
+bfloat16 fails at its next layer. Here the sum is computed in float32 and rounded once to the layer's dtype.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from qwix._src.providers.ptq import WithAux
 
 from finetune_trainer.families.plan import LORA_MODULES, module_path
 
-#: In front of a module's path: only where that ends in attention's output.
+#: Prefix of a module path pattern: matches only paths that end in attention's output.
 _OUT = r"(?=.*/out$)"
 
 
@@ -46,7 +46,7 @@ def _provider(config: Any) -> qwix.LoraProvider:
     if qtype is None:
         return _Float32Lora([qwix.LoraRule(module_path=lora.lora_module_path, **adapter)])
     every = module_path(LORA_MODULES)
-    # Of attention's output [heads, head_dim, width] a block is within a head. Qwix's own would go through all heads.
+    # In attention's output [heads, head_dim, width] a block is within a head. Qwix's default would span all heads.
     held = {_OUT: {0: 1, 1: block} if block else None, "": block}
     rules = [
         *(
@@ -55,7 +55,7 @@ def _provider(config: Any) -> qwix.LoraProvider:
             )
             for where, tile in held.items()
         ),
-        # MaxText's own would quantize the adapted layers only, and leave the rest of the base as large as it is.
+        # MaxText's rules would quantize only the adapted layers, and leave the rest of the base at full size.
         *(
             qwix.QuantizationRule(module_path=where + every, weight_qtype=qtype, tile_size=tile)
             for where, tile in held.items()
@@ -65,25 +65,27 @@ def _provider(config: Any) -> qwix.LoraProvider:
 
 
 def _adapted(model: nnx.Module, mesh: Mesh, config: Any) -> nnx.Module:
-    """The model with adapters, each array divided among the devices as its metadata say. ``model`` is used up.
+    """The model with adapters, each array sharded as its metadata say. ``model`` is consumed.
 
-    Operation by operation, as MaxText does it, all of a quantized base comes to lie on every device, the compiler
-    divides norm scales as it likes, and several processes fail, because none of them holds the whole of an adapter.
+    Done operation by operation, as in MaxText, a quantized base is placed on every device as a whole, the compiler
+    shards norm scales as it likes, and several processes fail, because none of them holds the whole of an adapter.
     """
     adapt, state, made = _adapting(model, mesh, config)
     return nnx.merge(made[0], adapt(state))
 
 
 def lowered(model: nnx.Module, mesh: Mesh, config: Any) -> Any:
-    """``jax.stages.Lowered`` of what gives a loaded model its adapters and quantizes it. ``model`` is traced, each
-    array at its place."""
+    """``jax.stages.Lowered`` of the program that adds adapters to a loaded model and quantizes it.
+
+    ``model`` is traced, each array with its sharding.
+    """
     lora_utils._build_lora_provider = _provider  # noqa: SLF001
     adapt, state, _ = _adapting(model, mesh, config)
     return adapt.lower(state)
 
 
 def _adapting(model: nnx.Module, mesh: Mesh, config: Any) -> tuple[Any, Any, list[Any]]:
-    """The jitted program, the state that it takes, and, filled in, the graph of what it makes."""
+    """The jitted program, the state that it takes, and a list that tracing fills with the result's graph."""
     graph, state = nnx.split(model)
     made: list[Any] = []
 
@@ -104,7 +106,7 @@ def _adapting(model: nnx.Module, mesh: Mesh, config: Any) -> tuple[Any, Any, lis
 
 @contextlib.contextmanager
 def unplaced_adapters(mesh: Mesh) -> Iterator[None]:
-    """MaxText moves adapters to their devices, which traced ones cannot; where they belong stands in their metadata."""
+    """Skips MaxText's placement of adapters, which fails for traced ones; their metadata have the sharding."""
     apply, inputs = lora_utils.apply_lora_to_model, lora_utils._prepare_dummy_inputs  # noqa: SLF001
     rows = inputs(mesh)
     lora_utils._prepare_dummy_inputs = lambda _: rows  # noqa: SLF001
@@ -116,8 +118,10 @@ def unplaced_adapters(mesh: Mesh) -> Iterator[None]:
 
 
 def shardings(state: Any, mesh: Mesh) -> Any:
-    """Where each array of a traced model's state belongs. What cannot be divided evenly, as the scales of a few blocks,
-    is whole on every device."""
+    """The sharding of each array of a traced model's state.
+
+    Arrays that do not divide evenly, such as the scales of a few blocks, are replicated on every device.
+    """
     places = sharding.nnx_construct_named_sharding(state, mesh)
     return jax.tree.map(_even, state, places)
 
@@ -127,8 +131,10 @@ class IndivisibleShapeError(ValueError):
 
 
 def require_divisible(state: Any, mesh: Mesh) -> None:
-    """Raises ``IndivisibleShapeError`` for parameters that MaxText refuses to load onto the mesh: it divides those of a
-    model without adapters as their metadata say, evenly or not at all."""
+    """Raises ``IndivisibleShapeError`` for parameters that MaxText refuses to load onto the mesh.
+
+    MaxText shards those of a model without adapters as their metadata say, evenly or not at all.
+    """
     places = sharding.nnx_construct_named_sharding(state, mesh)
     for (path, array), place in zip(jax.tree.leaves_with_path(state), jax.tree.leaves(places), strict=True):
         if not (even := _even(array, place)).is_equivalent_to(place, len(array.shape)):
@@ -152,16 +158,16 @@ def _even(array: Any, place: NamedSharding) -> NamedSharding:
 
 
 def _restore_quantized(model: nnx.Module, qtype: str) -> None:
-    """Makes quantized weights of unscanned layers what Qwix made them: arrays of ``qtype``.
+    """Restores quantized weights of unscanned layers to what Qwix made them: arrays of ``qtype``.
 
     Gemma 3's layers beyond the last whole block run inside a checkpointed function, from which MaxText takes a bare
-    state back. That loses what says how the weight is quantized, and Qwix recognizes it as a weight no longer: it
-    computes with codes of four bits as if they were numbers, and without the adapter.
+    state back. That loses how the weight is quantized, and Qwix no longer recognizes it as a weight: it computes with
+    codes of four bits as if they were numbers, and without the adapter.
     """
     for _, module in list(nnx.iter_modules(model)):
         for name, weight in list(vars(module).items()):
             if isinstance(weight, nnx.Param) and isinstance(state := weight.get_raw_value(), nnx.State):
-                # they were made inside that function, and could not be changed outside of it
+                # copies: the originals were made inside that function, and cannot be changed outside of it
                 own = {part: variable.copy() for part, variable in state["array"].items()}
                 array = QArray(**own, qtype=qtype)
                 setattr(module, name, WithAux(array, HowToQuantize(qtype=qtype)))
@@ -172,7 +178,7 @@ def with_lora(model: Any, mesh: Mesh, config: Any) -> Any:
 
     Call inside ``jax.set_mesh`` and MaxText's logical axis rules.
     """
-    lora_utils._build_lora_provider = _provider  # noqa: SLF001 - MaxText offers no place for it
+    lora_utils._build_lora_provider = _provider  # noqa: SLF001 - MaxText has no hook for it
     adapted = _adapted(model, mesh, config)
     nnx.pop(adapted, nnx.Intermediate)
     for _, variable in nnx.iter_graph(adapted):

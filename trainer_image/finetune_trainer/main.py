@@ -1,8 +1,8 @@
 """``finetune-stage``: one stage in one process.
 
-Without arguments the request comes from the environment variable ``FINETUNE_REQUEST``; ``finetune-stage evaluate
---model URI --data URI`` measures any folder in Hugging Face format by hand, ``finetune-stage compile`` asks the TPU
-compiler what a train step needs.
+Without arguments the request comes from the environment variable ``FINETUNE_REQUEST``. ``finetune-stage evaluate
+--model URI --data URI`` evaluates any folder in Hugging Face format manually, ``finetune-stage compile`` compiles a
+train step with the TPU compiler and reports what it needs.
 """
 
 import contextlib
@@ -55,9 +55,9 @@ def run() -> None:
 
 
 def main(environment: Mapping[str, str]) -> int:
-    """Runs the stage that ``environment`` asks for and returns its exit code; every outcome is recorded by then.
+    """Runs the stage that ``environment`` requests and returns its exit code; by then every outcome is recorded.
 
-    To be called once per process, on its main thread. Afterwards the process is of no further use.
+    Call it once per process, on its main thread. Afterwards the process is of no further use.
     """
     redact = Redactor(environment)
     termination = Path(environment.get("TERMINATION_MESSAGE_PATH", "/dev/termination-log"))
@@ -91,7 +91,7 @@ def main(environment: Mapping[str, str]) -> int:
     try:
         attempt.begin()
         code = _run(request.stage, attempt, processes, stopper, environment)
-    except BaseException as error:  # noqa: BLE001 - the boundary: whatever it is becomes a record and an exit code
+    except BaseException as error:  # noqa: BLE001 - the boundary: every error becomes a record and an exit code
         code = _failed(error, attempt, processes)
     tail.settle()
     return int(code)
@@ -112,7 +112,7 @@ def _run(
     if "://" in (folder := environment.get("JAX_COMPILATION_CACHE_DIR", "")):
         use_compilation_cache(folder, attempt.store, first=processes.first)
     attempt.compilations = compilations = CompilationCounter.begin()
-    # Before they meet: a host that does not come is known by the file that it lacks.
+    # Before the processes connect: a host that does not come is identified by its missing file.
     several = stage is Stage.TRAIN and processes.count > 1
     report = (
         HostProgressReporter(attempt.request, attempt.store, host=processes.index, now=attempt.now)
@@ -147,7 +147,7 @@ def _run(
 
 
 def _failed(error: BaseException, attempt: AttemptRecorder, processes: Processes) -> int:
-    """Records why the stage failed, here or in another process, and ends the others."""
+    """Records why the stage failed, here or in another process, and ends the other processes."""
     told = processes.peer_failure()
     if told is not None:
         return attempt.failed(_peer_failure_of(told))
@@ -163,7 +163,7 @@ def _peer_failure_of(told: str) -> Failure:
 
 
 def _end(record: Callable[[], int], otherwise: int) -> None:
-    """Ends the process from another thread than the main one, also where the end cannot be recorded."""
+    """Ends the process from a thread other than the main one, also if the end cannot be recorded."""
     code = otherwise
     try:
         code = record()
@@ -172,7 +172,7 @@ def _end(record: Callable[[], int], otherwise: int) -> None:
 
 
 def _log_to_standard_error(request: StageRequest) -> None:
-    """Our own lines from INFO on, those of libraries from WARNING on."""
+    """Logs this package from INFO, and libraries from WARNING."""
     logging.basicConfig(
         level=logging.WARNING,
         format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
@@ -202,16 +202,20 @@ def _not_understood(error: ContractUnsupported | ValidationError) -> str:
 
 
 def _no_request(code: ExitCode, text: str, termination: Path) -> int:
-    """Nothing is known of a run folder, so the container's own words are all there is."""
+    """Reports an unusable request. No run folder is known, so only the container's own output can say why."""
     print(text, file=sys.stderr)
-    with contextlib.suppress(OSError):  # by hand there is no such file, and standard error has said it
+    with contextlib.suppress(
+        OSError
+    ):  # outside a container there is no such file, and standard error has the message
         termination.write_text(text[:4096], encoding="utf-8")
     return code
 
 
 def preload() -> None:
-    """Imports what stages need and sets the objects aside from garbage collection, without touching a JAX device: for
-    a server that forks a process per stage."""
+    """Imports what stages need and excludes the objects from garbage collection, without using a JAX device.
+
+    For a server that forks a process per stage.
+    """
     import gc
 
     for name in (*_MODULES.values(), "finetune_trainer.training.session", "finetune_trainer.evaluation.models",

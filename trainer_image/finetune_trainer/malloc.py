@@ -2,15 +2,15 @@
 
 import ctypes
 
-#: From glibc's malloc.h.
+#: Constants from glibc's malloc.h.
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 
 
 def return_freed_arrays() -> None:
-    """Makes freed arrays go back to the system at once.
+    """Makes the C library return freed arrays to the system at once, for the whole process.
 
-    By default glibc keeps what up to 32 MiB large allocations leave behind, in a heap for each of many threads: over a
-    conversion of 3 GB that grows by half a GiB. Without effect under another C library. For the whole process.
+    By default glibc keeps what allocations of up to 32 MiB leave behind, in a heap for each of many threads: over a
+    conversion of 3 GB that grows by half a GiB. No effect under another C library.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

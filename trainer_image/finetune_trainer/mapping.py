@@ -1,7 +1,7 @@
-"""Between a Hugging Face checkpoint and MaxText's parameters: MaxText's own tables, fed with the real model's sizes.
+"""Maps between a Hugging Face checkpoint and MaxText's parameters: MaxText's own tables, with the real model's sizes.
 
-A MaxText parameter stacks the same tensor of many layers. Hooks change layout and scale of one layer's tensor; they
-act on the outputs of a projection only, so the same hook turns a whole weight and the B half of a LoRA pair.
+A MaxText parameter stacks the same tensor of many layers. Hooks change layout and scale of one layer's tensor; they act
+only on the outputs of a projection, so the same hook converts a whole weight and the B half of a LoRA pair.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,17 +28,20 @@ class Parameter:
     key: str
     """MaxText's path, joined with dashes: ``params-decoder-layers-mlp-wo-kernel``."""
     names: tuple[str, ...]
-    """Plain Hugging Face names, in the order of the stacked layers; of experts all layers of the first, and so on."""
+    """Plain Hugging Face names in the order of the stacked layers; with experts, all layers of the first one, and so
+    on."""
     stacked: bool
-    """Whether it holds several layers."""
+    """Whether it stacks several layers."""
     experts: bool
-    """Whether it holds experts: on the first axis, in front of the layers."""
+    """Whether it stacks experts: on the first axis, before the layers."""
     to_maxtext: tuple[Hook, ...]
     to_hugging_face: tuple[Hook, ...]
 
     def index(self, place: int, shape: tuple[int, ...], axis: int) -> tuple[int | slice, ...]:
-        """Where the tensor at ``place`` of ``names`` lies in MaxText's array of ``shape``; ``axis`` is MaxText's
-        ``param_scan_axis``."""
+        """Index of the tensor at ``place`` of ``names`` in MaxText's array of ``shape``.
+
+        ``axis`` is MaxText's ``param_scan_axis``.
+        """
         if self.experts and self.stacked:
             return divmod(place, shape[1])
         if self.experts:
@@ -53,12 +56,14 @@ class Parameter:
         return _apply(self.to_maxtext, tensor, shape)
 
     def decode(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """The Hugging Face tensor (float32, of ``shape``) of that part; undoes ``encode``."""
+        """The Hugging Face tensor (float32, of ``shape``) of that part; inverts ``encode``."""
         return _apply(self.to_hugging_face, part, shape)
 
     def stack_axes(self, dimensions: int, axis: int) -> tuple[int, ...]:
-        """The axes along which MaxText's array of so many ``dimensions``, or a half of its LoRA pair, stacks
-        ``names``, in their order. ``axis``: ``param_scan_axis``."""
+        """The axes along which MaxText's array, or a half of its LoRA pair, stacks ``names``, in their order.
+
+        ``dimensions``: the array's number of dimensions; ``axis``: ``param_scan_axis``.
+        """
         if self.experts:
             return (0, 1) if self.stacked else (0,)
         return (stack_axis(dimensions, axis),) if self.stacked else ()
@@ -68,8 +73,8 @@ class Parameter:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """PEFT's (lora_A ``[rank, in]``, lora_B ``[out, rank]``) of all layers, for a weight of ``shape`` [out, in].
 
-        ``low`` and ``high`` are MaxText's ``[in, layers, rank]`` and ``[rank, layers, out]``. The hooks change a
-        projection's outputs only (rotary order, query scale), so they act on the B half alone.
+        ``low`` and ``high`` are MaxText's ``[in, layers, rank]`` and ``[rank, layers, out]``. The hooks change only a
+        projection's outputs (rotary order, query scale), so they act on the B half alone.
         """
         lows = np.moveaxis(low, axis, 0) if self.stacked else low[None]
         highs = np.moveaxis(high, axis, 0) if self.stacked else high[None]
@@ -86,12 +91,12 @@ class Parameter:
 
 
 def stack_axis(dimensions: int, axis: int) -> int:
-    """Where MaxText stacks layers: ``param_scan_axis``, or 0 for arrays too flat to have it."""
+    """The axis along which MaxText stacks layers: ``param_scan_axis``, or 0 for arrays with too few dimensions."""
     return axis if dimensions > axis else 0
 
 
 def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
-    """Every parameter that the text model has, in MaxText's order of names."""
+    """All parameters of the text model, in MaxText's order of names."""
     view = _view(plan)
     names = PARAM_MAPPING[plan.model_name](view, config, config.scan_layers)
     inward = HOOK_FNS[plan.model_name](view, config, config.scan_layers, saving_to_hf=False)
@@ -112,7 +117,7 @@ def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
     found = []
     for key, value in names.items():
         several = value if isinstance(value, list) else [value]
-        # scanned, an expert has the list of its layers; else each layer has the list of its experts
+        # if scanned, each expert has the list of its layers; else each layer has the list of its experts
         nested = any(isinstance(each, list) for each in several)
         experts = nested or (isinstance(value, list) and not config.scan_layers)
         listed = [name for layers in several for name in layers] if nested else several
@@ -132,7 +137,7 @@ def parameters(plan: ModelPlan, config: Any) -> list[Parameter]:
 
 
 def _view(plan: ModelPlan) -> Mapping[str, Any]:
-    """What the tables read of a Hugging Face configuration."""
+    """The part of a Hugging Face configuration that the tables read."""
     sizes: dict[str, Any] = {
         "num_hidden_layers": plan.layers,
         "hidden_size": plan.hidden_size,
@@ -148,7 +153,7 @@ def _view(plan: ModelPlan) -> Mapping[str, Any]:
 
 
 def _joined_heads(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """``[in, heads, head_dim]`` or ``[heads, head_dim, out]`` as ``shape``, Hugging Face's [out, in]."""
+    """Reshapes ``[in, heads, head_dim]`` or ``[heads, head_dim, out]`` to ``shape``, Hugging Face's [out, in]."""
     return array.reshape(shape[::-1]).T
 
 

@@ -1,4 +1,4 @@
-"""A PEFT LoRA adapter merged into its base model, as a folder that conversion can read."""
+"""Merges a PEFT LoRA adapter into its base model, as a folder that conversion can read."""
 
 import json
 import re
@@ -20,8 +20,10 @@ _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weig
 
 
 def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, store: StorageClient) -> Path:
-    """The merged model (weights in float32) below ``scratch``. Raises ``StageError`` 64 or 66 for an adapter that is
-    not there or not of this model."""
+    """The merged model's folder (weights in float32) below ``scratch``.
+
+    Raises ``StageError`` 64 or 66 for an adapter that does not exist or does not fit this model.
+    """
     source = store.fetch_folder(address, scratch / "adapter", include=("adapter_*",))
     try:
         config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
@@ -45,7 +47,7 @@ def merged_folder(base: Weights, plan: ModelPlan, address: str, scratch: Path, s
         found.setdefault(name, {})[match["half"]] = value.astype(np.float32)
     shapes = plan.tensors()
     for name, parts in found.items():
-        high, low = shapes[name]  # numpy would stretch a single column over all
+        high, low = shapes[name]  # numpy would broadcast a single column over all
         saw = {half: array.shape for half, array in parts.items()}
         if saw != (wanted := {"A": (rank, low), "B": (high, rank)}):
             raise StageError(

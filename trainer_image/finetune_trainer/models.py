@@ -17,10 +17,10 @@ from finetune_trainer.families.sizes import sizes
 from finetune_trainer.storage import Entry, StorageClient, is_inside, local_path, unchanged
 from finetune_trainer.weights import INDEX, SINGLE, is_vision, weight_files
 
-#: Everything but the weights. Folders below hold other formats of the same model (original/, onnx/).
+#: Everything but the weights. Subfolders hold other formats of the same model (original/, onnx/).
 _SMALL = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "README.md", "LICENSE*", "NOTICE",
           "USE_POLICY.md")  # fmt: skip
-#: What decides the weights, and what the tokens, in a folder.
+#: Files of a folder that determine the weights, and files that determine the tokens.
 _MODEL = ("config.json", "*safetensors", "*safetensors.index.json")
 _TOKENIZER = (
     "tokenizer*",
@@ -30,44 +30,47 @@ _TOKENIZER = (
     "merges.txt",
     "vocab.*",
 )
-#: Lies with a LoRA adapter in PEFT's layout.
+#: File that identifies a LoRA adapter in PEFT's layout.
 _ADAPTER = "adapter_config.json"
-#: Weights in formats that are not read, for the error.
+#: Weights in formats that are not read, for the error message.
 _OTHER_WEIGHTS = (".bin", ".gguf", ".pth", ".pt", ".msgpack", ".h5", ".safetensors")
 
 Values = Literal["All", "Foreign", "None"]
-"""Which tensors' values are fetched with the headers of the weights; Foreign: those that training leaves alone."""
+"""Which tensors' values are fetched with the headers of the weights; Foreign: those that training leaves unchanged."""
 _WANTED: Mapping[Values, Callable[[str], bool]] = {"Foreign": is_vision, "None": lambda _: False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
     path: Path
-    """Folder with config.json and, where asked for, the weights."""
+    """Folder with config.json and, if requested, the weights."""
     tokenizer_path: Path
     source: str
     """Hub name or address, as the user wrote it."""
     tokenizer_source: str
-    """The model's, or that of the tokenizer's own."""
+    """Source of the tokenizer: the model's, or the tokenizer's own."""
     revision: str
-    """Commit on the hub; of a folder, a digest over names, sizes and checksums of config.json and weights."""
+    """Commit on the hub; for a folder, a digest over names, sizes and checksums of config.json and weights."""
     tokenizer_revision: str | None = None
-    """Commit of the tokenizer's own repository on the hub; of one in a folder, a digest over its files; None: it lies
-    in the model's repository."""
+    """Commit of the tokenizer's own repository on the hub; for a tokenizer in a folder, a digest over its files; None
+    if it is in the model's repository."""
     weights_bytes: int = 0
-    """Of the files that hold the weights, whether fetched or not; 0: unknown, or beside a MaxText checkpoint."""
+    """Bytes of the files that hold the weights, whether fetched or not; 0 if unknown, or beside a MaxText checkpoint.
+    """
     in_place: tuple[Entry, ...] = ()
-    """Of a ``file://`` folder: config.json and weights as they were compared, which are read where they lie."""
+    """For a ``file://`` folder, config.json and weights as they were verified; they are read in place."""
 
     def require_unchanged(self) -> None:
-        """Compares the files that are read in place once more, by size and time: what was made of them is theirs only
-        if they stayed as they were. Raises ``StageError`` 65."""
+        """Verifies the files that are read in place once more, by size and time.
+
+        Results derived from them are valid only if they did not change. Raises ``StageError`` 65.
+        """
         for entry in self.in_place:
             if not unchanged(entry):
                 raise replaced(entry.uri, "model.uri")
 
     def identity(self, plan: ModelPlan, layout: CheckpointLayout = OCDBT) -> ModelIdentity:
-        """As preflight reports it; ``layout`` is that of the converted model."""
+        """The identity that preflight reports; ``layout`` is that of the converted model."""
         return ModelIdentity(
             source=self.source,
             revision=self.revision,
@@ -83,10 +86,12 @@ class LocalModel:
 def fetch_model(
     source: ModelSource, scratch: Path, store: StorageClient, *, weights: bool, values: Values = "All"
 ) -> LocalModel:
-    """Fetches config.json, tokenizer and small files, and the weights where ``weights``: of those the headers and at
-    least ``values``. Every file of a bucket is fetched at the version that was compared; a ``file://`` folder is used
-    where it lies (``LocalModel.require_unchanged``). The weights must be there in any case. Raises ``StageError`` 65
-    (changed since preflight, or meanwhile), 66, 69 or 77. Beside a MaxText checkpoint there are no weights to fetch."""
+    """Fetches config.json, tokenizer and small files, and if ``weights`` the weights' headers and at least ``values``.
+
+    Every file of a bucket is fetched at the version that was verified; a ``file://`` folder is used in place
+    (``LocalModel.require_unchanged``). The weights must exist in any case. Raises ``StageError`` 65 (changed since
+    preflight, or meanwhile), 66, 69 or 77. Beside a MaxText checkpoint there are no weights to fetch.
+    """
     if source.orbax is not None:
         return _with_checkpoint(source, source.orbax, scratch, store)
     model = _find(source, scratch / "model", store, "spec.model")
@@ -118,7 +123,7 @@ def fetch_model(
 
 
 def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: StorageClient) -> LocalModel:
-    """The configuration that lies with the tokenizer, of a model whose weights are the checkpoint's."""
+    """The configuration and tokenizer of a model whose weights are those of a MaxText checkpoint."""
     assert source.tokenizer is not None, "a checkpoint comes with a tokenizer"
     found = _find(source.tokenizer, scratch / "tokenizer", store, "spec.model.tokenizer")
     if "config.json" not in found.names:
@@ -149,7 +154,7 @@ def _with_checkpoint(source: ModelSource, items: str, scratch: Path, store: Stor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """A folder that was found, and how to get files of it."""
+    """A model folder or repository that was found, and how to fetch its files."""
 
     source: str
     """Hub name or address, as the user wrote it."""
@@ -157,16 +162,16 @@ class _Found:
     """The field of the spec that names it."""
     revision: str
     sizes: Mapping[str, int]
-    """Of all files, in bytes, by name."""
+    """Bytes of all files, by name."""
     fetch: Callable[[Sequence[str]], Path]
-    """Brings files by name; returns the folder."""
+    """Fetches files by name; returns their folder."""
     fetch_parts: Callable[[Path, Sequence[str], Callable[[str], bool]], Path]
-    """Beside the small files, which lie in the folder that is given, brings weight files by name with at least the
-    tensors that are wanted; returns the folder."""
+    """Fetches weight files by name, with at least the wanted tensors, beside the small files of the given folder.
+    Returns the folder with both."""
     tokenizer_digest: str | None = None
     """None on the hub, where the revision pins the tokenizer, too."""
     in_place: tuple[Entry, ...] = ()
-    """As in ``LocalModel``."""
+    """See ``LocalModel``."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -218,8 +223,10 @@ def _find(source: ModelSource, scratch: Path, store: StorageClient, where: str) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Folder:
-    """A folder in storage as it was listed: each file is fetched at that version. Raises ``StageError`` 65 for one that
-    has been replaced or removed since."""
+    """A folder in storage as it was listed: each file is fetched at that version.
+
+    Raises ``StageError`` 65 for a file that has been replaced or removed since.
+    """
 
     listed: Mapping[str, Entry]
     store: StorageClient
@@ -245,7 +252,7 @@ class _Folder:
 
 
 def _require_model(model: _Found) -> None:
-    """Config and weights lie in the folder itself. Raises ``StageError`` 66 with what is there instead."""
+    """Raises ``StageError`` 66, listing what the folder has, unless config and weights are in the folder itself."""
     if "config.json" not in model.names:
         fix = "Name the folder that save_pretrained wrote."
         raise _incomplete(model, "ConfigMissing", "config.json", sorted(model.names), fix)
@@ -280,7 +287,7 @@ def _relative(entry: Entry, folder: str) -> str:
 
 
 def _digest(checksums: Mapping[str, str], patterns: Sequence[str]) -> str:
-    """Over the files of these names: the same ones give the same digest wherever they lie."""
+    """A digest over the files that match the patterns. Equal files give an equal digest, wherever they are."""
     return _sum(f"{name} {checksum}" for name, checksum in checksums.items() if _is_any(name, patterns))
 
 

@@ -1,9 +1,9 @@
-"""A second opinion on the model: the published formulas in numpy, straight from config.json and the weights.
+"""An independent reference of the model: the published formulas in numpy, straight from config.json and the weights.
 
-It shares nothing with the engine or with ``families``: transformers' own configuration classes read config.json. So
+It shares no code with the engine or with ``families``: transformers' own configuration classes read config.json. So
 where the engine's numbers agree with these, dimensions, rotary embeddings, scales, caps and windows are all right. One
 weight is in memory at a time; rows are short, speed does not matter. Sources: transformers' modeling files for Llama,
-Mistral, Mixtral, Qwen2, Qwen3, Gemma 2, Gemma 3 and DeepSeek 2; for the scale of the last one's attention the code that
+Mistral, Mixtral, Qwen2, Qwen3, Gemma 2, Gemma 3 and DeepSeek 2; for the scale of DeepSeek 2's attention the code that
 DeepSeek published.
 """
 
@@ -25,7 +25,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_pytorch_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
 }
 _MLP = ("gate_proj", "up_proj", "down_proj")
-#: Where layers keep their experts, and the names of gate, up and down projection.
+#: The module that holds a layer's experts, and the names of gate, up and down projection.
 _EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen3_moe": ("mlp", _MLP),
@@ -34,22 +34,25 @@ _EXPERTS = {
 
 
 class NumpyReference:
-    """What the model computes for a few rows of token ids, but for the last product with the vocabulary."""
+    """The model's computation for a few rows of token ids, up to the product with the vocabulary."""
 
     experts: list[list[Array] | None]
-    """By layer: for each row the experts that each token goes to, ``[len(row), experts a token]``; None: a layer
-    without experts."""
+    """By layer, for each row the experts of each token, ``[len(row), experts per token]``; None for a layer without
+    experts."""
 
     def __init__(self, folder: Path, read: Read, rows: Sequence[Sequence[int]]) -> None:
-        """``folder`` has config.json; ``read`` gives a weight by its plain name."""
+        """``folder`` has config.json; ``read`` returns a weight by its plain name."""
         config = AutoConfig.from_pretrained(folder)
         self._model = _Model(getattr(config, "text_config", None) or config, read)
         self._states = self._model.states([np.asarray(row) for row in rows])
         self.experts = self._model.chosen
 
     def logits(self, vocabulary: int | None = None) -> Iterator[tuple[int, list[Array]]]:
-        """Part after part of the vocabulary, each of ``vocabulary`` token ids at most (None: of all): the part's first
-        token id, and for each row float32 logits ``[len(row), part]``."""
+        """Logits, one part of the vocabulary after the other.
+
+        Each part has at most ``vocabulary`` token ids (None: all). Yields the part's first token id, and for each row
+        float32 logits ``[len(row), part]``.
+        """
         return self._model.logits(self._states, vocabulary)
 
 
@@ -73,7 +76,7 @@ class _Model:
         return self._raw(name).astype(np.float32)
 
     def states(self, rows: list[Array]) -> list[Array]:
-        """For each row, what the vocabulary is multiplied with."""
+        """The final hidden states of each row, which the output head is applied to."""
         states = self._embedded(rows)
         for i in range(self._config.num_hidden_layers):
             self.chosen.append(None)
@@ -120,7 +123,7 @@ class _Model:
         return self._linear(down, [self._activation(g) * u for g, u in zip(gates, ups, strict=True)])
 
     def _experts(self, layer: str, states: list[Array]) -> list[Array]:
-        """Each token goes to the experts that the router gives the highest probabilities."""
+        """A mixture of experts: each token goes to those with the highest router probabilities."""
         config = self._config
         part, names = _EXPERTS[config.model_type]
         normed = config.model_type == "mixtral" or config.norm_topk_prob
@@ -171,7 +174,7 @@ class _Model:
     def _heads(
         self, layer: str, states: list[Array], turns: list[Turn]
     ) -> Iterator[tuple[Array, Array, Array]]:
-        """For each row queries, keys and values ``[heads, length, head_dim]``."""
+        """Queries, keys and values of each row, ``[heads, length, head_dim]``."""
         normed = self._config.model_type in ("qwen3", "qwen3_moe", "gemma3_text")
 
         biased = self._config.model_type == "qwen2"
@@ -192,7 +195,7 @@ class _Model:
     def _latent_heads(
         self, layer: str, states: list[Array], turns: list[Turn]
     ) -> Iterator[tuple[Array, Array, Array]]:
-        """As ``_heads``, of multi-head latent attention: the rotary part of keys is one for all heads."""
+        """As ``_heads``, for multi-head latent attention: the rotary part of keys is shared by all heads."""
         config = self._config
         plain = config.qk_nope_head_dim
 
@@ -235,7 +238,7 @@ class _Model:
 
 
 def _shares(scores: Array, chosen: Array, *, normed: bool) -> Array:
-    """Of each expert in each token's answer."""
+    """The weight of each expert in each token's output."""
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     kept: Array = np.zeros_like(shares)
@@ -257,8 +260,11 @@ def _llama3(frequency: Array, parameters: dict[str, Any]) -> Array:
 
 
 def _yarn(frequency: Array, parameters: dict[str, Any]) -> Array:
-    """Waves that turn more than ``beta_fast`` times in the original context are kept, those below ``beta_slow`` divided
-    by the factor, and between them the share goes with the dimension."""
+    """YaRN frequencies.
+
+    Waves that turn more than ``beta_fast`` times in the original context are kept, those below ``beta_slow`` are
+    divided by the factor, and in between they are blended linearly by dimension.
+    """
 
     def dimension(turns: float) -> float:
         wave = parameters["original_max_position_embeddings"] / (turns * 2 * np.pi)
@@ -275,14 +281,14 @@ def _yarn(frequency: Array, parameters: dict[str, Any]) -> Array:
 
 
 def _yarn_scale(parameters: dict[str, Any]) -> float:
-    """What DeepSeek's attention is scaled by besides the width of its heads."""
+    """The factor by which DeepSeek's attention is scaled besides the width of its heads."""
     if parameters["rope_type"] != "yarn":
         return 1.0
     return float(0.1 * parameters["mscale_all_dim"] * np.log(parameters["factor"]) + 1.0) ** 2
 
 
 def _rotate_pairs(x: Array, cos: Array, sin: Array) -> Array:
-    """As ``_rotate``, where the two of a pair lie side by side."""
+    """As ``_rotate``, for pairs whose elements are adjacent."""
     half = x.shape[-1] // 2
     even, odd, c, s = x[..., ::2], x[..., 1::2], cos[:, :half], sin[:, :half]
     return np.stack([even * c - odd * s, even * s + odd * c], axis=-1).reshape(x.shape)

@@ -1,4 +1,4 @@
-"""What a training step minimises: pure functions of a MaxText model and a batch, and the reference model.
+"""What a training step minimizes: pure functions of a MaxText model and a batch, and the reference model.
 
 The loss on texts is MaxText's own. Losses on preference pairs are those of the methods
 (:mod:`finetune_trainer.methods`).
@@ -24,28 +24,31 @@ from finetune_trainer.training.accumulation import microbatches
 
 
 class Objective(Protocol):
-    """``(model, batch) -> (mean loss, sums)``. Of the sums, ``nats`` over ``total_weights`` is the mean without what an
-    architecture adds in training (the balance of experts); others are metrics, summed over the same."""
+    """``(model, batch) -> (mean loss, sums)``.
+
+    Of the sums, ``nats`` over ``total_weights`` is the mean without what an architecture adds in training (the load
+    balancing of experts); others are metrics, summed over the same weights.
+    """
 
     metrics: ClassVar[tuple[str, ...]]
-    """Names of those others."""
+    """Names of the sums that are metrics."""
     per_token: ClassVar[bool]
-    """Whether the loss is a mean over tokens, and its exponential a perplexity."""
+    """Whether the loss is a mean over tokens, so that its exponential is a perplexity."""
 
     @property
     def relative(self) -> bool:
-        """Whether the batch must carry log-probabilities of the model that training began with."""
+        """Whether the batch must contain log-probabilities of the model that training began with."""
 
     def __call__(self, model: Any, batch: Arrays, *, train: bool) -> tuple[jax.Array, Arrays]: ...
 
     @staticmethod
     def tokens(batch: Batch) -> int:
-        """Tokens of the batch whose probability counts."""
+        """Number of tokens of the batch whose probability counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftLoss:
-    """On texts: MaxText's cross-entropy, over all trained tokens of the batch."""
+    """Loss on texts: MaxText's cross-entropy, over all trained tokens of the batch."""
 
     config: Any
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -63,7 +66,7 @@ class SftLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """Over preference pairs; a row without answers has no weight."""
+    """Loss on preference pairs; a row without answers has no weight."""
 
     compare: Callable[[jax.Array, jax.Array, Arrays], tuple[jax.Array, jax.Array, jax.Array]]
     """:meth:`.methods.base.Comparison.compare`."""
@@ -89,9 +92,9 @@ class Preference:
 
 
 def log_probabilities(model: Any, batch: Arrays) -> tuple[jax.Array, jax.Array]:
-    """Of the chosen and the rejected answers ``[pairs]``, each summed over its tokens, in one forward pass.
+    """Log-probabilities of the chosen and the rejected answers ``[pairs]``, each summed over its tokens.
 
-    Prompts stand at the right end of their columns, answers at the left of theirs, as Tunix lays them out.
+    Computed in one forward pass. Prompts are right-aligned in their columns, answers left-aligned, as in Tunix.
     """
     prompt, seen = (jnp.concatenate([batch[f"prompt_{part}"]] * 2) for part in ("ids", "mask"))
     answer, counted = (
@@ -115,8 +118,10 @@ class ReferenceModel:
     """The model that training began with: adds its log-probabilities to batches."""
 
     def __init__(self, graph: Any, state: Callable[[], Any], mesh: Mesh, *, rows: int | None) -> None:
-        """``state`` gives the parameters at every use. ``rows``: of one forward pass, a divisor of those of each batch;
-        None: whole batches."""
+        """``state`` returns the parameters at every use.
+
+        ``rows``: rows of one forward pass, a divisor of those of each batch; None for whole batches.
+        """
         self._state, self._mesh = state, mesh
 
         def known(state: Any, batch: Arrays) -> tuple[jax.Array, ...]:
@@ -134,20 +139,20 @@ class ReferenceModel:
 
     @classmethod
     def itself(cls, model: Any, mesh: Mesh, *, rows: int | None = None) -> "ReferenceModel":
-        """A model that is not trained."""
+        """A reference that is the model itself, which is not trained."""
         graph, state = nnx.split(model)
         return cls(graph, lambda: state, mesh, rows=rows)
 
     @classmethod
     def copied(cls, model: Any, mesh: Mesh, *, rows: int) -> "ReferenceModel":
-        """What ``model`` is now, whatever training makes of it."""
+        """A reference that copies ``model`` in its current state, before training changes it."""
         graph, state = nnx.split(model)
         kept = jax.tree.map(jnp.copy, state)
         return cls(graph, lambda: kept, mesh, rows=rows)
 
     @classmethod
     def without_adapter(cls, model: Any, mesh: Mesh, *, rows: int) -> "ReferenceModel":
-        """A model whose LoRA adapter alone is trained, with that at zero: costs no memory."""
+        """A reference for a model of which only the LoRA adapter is trained: the adapter at zero. Takes no memory."""
         graph, _ = nnx.split(model)
 
         def state() -> Any:
@@ -157,7 +162,7 @@ class ReferenceModel:
         return cls(graph, state, mesh, rows=rows)
 
     def lowered(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
-        """``jax.stages.Lowered`` of what ``of`` runs on the devices."""
+        """``jax.stages.Lowered`` of the program that ``of`` runs on the devices."""
         return self._known.lower(self._state(), batch)
 
     def of(self, batch: Batch) -> dict[str, np.ndarray]:

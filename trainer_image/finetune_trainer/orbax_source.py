@@ -1,5 +1,7 @@
-"""A MaxText checkpoint that the user brings instead of a model folder: checked by its metadata before anything is
-spent, and turned back into weights where export needs them."""
+"""A MaxText checkpoint that the user provides instead of a model folder.
+
+It is checked by its metadata before any cost arises, and turned back into weights where export needs them.
+"""
 
 import math
 from pathlib import Path
@@ -19,8 +21,8 @@ _WHERE = "spec.model.orbax.uri"
 def check(items: str, plan: ModelPlan, layout: CheckpointLayout, *, scratch: Path) -> None:
     """Compares names and sizes of all parameters with ``plan``; reads no array.
 
-    Raises ``StageError`` 66 for what is no checkpoint, 64 for one of another model, of layers that are not stacked, or
-    that the controller cannot read.
+    Raises ``StageError`` 66 if there is no checkpoint, and 64 for one of another model, of layers that are not stacked,
+    or that the controller cannot read.
     """
     checkpoint = _opened(items)
     found = {key: array.shape for key, array in checkpoint.arrays.items()}
@@ -61,8 +63,11 @@ def check(items: str, plan: ModelPlan, layout: CheckpointLayout, *, scratch: Pat
 
 
 def base_weights(items: str, plan: ModelPlan, out: Path, *, scratch: Path, values: bool) -> Weights:
-    """The checkpoint's weights under their plain Hugging Face names, in float32. ``values``: written to ``out``; else
-    only names and shapes are told, for who writes weights of its own. ``engine.prepare(plan)`` comes first."""
+    """The checkpoint's weights under their plain Hugging Face names, in float32.
+
+    ``values``: whether they are written to ``out``; else only names and shapes are returned, for callers that write
+    weights of their own. Call ``engine.prepare(plan)`` first.
+    """
     named = Weights(
         folder=out,
         text={

@@ -1,4 +1,4 @@
-"""PEFT's settings of a LoRA adapter that change what it computes: those that are not merged here are refused."""
+"""Settings of PEFT LoRA adapters that change what the adapter computes: unsupported ones are refused."""
 
 import math
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from typing import Any
 from finetune_contract import ExitCode
 from finetune_trainer.errors import StageError
 
-#: Settings of adapter_config.json that stand for another product than ``alpha / r * B @ A`` of one rank, for other
-#: base weights, or for more weights than the pairs of modules.
+#: Settings of adapter_config.json that mean another product than ``alpha / r * B @ A`` of one rank, other base weights,
+#: or more weights than the pairs of modules.
 _OTHER = (
     "use_rslora",
     "use_dora",
@@ -36,7 +36,7 @@ _INITIAL = (None, True, False, "gaussian", "orthogonal", "eva")
 def require_plain(config: Mapping[str, Any], where: str) -> tuple[int, float]:
     """Rank and alpha of a plain LoRA adapter's configuration. ``where`` is its address.
 
-    Raises ``StageError`` 64 for another kind of adapter, ValueError or KeyError where rank or alpha are missing.
+    Raises ``StageError`` 64 for another kind of adapter, ValueError or KeyError if rank or alpha are missing.
     """
     rank, alpha = int(config["r"]), float(config["lora_alpha"])
     if rank < 1 or not math.isfinite(alpha):

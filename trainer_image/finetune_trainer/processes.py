@@ -1,8 +1,8 @@
 """The processes of a stage: how many, which one this is, how they find each other and how they fail together.
 
 A process that fails would leave the others waiting for it in a collective operation, until the coordinator misses its
-heartbeats (100 s) or Kubernetes kills them (at the end of the grace period). So it tells its failure through JAX's
-key-value store; every process has a thread that waits for such word and ends the process with the same code.
+heartbeats (100 s) or Kubernetes kills them (at the end of the grace period). So it publishes its failure in JAX's
+key-value store; every process has a thread that waits for such a failure and ends the process with the same code.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from finetune_contract.failure import PEER_LOST
 from finetune_trainer.errors import StageError
 
 _FAILED = "finetune/failed"
-#: The wait for word of a failure is renewed after this long.
+#: Milliseconds after which the wait for another process's failure is renewed.
 _WAIT_MILLISECONDS = 24 * 3600 * 1000
-#: How JAX's runtime tells that another process does not answer: gloo's and gRPC's words.
+#: Messages of JAX's runtime (gloo's and gRPC's) that mean that another process does not answer.
 _LOST = re.compile(
     r"gloo|connection (?:closed|reset|refused)|socket closed|heartbeat|coordination service|other task|"
     r"\bUNAVAILABLE\b|\bDEADLINE_EXCEEDED\b",
@@ -30,11 +30,11 @@ _LOST = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """Read from what GKE (or the local node agent) puts into every TPU container's environment."""
+    """Read from the environment that GKE (or the local node agent) gives every TPU container."""
 
     count: int
     index: int
-    """Among all processes of all slices. Process 0 alone writes records."""
+    """Index among all processes of all slices. Only process 0 writes records."""
     coordinator: str | None = None
 
     @classmethod
@@ -55,10 +55,10 @@ class Processes:
         return self.index == 0
 
     def join(self, platforms: str, *, agree_on_stops: bool) -> None:
-        """Connects the processes. ``agree_on_stops``: from then on JAX's own notifier, not Python, receives SIGTERM, so
-        that all processes stop at the same step.
+        """Connects the processes.
 
-        On TPU JAX finds coordinator and neighbours itself; on CPU they are stated.
+        With ``agree_on_stops`` JAX's own notifier, not Python, receives SIGTERM from then on, so that all processes
+        stop at the same step. On TPU JAX finds the coordinator and its peers itself; on CPU they are passed explicitly.
         """
         if self.count == 1:
             return
@@ -87,7 +87,7 @@ class Processes:
         )
 
     def watch(self, end: Callable[[str], None]) -> None:
-        """From now on ``end`` is called, on a thread of its own, with what another process has told."""
+        """From now on, calls ``end`` on a separate thread with a failure that another process published."""
         client = self._client()
         if client is not None:
             threading.Thread(
@@ -95,14 +95,14 @@ class Processes:
             ).start()
 
     def barrier(self, name: str) -> None:
-        """Waits until every process has come here."""
+        """Waits until every process has reached this point."""
         if self.count > 1:
             from jax.experimental import multihost_utils
 
             multihost_utils.sync_global_devices(name)
 
     def broadcast_from_first(self, number: int) -> int:
-        """The first process's ``number``, in every process. All come here; none goes on before the first has come."""
+        """The first process's ``number``, in every process. All must call it; none continues before the first has."""
         if self.count == 1:
             return number
         from jax.experimental import multihost_utils
@@ -110,25 +110,25 @@ class Processes:
         return int(multihost_utils.broadcast_one_to_all(number))
 
     def publish_failure(self, failure: str) -> None:
-        """Ends the others. The first word counts; to be called when all is recorded, just before the end."""
+        """Ends the other processes. The first failure counts. Call it last, once everything is recorded."""
         client = self._client()
         if client is not None:
-            with contextlib.suppress(Exception):  # told already, or nobody is there any more
+            with contextlib.suppress(Exception):  # one is published already, or no process is left
                 client.key_value_set(_FAILED, failure)
 
     def peer_failure(self) -> str | None:
-        """What another process has told."""
+        """The failure that another process published; None if there is none."""
         client = self._client()
         if client is None:
             return None
         try:
             word: str = client.key_value_try_get(_FAILED)
-        except Exception:  # noqa: BLE001 - JAX says by an exception that nothing was told; or the coordinator is gone
+        except Exception:  # noqa: BLE001 - JAX raises if no failure is published, or the coordinator is gone
             return None
         return word
 
     def cause(self, error: BaseException) -> BaseException:
-        """The loss of another process, where ``error`` came of it; else ``error`` itself."""
+        """The loss of another process, if that caused ``error``; else ``error`` itself."""
         if self.count == 1:
             return error
         from jax.errors import JaxRuntimeError
@@ -145,17 +145,17 @@ class Processes:
         )
 
     def leave(self) -> None:
-        """Waits for the others and disconnects; without it the first to exit brings the others down."""
+        """Waits for the others and disconnects; without it the first process to exit brings the others down."""
         if self._client() is not None:
             import jax
 
             jax.distributed.shutdown()
 
     def _client(self) -> Any:
-        """JAX's connection to the coordinator, None before ``join`` and where there is one process only."""
+        """JAX's connection to the coordinator; None before ``join`` and if there is only one process."""
         if self.count == 1:
             return None
-        from jax._src import distributed  # JAX's public interface hides the key-value store
+        from jax._src import distributed  # JAX's public interface does not offer the key-value store
 
         return distributed.global_state.client
 
@@ -173,5 +173,5 @@ def _await_peer_failure(client: Any, end: Callable[[str], None]) -> None:
 
 
 def platforms() -> str:
-    """JAX's platforms as the environment names them (``cpu``, ``tpu,cpu``), '' to let JAX find out."""
+    """JAX's platforms as the environment names them (``cpu``, ``tpu,cpu``), '' to let JAX choose."""
     return os.environ.get("JAX_PLATFORMS", "")

@@ -1,4 +1,4 @@
-"""Secrets never reach a record or a log: what stands in the environment under a telling name is blotted out."""
+"""Keeps secrets out of records and logs: values of environment variables with suspicious names are redacted."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ BLOT = "[redacted]"
 
 
 class Redactor:
-    """Knows the secret values of one environment."""
+    """Redacts the secret values of one environment."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         found = {
@@ -21,7 +21,7 @@ class Redactor:
         self._values = sorted(found, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """``text`` without any of the values."""
+        """``text`` with each of the values replaced."""
         for value in self._values:
             text = text.replace(value, BLOT)
         return text

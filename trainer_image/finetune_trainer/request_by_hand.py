@@ -1,4 +1,4 @@
-"""A stage request for a command that runs without a job: every section, of which the command states what it needs."""
+"""A stage request for a command that runs without a job: every section, of which the command sets what it needs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from finetune_contract import StageRequest
 
 type Section = Mapping[str, Any]
 
-#: A request names every value. None of these decides what such a command computes.
+#: A request sets every value. None of these affects what such a command computes.
 _REST: Mapping[str, Section] = {
     "data": {"shuffle": False, "packing": False, "check": "Full"},
     "hyperparameters": {
@@ -20,8 +20,11 @@ _REST: Mapping[str, Section] = {
 
 
 def request_by_hand(stage: str, scratch: object, **parts: Any) -> StageRequest:
-    """``parts`` of the request; of data, hyperparameters and evaluation, what differs from a training of one step.
-    ``scratch``: a folder on this machine."""
+    """A request made of ``parts``.
+
+    Of data, hyperparameters and evaluation, ``parts`` has what differs from a training of one step. ``scratch``: a
+    folder on this machine.
+    """
     return StageRequest.model_validate(
         {
             "job": {"namespace": "", "name": "by-hand", "uid": "by-hand"},

@@ -1,4 +1,4 @@
-"""Batches and states spread over the devices of a mesh."""
+"""Shards batches and states over the devices of a mesh."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-#: The axes of the mesh over which a batch's rows are spread.
+#: The axes of the mesh over which a batch's rows are sharded.
 ROW_AXES = ("data", "fsdp")
 
 
 def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The arrays spread over the mesh by rows. Every process holds the whole batch and gives its part, so the result
-    does not depend on how devices are dealt out to processes."""
+    """The arrays sharded over the mesh by rows.
+
+    Every process holds the whole batch and contributes its part, so the result does not depend on which process has
+    which devices.
+    """
     sharding = NamedSharding(mesh, PartitionSpec(ROW_AXES))
     return {
         name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
@@ -22,10 +25,10 @@ def shard_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
 
 
 def canonical_sharding(sharding: NamedSharding, dimensions: int) -> NamedSharding:
-    """The same placement without the mesh's axes of size 1, an entry for each dimension.
+    """The same placement without the mesh's axes of size 1, with an entry per dimension.
 
-    Placements that are equal and spelled differently make programs that the compilation cache tells apart: MaxText,
-    Optax and Orbax each spell them in their own way, so that a state from a checkpoint would be compiled for once more.
+    Placements that are equal but spelled differently make programs that the compilation cache distinguishes: MaxText,
+    Optax and Orbax each spell them differently, so that a state from a checkpoint would cause another compilation.
     """
     sizes = sharding.mesh.shape
 
@@ -40,8 +43,11 @@ def canonical_sharding(sharding: NamedSharding, dimensions: int) -> NamedShardin
 
 
 def with_canonical_sharding(array: jax.Array, mesh: Mesh) -> jax.Array:
-    """The same values on the same devices, with the placement as ``spelled``; what one device of this process holds is
-    on every device of the mesh afterwards. Copies nothing that lies on the mesh already."""
+    """The same values on the same devices, with the placement as in ``canonical_sharding``.
+
+    An array on one device of this process is replicated on every device of the mesh. Arrays that are already on the
+    mesh are not copied.
+    """
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         return array  # a random key, which no checkpoint holds
     lies = array.sharding

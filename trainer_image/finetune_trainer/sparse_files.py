@@ -1,5 +1,7 @@
-"""Weight files of which the header and some tensors' values are fetched. The rest of such a file is a hole: it has the
-length that its header asks for, and takes no space."""
+"""Weight files with only the header and some tensors' values fetched.
+
+The rest of such a file is a hole: the file has the length that its header requires, but takes no space there.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,20 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-#: Most headers are read with the first request.
+#: Bytes of the first request, which contains most headers.
 _FIRST = 2**20
-#: The format's own limit.
+#: The format's own limit, in bytes.
 _LONGEST_HEADER = 100_000_000
-#: Of values read at once, on each of so many threads.
+#: Bytes of values that are read at once, and the number of threads that read.
 _PIECE, _PARALLEL = 16 * 2**20, 8
 
 type Read = Callable[[int, int], bytes]
-"""The bytes of the whole file from one place up to another."""
+"""Returns the bytes of the whole file from one offset up to another."""
 
 
 def write(target: Path, size: int, read: Read, wanted: Callable[[str], bool]) -> None:
-    """``target``, as long as the file of ``size`` bytes that ``read`` reads, with its header and the tensors whose
-    names are ``wanted``. A file without a whole header stays one."""
+    """Writes the header and the ``wanted`` tensors to ``target``, which gets the file's whole ``size`` in bytes.
+
+    ``read`` reads the original. If that has no complete header, ``target`` has none either.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     first = read(0, min(size, _FIRST))
     values = 8 + int.from_bytes(first[:8], "little")
@@ -42,7 +46,7 @@ def write(target: Path, size: int, read: Read, wanted: Callable[[str], bool]) ->
 
 
 def write_header(target: Path, tensors: Mapping[str, tuple[str, Iterable[int], tuple[int, int]]]) -> None:
-    """A file of these tensors (dtype, shape, place), none of whose values are there."""
+    """Writes a file with the header of these tensors (dtype, shape, offsets) and none of their values."""
     header = {
         name: {"dtype": dtype, "shape": list(shape), "data_offsets": list(place)}
         for name, (dtype, shape, place) in tensors.items()
@@ -51,7 +55,7 @@ def write_header(target: Path, tensors: Mapping[str, tuple[str, Iterable[int], t
 
 
 def begin(target: Path, header: Mapping[str, object], size: int) -> int:
-    """A file with this header and a hole for ``size`` bytes of values. Returns where the values begin."""
+    """Writes a file with this header and a hole for ``size`` bytes of values. Returns the offset of the values."""
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # values begin at a multiple of eight bytes
     with target.open("wb") as stream:
@@ -61,7 +65,7 @@ def begin(target: Path, header: Mapping[str, object], size: int) -> int:
 
 
 def _header(text: bytes) -> Mapping[str, Any]:
-    """Empty where it cannot be read: who opens the file will tell."""
+    """The parsed header; empty if it cannot be read, as opening the file will report that."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -72,7 +76,7 @@ def _header(text: bytes) -> Mapping[str, Any]:
 def _ranges(
     header: Mapping[str, Any], wanted: Callable[[str], bool], values: int
 ) -> Iterator[tuple[int, int]]:
-    """In the file, in order; neighbours are one."""
+    """Byte ranges of the wanted tensors in the file, ascending, with adjacent ones merged."""
     places = sorted(
         (start + values, end + values)
         for name, tensor in header.items()

@@ -1,9 +1,9 @@
-"""SIGTERM: somebody wants this process to end (preemption, suspend, deletion).
+"""SIGTERM: a request to end this process (preemption, suspend, deletion).
 
-A thread, not a Python signal handler, hears it: a handler would wait until the main thread leaves native code, and a
-compilation can outlast the grace period. Where nothing would be lost the thread ends the process at once; once a
-training has done a step it only takes note, and the training saves before its next step. A training that is all but
-done ends well.
+A thread receives it, not a Python signal handler: a handler would wait until the main thread leaves native code, and a
+compilation can outlast the grace period. If nothing would be lost, the thread ends the process at once; after a
+training step it only records the request, and the training saves before its next step. A training that is almost done
+ends successfully.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class StopSignal(Protocol):
-    """What a training asks."""
+    """The part of a SIGTERM handler that a training uses."""
 
     @property
     def requested(self) -> bool: ...
@@ -24,10 +24,10 @@ class StopSignal(Protocol):
 
 
 class SigtermHandler:
-    """Hears SIGTERM from construction on. One per process, made on the main thread."""
+    """Receives SIGTERM from construction on. Create one per process, on the main thread."""
 
     def __init__(self, end: Callable[[], None]) -> None:
-        """``end`` is called on the listening thread for a signal outside ``deferred`` sections; it does not return."""
+        """``end`` is called on the listening thread for a signal before ``defer``; it does not return."""
         self._end = end
         self._lock = threading.Lock()
         self._deferred = False
@@ -36,7 +36,7 @@ class SigtermHandler:
         writer.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: None)
-        self._writer = writer  # the descriptor lives as long as this object
+        self._writer = writer  # keeps the descriptor open as long as this object lives
         threading.Thread(target=self._listen, args=(reader,), name="stopper", daemon=True).start()
 
     @property
@@ -44,7 +44,7 @@ class SigtermHandler:
         return self._requested.is_set()
 
     def defer(self) -> None:
-        """From here on the main thread looks at ``requested`` itself. A signal that was first has ended the process."""
+        """From now on the main thread checks ``requested`` itself. An earlier signal has ended the process."""
         with self._lock:
             self._deferred = True
 
@@ -64,9 +64,9 @@ class ImmediateStop:
     requested = False
 
     def defer(self) -> None:
-        """Nothing is kept waiting."""
+        """Does nothing: a signal still ends the process at once."""
 
 
 def exit_now(code: int) -> None:
-    """Ends the process without waiting for anything: threads, transfers, other processes."""
+    """Ends the process without waiting for threads, transfers or other processes."""
     os._exit(code)

@@ -1,6 +1,6 @@
 """A model of the same architecture that is small enough for any machine: a few narrow layers with random weights.
 
-Vocabulary, tokenizer and everything that is no size (activations, rotary embeddings, caps, tied embeddings) stay.
+Vocabulary, tokenizer and everything that is not a size (activations, rotary embeddings, caps, tied embeddings) stay.
 """
 
 import json
@@ -17,7 +17,7 @@ from finetune_trainer.families import Family, ModelPlan
 from finetune_trainer.weights import SINGLE
 
 _HEADS, _HEAD_DIM = 4, 16
-#: Keys of config.json, in all the families' words. Every one is a multiple of NF4's smallest block.
+#: Keys of config.json, as the families name them. Every size is a multiple of NF4's smallest block.
 _SIZES: Mapping[str, int] = {
     "hidden_size": _HEADS * _HEAD_DIM,
     "intermediate_size": 128,
@@ -45,8 +45,10 @@ _STANDARD_DEVIATION = 0.02
 
 
 def write(out: Path, model: Path, plan: ModelPlan, *, seed: int) -> Path:
-    """A folder with config.json and weights, of the model whose config.json lies in ``model``. Equal arguments make
-    equal bytes."""
+    """Writes a small model, derived from the config.json in ``model``, and returns its folder.
+
+    The folder has config.json and weights. Equal arguments give equal bytes.
+    """
     out.mkdir(parents=True)
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     (out / "config.json").write_text(json.dumps(shrink_config(config, plan)), encoding="utf-8")
@@ -77,14 +79,14 @@ def shrink_config(config: Mapping[str, Any], plan: ModelPlan) -> dict[str, Any]:
 
 
 def _kv_heads(plan: ModelPlan) -> int:
-    """One for all, one for each, or two: as the model shares them."""
+    """Number of key and value heads: one for all heads, one for each, or two, as the model shares them."""
     if plan.kv_heads in (1, plan.heads):
         return 1 if plan.kv_heads == 1 else _HEADS
     return 2
 
 
 def _weight(rng: np.random.Generator, name: str, shape: tuple[int, ...], plan: ModelPlan) -> np.ndarray:
-    """Norms are ones, less what the family adds."""
+    """A random tensor; norms are ones, less the offset that the family adds."""
     if name.endswith("norm.weight"):
         return np.full(shape, 1.0 - plan.norm_offset, ml_dtypes.bfloat16)
     return (rng.standard_normal(shape, np.float32) * _STANDARD_DEVIATION).astype(ml_dtypes.bfloat16)

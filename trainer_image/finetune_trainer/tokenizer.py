@@ -2,7 +2,7 @@
 
 transformers builds some classes (``LlamaTokenizer``, ``GemmaTokenizer``, ``GPT2Tokenizer``, ...) with a normalizer, a
 pre-tokenizer and a decoder of their own and takes only vocabulary and merges from tokenizer.json. Published models name
-such a class beside a tokenizer.json of another kind: read by it, the tokenizers of DeepSeek-R1-Distill-Llama and
+such a class beside a tokenizer.json of another kind: loaded with it, the tokenizers of DeepSeek-R1-Distill-Llama and
 deepseek-coder lose every space and line break.
 """
 
@@ -20,17 +20,17 @@ _PROBE = (
     "Hello world, 12345 isn't\n\n  def f(x):\n\treturn  x  # IT'S\r\n"
     "he\u0301llo h\u00e9llo \ufb01 \u4f60\u597d \U0001f600\n"
 )
-#: How many words of the vocabulary are tried too, with the characters that stand for a space and a line break in them.
+#: Number of vocabulary entries that are also probed, and the characters that mean a space or a line break in them.
 _WORDS, _SPACES = 4096, str.maketrans({"\u0120": " ", "\u2581": " ", "\u010a": "\n"})
 
 
 def load_tokenizer(model: LocalModel) -> Any:
-    """The model's tokenizer, a fast one (it knows which characters each token stands for).
+    """The model's tokenizer, a fast one (it knows which characters each token covers).
 
-    Where there is a tokenizer.json, text becomes tokens exactly as it says; special tokens, chat template and further
-    settings are those of tokenizer_config.json, and those special tokens that it does not name are the defaults of its
-    class, where the vocabulary has them. Without one, the tokenizer is what transformers makes of the other files.
-    Raises ``StageError`` 64 or 66.
+    If there is a tokenizer.json, text becomes tokens exactly as it says; special tokens, chat template and further
+    settings are those of tokenizer_config.json. Special tokens that it does not name are the defaults of its class, if
+    the vocabulary has them. Without tokenizer.json, the tokenizer is what transformers makes of the other files. Raises
+    ``StageError`` 64 or 66.
     """
     named = _of_its_class(model)
     if (model.tokenizer_path / TOKENIZER).is_file():
@@ -49,9 +49,10 @@ def load_tokenizer(model: LocalModel) -> Any:
 
 
 def misreading_class(model: LocalModel, tokenizer: Any) -> str | None:
-    """The class with which ``AutoTokenizer`` loads the tokenizer beside the model's config.json, where it makes other
-    tokens of a text, or another text of tokens, than ``tokenizer``, which ``load_tokenizer`` returned; None where it
-    does not. Raises as ``load_tokenizer`` does."""
+    """The class with which ``AutoTokenizer`` loads the model's tokenizer, if it tokenizes or decodes differently.
+
+    ``tokenizer`` is what ``load_tokenizer`` returned; None if both agree. Raises as ``load_tokenizer`` does.
+    """
     from transformers import AutoConfig
 
     beside = {} if model.path == model.tokenizer_path else {"config": AutoConfig.from_pretrained(model.path)}
@@ -64,13 +65,13 @@ def misreading_class(model: LocalModel, tokenizer: Any) -> str | None:
 
 
 def _of_its_class(model: LocalModel, **options: Any) -> Any:
-    """As ``AutoTokenizer`` loads it."""
+    """The tokenizer as ``AutoTokenizer`` loads it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(model.tokenizer_path), trust_remote_code=False, **options)
-    except StrictDataclassError as error:  # it reads the config.json beside the tokenizer too
+    except StrictDataclassError as error:  # it also reads the config.json beside the tokenizer
         raise StageError(
             ExitCode.BAD_REQUEST,
             "InvalidModelConfig",
@@ -85,7 +86,7 @@ def _of_its_class(model: LocalModel, **options: Any) -> Any:
 
 
 def _as_written(model: LocalModel, named: Any) -> Any:
-    """tokenizer.json's own tokenizer. ``named``: the same folder as ``AutoTokenizer`` loads it."""
+    """The tokenizer as tokenizer.json describes it. ``named``: the same folder as ``AutoTokenizer`` loads it."""
     from transformers import TokenizersBackend
 
     if type(named) is TokenizersBackend:
@@ -106,7 +107,7 @@ def _as_written(model: LocalModel, named: Any) -> Any:
 
 
 def _probes(tokenizer: Any) -> Iterator[str]:
-    """Texts in which tokenizers of different kinds differ, among them what this one's tokens and special tokens say."""
+    """Texts on which tokenizers of different kinds differ, including this one's tokens and special tokens."""
     special = [str(token) for token in tokenizer.all_special_tokens]
     yield _PROBE
     yield "".join(f"{token}a {token}{token} b\n" for token in special)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes  # noqa: F401  safetensors needs it to hand out bfloat16 as numpy arrays
+import ml_dtypes  # noqa: F401  safetensors needs it to return bfloat16 as numpy arrays
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -19,37 +19,40 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: safetensors' names of the dtypes that weights may have.
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-#: Bytes of an element, by safetensors' names of the dtypes that can be copied from one file to another.
+#: Bytes per element, by safetensors' names of the dtypes that can be copied from one file to another.
 COPIED = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8,
     "I64": 8, "F64": 8,
 }  # fmt: skip
-#: Where the text model lies inside an image-and-text model: transformers 5, then transformers 4.
+#: Name prefixes of the text model inside an image-and-text model: transformers 5, then transformers 4.
 _TEXT_PREFIXES = (("model.language_model.", "model."), ("language_model.", ""))
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SAVE_AGAIN = "Save the model with save_pretrained and upload the folder again."
 #: Bytes of a tensor that are compared at once.
 _PIECE = 16 * 2**20
 _FOREIGN = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
-#: Buffers that older files hold and every implementation computes anew.
+#: Buffers that older files contain and every implementation recomputes.
 _BUFFERS = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One tensor by its header."""
+    """One tensor, described by its header."""
 
     file: Path
     name: str
-    """In the file; the key it is kept under is the name in a plain ``…ForCausalLM`` checkpoint."""
+    """Name in the file. The mapping's key is the name in a plain ``...ForCausalLM`` checkpoint."""
     shape: tuple[int, ...]
     dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """``text``: every tensor the plan asks for, by plain name. ``foreign``: parts of an image-and-text model that
-    training leaves alone, by their own names."""
+    """The tensors of a folder.
+
+    ``text``: every tensor that the plan requires, by plain name. ``foreign``: parts of an image-and-text model that
+    training leaves unchanged, by their own names.
+    """
 
     folder: Path
     text: Mapping[str, Tensor]
@@ -72,10 +75,10 @@ def read_tensor(tensor: Tensor) -> np.ndarray:
 
 def open_weights(folder: Path, plan: ModelPlan, *, where: str = "", headers_only: bool = False) -> Weights:
     """Reads all headers and checks names, shapes and dtypes against ``plan``; ``where`` names the folder in messages.
-    Of tied embeddings, a ``lm_head.weight`` in the files must equal them: transformers does not tie them where both are
-    there and differ. That reads these two tensors, unless the files hold ``headers_only``.
 
-    Raises ``StageError`` 66 for missing files, 64 for weights that are not what config.json says.
+    With tied embeddings, a ``lm_head.weight`` in the files must equal them: transformers does not tie them if both
+    exist and differ. Checking that reads these two tensors, unless the files hold ``headers_only``. Raises
+    ``StageError`` 66 for missing files, 64 for weights that do not match config.json.
     """
     shown = where or str(folder)
     text: dict[str, Tensor] = {}
@@ -95,7 +98,7 @@ def open_weights(folder: Path, plan: ModelPlan, *, where: str = "", headers_only
                     f"{kept[key].name} in {kept[key].file.name}, too", f"{key} once", _SAVE_AGAIN,
                 )  # fmt: skip
             if of_images and tensor.dtype not in COPIED:
-                # Export copies it, after all that training costs
+                # Export copies it, after all the cost of training
                 raise _mismatch(
                     f"{shown}/{file.name}: {tensor.name}", "this dtype of a vision part cannot be exported",
                     tensor.dtype, ", ".join(COPIED), "Save the vision part in bfloat16, float16 or float32.",
@@ -109,7 +112,7 @@ def open_weights(folder: Path, plan: ModelPlan, *, where: str = "", headers_only
 
 
 def is_vision(name: str) -> bool:
-    """Whether a tensor of this name, in an image-and-text model, is of a part that training leaves alone."""
+    """Whether a tensor of this name, in an image-and-text model, belongs to a part that training leaves unchanged."""
     return _FOREIGN.match(name) is not None
 
 
@@ -121,7 +124,7 @@ def _plain(name: str) -> str:
 
 
 def weight_files(folder: Path, *, where: str = "") -> list[str]:
-    """Names of the files that hold the weights, as the folder's index tells, or the single file without one.
+    """Names of the files that hold the weights, from the folder's index, or the single file without one.
 
     Raises ``StageError`` 64 for an index that cannot be read.
     """
@@ -131,7 +134,7 @@ def weight_files(folder: Path, *, where: str = "") -> list[str]:
 
 
 def _files(folder: Path, shown: str) -> dict[Path, list[str] | None]:
-    """Files with the names that the index lists for each; None where there is no index."""
+    """Files with the names that the index lists for each; None instead of names if there is no index."""
     if (folder / INDEX).is_file():
         return {folder / file: names for file, names in _indexed(folder, shown).items()}
     if (folder / SINGLE).is_file():
@@ -172,8 +175,10 @@ def _indexed(folder: Path, shown: str) -> dict[str, list[str]]:
 def _require_listed(
     tensors: Sequence[Tensor], file: Path, shards: Mapping[str, Path], plan: ModelPlan, shown: str
 ) -> None:
-    """A shard holds what the index lists for it, and nothing else: transformers loads whole shards. A copy of tied
-    embeddings may be left out of the index."""
+    """Raises unless a shard holds exactly what the index lists for it: transformers loads whole shards.
+
+    A copy of tied embeddings may be missing from the index.
+    """
     found = {tensor.name for tensor in tensors}
     listed = {name for name, shard in shards.items() if shard == file and not _BUFFERS.match(name)}
     if missing := sorted(listed - found):
@@ -239,7 +244,7 @@ def _compare(text: Mapping[str, Tensor], plan: ModelPlan, shown: str) -> None:
 
 
 def _require_copy(head: Tensor, embeddings: Tensor, plan: ModelPlan, shown: str) -> None:
-    """Reads both, a few rows at a time."""
+    """Raises unless both are equal. Reads them a few rows at a time."""
     if head.dtype in DTYPES and head.shape == embeddings.shape and _equal(head, embeddings):
         return
     fix = "Set tie_word_embeddings to false in config.json if the model has an output layer of its own"
@@ -260,7 +265,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
         return all(
             np.array_equal(a[at:end].astype(np.float32), b[at:end].astype(np.float32))
             for at in range(0, rows, step)
-            for end in [min(at + step, rows)]  # a slice must not go beyond
+            for end in [min(at + step, rows)]  # a slice must not exceed the number of rows
         )
 
 

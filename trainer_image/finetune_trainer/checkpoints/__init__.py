@@ -1,1 +1,1 @@
-"""MaxText checkpoints in storage: how they lie there, written and read by slices so that no array is held whole."""
+"""MaxText checkpoints in storage: their layout, written and read by slices so that no array is held whole."""

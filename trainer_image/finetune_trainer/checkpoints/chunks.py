@@ -1,15 +1,15 @@
-"""How the arrays of a converted model are cut into chunks, the unit in which TensorStore reads and writes."""
+"""How the arrays of a converted model are divided into chunks, the unit in which TensorStore reads and writes."""
 
 import math
 from collections.abc import Iterable, Sequence
 
-#: Of the axis that FSDP shards: each host of up to that many reads its own chunks only.
+#: Most pieces of the axis that FSDP shards: each host of up to that many reads only its own chunks.
 _FSDP_PIECES = 64
 
 LogicalAxes = Sequence[str | None]
 """MaxText's name for each axis of an array."""
 Rules = Iterable[tuple[str, str | Sequence[str]]]
-"""MaxText's ``logical_axis_rules``: logical axis, and the mesh axes that it may be sharded over."""
+"""MaxText's ``logical_axis_rules``: a logical axis, and the mesh axes that it may be sharded over."""
 
 
 def chunk_shape(
@@ -24,10 +24,10 @@ def chunk_shape(
 ) -> tuple[int, ...]:
     """The shape of a chunk of an array of ``shape``.
 
-    Along the axes ``single`` (those that stack layers and experts) a chunk holds one, so that one layer's tensor is
-    written without reading what surrounds it. The axes that FSDP and tensor parallelism shard (that one into at most
-    ``tensor_pieces``, for the chips of one host) are cut into powers of two, as long as the pieces are equal and a
-    chunk keeps ``least_bytes``: a larger chunk would be read by hosts that need a part of it.
+    Along the axes ``single`` (those that stack layers and experts) a chunk holds one element, so that one layer's
+    tensor is written without reading what surrounds it. The axes that FSDP and tensor parallelism shard (the latter
+    into at most ``tensor_pieces``, for the chips of one host) are cut into powers of two, as long as the pieces are
+    equal and a chunk keeps ``least_bytes``: a larger chunk would be read by hosts that need only a part of it.
     """
     chunk = [1 if axis in single else size for axis, size in enumerate(shape)]
     over = {axis: _mesh_axes(name, rules) for axis, name in enumerate(axes) if axis not in single}

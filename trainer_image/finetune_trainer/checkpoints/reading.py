@@ -1,4 +1,4 @@
-"""Reads MaxText and Tunix checkpoints by slices, of whatever layout."""
+"""Reads MaxText and Tunix checkpoints of any layout by slices."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from finetune_trainer.checkpoints.writing import Index
 from finetune_trainer.storage import engine_path, local_path
 
 _MANIFEST = "manifest.ocdbt"
-#: Of the tree of a training's whole state, what is no parameter.
+#: Members of a training state's tree that are not parameters.
 _STATE = ("opt_state", "optimizer", "step")
 
 
@@ -25,19 +25,21 @@ class CheckpointUnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayMetadata:
-    """By its description; nothing of it is read."""
+    """An array's metadata, without its values."""
 
     name: str
-    """Orbax's."""
+    """Orbax's name of the array."""
     shape: tuple[int, ...]
     dtype: np.dtype
     chunks: tuple[int, ...]
 
 
 class CheckpointReader:
-    """One checkpoint's parameters by MaxText's dashed key (``params-decoder-layers-mlp-wo-kernel``): converted models
-    (``…/0/items``) and training's ``checkpoints/<step>/model_params``, full or LoRA (keys end in ``_lora_a`` and
-    ``_lora_b``)."""
+    """The parameters of one checkpoint, by MaxText's dashed key (``params-decoder-layers-mlp-wo-kernel``).
+
+    Reads converted models (``.../0/items``) and training's ``checkpoints/<step>/model_params``, full or LoRA (keys end
+    in ``_lora_a`` and ``_lora_b``).
+    """
 
     def __init__(self, items: str) -> None:
         """Raises ``CheckpointUnreadableError``."""
@@ -51,7 +53,7 @@ class CheckpointReader:
             raise CheckpointUnreadableError(" ".join(str(error).split())) from error
 
     def read(self, key: str, index: Index = ()) -> np.ndarray:
-        """A slice of one array, in its own dtype. Raises ``CheckpointUnreadableError``."""
+        """A slice of one array, in the array's dtype. Raises ``CheckpointUnreadableError``."""
         try:
             store = self._open.get(key)
             if store is None:
@@ -62,7 +64,7 @@ class CheckpointReader:
         return found
 
     def blocks(self, key: str) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-        """The whole array chunk by chunk: each with where it lies."""
+        """The whole array chunk by chunk, each with its index."""
         array = self.arrays[key]
         for corner in np.ndindex(
             *(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
@@ -80,13 +82,13 @@ class CheckpointReader:
             if self.ocdbt
             else _kvstore(f"{self._items}/{name}"),
             "open": True,
-            # A chunk that is not there is a fault, not zeros.
+            # A missing chunk is an error, not zeros.
             "fill_missing_data_reads": False,
         }
 
     @cached_property
     def ocdbt(self) -> bool:
-        """Whether all arrays lie in one database (OCDBT); else each has a folder of its own."""
+        """Whether all arrays are in one database (OCDBT); else each has its own folder."""
         return bool(self._folder.read(_MANIFEST).result().state == "value")
 
     @cached_property
@@ -107,7 +109,10 @@ def _kvstore(folder: str) -> dict[str, str]:
 
 
 def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[tuple[str, ArrayMetadata]]:
-    """As MaxText's converter names them, from Linen's and NNX's trees alike. The training's own state is left out."""
+    """The arrays by the names that MaxText's converter gives them, without training state.
+
+    Accepts the trees of Linen and NNX alike.
+    """
     if isinstance(tree, Mapping):
         for name, below in tree.items():
             if (not at and name in _STATE) or re.search(r"(^|_)rngs$", str(name)):
@@ -116,7 +121,7 @@ def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[tuple[str, ArrayMetadata
             wrapped = name in ("params", "base") or (name == "value" and not isinstance(below, Mapping))
             if wrapped:
                 yield from _leaves(below, at)
-            elif str(name).isdigit() and at:  # of a list of layers
+            elif str(name).isdigit() and at:  # an element of a list of layers
                 yield from _leaves(below, (*at[:-1], f"{at[-1]}_{name}"))
             else:
                 yield from _leaves(below, (*at, str(name)))

@@ -1,4 +1,4 @@
-"""The layers of a stacked array one by one, from checkpoints whose chunks hold many layers."""
+"""Reads the layers of a stacked array one by one, from checkpoints whose chunks hold many layers."""
 
 import math
 import tempfile
@@ -12,7 +12,7 @@ import numpy as np
 from finetune_trainer.checkpoints.reading import CheckpointReader
 from finetune_trainer.memmap import memmap_array
 
-#: Arrays up to this size are read at once.
+#: Arrays of up to this many bytes are read at once.
 _SMALL = 256 * 2**20
 
 
@@ -20,11 +20,11 @@ _SMALL = 256 * 2**20
 def unstack(
     checkpoint: CheckpointReader, key: str, stacked: Sequence[int], scratch: Path
 ) -> Iterator[Iterator[np.ndarray]]:
-    """The parts of one array along the axes ``stacked``, in row-major order of those.
+    """The parts of one array along the axes ``stacked``, in row-major order of those axes.
 
-    Training writes what a chip holds as one chunk: a share of every layer. Such an array is read once, chunk by chunk,
-    into a file below ``scratch`` that holds layer after layer; it takes the array's size on disk meanwhile, and a
-    chunk's in memory. Raises ``CheckpointUnreadableError``, and ``OSError`` where the disk has no room.
+    Training writes a device's shard as one chunk: a share of every layer. Such an array is read once, chunk by chunk,
+    into a file below ``scratch`` that holds layer after layer; this temporarily takes the array's size on disk, and a
+    chunk's in memory. Raises ``CheckpointUnreadableError``, and ``OSError`` if the disk has too little space.
     """
     array = checkpoint.arrays[key]
     places: list[Iterable[int | slice]] = [

@@ -1,7 +1,7 @@
-"""Writes a MaxText checkpoint slice by slice: the files that Orbax writes from whole arrays, at the memory of a few
-slices.
+"""Writes a MaxText checkpoint slice by slice, with the memory of a few slices.
 
-Orbax decides when the checkpoint is complete and what describes it; only the values pass it by.
+The files are those that Orbax writes from whole arrays. Orbax decides when the checkpoint is complete and writes its
+metadata; only the values bypass it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import tensorstore as ts
 from orbax import checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
-# Where the pinned release keeps what its own handlers write by.
+# Private helpers that the pinned release's own handlers use for writing.
 from orbax.checkpoint._src.futures import future
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
@@ -24,14 +24,14 @@ from finetune_trainer.storage import engine_path
 
 Index = tuple[int | slice, ...]
 
-#: Bytes of slices that wait for storage. Each time that none waits any more, OCDBT may write its manifest, and Cloud
-#: Storage takes about one write a second to the same object.
+#: Bytes of slices that may wait for storage. Each time the queue is empty, OCDBT may write its manifest, and Cloud
+#: Storage takes about one write per second to the same object.
 _WAITING = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedArray:
-    """An array whose values come in slices, which together cover it and lie each on whole chunks."""
+    """An array whose values come in slices, which together cover it and each consist of whole chunks."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -46,8 +46,10 @@ class StreamedArray:
 def save(
     folder: str, arrays: Mapping[str, Any], layout: CheckpointLayout, metadata: Mapping[str, Any]
 ) -> None:
-    """Writes ``folder/items``, complete or not at all, from a tree of ``StreamedArray`` and numbers. ``metadata`` is
-    what MaxText keeps beside it. Raises what a ``slices`` raises."""
+    """Writes ``folder/items``, complete or not at all, from a tree of ``StreamedArray`` and numbers.
+
+    ``metadata`` is what MaxText stores beside it. Raises whatever a ``slices`` raises.
+    """
     registry = type_handlers.create_type_handler_registry(
         (StreamedArray, _Slices(layout)), (int, type_handlers.ScalarHandler())
     )
@@ -63,7 +65,7 @@ def save(
 
 
 class _Slices(type_handlers.NumpyHandler):  # type: ignore[misc]  # Orbax ships no types
-    """Orbax's handler for arrays on the host, but for how their values are written."""
+    """Orbax's handler for arrays on the host, with another way to write their values."""
 
     def __init__(self, layout: CheckpointLayout) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class _Slices(type_handlers.NumpyHandler):  # type: ignore[misc]  # Orbax ships 
 
 
 class _Waiting:
-    """Writes that are under way."""
+    """Writes in progress."""
 
     def __init__(self) -> None:
         self._writes: list[Any] = []
@@ -121,16 +123,18 @@ class _Waiting:
 
 
 class _Encoder:
-    """Encodes an array's slices, so that OCDBT gets their chunks in order: what one host reads under FSDP is one range
-    of a file then. Orbax reads what lies less than a megabyte apart in one request. TensorStore itself writes chunks
-    as its threads finish them, and each host would read those of all."""
+    """Encodes an array's slices so that OCDBT gets their chunks in order.
+
+    What one host reads under FSDP is then one range of a file: Orbax reads what is less than a megabyte apart in one
+    request. TensorStore itself writes chunks as its threads finish them, and each host would read the ranges of all.
+    """
 
     def __init__(self, memory: Any, major: int) -> None:
         self._memory, self._major = memory, major
 
     @classmethod
     async def of(cls, value: StreamedArray, spec: Mapping[str, Any]) -> Self:
-        """``spec``: that of the array where it is stored, of zarr 3."""
+        """``spec``: the zarr 3 spec of the array in storage."""
         kept = {name: spec[name] for name in ("driver", "metadata", "dtype") if name in spec}
         memory = await ts.open(
             ts.Spec({**kept, "kvstore": {"driver": "memory"}}),
@@ -143,7 +147,7 @@ class _Encoder:
         return cls(memory, max(sharded, key=pieces.__getitem__))
 
     async def chunks(self, index: Index, part: np.ndarray) -> AsyncIterator[tuple[str, bytes]]:
-        """Key and content of each chunk, in the order of the axis that is cut into the most pieces."""
+        """Key and content of each chunk, ordered by the axis that is cut into the most pieces."""
         await self._memory[index].write(part, can_reference_source_data_indefinitely=True)
         store = self._memory.kvstore
         keys = [key.decode() for key in await store.list() if key.startswith(b"c/")]

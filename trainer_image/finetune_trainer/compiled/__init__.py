@@ -1,5 +1,6 @@
 """The real TPU compiler, on CPU: whether a train step fits a slice, and how fast it can be, before one is claimed.
 
-``question`` holds what is asked and answered, ``compiler`` runs in a process of its own (``__main__``) and answers,
-``asking`` starts it and remembers answers, ``search`` decides what to ask, ``check`` is what the preflight stage calls.
+``compile_protocol`` holds the requests and answers, ``compiler`` runs in a separate process (``__main__``) and answers,
+``compile_client`` starts it and caches answers, ``search`` decides which candidates to compile, and ``check`` is what
+the preflight stage calls.
 """

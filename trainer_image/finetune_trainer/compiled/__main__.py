@@ -1,5 +1,8 @@
-"""The compiler's process. Standard input: a ``CompilerConfig``, then a candidate a line. Standard output: an answer a
-line, and nothing else; MaxText's and libtpu's own output goes to standard error."""
+"""The compiler's process.
+
+Standard input: a ``CompilerConfig``, then one candidate per line. Standard output: one answer per line, and nothing
+else; MaxText's and libtpu's own output goes to standard error.
+"""
 
 import os
 import sys

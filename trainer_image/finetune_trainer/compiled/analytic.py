@@ -1,16 +1,16 @@
-"""What the train step certainly holds, from the model's size alone: a second instead of minutes, and only a floor."""
+"""A lower bound of the train step's memory, from the model's size alone: in a second instead of minutes."""
 
 from finetune_contract import MeshSpec, SliceShape, StageRequest
 from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 
 _BYTES = {"BF16": 2, "FP32": 4}
-#: The compiler keeps this share of a chip's memory for itself (31.24 of 32 GiB, 15.75 of 16, 95.73 of 96).
+#: Usable share of a chip's memory; the compiler keeps the rest (31.24 of 32 GiB, 15.75 of 16, 95.73 of 96).
 _USABLE = 0.976
 
 
 def state_bytes(plan: ModelPlan, request: StageRequest, mesh: MeshSpec) -> int:
-    """Parameters, those of a reference model, and optimizer's state on each chip, whatever else is needed."""
+    """Bytes per chip of parameters, those of a reference model, and the optimizer's state, without activations."""
     h = request.hyperparameters
     weights = plan.parameters * _BYTES[h.weight_precision]
     if request.method.lora is not None:
@@ -21,11 +21,11 @@ def state_bytes(plan: ModelPlan, request: StageRequest, mesh: MeshSpec) -> int:
 
 
 def limit_bytes(shape: SliceShape) -> int | None:
-    """What a program may use of a chip; None where the chip's memory is not known."""
+    """Bytes of a chip's memory that a program may use; None if the chip's memory is unknown."""
     return int(shape.hbm_gib * 2**30 * _USABLE) if shape.hbm_gib else None
 
 
 def _share(size: int, mesh: MeshSpec) -> int:
-    """Data parallelism keeps whole copies; fsdp and tensor share one."""
+    """Data parallelism replicates parameters; fsdp and tensor parallelism shard them."""
     devices_per_chip = max(1, mesh.devices // (mesh.hosts * mesh.chips_per_host * mesh.slices))
     return size * devices_per_chip // (mesh.fsdp * mesh.tensor)

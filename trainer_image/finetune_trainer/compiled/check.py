@@ -1,4 +1,4 @@
-"""Whether the job's train step fits its slice: what preflight finds out and what it chooses."""
+"""Checks whether the job's train step fits its slice, and chooses settings with which it does."""
 
 import logging
 import time
@@ -36,7 +36,8 @@ from finetune_trainer.methods import method_of
 from finetune_trainer.storage import StorageClient
 
 _LOG = logging.getLogger(__name__)
-#: A node with two cores compiles some four train steps in the first, and another four programs until the second.
+#: Seconds until the search stops, and until no other program is compiled. A node with two cores compiles some four
+#: train steps in the first, and another four programs until the second.
 _SEARCH_SECONDS, _PATIENCE_SECONDS = 360.0, 600.0
 
 
@@ -50,11 +51,13 @@ def check_memory(
     programs: Callable[[], Sequence[SliceProgram]] = tuple,
     end_ids: frozenset[int] = frozenset(),
 ) -> MemoryOutcome | None:
-    """None: not asked for. ``programs``: what else the job runs on its slice, the most important ones first; called
-    only where there is a compiler. Raises ``StageError`` 78 where the step or one of them does not fit, with what
-    would, and 64 for a program that the compiler refuses.
+    """Checks the job's memory; None if the request does not ask for it.
 
-    That nothing could be found out (no compiler, one that gives up) is told in the outcome and stops nobody.
+    ``programs``: other programs of the job on its slice, the most important ones first; called only if there is a
+    compiler. Raises ``StageError`` 78 if the step or one of them does not fit, naming what would, and 64 for a program
+    that the compiler refuses.
+
+    If nothing could be determined (no compiler, or one that fails), the outcome says so and the job continues.
     """
     check = request.memory
     if check is None:
@@ -82,24 +85,26 @@ def check_memory(
 
 @dataclass(slots=True, kw_only=True)
 class _Compiled:
-    """What the compiler says of one slice after the other."""
+    """Evaluates slices, one after the other, with the compiler."""
 
     choices: SearchSpace
     model: ModelBounds
     ask: Callable[[Candidate], Answer]
     keep: Callable[[Candidate], None]
-    """Puts what was compiled for a candidate where the slice looks for it."""
+    """Stores the programs compiled for a candidate where the slice reads them."""
     programs: Callable[[], Sequence[SliceProgram]]
     late: Callable[[], bool]
-    """Nothing better is looked for than what is found."""
+    """Whether the search for better candidates has to stop."""
     over: Callable[[], bool]
-    """Nothing more is compiled than has to be."""
+    """Whether compiling has to stop, except for what is indispensable."""
     refusal: StageError | None = None
-    """Of the last slice, for another reason than the train step's memory."""
+    """Why the last slice was refused, if not for the train step's memory."""
 
     def holds(self, start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:
-        """The outcome for ``start``, also where nothing can be found out about it; None: it does not hold the job.
-        Raises ``StageError`` 64 for a program that the compiler refuses on the first slice."""
+        """The outcome for ``start``, also if nothing could be determined about it; None if the job does not fit.
+
+        Raises ``StageError`` 64 for a program that the compiler refuses on the first slice.
+        """
         if considered.unfit and self.over():
             return MemoryOutcome(
                 source="Compile",
@@ -146,8 +151,10 @@ class _Compiled:
         raise _program_refused("the train step", start, answer)
 
     def remedies(self, considered: SliceSearchState, larger: Sequence[SliceShape]) -> Sequence[str]:
-        """For the largest slice that was considered. Raises what the last one was refused for where that is not the
-        train step's memory and nothing can be said of a larger one."""
+        """Remedies for the largest slice that was considered.
+
+        Raises the last slice's refusal if that is not the train step's memory and nothing is known about a larger one.
+        """
         if self.refusal is not None and (isinstance(self.refusal, ProgramExceeded) or not considered.small):
             raise self.refusal
         if not considered.small:
@@ -178,7 +185,7 @@ def _place(shape: SliceShape) -> tuple[str, str, int]:
 
 
 def choices(request: StageRequest, check: MemoryCheckSpec) -> SearchSpace:
-    """What neither job nor profile says."""
+    """The choices that neither job nor profile make."""
     said = request.engine_overrides
     return SearchSpace(
         remat="remat_policy" not in said,
@@ -223,15 +230,15 @@ _OTHER_MESH = (
 
 
 class ProgramExceeded(StageError):
-    """Another program than the train step does not fit the slice."""
+    """A program other than the train step does not fit the slice."""
 
 
 class ProgramRefused(StageError):
-    """The compiler certainly refuses a program."""
+    """The compiler definitely refuses a program."""
 
 
 class MeshRefused(StageError):
-    """The model cannot be loaded on a slice's mesh; another slice has another one."""
+    """The model cannot be loaded on a slice's mesh; another slice has another mesh."""
 
 
 def check_programs(
@@ -242,8 +249,11 @@ def check_programs(
     late: Callable[[], bool],
     keep: Callable[[Candidate], None] = lambda _: None,
 ) -> dict[str, list[str]]:
-    """What a job runs beside the train step ``best``: ``programs`` and ``uncompiled`` of the outcome. Nothing further
-    is compiled once it is ``late``. ``keep`` is called for each that fits. Raises ``StageError`` 64 or 78."""
+    """Compiles what a job runs beside the train step ``best``.
+
+    Returns ``programs`` and ``uncompiled`` of the outcome. Nothing is compiled once ``late`` returns True. ``keep`` is
+    called for each program that fits. Raises ``StageError`` 64 or 78.
+    """
     fitting: list[str] = []
     left: list[str] = []
     for program in programs:
@@ -309,8 +319,11 @@ def _heads_do_not_divide(start: Candidate, model: ModelBounds) -> StageError:
 
 
 def _analytic(request: StageRequest, plan: ModelPlan, check: MemoryCheckSpec) -> MemoryOutcome:
-    """By what the training holds at least. Raises ``StageError`` 78 where that is more than any of the slices has, and
-    64 where the model's heads do not divide among the devices that share a row of the only one."""
+    """Checks by the lower bound of the training's memory.
+
+    Raises ``StageError`` 78 if it exceeds that of each slice, and 64 if the model's heads do not divide among the
+    devices that share a row of the only slice.
+    """
     model = bounds(request, plan)
 
     def holds(start: Candidate, considered: SliceSearchState) -> MemoryOutcome | None:

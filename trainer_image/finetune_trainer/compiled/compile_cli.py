@@ -33,7 +33,7 @@ from finetune_trainer.request_by_hand import request_by_hand
 from finetune_trainer.storage import open_store
 from finetune_trainer.training.settings import per_device_batch_size
 
-#: What stands for the fields of a job's spec.
+#: The command's option for each field of a job's spec.
 _OPTIONS = {
     "spec.hyperparameters.globalBatchSize": "--batch",
     "spec.method.lora.quantization": "--quantization",
@@ -46,8 +46,11 @@ _OF_TEXTS = ("Generate", "Likelihood")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 0 where everything fits, 78 where something does not, 64 where settings, model or a
-    program are refused, 76 where a flag of the compiler is, 69 where something could not be compiled."""
+    """Runs the command and returns the exit code.
+
+    0 if everything fits, 78 if something does not, 64 if settings, model or a program are refused, 76 if a compiler
+    flag is refused, 69 if something could not be compiled.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.quantization and not options.lora:
@@ -101,7 +104,7 @@ def _choose(options: argparse.Namespace, request: StageRequest, plan: ModelPlan)
 
 
 def _code(answers: Sequence[Answer]) -> int:
-    """Of what is to be changed first: what does not fit, then what is refused, then what may do another time."""
+    """The exit code of the most urgent answer: what does not fit, what is refused, what may succeed later."""
     if any(isinstance(answer, MemoryExceeded) for answer in answers):
         return 78
     refused = [answer for answer in answers if isinstance(answer, CompileFailure)]
@@ -156,11 +159,11 @@ def _parser() -> argparse.ArgumentParser:
 def _programs(
     options: argparse.Namespace, request: StageRequest, plan: ModelPlan
 ) -> list[SliceProgram | None]:
-    """Those that ``--program`` names, each as a job with such rows and texts has it; None: the train step."""
+    """The programs that ``--program`` names, as a job with such rows and texts has them; None: the train step."""
     train: list[SliceProgram | None] = [None] if "Train" in options.program or not options.program else []
     if not {*options.program} - {"Train"}:
         return train
-    from finetune_trainer.stages.evaluate import sampling_of  # MaxText, seconds of imports
+    from finetune_trainer.stages.evaluate import sampling_of  # imports MaxText, which takes seconds
     from finetune_trainer.stages.slice_programs import ProgramRecorder, kernel_settings
 
     recorder, text = ProgramRecorder(kernel_settings(request), plan.context_length), [0] * options.width
@@ -205,8 +208,7 @@ def _count(text: str) -> int:
 
 
 def _cli_message(error: StageError) -> str:
-    """A message about a job's fields and a profile's flags, in the names of this command's options and the shell's
-    variables."""
+    """A job's message, with this command's options and the shell's variables in place of fields and flags."""
     if error.reason == "CompilerFlagRefused":
         return (
             f"LIBTPU_INIT_ARGS or XLA_FLAGS of this shell: the TPU compiler does not take a flag (saw {error.saw}). "
@@ -234,7 +236,7 @@ def _candidate(options: argparse.Namespace) -> Candidate:
 
 
 def _request(options: argparse.Namespace, candidate: Candidate, scratch: str) -> StageRequest:
-    """What a job's preflight would have been asked. Raises ``StageError`` 64 for a batch that does not divide."""
+    """The request that a job's preflight would have. Raises ``StageError`` 64 for a batch that does not divide."""
     source = {"path": "", "name": "data", "uri": f"file://{scratch}"}
     rank = options.lora
     lora = LoraSpec(rank=rank, alpha=2.0 * rank, quantization=options.quantization) if rank else None

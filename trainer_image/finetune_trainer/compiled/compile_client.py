@@ -1,4 +1,4 @@
-"""Starts the compiler where there is one, asks it, and remembers its answers by shape."""
+"""Starts the compiler if there is one, sends it candidates, and caches its answers by shape."""
 
 import contextlib
 import hashlib
@@ -37,28 +37,28 @@ from finetune_trainer.storage import StorageClient
 _LOG = logging.getLogger(__name__)
 #: Raised when the same candidate would be compiled to something else, or measured in another way.
 _RELEASE = "3"
-#: Hyperparameters that are constants in programs, or that the candidate and the rows say already.
+#: Hyperparameters that are constants in programs, or that the candidate and the rows already contain.
 _CONSTANTS = frozenset(
     {
         "epochs", "steps", "global_batch_size", "gradient_accumulation_steps", "learning_rate", "schedule", "seed",
         "warmup_ratio", "warmup_steps",
     }
 )  # fmt: skip
-#: How XLA and libtpu end the process for a flag.
+#: Messages with which XLA and libtpu end the process because of a flag.
 _REFUSED_FLAG = re.compile(
     r"Unknown command line flag '[^']*'|Illegal value '[^']*' specified for flag '[^']*'"
     r"|Unknown flags? in XLA_FLAGS: .*"
 )
-#: A compilation takes minutes; one that takes longer will not end.
+#: Seconds after which a compilation is ended. It takes minutes; one that takes longer will not end.
 _MOST_SECONDS = 1800.0
 
 
 class CompilerUnavailable(Exception):
-    """The compiler is not there, or ended; the message says why, as a sentence."""
+    """There is no compiler, or it ended; the message says why, as a sentence."""
 
 
 def library(environment: Mapping[str, str]) -> Path | None:
-    """libtpu's shared library: where ``TPU_LIBRARY_PATH`` says, else in the package; None: there is none."""
+    """libtpu's shared library, as ``TPU_LIBRARY_PATH`` names it, else in the package; None if there is none."""
     if named := environment.get("TPU_LIBRARY_PATH"):
         return Path(named) if Path(named).is_file() else None
     found = importlib.util.find_spec("libtpu")
@@ -67,9 +67,9 @@ def library(environment: Mapping[str, str]) -> Path | None:
 
 
 class CompileClient:
-    """Answers from the cache, else from the compiler, which is started at the first question that needs it.
+    """Answers from the cache, else from the compiler, which is started when the first answer is not cached.
 
-    Leave it (``with``) to end the compiler.
+    A context manager; leaving it ends the compiler.
     """
 
     def __init__(
@@ -82,22 +82,22 @@ class CompileClient:
         *,
         end_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """``request`` and ``end_ids``: as ``CompilerConfig`` has them."""
+        """``request`` and ``end_ids``: see ``CompilerConfig``."""
         self._request, self._plan, self._model, self._store = request, plan, model, store
         self._given, self._end_ids = environment, end_ids
         self._environment: Mapping[str, str] = {}
-        """Of the compiler's process."""
+        """Environment of the compiler's process."""
         self._library = library(environment)
         self._process: subprocess.Popen[str] | None = None
         self._echo: threading.Thread | None = None
         self._last_lines: deque[str] = deque(maxlen=50)
         """The last lines of the compiler's process."""
         self._programs: tempfile.TemporaryDirectory[str] | None = None
-        """What the processes compile, files with JAX's keys as names; None before one is started."""
+        """Folder for compiled programs, with JAX's keys as file names; None before a process is started."""
         self._keys: dict[str, list[str]] = {}
-        """By candidate, the keys of the programs that were compiled for it."""
+        """Keys of the programs that were compiled for each candidate."""
         self.compiled = 0
-        """Answers that no cache had."""
+        """Number of answers that were not cached."""
 
     def __enter__(self) -> Self:
         return self
@@ -119,11 +119,11 @@ class CompileClient:
             self._echo.join()
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # what it has not read any more
+                with contextlib.suppress(BrokenPipeError):  # input that it has not read
                     stream.close()
 
     def __call__(self, candidate: Candidate) -> Answer:
-        """Raises ``CompilerUnavailable``."""
+        """The answer for ``candidate``. Raises ``CompilerUnavailable``."""
         fingerprint = self.fingerprint(candidate)
         uri = CacheLayout(self._request.cache).compiled(fingerprint)
         if self._request.use_cache == "Use" and (known := self._known(uri, fingerprint)) is not None:
@@ -133,16 +133,18 @@ class CompileClient:
         answer = self._ask(candidate)
         self.compiled += 1
         _LOG.info("compiled in %.0f s: %s", time.monotonic() - started, answer)
-        # one that is not certain may be this image's or this machine's
+        # an uncertain failure may be due to this image or this machine
         lasting = not isinstance(answer, CompileFailure) or answer.certain
         if self._request.use_cache != "Off" and lasting:
             self._store.write(uri, CompileResponse(answer=answer, fingerprint=fingerprint).to_json())
         return answer
 
     def keep(self, candidate: Candidate) -> None:
-        """Puts the programs that were compiled for ``candidate`` where the slice's stages look for them, if the
-        environment names the folder. What was not compiled here, because the answer was known, is not put anywhere.
-        Never raises for storage."""
+        """Stores the programs that were compiled for ``candidate`` where the slice's stages read them.
+
+        Does nothing unless the environment names that folder. Programs that were not compiled here, because the answer
+        was cached, are not stored. Never raises for storage.
+        """
         folder = self._given.get(SLICE_PROGRAMS_VARIABLE)
         keys = self._keys.pop(candidate.to_json(), [])
         if not folder or not keys:
@@ -156,9 +158,11 @@ class CompileClient:
         _LOG.info("compiled programs of %s are kept in %s: %d", candidate, folder, len(keys))
 
     def fingerprint(self, candidate: Candidate) -> str:
-        """Of all that decides whether and how a program fits. Rates, seeds, the training's length and the tokens that
-        end an answer are constants in programs, so that a job with others needs programs of its own: they decide
-        neither memory nor cost."""
+        """A digest of everything that determines whether and how a program fits.
+
+        Rates, seeds, the training's length and the tokens that end an answer are constants in programs, so that a job
+        with other values needs programs of its own, but they affect neither memory nor cost.
+        """
         request, h = self._request, self._request.hyperparameters
         environment = _of_the_slice(self._given, candidate)
         # Whether preflight was given the flags for this slice or for several does not matter.
@@ -170,7 +174,7 @@ class CompileClient:
             "columns": widths.of_pairs(request) if isinstance(request.method, PreferenceMethod) else None,
             "method": json.loads(request.method.model_dump_json(exclude={"train_on_prompt"})),
             "hyperparameters": {
-                # of a number in a program it matters whether it is there
+                # for a number in a program, it matters only whether it is nonzero
                 name: value > 0 if isinstance(value, float) else value
                 for name, value in h
                 if name not in _CONSTANTS
@@ -186,7 +190,7 @@ class CompileClient:
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 
     def _compiler(self) -> str:
-        """libtpu's release; the folder beside the package names it."""
+        """libtpu's release, from the name of the folder beside the package."""
         if self._library is None:
             raise CompilerUnavailable(
                 "This trainer image holds no libtpu, so the train step could not be compiled beforehand."
@@ -194,7 +198,7 @@ class CompileClient:
         return next((path.name for path in self._library.parent.parent.glob("libtpu-*.dist-info")), "libtpu")
 
     def _known(self, uri: str, fingerprint: str) -> Answer | None:
-        """None for what is not there, of another release, too large, or of another question."""
+        """The cached answer; None if it is missing, of another release, too large, or of another request."""
         found = manifest_at(self._store, uri, CompileResponse).record
         return found.answer if found is not None and found.fingerprint == fingerprint else None
 
@@ -228,8 +232,10 @@ class CompileClient:
         return answered.answer
 
     def _require_known_flags(self) -> None:
-        """Raises ``StageError`` 76 where libtpu has ended the compiler's process for one of its flags, as it would end
-        the stage on the slice."""
+        """Raises ``StageError`` 76 if libtpu has ended the compiler's process because of one of its flags.
+
+        It would end the stage on the slice in the same way.
+        """
         assert self._echo is not None
         self._echo.join()
         refused = _REFUSED_FLAG.search("".join(self._last_lines))
@@ -249,7 +255,7 @@ class CompileClient:
             **self._environment,
             "TPU_LIBRARY_PATH": str(self._library),
             "JAX_PLATFORMS": "cpu",
-            "TPU_SKIP_MDS_QUERY": "1",  # there is no TPU machine to be asked about
+            "TPU_SKIP_MDS_QUERY": "1",  # there is no TPU machine to query
             # It is loaded to compile, not to hold a chip: another process on this machine may do the same.
             "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         }
@@ -283,7 +289,10 @@ class CompileClient:
 
 
 def _of_the_slice(environment: Mapping[str, str], candidate: Candidate) -> Mapping[str, str]:
-    """With the compiler's variables as the operator sets them on the slice; by hand they are this process's own."""
+    """The environment with the compiler's variables as the operator sets them on the slice.
+
+    Without a job, the variables are this process's own.
+    """
     given = candidate.slice.flags
     if given is None:
         flags = {name: environment[each] for name, each in SLICE_VARIABLES.items() if each in environment}

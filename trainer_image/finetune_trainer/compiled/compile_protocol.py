@@ -1,4 +1,4 @@
-"""What the compiler is asked, and what it answers: JSON lines between two processes, and files in the cache."""
+"""The compiler's requests and answers: JSON lines between two processes, and files in the cache."""
 
 from typing import Annotated, Literal
 
@@ -9,22 +9,22 @@ from finetune_contract.base import Record
 
 
 class SliceProgram(Record):
-    """Another program than the train step that a job runs on its slice."""
+    """A program other than the train step that a job runs on its slice."""
 
     kind: Literal["TrainingLoss", "Loss", "TextLoss", "Reference", "Generate", "Likelihood"]
-    """TrainingLoss: on the validation rows, while training. The others are of the Evaluate stage: the method's own loss
-    and the log-probabilities that it is relative to, the loss on texts where the method compares pairs, answers, and
+    """TrainingLoss: on the validation rows, while training. The others belong to the Evaluate stage: the method's own
+    loss and the log-probabilities that it is relative to, the loss on texts if the method compares pairs, answers, and
     log-probabilities for benchmarks."""
     adapter: bool = True
-    """With the LoRA adapter, where the job trains one; False: the base model alone, as a baseline."""
+    """With the LoRA adapter, if the job trains one; False: the base model alone, as a baseline."""
     width: int = 0
     """Tokens of the longest prompt or text of Generate and Likelihood, rounded up."""
     longest: int = 0
-    """The most tokens that any of them may have."""
+    """Most tokens that any of them may have."""
     count: int = 0
-    """How many of them there are."""
+    """Number of prompts or texts."""
     new_tokens: int = 0
-    """Of an answer."""
+    """Most tokens of an answer."""
     temperature: float = 0.0
     top_k: int = 0
 
@@ -48,7 +48,7 @@ _NAMES = {
 
 
 class Candidate(Record):
-    """One way to train, or with ``program`` to run that: the rest is as the request says."""
+    """One way to train, or to run ``program``; everything else is as in the request."""
 
     slice: SliceShape
     mesh: MeshSpec
@@ -56,13 +56,13 @@ class Candidate(Record):
     tuning: dict[str, str | int] = {}
     """MaxText's settings beyond the request's."""
     without: list[str] = []
-    """The user's settings that are left out."""
+    """Names of the user's settings that are left out."""
     program: SliceProgram | None = None
     """None: the train step."""
 
     @property
     def place(self) -> str:
-        """``2 x v6e-16``."""
+        """Slices and their name, such as ``2 x v6e-16``."""
         return f"{self.mesh.slices} x {self.slice.name}" if self.mesh.slices > 1 else self.slice.name
 
     def __str__(self) -> str:
@@ -75,65 +75,66 @@ class Candidate(Record):
 
 
 class CompileSuccess(Record):
-    """It compiles. Bytes, operations and seconds are of one step on one device."""
+    """The candidate compiles. Bytes, operations and seconds are those of one step on one device."""
 
     kind: Literal["Measured"] = "Measured"
     peak_bytes: int
     limit_bytes: int
     arguments_bytes: int
-    """Parameters, those of a reference model, optimizer's state and batch."""
+    """Parameters, those of a reference model, the optimizer's state and the batch."""
     temporaries_bytes: int
     flops: float
     hbm_bytes: float
     network_bytes: float
     step_seconds: tuple[float, float] | None = None
-    """Roofline; None for a family whose rates nobody has published, and for another program than the train step."""
+    """Roofline bounds; None for a family without published rates, and for a program other than the train step."""
     rows: int | None = None
-    """Of a program that takes as many as fit."""
+    """Rows at a time, for a program that takes as many as fit; else None."""
 
 
 class MemoryExceeded(Record):
-    """It needs more memory than a device has."""
+    """The candidate needs more memory than a device has."""
 
     kind: Literal["Exceeded"] = "Exceeded"
     needed_bytes: int | None
-    """None: the compiler did not say."""
+    """None if the compiler did not say."""
     limit_bytes: int
     arguments_bytes: int
 
 
 class CompileFailure(Record):
-    """MaxText or the compiler does not take it, for another reason than memory."""
+    """MaxText or the compiler refuses the candidate, for a reason other than memory."""
 
     kind: Literal["NotCompiled"] = "NotCompiled"
     message: str
     certain: bool = False
-    """The program itself is refused, so that the slice would refuse it alike; else only this compilation failed."""
+    """Whether the program itself is refused, so that the slice would refuse it too; else only this compilation failed.
+    """
     of_mesh: bool = False
-    """The model's sizes do not suit the mesh, whatever the program."""
+    """Whether the model's sizes do not suit the mesh, whatever the program."""
 
 
 type Answer = CompileSuccess | MemoryExceeded | CompileFailure
 
 
 class CompileResponse(Record):
-    """As it travels and is kept."""
+    """An answer as it is sent and cached."""
 
     answer: Annotated[CompileSuccess | MemoryExceeded | CompileFailure, Field(discriminator="kind")]
     fingerprint: str | None = None
-    """Of the question, where it is kept."""
+    """Fingerprint of the request, in the cache."""
     programs: list[str] = []
-    """JAX's cache keys of what was compiled for it, where it travels: files in ``CompilerConfig.programs``."""
+    """JAX's cache keys of the compiled programs, when sent: files in ``CompilerConfig.programs``."""
 
 
 class CompilerConfig(Record):
-    """What the compiler's process is started with."""
+    """The configuration that the compiler's process is started with."""
 
     request: StageRequest
-    """``hyperparameters.steps`` is what the Train stage comes to: the learning rates are part of the train step."""
+    """``hyperparameters.steps`` is the Train stage's number of steps: the learning rates are part of the train step."""
     model: str
     """Folder of the model's configuration."""
     end_ids: list[int] = []
     """Tokens that end an answer, part of the programs that generate."""
     programs: str
-    """Folder for compiled programs, each in a file with the name of its key in JAX's compilation cache."""
+    """Folder for compiled programs, each in a file named by its key in JAX's compilation cache."""

@@ -1,4 +1,4 @@
-"""Answers questions with libtpu. Holds the process's JAX: nothing else may run in it."""
+"""Answers compile requests with libtpu. It uses the process's JAX: nothing else may run in that process."""
 
 import re
 from collections.abc import Mapping
@@ -37,15 +37,15 @@ from finetune_trainer.families import ModelPlan
 from finetune_trainer.lora import IndivisibleShapeError
 from finetune_trainer.stages.engine_config import engine_settings, evaluation_settings
 
-#: How the chips of a host lie, by their number.
+#: Bounds of a host's chips, by their number.
 _HOSTS = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
-#: What the compiler says of a program that it never takes: a shape, an operation, a kernel's blocks.
+#: The compiler's messages about programs that it never accepts: a shape, an operation, a kernel's blocks.
 _CERTAIN = re.compile(
     r"^(?!.*(?i:unknown|unrecognized|no such).{0,40}(?i:flag|option))"
     r".*(INVALID_ARGUMENT|UNIMPLEMENTED|FAILED_PRECONDITION|Mosaic|(?i:vmem))",
     re.DOTALL,
 )
-#: More than any chip has: asked for, the compiler tells how much there is.
+#: More bytes than any chip has: the refusal says how much there is.
 _TOO_MUCH = 2**39
 
 
@@ -53,16 +53,16 @@ class Target(Protocol):
     """What programs are compiled for."""
 
     platform: str
-    """JAX's name of it: tpu, cpu."""
+    """JAX's name of the platform: tpu, cpu."""
 
     def devices(self, candidate: Candidate) -> Any:
-        """Of the candidate's mesh. Raises ValueError for what the compiler does not know."""
+        """The devices of the candidate's mesh. Raises ValueError for what the compiler does not know."""
 
     def limit(self, devices: Any) -> int:
         """Bytes of one device that a program may use."""
 
     def settings(self, candidate: Candidate) -> Mapping[str, Any]:
-        """MaxText's, beside those of the stage."""
+        """MaxText's settings, in addition to those of the stage."""
 
 
 class TopologyTarget:
@@ -86,7 +86,7 @@ class TopologyTarget:
 
 
 class Compiler:
-    """For one model and request; ``engine.prepare`` has been called."""
+    """Compiles for one model and request; ``engine.prepare`` must have been called."""
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class Compiler:
         end_ids: frozenset[int] = frozenset({0}),
         target: Target | None = None,
     ) -> None:
-        """``request`` and ``end_ids``: as ``CompilerConfig`` has them. ``target``: by default the slice that a
-        candidate names."""
+        """``request`` and ``end_ids``: see ``CompilerConfig``. ``target``: defaults to the slice that a candidate
+        names."""
         self._plan, self._request, self._end_ids = plan, request, end_ids
         self._target = target or TopologyTarget()
         self._loading: dict[str, Answer] = {}
-        """Of a quantized base, by place and mesh."""
+        """Answers for loading a quantized base, by place and mesh."""
 
     def answer(self, candidate: Candidate) -> Answer:
-        """Compiles it, a minute or so. Never raises for what the candidate asks."""
+        """Compiles the candidate, in about a minute. Never raises for what the candidate asks."""
         try:
             devices = self._target.devices(candidate)
             limit = self._target.limit(devices)
@@ -121,9 +121,9 @@ class Compiler:
             ValueError,
             TypeError,
             NotImplementedError,
-        ) as error:  # as JAX and MaxText refuse shapes
+        ) as error:  # errors with which JAX and MaxText refuse shapes
             return _refused(error, certain=True)
-        except Exception as error:  # noqa: BLE001 - a fault of the engine's own must not end the other programs' search
+        except Exception as error:  # noqa: BLE001 - an error of the engine must not end the search over other programs
             return _refused(error, certain=False)
 
     def _step(self, candidate: Candidate, devices: Any, limit: int) -> Answer:
@@ -145,8 +145,10 @@ class Compiler:
         return _measured(step, reference, kept, limit, candidate.slice.family)
 
     def _loads(self, training: AbstractTraining, candidate: Candidate, limit: int) -> MemoryExceeded | None:
-        """Why the devices do not hold the base while it is quantized; None: they do, or it is not. A base that does
-        not lie there whole is not trained with another policy either."""
+        """Why the devices do not hold the base while it is quantized; None if they do, or it is not quantized.
+
+        A base that does not fit as a whole cannot be trained with another policy either.
+        """
         key = f"{candidate.place} {candidate.mesh.to_json()}"
         if key not in self._loading and (lowered := training.lower_loading()) is not None:
             self._loading[key] = compile_within(lowered, limit)
@@ -190,7 +192,7 @@ class Compiler:
                 "engine_overrides": {
                     name: value for name, value in overrides.items() if name not in candidate.without
                 },
-                # the chips run the same program, whoever drives them
+                # the chips run the same program with either controller
                 "mesh": candidate.mesh.model_copy(update={"controller": "McJAX"}),
                 "hyperparameters": hyperparameters,
             }
@@ -224,7 +226,7 @@ def _topology(candidate: Candidate) -> str:
 
 
 def devices_of(candidate: Candidate) -> Any:
-    """Of the slice that is not there."""
+    """Compile-only devices of the candidate's slice."""
     options: dict[str, Any] = {"num_slices": candidate.mesh.slices}
     if bounds := _HOSTS.get(candidate.mesh.chips_per_host):
         options["chips_per_host_bounds"] = bounds
@@ -235,7 +237,10 @@ def devices_of(candidate: Candidate) -> Any:
 
 
 def _measured(step: Any, reference: Any | None, kept: int, limit: int, family: str) -> Answer:
-    """Of programs that run one after the other. What one is not given, but the other needs, stays where it is."""
+    """Measures programs that run one after the other.
+
+    The arguments of one program stay in memory while the other runs.
+    """
     memory, cost = step.memory_analysis(), cost_of(step.as_text())
     held = memory.argument_size_in_bytes + kept
     peak, temporaries = memory.peak_memory_in_bytes + kept, memory.temp_size_in_bytes

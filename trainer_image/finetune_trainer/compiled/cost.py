@@ -1,7 +1,7 @@
-"""What one step costs a device, from the compiler's final program.
+"""The cost of one step on a device, from the compiler's final program.
 
-XLA's own cost analysis counts the body of a loop once, and MaxText's layers are a loop: here each body counts as
-often as it runs. It knows nothing of what a kernel computes: attention and experts are counted by the sizes of their
+XLA's own cost analysis counts the body of a loop once, and MaxText's layers are a loop: here each body counts as often
+as it runs. XLA's analysis also ignores what a kernel computes: attention and experts are counted by the sizes of their
 operands.
 """
 
@@ -25,24 +25,24 @@ _COLLECTIVE = re.compile(
 _ATTENTION = re.compile(
     r"%splash_mha_(fwd|dq|dkv)\S* = .*? custom-call\(.*?operand_layout_constraints=\{(.*?\})\}"
 )
-#: Megablox' products by experts: rows ``[tokens, in]`` by ``[experts, in, out]``, either way round, and rows by rows,
+#: Megablox' products by experts: rows ``[tokens, in]`` by ``[experts, in, out]``, in either order, and rows by rows,
 #: which gives the gradient of the experts.
 _EXPERTS = re.compile(r"%t?gmm\S* = .*? custom-call\(.*?operand_layout_constraints=\{(.*?\})\}")
 _ROWS = re.compile(r"(?:bf16|f32)\[((?:\d+,)+\d+)\]")
 _MATRICES = re.compile(r"(?:bf16|f32)\[((?:\d+,){2,}\d+)\]")
-#: Products of queries by keys, or of their like: forward, backward to the queries, backward to keys and values.
+#: Number of products of queries by keys, or of that size: forward, backward to queries, backward to keys and values.
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Of one step on one device."""
+    """Cost of one step on one device."""
 
     flops: float
     hbm_bytes: float
-    """What the operations read and write, as if nothing stayed on the chip between them: more than what happens."""
+    """Bytes that the operations read and write, as if nothing stayed on the chip between them: an upper bound."""
     network_bytes: float
-    """Results of collective operations."""
+    """Bytes of the results of collective operations."""
 
     def __add__(self, other: "StepCost") -> "StepCost":
         return StepCost(
@@ -60,7 +60,7 @@ class StepCost:
 
 
 def cost_of(program: str) -> StepCost:
-    """Of an optimized module's text (``Compiled.as_text()``)."""
+    """The cost of an optimized module, from its text (``Compiled.as_text()``)."""
     return _Counter(HloProgram(program)).cost()
 
 
@@ -73,7 +73,7 @@ class _Counter:
         return jax.local_devices(backend="cpu")[0].client
 
     def cost(self, name: str = "") -> StepCost:
-        """Of one run of a computation, loops inside it as often as they run."""
+        """The cost of one run of a computation, with loops inside it as often as they run."""
         name = name or self._program.entry
         total = self._once(name)
         for loop in self._program.loops(name):
@@ -94,7 +94,7 @@ class _Counter:
 
 
 def _attention(line: str) -> float:
-    """Operations of an attention kernel, which leaves out what a causal mask hides: half. 0 for any other line."""
+    """Operations of an attention kernel, which skips the half that a causal mask hides. 0 for any other line."""
     match = _ATTENTION.search(line)
     if match is None:
         return 0.0
@@ -113,7 +113,7 @@ def _experts(line: str) -> float:
 
 
 def _received(line: str) -> int:
-    """Bytes of a collective operation's result; 0 for any other line. What is started is also shown as its input."""
+    """Bytes of a collective operation's result; 0 for any other line. Started ones list their input, too."""
     match = _COLLECTIVE.search(line)
     return max((_bytes(*shape) for shape in _SHAPE.findall(match[1])), default=0) if match else 0
 

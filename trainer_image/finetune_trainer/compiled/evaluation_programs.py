@@ -21,7 +21,7 @@ from finetune_trainer.lora import require_divisible, unplaced_adapters, with_lor
 from finetune_trainer.methods import method_of
 from finetune_trainer.objectives import ReferenceModel, SftLoss
 
-#: The compiler has two ways to tell: what is needed, then what there is.
+#: The compiler has two messages: needed memory first, then available memory.
 _EXHAUSTED = re.compile(
     r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"
     r"|Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"
@@ -41,8 +41,10 @@ class EvaluationPrograms:
         adapter: bool,
         end_ids: frozenset[int],
     ) -> None:
-        """``config`` is MaxText's. ``adapter``: with LoRA's, where the request trains one. ``end_ids``: tokens that end
-        an answer."""
+        """``config`` is MaxText's. ``adapter``: whether to add LoRA's, if the request trains one.
+
+        ``end_ids``: tokens that end an answer.
+        """
         self._row_capacity, self._end_ids = row_capacity, end_ids
         adapted = adapter and config.lora.enable_lora
 
@@ -60,7 +62,7 @@ class EvaluationPrograms:
         self._loaded = LoadedModel(model=model, config=config, mesh=mesh)
 
     def answer(self, program: SliceProgram, limit: int) -> Answer:
-        """Compiled with as many rows as fit, as the stage finds them. ``limit``: bytes of a device."""
+        """Compiles with as many rows as fit, as the stage finds them. ``limit``: bytes of a device."""
         match program.kind:
             case "Generate":
                 generator = self.generator(program)
@@ -83,7 +85,7 @@ class EvaluationPrograms:
             return answer.model_copy(update={"rows": rows}) if isinstance(answer, CompileSuccess) else answer
 
     def generator(self, program: SliceProgram) -> Generator:
-        """That of the stage, for the sampling that ``program`` says."""
+        """The stage's generator, with the sampling that ``program`` specifies."""
         sampling = Sampling(
             max_new_tokens=program.new_tokens,
             temperature=program.temperature,
@@ -117,8 +119,11 @@ class EvaluationPrograms:
 
 
 def compile_within(lowered: Any, limit: int, *, held: int | None = None) -> Answer:
-    """A program compiled. ``held``: bytes that lie on each device meanwhile, its arguments among them; None: those
-    alone. Raises JaxRuntimeError for what the compiler refuses for another reason than memory."""
+    """Compiles a program and compares its memory with the limit.
+
+    ``held``: bytes on each device meanwhile, including the program's arguments; None: only those. Raises
+    JaxRuntimeError if the compiler refuses for a reason other than memory.
+    """
     try:
         memory = lowered.compile().memory_analysis()
     except JaxRuntimeError as error:
@@ -138,18 +143,24 @@ def compile_within(lowered: Any, limit: int, *, held: int | None = None) -> Answ
 
 
 def lacks_memory(error: JaxRuntimeError) -> bool:
-    """Whether the program needs more than the device's memory; not the memory of a kernel, which its blocks decide."""
+    """Whether the program needs more than the device's memory.
+
+    The memory of a kernel, which its blocks decide, does not count.
+    """
     return "RESOURCE_EXHAUSTED" in str(error) and "vmem" not in str(error).lower()
 
 
 def needed_bytes(message: str) -> int | None:
-    """From ``… HLO temporaries (318.68G) exceeds available HBM (31.24G)`` and the like."""
+    """Needed bytes from ``... HLO temporaries (318.68G) exceeds available HBM (31.24G)`` and the like.
+
+    None if the message does not state them.
+    """
     said = parse_exhausted_bytes(message)
     return said[0] if said else None
 
 
 def parse_exhausted_bytes(message: str) -> tuple[int, int] | None:
-    """Bytes that are needed and bytes that there are, from the compiler's message."""
+    """Needed and available bytes from the compiler's message; None if it does not state them."""
     match = _EXHAUSTED.search(message)
     if match is None:
         return None

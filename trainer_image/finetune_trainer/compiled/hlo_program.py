@@ -1,4 +1,4 @@
-"""An optimized XLA program, read from its text: computations, what they call, and how often loops run."""
+"""An optimized XLA program, parsed from its text: computations, what they call, and how often loops run."""
 
 import logging
 import re
@@ -13,7 +13,7 @@ _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLS = re.compile(
     r"(?:calls|to_apply|called_computations|branch_computations)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)"
 )
-#: Name, operation, operands, index of an integer or truth value.
+#: Name, operation, operands, tuple index and comparison direction of an integer or boolean scalar.
 _SCALAR = re.compile(
     rf"^\s*(?:ROOT )?{_NAME} = (?:[su]32|pred)\[\]\S* ([\w\-]+)\((.*?)\)(?:, index=(\d+))?(?:, direction=(\w+))?"
 )
@@ -23,7 +23,7 @@ _OPERAND = re.compile(_NAME)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """Of one computation."""
+    """A loop that a computation runs."""
 
     body: str
     trips: int
@@ -33,11 +33,11 @@ class Loop:
 class _Scalar:
     operation: str
     operands: str
-    """As printed: names, or a constant's value."""
+    """Names of the operands as printed, or a constant's value."""
     index: str | None
-    """Of an element of a tuple."""
+    """Index of the element of a tuple that it reads; None for other operations."""
     direction: str | None
-    """Of a comparison."""
+    """Direction of a comparison; None for other operations."""
 
     @property
     def names(self) -> list[str]:
@@ -45,19 +45,19 @@ class _Scalar:
 
 
 class HloProgram:
-    """From ``Compiled.as_text()``."""
+    """A program from ``Compiled.as_text()``."""
 
     def __init__(self, text: str) -> None:
         self._parts: dict[str, _Computation] = {}
         self.entry = ""
-        # without the tables that the numbers point into, each one would be warned of
+        # each frame id would cause a warning, as the tables that they refer to are missing
         for name, is_entry, lines in _computations(re.sub(r" stack_frame_id=\d+", "", text)):
             self._parts[name] = _Computation(lines)
             if is_entry:
                 self.entry = name
 
     def part(self, entry: str) -> str:
-        """The program with another computation as its entry. Printed callees come before their callers."""
+        """The program with another computation as its entry. Callees are printed before their callers."""
         lines = ["HloModule part"]
         for name in self._needed(entry):
             head, *rest = self._parts[name].lines
@@ -66,19 +66,19 @@ class HloProgram:
         return "\n".join(lines)
 
     def reached(self, entry: str) -> Iterator[str]:
-        """Every line that one run of ``entry`` comes by, bodies of loops once."""
+        """Every line that one run of ``entry`` reaches, with bodies of loops once."""
         for name in self._needed(entry):
             yield from self._parts[name].lines
 
     def loops(self, name: str) -> Iterator[Loop]:
-        """Those that ``name`` itself runs, not those inside them."""
+        """Loops that ``name`` itself runs, without those inside them."""
         part = self._parts[name]
         for line in part.lines:
             if match := _WHILE.search(line):
                 yield Loop(body=match[3], trips=self._trips(part, line, *match.groups()))
 
     def _needed(self, entry: str) -> list[str]:
-        """``entry`` and all that it calls, in the order of the text."""
+        """``entry`` and everything that it calls, in the order of the text."""
         found, todo = {entry}, [entry]
         while todo:
             for line in self._parts[todo.pop()].lines:
@@ -89,8 +89,11 @@ class HloProgram:
         return [name for name in self._parts if name in found]
 
     def _trips(self, caller: "_Computation", line: str, given: str, condition: str, body: str) -> int:
-        """The CPU's compiler notes it down. For the TPU's it follows from counter, step and limit: matrix products that
-        overlap with the network are loops that are unrolled, so that steps are not always 1."""
+        """Number of times that a loop runs.
+
+        The CPU's compiler annotates it. For the TPU's it follows from counter, step and limit: matrix products that
+        overlap with the network are unrolled loops, so that steps are not always 1.
+        """
         if known := _KNOWN.search(line):
             return int(known[1])
         test = self._parts[condition].counted()
@@ -119,7 +122,7 @@ class _Computation:
         return {match[1]: _OPERAND.findall(match[2]) for line in self.lines if (match := _TUPLE.match(line))}
 
     def counted(self) -> tuple[int, int] | None:
-        """Of a loop's condition ``counter < limit``: the counter's place in the loop's tuple, and the limit."""
+        """For a loop's condition ``counter < limit``: the counter's index in the loop's tuple, and the limit."""
         for scalar in self._scalars.values():
             if scalar.operation == "compare" and scalar.direction == "LT":
                 counter, limit = (self._origin(name) for name in scalar.names)
@@ -130,11 +133,11 @@ class _Computation:
         return None
 
     def given(self, name: str, index: int) -> int:
-        """The constant at a place of a tuple; 0, where counters begin, if it is none."""
+        """The constant at an index of a tuple; 0, where counters begin, if it is not a constant."""
         return self._constant(self._tuples[name][index], default=0) if name in self._tuples else 0
 
     def step(self, index: int) -> int:
-        """What a loop's body adds to the counter; 1 where it is not plain to see."""
+        """What a loop's body adds to the counter; 1 if that cannot be determined."""
         result = list(self._tuples.values())[-1:]
         added = self._origin(result[0][index]) if result else None
         if added is None or added.operation != "add":
@@ -146,7 +149,7 @@ class _Computation:
         return int(origin.operands) if origin is not None and origin.operation == "constant" else default
 
     def _origin(self, name: str) -> _Scalar | None:
-        """What a value is a copy of."""
+        """The scalar that a value is a copy of."""
         scalar = self._scalars.get(name)
         while scalar is not None and scalar.operation == "copy":
             scalar = self._scalars.get(scalar.names[0])

@@ -1,4 +1,4 @@
-"""What would fit where the wanted training does not: each remedy has been compiled."""
+"""Finds changes with which a training that does not fit would fit. Each remedy has been compiled."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +21,9 @@ from finetune_trainer.compiled.search import (
     with_least_memory,
 )
 
-#: Most compilations that look for a batch, and for a slice.
+#: Most compilations for a batch size, and for a larger slice.
 _BATCHES, _SLICES = 4, 2
-#: Settings of a job that the last resort sets anew.
+#: Settings of a job that the last resort replaces.
 _REMAT_SETTINGS = tuple(LAST_RESORT)
 
 
@@ -37,8 +37,11 @@ def remedies(
     larger: Sequence[SliceShape] = (),
     late: Callable[[], bool] = lambda: False,
 ) -> tuple[str, ...]:
-    """For ``start``, of which ``refusal`` is the last answer: another remat policy and another mesh where the job sets
-    them, the largest batch, and the first of the ``larger`` slices. None is looked for once it is ``late``."""
+    """Remedies for ``start``, whose last answer was ``refusal``.
+
+    Tries another remat policy and another mesh if the job sets them, the largest batch that fits, and the first of the
+    ``larger`` slices. Stops once ``late`` returns True.
+    """
     looks: Sequence[Callable[[], Iterator[str]]] = (
         lambda: _policy(start, choices, model, ask),
         lambda: _mesh(start, choices, model, ask),
@@ -51,7 +54,7 @@ def remedies(
 def _policy(
     start: Candidate, choices: SearchSpace, model: ModelBounds, ask: Callable[[Candidate], Answer]
 ) -> Iterator[str]:
-    """In place of the job's own."""
+    """A remat policy in place of the job's own."""
     if choices.remat:
         return
     freed = start.model_copy(update={"without": list(_REMAT_SETTINGS)})
@@ -64,7 +67,7 @@ def _policy(
 def _mesh(
     start: Candidate, choices: SearchSpace, model: ModelBounds, ask: Callable[[Candidate], Answer]
 ) -> Iterator[str]:
-    """In place of the job's own: all devices share the parameters, then some of them share rows, too."""
+    """A mesh in place of the job's own: all devices share the parameters, then some of them share rows, too."""
     own = start.mesh
     if choices.parallelism or start.slice.devices == 1:
         return
@@ -85,8 +88,11 @@ def _largest_batch(
     refusal: MemoryExceeded,
     ask: Callable[[Candidate], Answer],
 ) -> Iterator[str]:
-    """The largest batch that fits, between one that does and one that does not. Memory grows in a line with the batch:
-    what is known of it says where to look next. A search that ends before it is sure says so."""
+    """The largest batch that fits, between one that does and one that does not.
+
+    Memory is linear in the batch: the known points determine what to try next. A search that ends before it is certain
+    says so.
+    """
     unit = _unit(start.mesh, model)
     fits, fails = 0, start.global_batch // unit
     known = [(0, refusal.arguments_bytes), (fails, refusal.needed_bytes)]
@@ -113,8 +119,10 @@ def _largest_batch(
 
 
 def _where_it_ends(known: Sequence[tuple[int, int | None]], limit: int) -> int | None:
-    """The most units within the limit, on the line through the last two that were compiled. None where it was not said
-    what they need."""
+    """The most units within the limit, on the line through the last two that were compiled.
+
+    None if their memory is unknown.
+    """
     (first, needed_first), (last, needed_last) = known[-2:]
     if needed_first is None or needed_last is None or needed_first == needed_last:
         return None
@@ -128,8 +136,10 @@ def _larger_slice(
     ask: Callable[[Candidate], Answer],
     larger: Sequence[SliceShape],
 ) -> Iterator[str]:
-    """The first of the larger slices on which the same batch fits, or where that cannot be split there, the next one
-    that can."""
+    """The first of the larger slices on which the same batch fits.
+
+    If the batch cannot be divided there, the next larger batch that can is tried.
+    """
     for shape in larger[:_SLICES]:
         mesh = _over(start.mesh, shape, start.global_batch, choices, model)
         if mesh is None:
@@ -146,8 +156,11 @@ def _larger_slice(
 def _over(
     mesh: MeshSpec, shape: SliceShape, batch: int, choices: SearchSpace, model: ModelBounds
 ) -> MeshSpec | None:
-    """``mesh`` over another slice, with devices that share rows where that is open and splits the batch. None where the
-    slice has fewer devices than the job's own data and tensor parallelism, or a number that they do not divide."""
+    """``mesh`` over another slice, with devices that share rows if the job leaves that open and it divides the batch.
+
+    None if the slice has fewer devices than the job's own data and tensor parallelism, or a number that they do not
+    divide.
+    """
     fsdp, remainder = divmod(shape.devices * mesh.slices, mesh.data * mesh.tensor)
     if fsdp == 0 or remainder:
         return None
@@ -159,10 +172,10 @@ def _over(
 
 
 def _unit(mesh: MeshSpec, model: ModelBounds) -> int:
-    """What a batch must be a multiple of."""
+    """The batch must be a multiple of this."""
     return mesh.data * mesh.fsdp * model.accumulation
 
 
 def _with(choices: SearchSpace) -> str:
-    """The policy that was compiled, where it was not the job's."""
+    """The policy that was compiled, if it was not the job's, as text."""
     return f" with remat_policy {LAST_RESORT['remat_policy']}" if choices.remat else ""

@@ -1,4 +1,4 @@
-"""Which candidates to compile, and which of them to take. Pure but for the answers."""
+"""Decides which candidates to compile, and which of them to use. Pure but for the answers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,22 +13,22 @@ from finetune_trainer.compiled.compile_protocol import (
     MemoryExceeded,
 )
 
-#: MaxText's remat policies worth a minute each: what is kept from the forward pass, most first.
+#: MaxText's remat policies worth a minute each, by how much of the forward pass they keep, most first.
 REMAT: tuple[Mapping[str, str], ...] = (
     {"remat_policy": "minimal_with_context"},
     {"remat_policy": "save_qkv_proj"},
     {"remat_policy": "full"},
 )
-#: Where none of them fits: even the layers' inputs wait in the host's memory. Costs time that no roofline here knows.
+#: If none of them fits: the layers' inputs are offloaded to the host's memory. Costs time that no roofline here models.
 LAST_RESORT: Mapping[str, str] = {"remat_policy": "custom", "decoder_layer_input": "offload"}
-#: Pieces that the logits are made in, where they would take a large part of a chip's memory at once.
+#: Number of tiles in which large logits are computed, if they would take a large part of a chip's memory at once.
 VOCABULARY_TILES = 8
 _LARGE_LOGITS = 2**28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:
-    """What the user has left open."""
+    """The choices that the user has left open."""
 
     remat: bool
     tiles: bool
@@ -37,7 +37,7 @@ class SearchSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBounds:
-    """What bounds the choices."""
+    """The model's and request's sizes that limit the choices."""
 
     heads: int
     kv_heads: int
@@ -49,14 +49,14 @@ class ModelBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The end of a search."""
+    """The result of a search."""
 
     best: Candidate | None
     answer: CompileSuccess | None
     refusal: MemoryExceeded | CompileFailure | None
-    """Of the last candidate, where none fits."""
+    """The answer for ``refused``, if no candidate fits."""
     refused: Candidate | None = None
-    """That candidate."""
+    """The last candidate, if none fits."""
     tried: tuple[str, ...] = ()
 
 
@@ -68,10 +68,10 @@ def search(
     *,
     late: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
-    """The fastest candidate by roofline that fits; between equals, within a hundredth, the one with the lowest peak.
+    """The fastest candidate by roofline that fits; of those within one percent, the one with the lowest peak.
 
-    Once it is ``late``, nothing better is looked for than what is found, and only what takes the least memory is
-    compiled where nothing is found yet.
+    Once ``late`` returns True, the search stops at what it has found, and if that is nothing, compiles only what takes
+    the least memory.
     """
     tried: list[str] = []
     fitting: list[tuple[Candidate, CompileSuccess]] = []
@@ -92,7 +92,7 @@ def search(
         if hopeless or (fitting and (late() or remat is LAST_RESORT)):
             break
         take(tuned(start, choices, model, remat))
-        # Parameters and optimizer alone are too much, whatever is kept of the forward pass.
+        # Parameters and optimizer alone exceed the limit, whatever is kept of the forward pass.
         hopeless = isinstance(refusal, MemoryExceeded) and refusal.arguments_bytes > refusal.limit_bytes
     for mesh in tensor_parallel_meshes(start.mesh, model) if choices.parallelism and not hopeless else ():
         if late() and (fitting or refusal):
@@ -114,7 +114,7 @@ def _policies(choices: SearchSpace, *, hurried: bool) -> Sequence[Mapping[str, s
 
 
 def _fastest(fitting: list[tuple[Candidate, CompileSuccess]]) -> tuple[Candidate, CompileSuccess]:
-    """By the interval's high end, which alone tells candidates of equal arithmetic apart."""
+    """The fastest by the upper bound, which alone distinguishes candidates of equal arithmetic."""
     seconds = [each.step_seconds[1] if each.step_seconds else math.inf for _, each in fitting]
     least = min(seconds)
     close = [pair for pair, each in zip(fitting, seconds, strict=True) if each <= least * 1.01]
@@ -127,7 +127,7 @@ def heads_divide(mesh: MeshSpec, model: ModelBounds) -> bool:
 
 
 def tensor_parallel_meshes(mesh: MeshSpec, model: ModelBounds) -> Iterator[MeshSpec]:
-    """The same devices, each row shared by 2 or 4 times as many of them."""
+    """Meshes of the same devices, with each row shared by 2 or 4 times as many of them."""
     for more in (2, 4):
         if mesh.fsdp % more == 0:
             shared = mesh.model_copy(update={"tensor": mesh.tensor * more, "fsdp": mesh.fsdp // more})
@@ -136,7 +136,7 @@ def tensor_parallel_meshes(mesh: MeshSpec, model: ModelBounds) -> Iterator[MeshS
 
 
 def tuned(start: Candidate, choices: SearchSpace, model: ModelBounds, remat: Mapping[str, str]) -> Candidate:
-    """``start`` with that policy, and with tiles where the logits are large."""
+    """``start`` with that policy, and with vocabulary tiling if the logits are large."""
     tiles: dict[str, str | int] = {}
     if choices.tiles and _tiled(start.global_batch, start.mesh, model):
         tiles = {"num_vocab_tiling": VOCABULARY_TILES}
@@ -144,19 +144,19 @@ def tuned(start: Candidate, choices: SearchSpace, model: ModelBounds, remat: Map
 
 
 def with_least_memory(start: Candidate, choices: SearchSpace, model: ModelBounds) -> Candidate:
-    """With the tuning that takes the least memory."""
+    """``start`` with the tuning that takes the least memory."""
     return tuned(start, choices, model, LAST_RESORT if choices.remat else {})
 
 
 def _tiled(batch: int, mesh: MeshSpec, model: ModelBounds) -> bool:
-    """Of one forward pass: those of a batch that is accumulated never have logits at once."""
+    """Whether the logits of one forward pass are large. An accumulated batch never has all its logits at once."""
     tokens = batch // model.accumulation * model.sequence // (mesh.data * mesh.fsdp)
     per_device = tokens // mesh.tensor
     return tokens * model.vocab_size * 4 >= _LARGE_LOGITS and per_device % VOCABULARY_TILES == 0
 
 
 def describe(answer: Answer) -> str:
-    """For people."""
+    """The answer as text for messages."""
     match answer:
         case CompileSuccess():
             seconds = answer.step_seconds

@@ -1,4 +1,4 @@
-"""The first of the slices that a job may have on which its training and all its other programs fit."""
+"""Selects the first of a job's possible slices on which its training and all its other programs fit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,26 +9,26 @@ from finetune_trainer.compiled.compile_protocol import Candidate, MemoryExceeded
 from finetune_trainer.compiled.search import ModelBounds, describe, heads_divide
 from finetune_trainer.errors import StageError
 
-#: Of the contract's ``UnfitSlice.why``.
+#: Limit of the contract's ``UnfitSlice.why``.
 _WHY_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooSmallSlice:
-    """One of the slices, compiled for, on which the training does not fit."""
+    """A slice on which the training was compiled and does not fit."""
 
     start: Candidate
     tried: Candidate
-    """The last candidate there."""
+    """The last candidate compiled for it."""
     answer: MemoryExceeded
 
 
 @dataclass(slots=True, kw_only=True)
 class SliceSearchState:
-    """What is known of the slices so far."""
+    """What is known about the slices so far."""
 
     several: bool
-    """There is a choice."""
+    """Whether there is more than one slice."""
     unfit: list[UnfitSlice] = field(default_factory=list)
     small: list[TooSmallSlice] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class SliceSearchState:
         self.unfit.append(UnfitSlice(slice=without_flags(start.slice), why=why[:_WHY_CHARACTERS]))
 
     def settled(self, outcome: MemoryOutcome, start: Candidate) -> MemoryOutcome:
-        """``outcome``, which is of ``start``, with what was considered before it."""
+        """``outcome``, which is for ``start``, with what was considered before it."""
         if not self.several:
             return outcome
         return outcome.model_copy(update={"chosen": without_flags(start.slice), "unfit": list(self.unfit)})
@@ -49,7 +49,7 @@ class SliceSearchState:
 
 
 def slice_candidates(request: StageRequest, check: MemoryCheckSpec) -> list[Candidate]:
-    """The slices that the job may have, in the order in which they are to be tried."""
+    """The slices that the job may have, in the order in which they are tried."""
     batch = request.hyperparameters.global_batch_size
     first = Candidate(slice=check.slice, mesh=request.mesh, global_batch=batch)
     others = (Candidate(slice=each.slice, mesh=each.mesh, global_batch=batch) for each in check.candidates)
@@ -65,9 +65,9 @@ def select_first_fitting(
     model: ModelBounds,
     holds: Callable[[Candidate, SliceSearchState], MemoryOutcome | None],
 ) -> tuple[MemoryOutcome | None, SliceSearchState]:
-    """The outcome of the first place for which ``holds`` has one, and what was considered; None where there is none.
+    """The outcome of the first place for which ``holds`` returns one, or None, and what was considered.
 
-    ``holds`` notes in what was considered why a place is left.
+    ``holds`` records in its second argument why a place is not used.
     """
     considered = SliceSearchState(several=len(places) > 1)
     for start in places:
@@ -85,7 +85,7 @@ def select_first_fitting(
 
 
 def no_slice_fits_error(considered: SliceSearchState, *, remedies: Sequence[str] = ()) -> StageError:
-    """78: no slice that the job may have holds the training; 64 where none can divide the batch."""
+    """``StageError`` 78 if no slice that the job may have holds the training; 64 if none can divide the batch."""
     if not considered.small:
         return StageError(
             ExitCode.BAD_REQUEST, "BatchNotDivisible", "no slice that the job may have can divide the batch",
@@ -104,7 +104,7 @@ def no_slice_fits_error(considered: SliceSearchState, *, remedies: Sequence[str]
 
 
 def memory_exceeded_error(saw: str, last: TooSmallSlice, *, several: bool, fix: str) -> StageError:
-    """The refusal for too little memory."""
+    """``StageError`` 78 for too little memory."""
     policy = last.tried.tuning.get("remat_policy")
     kept = f" and remat_policy {policy}" if policy else ""
     on = "" if several else f" on {last.start.place}"

@@ -27,7 +27,7 @@ from finetune_trainer.training.trainer import FineTuneTrainer
 
 
 def mesh_of(config: Any, devices: Any) -> Mesh:
-    """The mesh as MaxText makes it of a slice's devices."""
+    """The mesh that MaxText makes of a slice's devices."""
     return Mesh(
         maxtext_utils.create_device_mesh(config, devices),
         config.mesh_axes,
@@ -36,10 +36,10 @@ def mesh_of(config: Any, devices: Any) -> Mesh:
 
 
 class AbstractTraining:
-    """A training whose arrays have shapes and places and no values: it can be compiled, not run."""
+    """A training whose arrays have shapes and shardings but no values: it can be compiled, not run."""
 
     def __init__(self, config: Any, mesh: Mesh, request: StageRequest) -> None:
-        """Of the request, what ``open_session`` reads and the columns of its pairs. ``config`` is MaxText's."""
+        """Reads what ``open_session`` reads of the request, and the columns of its pairs. ``config`` is MaxText's."""
         method, accumulation = request.method, request.hyperparameters.gradient_accumulation_steps
         self._config, self._mesh = config, mesh
         self._request = request
@@ -50,8 +50,10 @@ class AbstractTraining:
         self._batch = batch_shapes(config, mesh, request, parts=accumulation)
 
     def compile_step(self) -> Any:
-        """``jax.stages.Compiled`` of the step that training would run. Raises JaxRuntimeError as the compiler does, so
-        also for a step that needs more memory than a chip has."""
+        """``jax.stages.Compiled`` of the step that training would run.
+
+        Raises JaxRuntimeError as the compiler does, also for a step that needs more memory than a chip has.
+        """
         batch = self._batch
         if self._objective.relative:
             batch = batch | reference_logp_shapes(batch)
@@ -61,12 +63,15 @@ class AbstractTraining:
             )
 
     def compile_reference(self) -> Any | None:
-        """The pass that tells what the step is relative to, before every step; None where it is to nothing."""
+        """The pass before every step that computes what the step's loss is relative to; None if it is not relative."""
         lowered = self._lowered_reference(self._batch)
         return None if lowered is None else lowered.compile()
 
     def lower_loading(self) -> Any | None:
-        """``jax.stages.Lowered`` of what quantizes the base, which is loaded whole; None where nothing is quantized."""
+        """``jax.stages.Lowered`` of the program that quantizes the base, which is loaded whole.
+
+        None if nothing is quantized.
+        """
         config, mesh = self._config, self._mesh
         if not (config.lora.enable_lora and config.lora.lora_weight_qtype):
             return None
@@ -76,8 +81,10 @@ class AbstractTraining:
             return lora.lowered(with_shardings(nnx.eval_shape(create), mesh), mesh, config)
 
     def lower_validation_reference(self) -> Any | None:
-        """``jax.stages.Lowered`` of what the loss on the validation rows is relative to; None where it is to nothing
-        or the step's reference is the same program."""
+        """``jax.stages.Lowered`` of the reference pass for the loss on the validation rows.
+
+        None if the loss is not relative, or the step's reference is the same program.
+        """
         batch = self._validation_batch()
         return None if batch == self._batch else self._lowered_reference(batch)
 
@@ -102,12 +109,12 @@ class AbstractTraining:
 
     @property
     def arguments_bytes(self) -> int:
-        """What the step is given on each device: parameters, optimizer's state and batch."""
+        """Bytes of the step's arguments on each device: parameters, the optimizer's state and the batch."""
         return _bytes((nnx.state((self._trainer.model, self._trainer.optimizer)), self._batch))
 
     @property
     def kept_bytes(self) -> int:
-        """What lies on each device beside the step: the parameters that training began with."""
+        """Bytes on each device beside the step's arguments: the parameters that training began with."""
         return _bytes(nnx.state(self._trainer.model)) if self._copied else 0
 
     def _inside(self) -> contextlib.AbstractContextManager[None]:
@@ -116,7 +123,7 @@ class AbstractTraining:
 
 @contextlib.contextmanager
 def mesh_context(config: Any, mesh: Mesh) -> Iterator[None]:
-    """The mesh and MaxText's rules, as every program is traced."""
+    """Context with the mesh and MaxText's rules, in which every program is traced."""
     with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
         yield
 
@@ -124,14 +131,14 @@ def mesh_context(config: Any, mesh: Mesh) -> Iterator[None]:
 def reference_logp_shapes(
     batch: Mapping[str, jax.ShapeDtypeStruct],
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """What ``ReferenceModel.of`` adds to a batch."""
+    """The arrays that ``ReferenceModel.of`` adds to a batch."""
     each = next(iter(batch.values()))
     known = jax.ShapeDtypeStruct(each.shape[:1], jnp.float32, sharding=each.sharding)
     return dict.fromkeys(REFERENCE, known)
 
 
 def _bytes(arrays: Any) -> int:
-    """Of the part of each that one device holds."""
+    """Bytes of the arrays' shards on one device."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * _bits(leaf.dtype) // 8
         for leaf in jax.tree.leaves(arrays)
@@ -139,14 +146,14 @@ def _bytes(arrays: Any) -> int:
 
 
 def _bits(dtype: Any) -> int:
-    """Of one value. NumPy's size of a type of four bits is a byte, and a TPU holds two of them in one."""
+    """Bits of one value. NumPy's size of a four-bit type is a byte; a TPU holds two of them in one."""
     if not jnp.issubdtype(dtype, jnp.integer):
         return 8 * int(dtype.itemsize)
     return int(jnp.iinfo(dtype).bits)  # type: ignore[no-untyped-call]
 
 
 def _trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -> FineTuneTrainer:
-    """That of ``open_session``."""
+    """The trainer that ``open_session`` builds."""
     built: list[FineTuneTrainer] = []
 
     def build() -> tuple[Any, Any]:
@@ -168,7 +175,7 @@ def _trainer(config: Any, mesh: Mesh, objective: Objective, accumulation: int) -
 
 
 def with_shardings(modules: Any, mesh: Mesh) -> Any:
-    """Traced modules with each array at its place on the mesh."""
+    """Traced modules with each array's sharding on the mesh."""
     graph, state = nnx.split(modules)
     return nnx.merge(graph, jax.tree.map(_at, state, shardings(state, mesh)))
 
@@ -182,10 +189,10 @@ def _at(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStru
 def batch_shapes(
     config: Any, mesh: Mesh, request: StageRequest, *, parts: int, pairs: bool = True
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """As ``data.layout`` and ``data.preference`` lay rows out, ``parts`` forward passes together. ``pairs``: False for
-    texts, whatever the method compares.
+    """Shapes of a batch as ``data.layout`` and ``data.preference`` lay rows out, ``parts`` forward passes together.
 
-    Where devices share rows there are fewer rows than MaxText would load, which is one for each device.
+    ``pairs``: False for texts, whatever the method compares. If devices share rows, there are fewer rows than MaxText
+    would load, which is one per device.
     """
     rows = request.hyperparameters.microbatch_size * parts
     if pairs and isinstance(request.method, PreferenceMethod):

@@ -1,1 +1,1 @@
-"""The stages of a job, one module each: ``run(context) -> its outcome``."""
+"""The stages of a job, one module each, with ``run(context)`` that returns the stage's outcome."""

@@ -1,4 +1,4 @@
-"""What every stage works with, and the steps that several share."""
+"""The context that every stage runs in, and steps that several stages share."""
 
 import logging
 import os
@@ -53,14 +53,15 @@ class StageContext:
     processes: Processes
     stopper: StopSignal
     compilations: CompilationCounter = field(default_factory=CompilationCounter)
-    """Of this process, where they are counted."""
+    """Compilations of this process, where they are counted."""
     host_report: HostProgressReporter | None = None
-    """Where several processes train."""
+    """None unless several processes train."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finetune-")))
     _vocab_size: int | None = field(default=None, init=False)
-    """The model's; None until its plan is made."""
+    """The model's vocabulary size; None until its plan is made."""
     run: str = field(default_factory=lambda: secrets.token_hex(4))
-    """Tells this process from others that run the same attempt: what they write to the cache must not mix."""
+    """Distinguishes this process from others that run the same attempt, so that their writes to the cache do not mix.
+    """
 
     @property
     def folder(self) -> RunFolder:
@@ -70,16 +71,20 @@ class StageContext:
         return datetime.now(UTC)
 
     def model(self, *, weights: bool, values: models.Values = "All") -> LocalModel:
-        """The user's model on this machine: configuration and tokenizer, and its weights where asked for, with at least
-        ``values``."""
+        """The user's model on this machine: configuration, tokenizer, and if ``weights`` the weights.
+
+        Of the weights' tensors, at least ``values`` are fetched.
+        """
         return models.fetch_model(
             self.request.model, self.scratch, self.store, weights=weights, values=values
         )
 
     def plan(self, model: LocalModel) -> ModelPlan:
-        """What the model's config.json comes to. From here on the request's sequences are no longer than the model's
-        own limit: a default is lowered to it, and preflight refuses a longer value of the job. Raises ``StageError``
-        64 or 66."""
+        """The plan that the model's config.json determines.
+
+        From here on the request's sequences are no longer than the model's context length: a default is lowered to it,
+        and preflight refuses a longer value in the job. Raises ``StageError`` 64 or 66.
+        """
         plan = families.read(model.path, where=model.source)
         if self.request.model.maxtext_model is not None:
             require_family(self.request.model.maxtext_model, plan)
@@ -119,22 +124,22 @@ class StageContext:
         )
 
     def training_data(self) -> Dataset:
-        """What the training sources come to, less what is held back."""
+        """The training sources' dataset, without the rows that are held back."""
         return self._assembled("train", self._training_pieces[0], pairs=self._compares)
 
     def validation_data(self) -> list[Dataset]:
-        """The validation sets, each by itself; none where nothing was asked for."""
+        """The validation sets, separately; empty if none was requested."""
         _, held_back = self._training_pieces if self.request.data.split_from_train else ([], [])
         if held_back:
             return [self._assembled(HELD_BACK, held_back, pairs=self._compares)]
         return [self.dataset(source.name, [source]) for source in self.request.data.validation]
 
     def dataset(self, name: str, sources: Sequence[DatasetSpec], *, use_cache: bool = True) -> Dataset:
-        """What the sources come to: pairs of answers where the method compares them, else texts."""
+        """The sources' dataset: pairs of answers if the method compares them, else texts."""
         return self._dataset(name, sources, pairs=self._compares, use_cache=use_cache)
 
     def evaluation_data(self, dataset: EvaluationDatasetSpec) -> Dataset:
-        """One of evaluation.datasets: texts, whatever the method compares, unless it says that it holds pairs."""
+        """One of evaluation.datasets: texts, unless its spec says that it holds pairs, whatever the method compares."""
         return self._dataset(dataset.source.name, [dataset.source], pairs=dataset.pairs)
 
     @property
@@ -178,7 +183,7 @@ class StageContext:
         )
 
     def _prepared(self, source: DatasetSpec, *, pairs: bool, use_cache: bool = True) -> PreparedSource:
-        """The source's examples; from the cache where they lie there."""
+        """The source's examples, from the cache if they are there."""
         texts = TextPreprocessor(renderer=self.renderer, max_length=self.request.data.max_seq_length)
         prepared = prepare(
             source,
@@ -195,8 +200,8 @@ class StageContext:
         request = self.request
         if request.use_cache == "Off":
             return None
-        # What preflight has refreshed is fresh for the stages after it. Those need no right to write to the cache: what
-        # they miss (it was damaged since) they make again for themselves.
+        # What preflight has refreshed is fresh for later stages. These need no permission to write to the cache:
+        # entries that they miss (damaged since) they prepare again for themselves.
         refresh = request.use_cache == "Refresh" and request.stage is Stage.PREFLIGHT
         return DataCache(
             store=self.store,
@@ -213,13 +218,13 @@ class StageContext:
 
 
 def late_environment(environment: Mapping[str, str]) -> None:
-    """Applies variables that JAX and tempfile read only when they are imported: a forked process gets its own later."""
+    """Applies variables that JAX and tempfile read only at import time: a forked process gets its own later."""
     import jax
 
     if platforms := environment.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", platforms)
     if cache := environment.get("JAX_COMPILATION_CACHE_DIR"):
-        if "://" not in cache:  # what is an address is kept by finetune_trainer.compilation_cache
+        if "://" not in cache:  # addresses are handled by finetune_trainer.compilation_cache
             jax.config.update("jax_compilation_cache_dir", cache)
         # Every program counts: a stage has some twenty small ones, and on a slice each costs a compilation.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

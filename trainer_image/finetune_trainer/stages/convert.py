@@ -1,4 +1,4 @@
-"""Convert: the user's model as a MaxText checkpoint in the cache, proven to come back unchanged."""
+"""Convert: writes the user's model as a MaxText checkpoint to the cache, and proves that it converts back unchanged."""
 
 import itertools
 import time
@@ -23,7 +23,7 @@ from finetune_trainer.weights import open_weights
 
 
 def run(context: StageContext) -> ConvertOutcome:
-    """The conversion that the job uses: one from the cache that is whole, else this attempt's own."""
+    """The conversion that the job uses: a complete one from the cache, else this attempt's own."""
     request = context.request
     started = time.monotonic()
     malloc.return_freed_arrays()
@@ -31,7 +31,7 @@ def run(context: StageContext) -> ConvertOutcome:
     plan = context.plan(model)
     layout = layout_for(request.mesh)
     prints = fingerprint.of_model(model, plan, layout)
-    # Another job may have converted the model since preflight looked.
+    # Another job may have converted the model since preflight ran.
     found = conversion_cache.find(request, prints, context.store)
     if not isinstance(found, CacheMiss):
         return ConvertOutcome(manifest=found, reused=True)
@@ -66,7 +66,7 @@ def run(context: StageContext) -> ConvertOutcome:
 
 
 def _rows(context: StageContext, plan: ModelPlan) -> list[list[int]]:
-    """A few examples of the user's own data, the first that predict a token."""
+    """Token ids of the first examples of the user's own data that predict a token."""
     source, pairs = context.request.data.train[0], isinstance(context.request.method, PreferenceMethod)
     read = read_chosen if pairs else read_all
     length = min(conversion_check.LENGTH, plan.context_length)

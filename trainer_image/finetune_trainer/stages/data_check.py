@@ -1,4 +1,4 @@
-"""What preflight finds out about the data: all of it, the first rows of each source, or only where it lies."""
+"""What preflight checks of the data: all rows, the first rows of each source, or only that the source exists."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,13 +11,16 @@ from finetune_trainer.data.sources import open_source
 from finetune_trainer.evaluation.questions import questions
 from finetune_trainer.stages.context import StageContext
 
-#: Of each source, where a sample is asked for.
+#: Rows that are read of each source for a sample.
 SAMPLE_ROWS = 1000
 
 
 def check(context: StageContext) -> DataReport:
-    """Raises ``StageError`` 64, 65, 66, 69 or 77 with what to change. Where not every row is read, the request must
-    say the steps."""
+    """Checks the data as the request asks.
+
+    Raises ``StageError`` 64, 65, 66, 69 or 77 that says what to change. Unless every row is read, the request must
+    specify the steps.
+    """
     match context.request.data.check:
         case "Full":
             return _full(context)
@@ -56,7 +59,7 @@ def _sample(context: StageContext) -> DataReport:
 
 
 def _located(context: StageContext) -> DataReport:
-    """Nothing is read; revisions are settled, so that all stages see the same."""
+    """Reads no row; resolves revisions, so that all stages use the same."""
     data = context.request.data
     return _empty(context, _requested_steps(context), "Off").model_copy(
         update={
@@ -68,8 +71,10 @@ def _located(context: StageContext) -> DataReport:
 
 
 def checked(context: StageContext, dataset: EvaluationDatasetSpec) -> DatasetDetails:
-    """One of evaluation.datasets, once it is sure that the Evaluate stage can use it: after hours of training is late
-    to learn. With ``preflight.dataset`` Off it is only found."""
+    """Checks that the Evaluate stage can use one of evaluation.datasets, before hours of training are spent.
+
+    With ``preflight.dataset`` Off the dataset is only located.
+    """
     if context.request.data.check == "Off":
         return DatasetDetails(report=located(context, dataset.source))
     (found,) = _details(context.evaluation_data(dataset), "Full")
@@ -79,7 +84,7 @@ def checked(context: StageContext, dataset: EvaluationDatasetSpec) -> DatasetDet
 
 
 def located(context: StageContext, source: DatasetSpec) -> DatasetReport:
-    """Where the source lies and which content it has now; no row is read."""
+    """The source's address and current content revision; no row is read."""
     found = open_source(source, context.store, context.scratch)
     return DatasetReport(
         path=source.path, name=source.name, uri=found.uri, revision=found.revision, format="",

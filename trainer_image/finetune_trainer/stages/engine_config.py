@@ -14,7 +14,7 @@ from finetune_trainer.training.settings import settings
 
 
 def training_config(context: StageContext, plan: ModelPlan, *, steps: int, parameters: str) -> Any:
-    """For the train stage. ``parameters`` is an address as MaxText spells it."""
+    """MaxText's configuration for the Train stage. ``parameters`` is an address as MaxText spells it."""
     import jax
 
     made = engine_settings(
@@ -30,7 +30,10 @@ def training_config(context: StageContext, plan: ModelPlan, *, steps: int, param
 def evaluation_config(
     context: StageContext, row_capacity: DeviceRowCapacity, *, parameters: str, adapter: str | None = None
 ) -> Any:
-    """For the evaluate stage. ``parameters`` and ``adapter`` are addresses as MaxText spells them."""
+    """MaxText's configuration for the Evaluate stage.
+
+    ``parameters`` and ``adapter`` are addresses as MaxText spells them.
+    """
     import jax
 
     made = evaluation_settings(
@@ -46,24 +49,28 @@ def evaluation_config(
 def evaluation_settings(
     request: StageRequest, plan: ModelPlan, *, platform: str, output: str, adapter: str | None = None
 ) -> dict[str, Any]:
-    """What decides the programs of the evaluate stage. ``request``: a ``MemoryShare``'s. Other arguments as for
-    ``evaluation_config`` and ``settings``."""
+    """The settings that determine the programs of the Evaluate stage.
+
+    ``request`` is that of a ``DeviceRowCapacity``. Other arguments as for ``evaluation_config`` and ``settings``.
+    """
     made = engine_settings(request, plan, steps=1, platform=platform, output=output)
     if request.method.lora is not None:
-        # Only training holds the base quantized: what is judged is what will be exported.
+        # Only training holds the base quantized: evaluation measures what will be exported.
         whole = {"lora_weight_qtype": None, "lora_tile_size": None}
         made["lora"] = {**made["lora"], **whole, "lora_restore_path": adapter or ""}
     if made["attention"] == "flash":
-        made["attention"] = "autoselected"  # the same kernel, but for decoding, which that one cannot do
-    # A model with tiles returns no logits, from which answers and likelihoods are taken.
+        made["attention"] = (
+            "autoselected"  # the same kernel, except for decoding, which flash attention does not support
+        )
+    # With vocabulary tiling a model returns no logits, which answers and likelihoods are computed from.
     made["num_vocab_tiling"] = 1
-    # Whatever the job sets for the mesh of training: this one may need it where that does not.
+    # Regardless of what the job sets for the training mesh: this mesh may need it where that one does not.
     made["allow_split_physical_axes"] = platform != "cpu"
     return made
 
 
 def require_devices(request: StageRequest) -> None:
-    """Raises ``StageError`` 69 where the slice is not the one that was asked for. ``engine.prepare`` comes first."""
+    """Raises ``StageError`` 69 if the devices are not those of the requested mesh. Call ``engine.prepare`` first."""
     import jax
 
     mesh, found = request.mesh, jax.device_count()
@@ -80,7 +87,9 @@ def require_devices(request: StageRequest) -> None:
 def engine_settings(
     request: StageRequest, plan: ModelPlan, *, steps: int, platform: str, output: str
 ) -> dict[str, Any]:
-    """What decides the train step: the request's fields, then what preflight chose, then the user's overrides.
-    Arguments as for ``settings``."""
+    """The settings that determine the train step.
+
+    The request's fields, then preflight's choices, then the user's overrides. Arguments as for ``settings``.
+    """
     made = settings(request, plan, steps=steps, platform=platform, output=output)
     return {**made, **request.tuning, **overrides.parse(request.engine_overrides)}

@@ -1,5 +1,8 @@
-"""Evaluate: the tuned model and the base model measured alike: loss on the validation rows, loss and answers on the
-evaluation datasets, benchmarks, answers to the prompts; then the gates."""
+"""Evaluate: measures the tuned model and the base model alike.
+
+Both are measured by loss on the validation rows, loss and answers on the evaluation datasets, benchmarks and answers to
+the prompts; then the gates are evaluated.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +49,7 @@ class EvaluationTask:
     spec: EvaluationDatasetSpec
     data: Dataset
     questions: Sequence[Question]
-    """Empty where only the loss is measured."""
+    """Empty if only the loss is measured."""
 
     @property
     def name(self) -> str:
@@ -55,7 +58,7 @@ class EvaluationTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationWorkload:
-    """What every model is asked."""
+    """Everything that each model is evaluated on."""
 
     validation: Sequence[Dataset]
     tasks: Sequence[EvaluationTask]
@@ -63,41 +66,44 @@ class EvaluationWorkload:
     """Token ids: the request's prompts, then the questions of the tasks."""
     benchmarks: Sequence["LoadedBenchmark"]
     context_length: int
-    """Of the model, in tokens."""
+    """The model's context length in tokens."""
 
     @property
     def scored(self) -> list[tuple[str, int]]:
-        """Names and rows of the tasks, then of the benchmarks."""
+        """Names and numbers of rows of the tasks, then of the benchmarks."""
         tasks = [(each.name, each.data.examples) for each in self.tasks]
         return tasks + [(each.spec.name, each.rows) for each in self.benchmarks]
 
     @property
     def compared(self) -> dict[str, Dataset]:
-        """What the method itself measures: the validation sets by name, and tasks of pairs by their path in the spec:
-        a name may stand in both."""
+        """The datasets that the method's own loss is measured on.
+
+        These are the validation sets by name, and tasks of pairs by their path in the spec, because a name may occur in
+        both.
+        """
         pairs = {each.spec.source.path: each.data for each in self.tasks if each.spec.pairs}
         return {each.name: each for each in self.validation} | pairs
 
     @property
     def digest(self) -> str | None:
-        """Equal for equal rows, whatever they are called."""
+        """A digest that is equal for equal rows, whatever the datasets' names."""
         data = [*self.validation, *(each.data for each in self.tasks)]
         return digest_of([*(each.digest for each in data), *(each.digest for each in self.benchmarks)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEvaluation:
-    """What one model came to."""
+    """The measurements of one model."""
 
     result: EvaluationResult | None
     scores: Sequence[dict[str, float]]
-    """Of each task, then of each benchmark, by short name."""
+    """Scores of each task, then of each benchmark, by short name."""
     answers: Sequence[str]
-    """To ``EvaluationWorkload.prompts``."""
+    """Answers to ``EvaluationWorkload.prompts``."""
 
 
 def run(context: StageContext) -> EvaluateOutcome:
-    """Raises ``StageError`` 66 when training's checkpoint is not there."""
+    """Raises ``StageError`` 66 if training's checkpoint does not exist."""
     from finetune_trainer.evaluation.models import load, with_adapter
 
     plan = context.plan(context.model(weights=False))
@@ -126,7 +132,7 @@ def run(context: StageContext) -> EvaluateOutcome:
         config = evaluation_config(context, row_capacity, parameters=base, adapter=trained)
         model = with_adapter(model, config)
     else:
-        model = None  # gives the base model's memory back first
+        model = None  # frees the base model's memory first
         model = load(evaluation_config(context, row_capacity, parameters=trained))
     tuned = measure(context, model, row_capacity, work, batches)
 
@@ -159,7 +165,7 @@ def run(context: StageContext) -> EvaluateOutcome:
 
 
 def row_capacity_of(request: StageRequest, plan: ModelPlan) -> DeviceRowCapacity:
-    """How the model lies on this process's devices, and what they hold beside it."""
+    """How the model is placed on this process's devices, and how many rows they hold beside it."""
     import jax
 
     from finetune_trainer.compiled.chips import usable_bytes
@@ -168,7 +174,10 @@ def row_capacity_of(request: StageRequest, plan: ModelPlan) -> DeviceRowCapacity
 
 
 def batches_of(context: StageContext, work: EvaluationWorkload) -> dict[str, Iterable[Batch]]:
-    """The rows that the method measures, in pieces of one forward pass, by ``EvaluationWorkload.compared``'s names."""
+    """The rows that the method measures, by name as in ``EvaluationWorkload.compared``.
+
+    Each batch is that of one forward pass.
+    """
     return {name: _batches(context, each) for name, each in work.compared.items()}
 
 
@@ -205,15 +214,17 @@ def collect(context: StageContext, plan: ModelPlan) -> EvaluationWorkload:
 
 
 def questions_of(context: StageContext, dataset: EvaluationDatasetSpec) -> Sequence[Question]:
-    """Empty where only the loss is measured."""
+    """The dataset's questions; empty if only the loss is measured."""
     if not SCORES.keys() & dataset.metrics:
         return ()
     return questions(dataset.source, context.renderer, context.store, context.scratch)
 
 
 def prompts_of(context: StageContext, plan: ModelPlan, asked: Sequence[Question]) -> list[Sequence[int]]:
-    """Token ids of the request's prompts, then of the questions. One that leaves no room for an answer loses its
-    beginning."""
+    """Token ids of the request's prompts, then of the questions.
+
+    Prompts that leave no room for an answer are truncated at the beginning.
+    """
     evaluation = context.request.evaluation
     prompts = [context.renderer.prompt(prompt) for prompt in evaluation.prompts]
     prompts += [list(question.prompt) for question in asked]
@@ -230,7 +241,7 @@ def prompts_of(context: StageContext, plan: ModelPlan, asked: Sequence[Question]
 
 
 def benchmarks_of(context: StageContext) -> list["LoadedBenchmark"]:
-    """Of the request, each with its rows. Raises ``StageError`` as ``benchmarks.load`` does."""
+    """The request's benchmarks, each with its rows. Raises ``StageError`` as ``benchmarks.load`` does."""
     asked = context.request.evaluation.benchmarks
     if not asked:
         return []  # the harness takes seconds to import
@@ -246,7 +257,7 @@ def measure(
     work: EvaluationWorkload,
     batches: Mapping[str, Iterable[Batch]],
 ) -> ModelEvaluation:
-    """Everything that ``work`` asks, of one model. ``batches``: of the rows that the method measures."""
+    """Measures one model on all of ``work``. ``batches``: the rows that the method measures."""
     from finetune_trainer.evaluation.generate import Generator
     from finetune_trainer.evaluation.loss import LossMeter, combined
     from finetune_trainer.objectives import SftLoss
@@ -254,7 +265,7 @@ def measure(
     request = context.request
     objective = method_of(request.method).objective(model.config)
     meter = LossMeter(model.model, model.config, model.mesh, objective)
-    # of texts, whatever training has compared
+    # measures texts, whatever training has compared
     texts = (
         meter
         if isinstance(objective, SftLoss)
@@ -333,7 +344,7 @@ def _benchmark_scores(
 
 
 def harness_of(context: StageContext, engine: "EvaluationBackend", context_length: int) -> "HarnessModel":
-    """``engine`` as the harness asks it. ``context_length``: of the model, in tokens."""
+    """``engine`` as a model for the evaluation harness. ``context_length``: the model's, in tokens."""
     from finetune_trainer.evaluation.harness import HarnessModel
 
     seed = context.request.hyperparameters.seed

@@ -28,12 +28,12 @@ from finetune_trainer.storage import join
 from finetune_trainer.weights import open_weights
 
 _CARD_SAMPLES = 4
-#: By the names of ``export.build``.
+#: Kind of artifact by the names of ``export.build``.
 KINDS: Mapping[str, Kind] = {"model": "HuggingFace", "adapter": "Adapter", "orbax": "OrbaxParams"}
 
 
 def run(context: StageContext) -> ExportOutcome:
-    """Writes to the run folder and to every destination; the run folder's manifest comes last."""
+    """Writes to the run folder and to every destination; the run folder's manifest is written last."""
     malloc.return_freed_arrays()
     parameters = trained_parameters(context)
     orbax = context.request.model.orbax
@@ -85,15 +85,17 @@ def run(context: StageContext) -> ExportOutcome:
 
 
 def _values(request: StageRequest) -> Values:
-    """Which of the base model's weights the export holds: an adapter none, one that is merged all, and a fully tuned
-    model those that training left alone."""
+    """Which of the base model's weights the export contains.
+
+    None for an adapter, all for a merged one, and for full fine-tuning those that training left unchanged.
+    """
     if request.method.lora is None:
         return "Foreign"
     return "None" if request.export.content == "Adapter" else "All"
 
 
 def _served(context: StageContext, plan: ModelPlan) -> ServedModel | None:
-    """From the first destination that is a folder; without one, from the run folder."""
+    """The model as it is served: from the first destination that is a folder, else from the run folder."""
     request = context.request
     if request.export.serving_account is None:
         return None
@@ -111,7 +113,7 @@ def _served(context: StageContext, plan: ModelPlan) -> ServedModel | None:
 def _copies(
     context: StageContext, folders: Mapping[str, Path], destination: DestinationSpec
 ) -> list[Artifact]:
-    """Several folders at one destination: the first lies there itself, the others below it."""
+    """Copies all folders to one destination: the first one at the destination itself, the others below it."""
     places = places_of(tuple(folders))
     if destination.hub is not None:
         parts = {
@@ -146,7 +148,7 @@ def _artifact(name: str, published: Published) -> Artifact:
 
 
 def card_facts(context: StageContext, model: LocalModel) -> CardFacts:
-    """What the card says of training, data and scores, from the request and the earlier stages' records."""
+    """What the model card states about training, data and scores, from the request and the earlier stages' records."""
     request = context.request
     h = request.hyperparameters
     training = {
@@ -176,7 +178,7 @@ def card_facts(context: StageContext, model: LocalModel) -> CardFacts:
 
 
 def method(spec: MethodSpec) -> str:
-    """What was learned from, and which weights learned it."""
+    """A description of the method and of the weights that it trains."""
     described = method_of(spec).described()
     options = f" ({described})" if described else ""
     lora = spec.lora

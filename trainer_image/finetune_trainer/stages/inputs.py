@@ -1,4 +1,4 @@
-"""What earlier stages left for this one, or the error that says which is missing."""
+"""What earlier stages left for this one. Raises an error that names what is missing."""
 
 from finetune_contract import ExitCode
 from finetune_trainer import conversion_cache
@@ -7,8 +7,10 @@ from finetune_trainer.stages.context import StageContext
 
 
 def converted_model(context: StageContext) -> str:
-    """Address of the converted model's ``items``, compared with storage by the first process before any other goes on.
-    Raises ``StageError`` 69 where it is damaged."""
+    """Address of the converted model's ``items``, verified against storage.
+
+    The first process verifies it before any other continues. Raises ``StageError`` 69 if it is damaged.
+    """
     if context.request.converted is None:
         raise _not_given("converted", "the address of the converted model", "Convert")
     if context.processes.first:
@@ -18,7 +20,7 @@ def converted_model(context: StageContext) -> str:
 
 
 def trained_parameters(context: StageContext) -> str:
-    """Address of the parameters of the checkpoint that training ended with (LoRA: of the adapter's)."""
+    """Address of the parameters in the last training checkpoint (for LoRA, the adapter's)."""
     step = context.request.train_step
     if step is None:
         raise _not_given("train_step", "the step of the checkpoint", "Train")

@@ -1,4 +1,4 @@
-"""Preflight: everything that can be found out without an accelerator is found out here, and written down."""
+"""Preflight: finds out everything that can be found out without an accelerator, and records it."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,15 @@ from finetune_trainer.training import overrides, settings
 if TYPE_CHECKING:
     from finetune_trainer.evaluation.benchmarks import LoadedBenchmark
 
-#: What the operator is told; the report has all.
+#: Most warnings in the outcome; the report has all.
 _WARNINGS = 16
 
 
 def run(context: StageContext) -> PreflightOutcome:
-    """Touches no JAX device but the CPU, for a smoke test. Raises ``StageError`` 64, 65 or 66 with what to change."""
+    """Runs all checks of a job.
+
+    Uses no JAX device but the CPU, for a smoke test. Raises ``StageError`` that says what to change.
+    """
     model = context.model(weights=False)
     plan = context.plan(model)
     check_request(context, plan)
@@ -65,7 +68,7 @@ def run(context: StageContext) -> PreflightOutcome:
         orbax_source.check(context.request.model.orbax, plan, layout, scratch=context.scratch)
     memory = check_memory(
         context.request.model_copy(
-            # as the Train stage comes to it: learning rates are part of the train step
+            # as in the Train stage: learning rates are part of the train step
             update={"hyperparameters": numbers.model_copy(update={"steps": found.steps, "epochs": None})}
         ),
         plan,
@@ -117,7 +120,7 @@ def _uncompiled(memory: MemoryOutcome | None) -> Iterator[str]:
 
 
 def checked_benchmarks(context: StageContext, found: Sequence["LoadedBenchmark"]) -> list[BenchmarkReport]:
-    """The reports of those that were ``found``, once it is sure that the gates name what they measure."""
+    """Reports of the loaded benchmarks. Raises ``StageError`` 64 if a gate names a metric that they do not measure."""
     measured = {f"{each.spec.name}/{name}" for each in found for name in each.metrics}
     names = tuple(f"{each.spec.name}/" for each in found)
     for gate in context.request.evaluation.gates:
@@ -150,8 +153,10 @@ def _check_profiling(context: StageContext, steps: int) -> None:
 
 
 def check_request(context: StageContext, plan: ModelPlan) -> None:
-    """What later stages would refuse: overrides, batch and mesh, LoRA's modules, the tokenizer's size, the servers'
-    JAX."""
+    """Raises ``StageError`` for what later stages would refuse.
+
+    Checks overrides, batch and mesh, LoRA's modules, the tokenizer's size, and the JAX version of Pathways' servers.
+    """
     request = context.request
     if request.pathways_jax not in (None, jax := version("jax")):
         raise StageError(

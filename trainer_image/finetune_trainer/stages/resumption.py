@@ -1,4 +1,4 @@
-"""Going on in the run folder of another job: what decides the result must be what it was there."""
+"""Continuing in the run folder of another job: what determines the result must be the same there."""
 
 import re
 from collections.abc import Iterator
@@ -18,13 +18,15 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.stages.context import StageContext
 
 _REQUEST = re.compile(r"/(prep-(\d+)(?:\.(\d+))?)/request\.json$")
-#: What a run may change when it goes on: how long it is.
+#: What a run may change when it continues: its length.
 _FREE = {"steps", "epochs"}
 
 
 def check(context: StageContext, found: PreflightOutcome) -> None:
-    """Compares this job's request, and what preflight ``found``, with the newest preflight of another job in the same
-    folder, if there is one. Raises ``StageError`` 64 naming what differs."""
+    """Compares this job with the newest preflight of another job in the same folder, if there is one.
+
+    Both the request and what preflight ``found`` are compared. Raises ``StageError`` 64 naming what differs.
+    """
     for attempt in _preflights(context):
         folder = f"{context.folder.attempts}/{attempt}"
         before = _read(context, f"{folder}/request.json")
@@ -41,7 +43,7 @@ def check(context: StageContext, found: PreflightOutcome) -> None:
 
 
 def _preflights(context: StageContext) -> Iterator[str]:
-    """Folders of preflights, the newest first."""
+    """Names of preflight attempts, the newest first."""
     listed = (_REQUEST.search(entry.uri) for entry in context.store.entries(context.folder.attempts))
     found = sorted(((int(each[2]), int(each[3] or 0), each[1]) for each in listed if each), reverse=True)
     return (name for _, _, name in found)
@@ -82,7 +84,7 @@ def _found(before: PreflightOutcome, now: PreflightOutcome, *, packing: bool) ->
         yield f"datasets.maxSeqLength ({before.max_seq_length}, now {now.max_seq_length})"
     old_width = before.row_width or before.max_seq_length
     if packing and old_width != now.row_width:
-        # other rows are packed of the same sequences
+        # packing makes other rows of the same sequences
         yield f"the width of rows ({old_width}, now {now.row_width}), which engineOverrides of the kernel decide"
     old, new = _revisions(before.train), _revisions(now.train)
     yield from (f"the content of {path} ({old[path]}, now {new[path]})" for path in old.keys() & new.keys()

@@ -1,4 +1,4 @@
-"""What a job runs on its slice beside the train step: told without a model, from its rows and prompts."""
+"""The programs that a job runs on its slice beside the train step, derived from its rows and prompts."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,10 @@ _LOG = logging.getLogger(__name__)
 def programs(
     context: StageContext, plan: ModelPlan, benchmarks: Sequence["LoadedBenchmark"]
 ) -> list[SliceProgram]:
-    """In the order in which they matter: what training runs, then the largest, the base model's last. ``benchmarks``:
-    those of the request, loaded."""
+    """The job's programs in order of importance.
+
+    First what training runs, then the largest, the base model's last. ``benchmarks``: those of the request, loaded.
+    """
     request = context.request
     training = [SliceProgram(kind="TrainingLoss")] if _validates(request) else []
     found = {program.to_json(): program for program in _evaluation(context, plan, benchmarks)}
@@ -46,14 +48,14 @@ def _validates(request: StageRequest) -> bool:
 
 
 def _size(program: SliceProgram) -> float:
-    """Roughly what it computes; losses, which take a whole batch each, come first."""
+    """Roughly proportional to what the program computes; losses, which take a whole batch each, come first."""
     return float("inf") if program.count == 0 else program.count * (program.width + program.new_tokens)
 
 
 def _evaluation(
     context: StageContext, plan: ModelPlan, benchmarks: Sequence["LoadedBenchmark"]
 ) -> Iterator[SliceProgram]:
-    """Of the Evaluate stage, which runs where something is asked of it."""
+    """Programs of the Evaluate stage, which runs if the request has anything to evaluate."""
     request, asked = context.request, context.request.evaluation
     if not (asked.datasets or asked.benchmarks or asked.prompts or asked.gates):
         return
@@ -64,7 +66,7 @@ def _evaluation(
     if any("Loss" in each.metrics and not each.pairs for each in asked.datasets):
         yield SliceProgram(kind="TextLoss" if isinstance(request.method, PreferenceMethod) else "Loss")
     recorder = ProgramRecorder(kernel_settings(request), plan.context_length)
-    # where no row is to be read, questions are not known
+    # where no row may be read, questions are not known
     read = asked.datasets if request.data.check != "Off" else ()
     questions = [question for each in read for question in questions_of(context, each)]
     if prompts := prompts_of(context, plan, questions):
@@ -75,7 +77,7 @@ def _evaluation(
 
 
 def kernel_settings(request: StageRequest) -> dict[str, Any]:
-    """MaxText's settings that decide the widths of evaluation's programs on a TPU."""
+    """MaxText's settings that determine the widths of evaluation's programs on a TPU."""
     chosen: dict[str, Any] = overrides.parse(request.engine_overrides)
     return {**chosen, "attention": "autoselected"} if chosen.get("attention") == "flash" else chosen
 
@@ -93,16 +95,17 @@ def _record_benchmarks(
         try:
             scores(benchmark, harness, chat=bool(context.tokenizer.chat_template))
         except StageError as error:
-            if error.reason == "PromptRefused":  # it would be in Evaluate, too
+            if error.reason == "PromptRefused":  # Evaluate would refuse it, too
                 raise
             _LOG.info("recorded without scores: %s", error)
 
 
 class ProgramRecorder:
-    """An ``EvaluationBackend`` for benchmarks that answers nothing and notes which programs a model would run."""
+    """An ``EvaluationBackend`` for benchmarks that answers nothing and records which programs a model would run."""
 
     def __init__(self, settings: dict[str, Any], context: int) -> None:
-        """``settings``: MaxText's, as ``widths.row_width`` reads them. ``context``: of the model, in tokens."""
+        """``settings``: MaxText's, as ``widths.row_width`` reads them. ``context``: the model's context length in
+        tokens."""
         self._settings, self._context = settings, context
         self.programs: list[SliceProgram] = []
 

@@ -1,7 +1,7 @@
-"""The smoke test of preflight: the job's own chain in small, on this machine's CPU.
+"""The smoke test of preflight: the job's own stages in miniature, on this machine's CPU.
 
-Convert, Train, Evaluate and Export as they will run, with the job's method, hyperparameters, tokenizer and the first
-rows of its data, on a miniature of its model. What fails there would have failed on the slice.
+Runs Convert, Train, Evaluate and Export as they will run, with the job's method, hyperparameters, tokenizer and the
+first rows of its data, on a miniature of its model. What fails here would have failed on the slice.
 """
 
 import logging
@@ -21,18 +21,22 @@ from finetune_trainer.stages.context import StageContext
 from finetune_trainer.stopping import ImmediateStop
 
 _LOG = logging.getLogger(__name__)
-#: Tokens; the least of them that leaves something to train on. A CPU does not train on longer ones in minutes.
+#: Sequence lengths in tokens; the shortest that leaves something to train on is used. A CPU does not train on longer
+#: ones in minutes.
 _LENGTHS = (512, 1024, 2048, 4096)
-#: Tokens times vocabulary, some five float32 copies of which must fit preflight's 8 GiB.
+#: Most tokens times vocabulary size: some five float32 copies must fit preflight's 8 GiB.
 _LOGITS = 2**28
 _ANSWER_TOKENS = 8
 _PROMPTS = 2
-#: Of the rows that are held back, where the job's own share of a few rows might be none.
+#: Least fraction of the rows that is held back: the job's own fraction of a few rows might be none.
 _HELD_BACK = 0.25
 
 
 def run_smoke_test(context: StageContext, model: LocalModel, plan: ModelPlan) -> SmokeOutcome | None:
-    """None: not asked for. Raises the ``StageError`` of the stage that failed, named in its ``where``."""
+    """Runs the smoke test; None if none is requested.
+
+    Raises the ``StageError`` of the stage that failed, which its ``where`` names.
+    """
     wanted = context.request.smoke
     if wanted is None:
         return None
@@ -63,7 +67,7 @@ def smoke_request(
 ) -> StageRequest:
     """The request for a miniature: its own folders, one host's devices, a few rows and steps, nothing published.
 
-    ``engineOverrides`` and what the compiler chose are for the slice, and are compiled for it.
+    ``engineOverrides`` and the compiler's choices are for the slice, and are compiled for it.
     """
     assert request.smoke is not None, "asked for"
     steps, most = request.smoke.steps, request.smoke.examples
@@ -118,7 +122,7 @@ def _first(sources: Sequence[DatasetSpec], most: int) -> list[DatasetSpec]:
 
 
 def _replaced[Part: Any](part: Part, **changes: Any) -> Part:
-    """A copy that is checked like any other."""
+    """A copy with changes, validated like any other."""
     made: Part = type(part).model_validate({**dict(part), **changes})
     return made
 
@@ -130,8 +134,10 @@ class _Chain:
         self._context, self._root, self.request = context, root, request
 
     def shorten(self, most: int) -> int:
-        """Takes the shortest sequences that leave every set something to train or measure on, ``most`` tokens at most.
-        Returns how many examples are trained on."""
+        """Sets the shortest sequence length that leaves every set something to train or measure on.
+
+        The length is at most ``most`` tokens. Returns the number of training examples.
+        """
         longest = min(self.request.data.max_seq_length, most, _LENGTHS[-1])
         asked = self.request
         for length in (*(length for length in _LENGTHS if length < longest), longest):
@@ -157,7 +163,7 @@ class _Chain:
         return context.training_data().examples
 
     def run(self) -> TrainOutcome:
-        """Training's outcome, once the stages after it are through too."""
+        """Runs all stages and returns training's outcome."""
         from finetune_trainer.stages import convert, evaluate, export, train
 
         converted = self._run(Stage.CONVERT, convert.run)

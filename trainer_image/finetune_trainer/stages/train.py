@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TrainingStopped(Exception):
-    """Asked to end, and saved. Carries what there is to tell."""
+    """Training stopped on request, after saving. Carries the outcome so far."""
 
     def __init__(self, outcome: TrainOutcome) -> None:
         super().__init__(f"stopped at step {outcome.step} of {outcome.total_steps}")
@@ -26,7 +26,10 @@ class TrainingStopped(Exception):
 
 
 def run(context: StageContext) -> TrainOutcome:
-    """Raises ``TrainingStopped`` after saving, ``StageError`` 70 when the loss is no number."""
+    """Trains and evaluates.
+
+    Raises ``TrainingStopped`` after saving, and ``StageError`` 70 when the loss is not finite.
+    """
     import jax
 
     from finetune_trainer.training import goodput
@@ -116,7 +119,7 @@ def run(context: StageContext) -> TrainOutcome:
 
 
 def _policies(context: StageContext) -> "tuple[Retention, CheckpointSavePolicy]":
-    """Which checkpoints are kept, and when they are saved."""
+    """The policies for which checkpoints are kept, and when they are saved."""
     from finetune_trainer.training.retention import Retention, measured_before
     from finetune_trainer.training.saving import CheckpointSavePolicy
 

@@ -1,9 +1,9 @@
-"""Gradient accumulation inside one step: the gradient of the whole batch, computed a microbatch at a time.
+"""Gradient accumulation inside one step: the gradient of the whole batch, computed one microbatch at a time.
 
-MaxText's own serves no LoRA, and Tunix's (optax.MultiSteps) averages microbatches whatever they hold, so that rows of
-unequal length change the loss; between the two pinned releases it does not run at all. Here every microbatch counts by
-its weight (tokens, pairs), so loss and gradient are those of the undivided batch, and a step is an update: learning
-rates, checkpoints and evaluations need to know nothing of it.
+MaxText's accumulation does not support LoRA, and Tunix's (optax.MultiSteps) averages microbatches regardless of their
+contents, so that rows of unequal length change the loss; it does not run at all between the two pinned releases. Here
+every microbatch counts by its weight (tokens, pairs), so loss and gradient are those of the undivided batch, and a step
+is one update: learning rates, checkpoints and evaluations are not affected.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-#: ``(model, batch) -> (mean loss, sums)``; ``sums["total_weights"]`` is what the mean was taken over,
-#: and where that is 0 the loss is 0.
+#: ``(model, batch) -> (mean loss, sums)``; ``sums["total_weights"]`` is what the mean was taken over. Where that is 0,
+#: the loss is 0.
 type LossFunction = Callable[[Any, Mapping[str, jax.Array]], tuple[jax.Array, Mapping[str, jax.Array]]]
 
 
 def accumulated_step(model: Any, wrt: Any, loss: LossFunction, count: int) -> Callable[..., Any]:
     """``(model, optimizer, batch) -> (loss, sums, gradient norm)`` over ``count`` microbatches.
 
-    ``wrt`` is the kind of variable that is trained. The batch's rows must be a multiple of ``count``.
+    ``wrt`` is the kind of variable that is trained. The batch's number of rows must be a multiple of ``count``.
     """
     graph, _, _ = nnx.split(model, wrt, ...)
 
@@ -56,8 +56,10 @@ def accumulated_step(model: Any, wrt: Any, loss: LossFunction, count: int) -> Ca
 
 
 def microbatches(batch: Mapping[str, jax.Array], count: int) -> dict[str, jax.Array]:
-    """``[rows, …]`` as ``[count, rows / count, …]``. Every ``count``-th row goes together: rows that lie on one device
-    stay there."""
+    """Reshapes ``[rows, ...]`` to ``[count, rows / count, ...]``.
+
+    A microbatch takes every ``count``-th row, so that rows stay on their devices.
+    """
     return {
         name: jnp.swapaxes(array.reshape(array.shape[0] // count, count, *array.shape[1:]), 0, 1)
         for name, array in batch.items()

@@ -1,9 +1,9 @@
-"""Whether a checkpoint is still what was saved.
+"""Detects checkpoints that changed after they were saved.
 
-Orbax tells a checkpoint that was saved whole from one that was not. It does not notice that a file was lost or changed
-since, by a lifecycle rule of the bucket, say: the restore fails then, or answers with other numbers. So a seal lies
-beside the checkpoints, ``train/seals/<step>.json``: the size and the CRC32C of every file. A bucket's listing holds
-both, so neither sealing nor looking reads the checkpoint there.
+Orbax distinguishes a checkpoint that was saved completely from one that was not. It does not notice a file that was
+lost or changed later, by a lifecycle rule of the bucket, say: the restore then fails, or returns other numbers. So a
+seal is kept beside the checkpoints, ``train/seals/<step>.json``: the size and the CRC32C of every file. A bucket's
+listing holds both, so neither sealing nor verifying reads the checkpoint.
 """
 
 import json
@@ -18,17 +18,17 @@ _LOG = logging.getLogger(__name__)
 
 
 def checksums_of(store: StorageClient, folder: RunFolder, step: int) -> bytes:
-    """What the checkpoint of that step holds."""
+    """The seal's content for the checkpoint of that step."""
     return json.dumps(
         {name: facts[:2] for name, facts in folder_contents(store, folder.checkpoint(step)).items()}
     ).encode()
 
 
 def discard_damaged(store: StorageClient, folder: RunFolder) -> list[DiscardedCheckpoint]:
-    """Deletes the newest checkpoints until one is what was sealed, and tells which they were.
+    """Deletes the newest checkpoints until one matches its seal, and returns those deleted.
 
-    More files than were sealed do no harm. One without a seal is trusted: whoever saved it was ended before it could be
-    sealed. Seals of checkpoints that are gone go, too. To be called by one process, before any other looks at the
+    Additional files do no harm. A checkpoint without a seal is trusted: its process ended before it could be sealed.
+    Seals of checkpoints that no longer exist are deleted too. Call it in one process, before any other reads the
     checkpoints.
     """
     found: dict[int, Held] = {}
@@ -45,7 +45,7 @@ def discard_damaged(store: StorageClient, folder: RunFolder) -> list[DiscardedCh
             break
         _LOG.warning("the checkpoint of step %d is not what was saved (%s); it is deleted", step, damage)
         discarded.append(DiscardedCheckpoint(step=step, why=damage))
-        # Orbax's mark of a whole checkpoint first: an interruption here leaves none that looks whole.
+        # Orbax's mark of a complete checkpoint first: an interruption here leaves none that looks complete.
         store.delete_folder(folder.checkpoint(step), first=("commit_success.txt", "_CHECKPOINT_METADATA"))
         store.delete(folder.seal(step))
     return discarded

@@ -1,4 +1,4 @@
-"""Where the time of a training went, over all of its attempts."""
+"""How the time of a training is distributed, over all of its attempts."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from finetune_contract import Progress
 
 
 def since_process_start() -> float:
-    """Seconds that this process has lived (proc(5): field 22 of stat is its start in ticks after boot)."""
+    """Seconds since this process started (proc(5): field 22 of stat is its start in ticks after boot)."""
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
         "SC_CLK_TCK"
     )
@@ -16,7 +16,7 @@ def since_process_start() -> float:
 
 
 def carried(earlier: Progress | None, start_step: int) -> dict[str, float]:
-    """Seconds by kind of the attempts before, as this one takes them over.
+    """Seconds by kind of earlier attempts, as this attempt continues them.
 
     Steps that an earlier attempt did beyond ``start_step`` have to be done again: their time, at that attempt's median,
     is moved from productive to recomputed.
@@ -33,5 +33,5 @@ def carried(earlier: Progress | None, start_step: int) -> dict[str, float]:
 
 
 def total(before: Mapping[str, float], own: Mapping[str, float]) -> dict[str, float]:
-    """Both together, in milliseconds' precision."""
+    """The sum of both by kind, in seconds rounded to milliseconds."""
     return {kind: round(before.get(kind, 0.0) + own.get(kind, 0.0), 3) for kind in sorted({*before, *own})}

@@ -1,4 +1,4 @@
-"""The user's ``engineOverrides`` as typed values, judged by the table that the operator judges them by."""
+"""The user's ``engineOverrides`` as typed values, validated by the same table as in the operator."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,11 @@ from finetune_trainer.errors import StageError
 
 
 def parse(overrides: Mapping[str, str]) -> dict[str, Value]:
-    """Values for MaxText, the same that its command line would read. Raises ``StageError`` 64 for a setting that is not
-    MaxText's or not the user's to set, and for a value of another type."""
+    """Parses the values as MaxText's command line would.
+
+    Raises ``StageError`` 64 for a setting that MaxText does not have or that the user may not set, and for a value of
+    another type.
+    """
     for fault in override_faults(overrides):
         raise _refusal(fault)
     return override_values(overrides)

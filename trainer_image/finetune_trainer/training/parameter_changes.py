@@ -1,8 +1,8 @@
-"""Whether training changed what it trains, layer by layer.
+"""Whether training changed the trained parameters, layer by layer.
 
-Sums over the bits of all trained parameters are taken once before the first step and once after the last. Each is one
-pass over the parameters where they lie: nothing is copied, and only the sums leave the devices. The sums before are
-those of the model that training began with, also where this attempt continues from a checkpoint.
+Sums over the bits of all trained parameters are computed once before the first step and once after the last. Each is
+one pass over the parameters in place: nothing is copied, and only the sums leave the devices. The sums before are those
+of the model that training began with, also where this attempt continues from a checkpoint.
 """
 
 import re
@@ -21,7 +21,7 @@ from finetune_trainer.errors import StageError
 from finetune_trainer.families import ModelPlan
 
 type Sums = Mapping[str, np.ndarray]
-"""By the parameter's path in MaxText, joined with dashes: uint32, one number for each tensor that it stacks."""
+"""Sums by the parameter's path in MaxText, joined with dashes: uint32, one number per tensor that it stacks."""
 
 _HIGH = "_lora_b"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -29,7 +29,7 @@ _SHOWN = 8
 
 
 class ParameterChanges:
-    """What came of one training. Construct before a checkpoint is restored, inside the mesh."""
+    """The changes of one training. Construct it before a checkpoint is restored, inside the mesh."""
 
     def __init__(self, model: Any, plan: ModelPlan, config: Any, mesh: Mesh) -> None:
         """``config`` is MaxText's; ``model`` has its adapters."""
@@ -45,9 +45,9 @@ class ParameterChanges:
     def moved(self, model: Any, optimizer: Any) -> dict[str, bool]:
         """For each trained tensor, by its Hugging Face name, whether training has changed it.
 
-        A LoRA pair counts as changed when its second half is: that begins at zero, and until it has changed the first
-        half has no gradient. With all weights trained, weight decay changes a matrix that never had a gradient; so
-        where the optimizer keeps second moments, one of the tensor's must not be zero.
+        A LoRA pair counts as changed when its second half is: that begins at zero, and until it changes, the first half
+        has no gradient. In full fine-tuning, weight decay changes a matrix that never had a gradient; so where the
+        optimizer keeps second moments, one of the tensor's must not be zero.
         """
         after = self._sums(self._arrays(nnx.state(model, self._trained)))
         moments = {} if self._lora else self._sums(self._second_moments(optimizer))
@@ -60,8 +60,11 @@ class ParameterChanges:
         return found
 
     def require_numbers(self, model: Any, *, step: int) -> None:
-        """Raises ``StageError`` 70 where a trained value is no number. A loss is that of the weights before its step,
-        so none tells what the last step has made of them, or any step of weights that no row uses."""
+        """Raises ``StageError`` 70 where a trained value is not finite.
+
+        A step's loss is that of the weights before it, so no loss covers what the last step has made of them, or any
+        step of weights that no row uses.
+        """
         arrays = _named(nnx.state(model, self._trained))
         whole = NamedSharding(self._mesh, PartitionSpec())
         finite = jax.jit(
@@ -78,11 +81,11 @@ class ParameterChanges:
             )  # fmt: skip
 
     def _arrays(self, state: Any) -> dict[str, jax.Array]:
-        """Those that count, by path. Of a LoRA pair the second half."""
+        """The compared arrays, by path: of a LoRA pair only the second half."""
         return {key: array for key, array in _named(state).items() if key in self._parameters}
 
     def _second_moments(self, optimizer: Any) -> dict[str, jax.Array]:
-        """AdamW's, by the parameter's path; SGD has none."""
+        """AdamW's second moments, by the parameter's path; empty for SGD."""
         found = {}
         for path, leaf in nnx.to_flat_state(nnx.state(optimizer)):
             words = tuple(map(str, path))
@@ -108,11 +111,10 @@ def _named(state: Any) -> dict[str, jax.Array]:
 
 
 def require_parameter_changes(moved: Mapping[str, bool], *, step: int, rates: np.ndarray) -> list[str]:
-    """The tensors that came out of training as they went in, which may be: a norm of bfloat16 weights at a small rate,
-    an expert that no token went to.
+    """The tensors that training left unchanged, if that is acceptable.
 
-    Raises ``StageError`` 70 where that holds for all of a layer's tensors, or for all there are. ``rates``: learning
-    rates by step.
+    It is for single tensors: a norm of bfloat16 weights at a small rate, or an expert that received no token. Raises
+    ``StageError`` 70 if all tensors of a layer are unchanged, or all tensors. ``rates``: learning rates by step.
     """
     still = [name for name, changed in moved.items() if not changed]
     layers: dict[int, bool] = {}
@@ -141,8 +143,11 @@ def require_parameter_changes(moved: Mapping[str, bool], *, step: int, rates: np
 
 
 def _bit_sum(array: jax.Array, kept: tuple[int, ...]) -> jax.Array:
-    """uint32 over the bits of all elements, along all axes but ``kept``. It depends on where an element is; of zeros it
-    is 0. Arrays that differ in one element never have the same, others in one of 2^32 cases."""
+    """A uint32 sum over the bits of all elements, along all axes but ``kept``.
+
+    It depends on each element's position; for zeros it is 0. Arrays that differ in one element never have the same sum,
+    others in one of 2^32 cases.
+    """
     axes = [axis for axis in range(array.ndim) if axis not in kept]
     width = {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
     bits = jax.lax.bitcast_convert_type(array, width).astype(jnp.uint32)

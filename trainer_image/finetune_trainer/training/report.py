@@ -1,9 +1,9 @@
 """Progress and metrics of a training, as files in the run folder.
 
-``progress.json`` is replaced about once a second; ``metrics.jsonl`` holds one line a step and is written at
+``progress.json`` is replaced about once a second; ``metrics.jsonl`` holds one line per step and is written at
 checkpoints, evaluations and the end (an object in a bucket cannot be appended to). Where there are several processes,
-each also replaces a file of its own every few seconds. Writes happen on a thread of their own: a slow bucket never
-slows a step, and only the newest state is ever waiting to be written.
+each also replaces a file of its own every few seconds. Writes happen on a separate thread: a slow bucket never slows a
+step, and only the newest state waits to be written.
 """
 
 import json
@@ -34,18 +34,18 @@ from finetune_trainer.training.checkpoint_checksums import checksums_of
 _LOG = logging.getLogger(__name__)
 _CURVE_POINTS = 48
 _RECENT_STEPS = 50
-#: Between two writes of a host; there may be hundreds, and only a hang makes anybody read them.
+#: Seconds between two writes of a host; there may be hundreds of hosts, and the files are read only after a hang.
 HOST_PAUSE_SECONDS = 10.0
 
 
 class LatestWriter:
-    """Writes files on a thread; a newer content for the same file replaces one that still waits.
+    """Writes files on a thread; newer content for a file replaces content that still waits.
 
-    An error of a write is raised by the next call of ``close``; those before only delay what people see.
+    ``close`` raises the error of the last write; errors of earlier ones only delay what users see.
     """
 
     def __init__(self, write: Callable[[str, bytes], None], *, pause: float) -> None:
-        """``pause``: seconds to rest after a round of writes."""
+        """``pause``: seconds to wait after a round of writes."""
         self._write = write
         self._pause = pause
         self._waiting: dict[str, bytes | Callable[[], bytes]] = {}
@@ -56,13 +56,13 @@ class LatestWriter:
         self._thread.start()
 
     def put(self, uri: str, content: bytes | Callable[[], bytes]) -> None:
-        """``content``: or what makes it, which is called on the writer's thread."""
+        """Schedules a write of ``content``, which may be a function that the writer's thread calls."""
         with self._changed:
             self._waiting[uri] = content
             self._changed.notify()
 
     def close(self) -> None:
-        """Writes what waits and ends the thread."""
+        """Writes what is pending and ends the thread. Raises the last write's error."""
         with self._changed:
             self._closed.set()
             self._changed.notify()
@@ -88,7 +88,7 @@ class LatestWriter:
 
 
 class ProgressReporter:
-    """What a training tells about itself. Only process 0 has one that writes."""
+    """Writes the records of a training. Only process 0 has one."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class ProgressReporter:
         now: Callable[[], datetime],
         pause: float = 1.0,
     ) -> None:
-        """``discarded``: the checkpoints that this attempt found damaged. ``seconds``: where this attempt's time has
-        gone so far, by kind; read at every report, as ``compilations`` is. ``peak_memory``: bytes.
-        ``ideal_seconds``: of a step at the devices' full rate, where that is known."""
+        """``discarded``: the checkpoints that this attempt found damaged. ``seconds``: this attempt's time so far, by
+        kind; read at every report, as ``compilations`` is. ``peak_memory``: returns bytes. ``ideal_seconds``: duration
+        of a step at the devices' full rate; None if unknown."""
         self._folder, self._store = folder, store
         self._now = now
         self._attempt, self._restart = attempt, restart
@@ -130,7 +130,7 @@ class ProgressReporter:
         self._compilations, self._peak_memory, self._ideal_seconds = compilations, peak_memory, ideal_seconds
 
     def step(self, step: int, metrics: StepMetrics, seconds: float | None) -> None:
-        """A step is done. ``seconds`` is None where the time holds more than the step (compilation, evaluation)."""
+        """Records a step. ``seconds`` is None where the time includes more than the step (compilation, evaluation)."""
         self._step, self._metrics = step, metrics
         if seconds is not None:
             self._seconds.append(seconds)
@@ -145,7 +145,7 @@ class ProgressReporter:
         self._show()
 
     def alive(self) -> None:
-        """Something else than a step goes on: whoever waits for the next one sees that it does."""
+        """Renews the record while something other than a step is running, so that readers see progress."""
         self._show()
 
     def evaluation(self, point: EvaluationPoint) -> None:
@@ -172,7 +172,7 @@ class ProgressReporter:
             self.flush()
 
     def flush(self) -> None:
-        """Hands the metrics of all steps to the writer."""
+        """Schedules a write of the metrics of all steps."""
         content = "".join(json.dumps(line) + "\n" for line in self._lines)
         self._writer.put(self._folder.metrics, content.encode())
 
@@ -215,7 +215,7 @@ class ProgressReporter:
 
 
 class HostProgressReporter:
-    """What one of several processes tells about itself. Nothing depends on it: a store that fails fails no training."""
+    """Writes the progress of one of several processes. A failing store never fails the training."""
 
     def __init__(
         self, request: StageRequest, store: StorageClient, *, host: int, now: Callable[[], datetime]
@@ -229,17 +229,17 @@ class HostProgressReporter:
         self._publish()
 
     def begins(self, step: int) -> None:
-        """The step is about to be handed to the devices."""
+        """Records that the step is about to be dispatched to the devices."""
         self._publish(step=step, evaluated=0)
 
     def evaluated(self) -> None:
-        """One more batch of an evaluation is done."""
+        """Records that one more batch of an evaluation is done."""
         self._publish(evaluated=self._progress_record.evaluated + 1)
 
     def close(self) -> None:
         try:
             self._writer.close()
-        except Exception as error:  # noqa: BLE001 - whatever the store says
+        except Exception as error:  # noqa: BLE001 - any error of the store
             _LOG.warning("%s was not written: %s", self._uri, error)
 
     def _publish(self, **moved: int) -> None:
@@ -248,13 +248,13 @@ class HostProgressReporter:
 
 
 def thinned(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
-    """At most ``limit`` of the points, evenly spread, first and last among them."""
+    """At most ``limit`` of the points, evenly spread, including the first and the last."""
     if len(points) <= limit:
         return list(points)
     return [points[round(i * (len(points) - 1) / (limit - 1))] for i in range(limit)]
 
 
 def _kept_lines(content: bytes | None, start_step: int) -> list[dict[str, Any]]:
-    """The lines of earlier attempts up to the step that this one goes on from."""
+    """The lines of earlier attempts up to the step that this one continues from."""
     lines: list[Mapping[str, Any]] = [json.loads(line) for line in (content or b"").splitlines()]
     return [dict(line) for line in lines if line["step"] <= start_step]

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest ones, and the best ones by the loss on the validation rows."""
+"""Which checkpoints are kept: the newest, and the best by the loss on the validation rows."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,22 +12,22 @@ from finetune_trainer.evaluation.numbers import perplexity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """A preservation policy of Orbax, which asks it whenever a checkpoint is saved. All processes measure the same."""
+    """A preservation policy that Orbax calls whenever a checkpoint is saved. All processes measure the same."""
 
     policy: CheckpointPolicy
     measured: dict[int, float]
     """Loss by step; grows while training evaluates."""
     per_token: bool = True
-    """Whether the loss is one of tokens, so that its exponential is a perplexity."""
+    """Whether the loss is a mean over tokens, so that its exponential is a perplexity."""
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:  # noqa: ARG002
-        """For each of ``checkpoints``, oldest first."""
+        """Whether to keep each of ``checkpoints``, oldest first."""
         steps = [checkpoint.step for checkpoint in checkpoints]
         kept = {*steps[-self.policy.keep_last :], *self.ranked(steps)[: self.policy.keep_best]}
         return [step in kept for step in steps]
 
     def ranked(self, steps: Iterable[int]) -> list[int]:
-        """Those of ``steps`` that were measured, best first; of equals the earlier one."""
+        """Those of ``steps`` that were measured, best first; among equals the earlier one."""
         sign = 1 if self.policy.best_mode == "Min" else -1
         # Perplexity rises with the loss: both metrics rank alike.
         return sorted(
@@ -36,11 +36,11 @@ class Retention:
         )
 
     def best(self, steps: Iterable[int]) -> int | None:
-        """The best of ``steps``, None where the policy keeps none for that or nothing was measured."""
+        """The best of ``steps``; None if the policy keeps no best checkpoints or nothing was measured."""
         return next(iter(self.ranked(steps)), None) if self.policy.keep_best else None
 
     def records(self, steps: Iterable[int], folder: RunFolder) -> list[CheckpointRecord]:
-        """Of these checkpoints, oldest first, as many as a result holds: the newest, and the best."""
+        """Records of these checkpoints, oldest first, as many as a result holds: the newest, and the best."""
         saved = list(steps)
         told = saved[-MOST_CHECKPOINTS:]
         best = self.best(saved)

@@ -8,34 +8,34 @@ from typing import Any
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointSavePolicy:
-    """Every so many steps, and where so many seconds have passed since the last save or the beginning.
+    """Saves every so many steps, and when so many seconds have passed since the last save or the beginning.
 
-    All processes must save the same steps, and their clocks differ: the first one's decides. Asking for it makes all
-    wait for each other, so whoever asks also learns in how many steps to ask again: as long as a save is far away,
-    half of the steps that are left until then at the pace so far.
+    All processes must save the same steps, and their clocks differ: the first one's decides. Querying it makes all wait
+    for each other, so the answer also says in how many steps to query again: as long as a save is far away, half of the
+    steps that are left until then at the pace so far.
 
-    A save decision policy of Orbax, which only repeats what ``decide`` found.
+    It is a save decision policy for Orbax, which only repeats the result of ``decide``.
     """
 
     every_steps: int
     every_seconds: int | None
     first_says: Callable[[int], int]
-    """The first process's number, in all of them."""
+    """Broadcasts the first process's number to all of them."""
     clock: Callable[[], float] = time.monotonic
     latest: int = 0
-    """The step that was to be saved last; 0: none yet."""
+    """The latest step that was due for saving; 0: none yet."""
     _since: float = field(init=False)
-    """The time of that, or of the beginning."""
+    """The clock's time at that step, or at the beginning."""
     _from: int | None = field(default=None, init=False)
     """The step at that time."""
     _ask: int = field(default=0, init=False)
-    """No process asks before this step."""
+    """No process queries the first one before this step."""
 
     def __post_init__(self) -> None:
         self._since = self.clock()
 
     def decide(self, step: int) -> bool:
-        """Whether to save ``step``, which is done. Called once for every step, in rising order."""
+        """Whether to save ``step``, which is done. Called once for every step, in ascending order."""
         if self._from is None:
             self._from = step - 1
         due = step % self.every_steps == 0
@@ -47,7 +47,7 @@ class CheckpointSavePolicy:
         return due
 
     def _steps_left(self, step: int, every_seconds: int) -> int:
-        """Half of the steps until a save, at least one; 0: it is time."""
+        """Half of the steps until the next save, at least one; 0: the save is due."""
         assert self._from is not None
         passed = self.clock() - self._since
         if passed >= every_seconds:
@@ -57,5 +57,5 @@ class CheckpointSavePolicy:
         return max(1, int((every_seconds - passed) * (step - self._from) / passed / 2))
 
     def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: Any) -> bool:  # noqa: ARG002
-        """Orbax's question, whose ``step`` has the number in ``step.step``."""
+        """Implements Orbax's policy; the number of ``step`` is in ``step.step``."""
         return bool(step.step == self.latest)

@@ -1,4 +1,4 @@
-"""One training from the converted model, or from the newest checkpoint, to the last step."""
+"""One training run, from the converted model or the newest checkpoint to the last step."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +38,7 @@ from finetune_trainer.training.trainer import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A model and its trainer, restored and ready. Build with ``open_session``."""
+    """A model and its trainer, restored and ready. Built by ``open_session``."""
 
     trainer: FineTuneTrainer
     config: Any
@@ -46,23 +46,26 @@ class Session:
     reference: ReferenceModel | None
     movement: ParameterChanges
     learning_rates: npt.NDArray[np.float64]
-    """By steps done before."""
+    """Learning rate by number of steps done before."""
 
     @property
     def start_step(self) -> int:
-        """Steps done before this attempt."""
+        """Number of steps done before this attempt."""
         return int(self.trainer.start_step)
 
     def run(self, batches: TrainBatches, control: TrainerControl) -> list[str]:
-        """Trains up to ``control.total_steps``, saves, and evaluates. The names of trained tensors that did not change.
-        Raises ``Stopped`` after saving when asked to stop, ``StageError`` 70 when the loss is no number or a whole
-        layer did not change, RuntimeError when the loop ended before its last step."""
+        """Trains up to ``control.total_steps``, saves and evaluates.
+
+        Returns the names of trained tensors that did not change. Raises ``Stopped`` after saving when a stop was
+        requested, ``StageError`` 70 when the loss is not finite or a whole layer did not change, and RuntimeError when
+        the loop ended before its last step.
+        """
         trainer = self.trainer
         trainer.with_data_hooks(StepDataHooks(batches, self.mesh, control.total_steps))
         trainer.with_training_hooks(FineTuneTrainingHooks(self.config, self.mesh, control))
         with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
             trainer.prepare(control, self.config, self.mesh, self.reference)
-            # Its truth says whether to evaluate while training; the rows come from ``control``.
+            # Its truth value makes Tunix evaluate while training; the rows come from ``control``.
             wanted = bool(control.evaluate_every and control.evaluation)
             try:
                 trainer.train([], [True] if wanted else None, cache_nnx_graph=self.config.num_experts <= 1)
@@ -97,7 +100,7 @@ def open_session(
     retention: Retention,
     saving: CheckpointSavePolicy,
 ) -> Session:
-    """Loads the model and the newest whole checkpoint, if there is one.
+    """Loads the model and the newest complete checkpoint, if there is one.
 
     ``config`` is MaxText's; it names the run folder, the converted model and the mesh.
     """
@@ -132,7 +135,7 @@ def open_session(
         mesh=mesh,
         reference=reference,
         movement=movement,
-        # a constant schedule without warm-up answers with one number for all steps
+        # a constant schedule without warm-up returns one number for all steps
         learning_rates=np.broadcast_to(np.asarray(schedule(jnp.arange(steps)), np.float64), (steps,)),
     )
 
@@ -142,8 +145,8 @@ def build_trainer(
 ) -> tuple[FineTuneTrainer, optax.Schedule]:
     """The trainer of a loaded model with its adapters, and the learning rate by step.
 
-    Call inside ``jax.set_mesh`` and MaxText's logical axis rules. Also traced without any weights, where the step is
-    only compiled.
+    Call inside ``jax.set_mesh`` and MaxText's logical axis rules. It is also traced without any weights, where the step
+    is only compiled.
     """
     optimizer, schedule = optimizer_of(config, model)
     nnx.pop(model, nnx.Intermediate)
@@ -154,7 +157,7 @@ def build_trainer(
 
 
 def optimizer_of(config: Any, model: Any) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """What updates the parameters, gradients clipped first, and its learning rate by updates done before."""
+    """The optimizer, with gradient clipping in front, and its learning rate by number of updates done before."""
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     optimizer = optimizers.get_optimizer(config, schedule, model)
     if config.gradient_clipping_threshold > 0:
@@ -171,10 +174,10 @@ def _tunix(
         max_steps=None,
         checkpoint_root_directory=config.checkpoint_dir,
         checkpointing_options=ocp.CheckpointManagerOptions(
-            # Stated, because Orbax's default also saves the first step it sees and asks for preemption by itself.
+            # Explicit, because Orbax's default also saves the first step it sees and checks for preemption by itself.
             save_decision_policy=saving,
             preservation_policy=retention,
-            # what an attempt left that was ended while it saved
+            # leftovers of an attempt that ended while it was saving
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         ),
@@ -186,6 +189,6 @@ def _tunix(
 
 
 def peak_memory() -> int | None:
-    """The most bytes that any device of this process has held; None where devices do not tell (CPU)."""
+    """Largest number of bytes in use on any device of this process; None where devices report no statistics (CPU)."""
     told = [device.memory_stats() or {} for device in jax.local_devices()]
     return max((stats["peak_bytes_in_use"] for stats in told if "peak_bytes_in_use" in stats), default=None)

@@ -1,4 +1,4 @@
-"""From a stage request to MaxText's settings: parallelism, batch, optimizer, schedule, precision. Pure."""
+"""Translates a stage request to MaxText's settings: parallelism, batch, optimizer, schedule, precision. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -12,17 +12,20 @@ from finetune_trainer.families import ModelPlan
 from finetune_trainer.methods import method_of
 
 _DTYPES = {"BF16": "bfloat16", "FP32": "float32"}
-#: Weights that share a scale, best first: that of the QLoRA paper, then more scales for narrow models.
+#: Block sizes for NF4, in elements that share a scale, in order of preference: first that of the QLoRA paper, then
+#: smaller ones for narrow models.
 _NF4_BLOCKS = (64, 32, 16)
-#: The name of MaxText's run below the run folder: contract.RunFolder.train.
+#: Name of MaxText's run below the run folder: contract.RunFolder.train.
 RUN_NAME = "train"
 
 
 def settings(
     request: StageRequest, plan: ModelPlan, *, steps: int, platform: str, output: str
 ) -> dict[str, Any]:
-    """Everything that the request decides, except ``engineOverrides``. ``output`` is the run folder as MaxText spells
-    it, ``platform`` JAX's name of the devices (tpu, cpu)."""
+    """All settings that the request determines, except ``engineOverrides``.
+
+    ``output`` is the run folder as MaxText spells it, ``platform`` is JAX's name of the devices (tpu, cpu).
+    """
     h = request.hyperparameters
     on_cpu = platform == "cpu"
     return {
@@ -36,12 +39,12 @@ def settings(
         "dtype": _DTYPES[h.compute_precision],
         "weight_dtype": _DTYPES[h.weight_precision],
         **_products(request),
-        # of a forward pass: MaxText is not told of the accumulation
+        # rows of one forward pass: MaxText does not know of the accumulation
         "per_device_batch_size": per_device_batch_size(h, request.mesh),
         "init_weights_seed": h.seed,
         "enable_dropout": False,
-        "log_config": False,  # 880 lines; the request stands in the attempt's record
-        # It ends a run whose parameters are spread less than it would like. The plan chose this mesh.
+        "log_config": False,  # 880 lines; the request is in the attempt's record
+        # MaxText refuses runs with a larger fraction of unsharded parameters than this. The plan chose this mesh.
         "sharding_tolerance": 1.0,
         "gcs_metrics": False,
         **parallelism(request.mesh, on_cpu=on_cpu),
@@ -52,7 +55,7 @@ def settings(
 
 
 def _products(request: StageRequest) -> dict[str, Any]:
-    """How matrix products are made. A TPU's default rounds float32 operands to bfloat16."""
+    """Precision of matrix products. By default a TPU rounds float32 operands to bfloat16."""
     exact = request.hyperparameters.compute_precision == "FP32"
     return {
         "matmul_precision": "highest" if exact else "default",
@@ -61,7 +64,10 @@ def _products(request: StageRequest) -> dict[str, Any]:
 
 
 def parallelism(mesh: MeshSpec, *, on_cpu: bool) -> dict[str, int]:
-    """Axes inside a slice (ICI) and across slices (DCN). Slices split the data axis; CPU devices know no slices."""
+    """Mesh axes inside a slice (ICI) and across slices (DCN).
+
+    Slices split the data axis; CPU devices have no slices. Raises ``StageError`` 64 when they do not divide it.
+    """
     slices = 1 if on_cpu else mesh.slices
     if mesh.data % slices:
         raise StageError(
@@ -71,7 +77,7 @@ def parallelism(mesh: MeshSpec, *, on_cpu: bool) -> dict[str, int]:
         )  # fmt: skip
     inside = (mesh.data // slices, mesh.fsdp, mesh.tensor)
     return {
-        # Of chips that lie 4x4, axes of 8 and 2 take parts of the same row. JAX does so only where it has to.
+        # On a 4x4 topology, axes of 8 and 2 take parts of the same row. JAX splits physical axes only where it has to.
         "allow_split_physical_axes": not on_cpu and sum(size > 1 for size in inside) > 1,
         "dcn_data_parallelism": slices,
         "ici_data_parallelism": mesh.data // slices,
@@ -81,13 +87,15 @@ def parallelism(mesh: MeshSpec, *, on_cpu: bool) -> dict[str, int]:
 
 
 def controller(mesh: MeshSpec) -> dict[str, bool]:
-    """Who drives the devices, and in which layout checkpoints are read and written."""
+    """Settings for the controller, and for the layout in which it reads and writes checkpoints."""
     return {"enable_single_controller": mesh.controller == "Pathways", **layout_for(mesh).settings()}
 
 
 def per_device_batch_size(h: HyperparametersSpec, mesh: MeshSpec) -> float:
-    """Rows per device and forward pass; below 1 where tensor parallelism shares a row. Raises 64 when rows do not
-    divide."""
+    """Rows per device and forward pass; below 1 where devices share a row under tensor parallelism.
+
+    Raises ``StageError`` 64 when rows do not divide evenly.
+    """
     parts, shards = h.gradient_accumulation_steps, mesh.data * mesh.fsdp
     unit = parts * shards
     if h.global_batch_size % unit:
@@ -103,12 +111,15 @@ def per_device_batch_size(h: HyperparametersSpec, mesh: MeshSpec) -> float:
 
 
 def optimizer(h: HyperparametersSpec, steps: int) -> dict[str, Any]:
-    """Optimizer and learning rate. The schedule's length is stated, so that nothing later can stretch it: one step more
-    than there are, so that the rate reaches 0 after the last step, as in transformers, and not at it."""
+    """Optimizer and learning rate.
+
+    The schedule's length is explicit, so that nothing later can stretch it. It is one step longer than the training, so
+    that the rate reaches 0 after the last step, as in transformers, and not at it.
+    """
     return {
         "opt_type": h.optimizer.lower(),
         "adam_weight_decay": h.weight_decay,
-        "adamw_mask": ["norm", "bias", "scale"],  # as everywhere else, decay is for matrices
+        "adamw_mask": ["norm", "bias", "scale"],  # decay applies to matrices only, as is common
         "gradient_clipping_threshold": h.max_grad_norm,
         "learning_rate": h.learning_rate,
         "learning_rate_schedule_steps": steps + 1,
@@ -118,7 +129,7 @@ def optimizer(h: HyperparametersSpec, steps: int) -> dict[str, Any]:
 
 
 def warmup_steps(h: HyperparametersSpec, steps: int) -> int:
-    """Steps of linear warm-up from 0; as a share of all steps it leaves the last one to the learning rate itself."""
+    """Number of linear warm-up steps from 0. A ratio leaves at least the last step at the full learning rate."""
     if h.warmup_steps is not None:
         return min(h.warmup_steps, steps)
     return min(math.ceil(round((h.warmup_ratio or 0.0) * steps, 9)), steps - 1)
@@ -129,7 +140,7 @@ def _schedule(h: HyperparametersSpec, steps: int) -> dict[str, Any]:
     shape: dict[str, Any] = {"warmup_steps_fraction": _fraction(warmup, length)}
     if h.schedule == "Cosine":
         return shape | {"lr_schedule_type": "cosine"}
-    # MaxText's warmup-stable-decay is a line with all of it decay, and a constant with none.
+    # MaxText's warmup-stable-decay is linear if all of it is decay, and constant if none is.
     decay = length - warmup if h.schedule == "Linear" else 0
     return shape | {
         "lr_schedule_type": "wsd",
@@ -139,8 +150,10 @@ def _schedule(h: HyperparametersSpec, steps: int) -> dict[str, Any]:
 
 
 def _fraction(part: int, whole: int) -> float:
-    """The smallest fraction that MaxText's ``int(whole * fraction)`` turns back into ``part``: those of warm-up and
-    decay together must not exceed 1."""
+    """The smallest fraction that MaxText's ``int(whole * fraction)`` turns back into ``part``.
+
+    The fractions of warm-up and decay together must not exceed 1.
+    """
     fraction = part / whole
     return fraction if int(whole * fraction) == part else math.nextafter(fraction, 1.0)
 
@@ -150,7 +163,7 @@ def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
     if lora is None:
         return {}
     return {
-        "mu_dtype": "float32",  # not the frozen base's: an adapter's moments are as exact as the adapter
+        "mu_dtype": "float32",  # not the frozen base's dtype: an adapter's moments are as precise as the adapter
         "lora": {
             "enable_lora": True,
             "lora_rank": lora.rank,
@@ -162,7 +175,11 @@ def _lora(request: StageRequest, plan: ModelPlan) -> Mapping[str, Any]:
 
 
 def _quantization(kind: str | None, plan: ModelPlan) -> Mapping[str, Any]:
-    """INT8 has a scale for each output; NF4 one for each block of inputs, the largest of the usual sizes that fits."""
+    """LoRA quantization settings; empty if ``kind`` is None.
+
+    INT8 has a scale per output, NF4 one per block of inputs, of the largest block size that fits. Raises ``StageError``
+    64 if the model cannot be quantized that way.
+    """
     if kind is not None and plan.experts is not None:
         raise StageError(
             ExitCode.BAD_REQUEST, "QuantizationDoesNotFit", "experts, nearly all of the model, cannot be quantized",

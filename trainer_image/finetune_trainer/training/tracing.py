@@ -15,14 +15,14 @@ _SUFFIXES = (".xplane.pb", ".trace.json.gz")
 
 
 class Trace:
-    """This process's part. A profiler that fails costs the profile, never the training.
+    """Records this process's part of the profile. A failing profiler costs the profile, never the training.
 
     Args:
-        wanted: which steps.
-        folder: where TensorBoard is to look (``RunFolder.profile``).
-        store: where that lies.
-        scratch: a folder of this machine.
-        host: which process of the stage.
+        wanted: which steps to record.
+        folder: where TensorBoard reads the profile (``RunFolder.profile``).
+        store: client for that folder.
+        scratch: a local folder.
+        host: index of this process within the stage.
     """
 
     def __init__(
@@ -34,15 +34,17 @@ class Trace:
         self._recording = False
 
     def begins(self, step: int, wait: Callable[[], object]) -> None:
-        """Called before each step, and so after the last one that is recorded. ``wait()`` returns when the devices have
-        done what they were given."""
+        """Called before each step, hence also after the last one that is recorded.
+
+        ``wait()`` returns when the devices have finished the steps that were dispatched.
+        """
         if step == self._first and not self._recording:
             self._start()
         elif step > self._last:
             self.close(wait)
 
     def close(self, wait: Callable[[], object]) -> None:
-        """Ends the recording, where one is on, and keeps what there is."""
+        """Ends the recording, if one is running, and uploads it."""
         if not self._recording:
             return
         self._recording = False
@@ -50,7 +52,7 @@ class Trace:
             wait()
             jax.profiler.stop_trace()
             self._keep()
-        except Exception:  # noqa: BLE001  whatever the profiler or the store meets
+        except Exception:  # noqa: BLE001  any error of the profiler or the store
             _LOG.warning("the profile of steps %d to %d is lost", self._first, self._last, exc_info=True)
         shutil.rmtree(self._local, ignore_errors=True)
 
@@ -62,7 +64,7 @@ class Trace:
             _LOG.warning("step %d cannot be profiled", self._first, exc_info=True)
 
     def _keep(self) -> None:
-        """Each process under a name of its own: hosts need not be called differently."""
+        """Uploads each process's files under a distinct name: host names may be equal."""
         for path in sorted(self._local.rglob("*")):
             suffix = next((each for each in _SUFFIXES if path.name.endswith(each)), None)
             if suffix is not None:

@@ -1,7 +1,7 @@
-"""Tunix's training loop on a MaxText model, with what a job needs around it.
+"""Tunix's training loop on a MaxText model, extended with what a job needs.
 
-Beyond MaxText's own: data by step number, token-weighted evaluation over all rows, no checkpoint at step 1, a loss that
-is no number stops the run before it can reach a checkpoint, and a stop at an agreed step.
+Beyond MaxText's trainer: data by step number, token-weighted evaluation over all rows, no checkpoint at step 1, a check
+that stops the run before a loss that is not finite can reach a checkpoint, and a stop at an agreed step.
 """
 
 import functools
@@ -38,12 +38,15 @@ from finetune_trainer.training.saving import CheckpointSavePolicy
 from finetune_trainer.training.tracing import Trace
 
 _LOG = logging.getLogger(__name__)
-#: Rest between two console lines.
+#: Minimum seconds between two console lines.
 _LOG_SECONDS = 1.0
 
 
 class Stopped(Exception):
-    """Training ended on request at ``step``; a checkpoint of that step exists, unless it is the one it began with."""
+    """Training ended on request at ``step``.
+
+    A checkpoint of that step exists, unless it is the step that the attempt began with.
+    """
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped at step {step}")
@@ -51,7 +54,7 @@ class Stopped(Exception):
 
 
 class StepDataHooks(DataHooks):  # type: ignore[misc]  # Tunix ships no types
-    """Hands the trainer the batch of the step it is at."""
+    """Provides the batch of the trainer's current step."""
 
     def __init__(self, batches: TrainBatches, mesh: Mesh, total_steps: int) -> None:
         self._batches, self._mesh, self._total = batches, mesh, total_steps
@@ -73,7 +76,7 @@ class StepDataHooks(DataHooks):  # type: ignore[misc]  # Tunix ships no types
 
 @dataclass(slots=True, kw_only=True)
 class TrainerControl:
-    """What the trainer is told from outside."""
+    """Inputs of the trainer that come from the stage."""
 
     total_steps: int
     saving: CheckpointSavePolicy
@@ -82,34 +85,37 @@ class TrainerControl:
     begin_saving: Callable[[], None]
     """Called when a step is done that no checkpoint holds: from then on a stop waits for the next step."""
     learning_rates: npt.NDArray[np.float64]
-    """By steps done before."""
+    """Learning rate by number of steps done before."""
     accumulation: int = 1
     """Microbatches per step."""
     report: ProgressReporter | None = None
-    """Only on process 0."""
+    """None except on process 0."""
     host_report: HostProgressReporter | None = None
-    """Where there are several processes."""
+    """None where there is only one process."""
     trace: Trace | None = None
-    """Where steps are to be profiled."""
+    """None where no steps are profiled."""
     evaluation: Mapping[str, EvaluationBatches] = field(default_factory=dict)
-    """The validation sets, by name."""
+    """Batches of the validation sets, by name of the set."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time went; filled in."""
+    """Seconds by kind of activity; the trainer fills it in."""
     compilations: CompilationCounter = field(default_factory=CompilationCounter)
-    """Of this process."""
+    """Compilations of this process."""
     _asked: int = field(default=0, init=False)
 
     def stop_agreed(self) -> bool:
-        """Whether to stop here. All processes ask at the same places of the training, in the same order, and get the
-        same answer at each."""
+        """Whether to stop here.
+
+        All processes call it at the same places of the training, in the same order, and get the same answer at each.
+        """
         self._asked += 1
         if jax.distributed.is_initialized():
-            # JAX counts the questions: one process has heard the signal, and all stop at the next that none has asked.
+            # JAX counts the calls: one process has received the signal, and all stop at the first call that no process
+            # has made yet.
             return bool(multihost_utils.reached_preemption_sync_point(self._asked))
         return self.stop_requested()
 
     def spent(self, kind: str, seconds: float) -> None:
-        """So many seconds more went into that."""
+        """Adds ``seconds`` to the time spent on ``kind``."""
         self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
 
     def evaluated_batch(self) -> None:
@@ -120,7 +126,7 @@ class TrainerControl:
 
 
 class FineTuneTrainingHooks(hooks.SFTTrainingHooks):  # type: ignore[misc]  # MaxText ships no types
-    """MaxText's hooks (TensorBoard), and ours: stop, record, notice a loss that is no number."""
+    """MaxText's hooks (TensorBoard), extended: they stop on request, record, and check that the loss is finite."""
 
     def __init__(self, config: Any, mesh: Mesh, control: TrainerControl) -> None:
         super().__init__(
@@ -190,13 +196,16 @@ class FineTuneTrainingHooks(hooks.SFTTrainingHooks):  # type: ignore[misc]  # Ma
         if self._control.report is not None:
             self._control.report.step(train_step, metrics, seconds if self._clean else None)
             saved = self._control.saving.latest
-            if self._listed < saved < train_step:  # by now it is mostly whole
+            if self._listed < saved < train_step:  # by now most of it is written
                 self._listed = saved
                 self._control.report.checkpoints(train_ctx.saved_steps())
         self._clean = True
 
     def _log(self, metrics: StepMetrics, step: int, seconds: float) -> None:
-        """TensorBoard through MaxText (its hook would stack Tunix's whole history at every step), a console line."""
+        """Writes to TensorBoard through MaxText and logs a console line.
+
+        MaxText's own hook would stack Tunix's whole history at every step.
+        """
         measured = {
             "loss": metrics.loss,
             "perplexity": metrics.perplexity,
@@ -220,16 +229,16 @@ class FineTuneTrainingHooks(hooks.SFTTrainingHooks):  # type: ignore[misc]  # Ma
     def on_train_end(self, train_ctx: "FineTuneTrainer") -> None:
         if self._control.trace is not None:
             self._control.trace.close(train_ctx.finish_step)
-        train_ctx.flush_metrics()  # before the writers close: Tunix does it after
+        train_ctx.flush_metrics()  # before the writers close: Tunix flushes afterwards
         super().on_train_end(train_ctx)
 
     def skip_timing(self) -> None:
-        """The next step's time holds something else (evaluation, a checkpoint's copy)."""
+        """Excludes the time until now (evaluation, a checkpoint's copy) from the next step's time."""
         self._last, self._compiled = time.perf_counter(), self._control.compilations.seconds
 
 
 class FineTuneTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ships no types
-    """See the module's docstring. ``prepare`` comes before ``train``."""
+    """The trainer of a job, see the module's docstring. Call ``prepare`` before ``train``."""
 
     control: TrainerControl
     maxtext: Any
@@ -252,24 +261,24 @@ class FineTuneTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ship
         mesh: Mesh,
         reference: ReferenceModel | None,
     ) -> None:
-        """``config`` is MaxText's; ``reference`` is for objectives that are relative to it."""
+        """Prepares for ``train``. ``config`` is MaxText's; ``reference`` is for objectives relative to it."""
         self.control, self.maxtext, self.mesh, self.reference = control, config, mesh, reference
         self.start_step = self.train_steps
         self._measured = {}
-        # Orbax asks JAX by the number of the step whenever it may save. JAX expects one rising count of questions, and
-        # ``TrainerControl.stop_agreed`` counts those between the batches of an evaluation, too.
+        # Orbax queries JAX with the number of the step whenever it may save. JAX expects a single rising count of
+        # queries, and ``TrainerControl.stop_agreed`` also counts those between the batches of an evaluation.
         self._manager.reached_preemption = lambda _: False
-        # It has nothing open, and would remove every listener of JAX's events: the evaluation after the last step would
-        # compile uncounted.
+        # It has nothing open, and would remove every listener of JAX's events: compilations of the evaluation after
+        # the last step would not be counted.
         self.metrics_logger.close = lambda: None
 
     def learn(self, objective: Objective, accumulation: int) -> None:
-        """What a step minimises, and in how many microbatches."""
+        """Sets what a step minimizes, and in how many microbatches."""
         self.objective, self.accumulation = objective, accumulation
         self.with_loss_fn(lambda model, **batch: objective(model, batch, train=True), has_aux=True)
 
     def with_reference_logps(self, batch: Batch) -> Batch:
-        """The batch, with what the objective needs to know of the reference."""
+        """The batch, with the reference model's log-probabilities where the objective needs them."""
         return batch if self.reference is None else self.reference.of(batch)
 
     @override
@@ -284,19 +293,19 @@ class FineTuneTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ship
         return step
 
     def jit_step(self) -> Any:
-        """The compiled form of the step, which keeps no second copy of what it replaces.
+        """The jitted step, which keeps no second copy of what it replaces.
 
-        Tunix donates the optimizer's state alone: old and new parameters would live at once.
+        Tunix donates only the optimizer's state, so old and new parameters would be in memory at once.
         """
         return nnx.jit(self.create_train_step_fn(), donate_argnames=("model", "optimizer"))
 
     @override
     def jit_train_and_eval_step(self, skip_jit: bool = False, cache_nnx_graph: bool = False) -> Any:
-        """As Tunix's, with our compiled step; evaluation is not by Tunix."""
+        """Replaces Tunix's method: returns the step of ``jit_step``; Tunix's evaluation step is not used."""
         if self._jitted_train_step_fn is None:
             step = self.jit_step()
             bound = nnx.cached_partial if cache_nnx_graph else functools.partial
-            # Tunix takes the size of the compilation cache from the partial's ``func``.
+            # Tunix reads the size of the compilation cache from the partial's ``func``.
             self._jitted_train_step_fn = functools.partial(bound(step, self.model, self.optimizer))
         return self._jitted_train_step_fn, self._jitted_eval_step_fn
 
@@ -327,21 +336,26 @@ class FineTuneTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ship
 
     @override
     def _run_eval(self, eval_ds: Any, eval_step_fn: Any) -> None:
-        """Tunix asks before the first step and every ``evaluate_every``; the last evaluation is ours, at the end."""
+        """Evaluates before the first step and every ``evaluate_every`` steps, when Tunix calls it.
+
+        The last evaluation is made by ``Session.run``, at the end.
+        """
         step = self.train_steps
         if step == self.control.total_steps or (step == self.start_step and step > 0):
             return
         self.evaluate(alive=self._evaluated_batch)
 
     def _evaluated_batch(self) -> None:
-        """Between two batches of an evaluation between steps, which may outlast what a preemption leaves."""
+        """Called between two batches of an evaluation between steps, which may outlast a preemption's grace period."""
         self.control.evaluated_batch()
         if self.control.stop_agreed():
             raise Stopped(self.train_steps)
 
     def evaluate(self, *, alive: Callable[[], None] | None = None) -> MeasuredLoss | None:
-        """Token-weighted loss over all validation sets with the parameters as they are. ``alive`` is called after each
-        batch."""
+        """Token-weighted loss over all validation sets with the current parameters; None if there are no sets.
+
+        ``alive`` is called after each batch.
+        """
         if not self.control.evaluation:
             return None
         started = time.perf_counter()
@@ -380,27 +394,27 @@ class FineTuneTrainer(MaxTextPeftTrainer):  # type: ignore[misc]  # MaxText ship
         return loss
 
     def finish_step(self) -> None:
-        """Returns when the devices have done every step that was begun."""
+        """Waits until the devices have done every step that was begun."""
         self._throttler.wait_for_all()
 
     def flush_metrics(self) -> None:
-        """Hands out the metrics of the last step, which Tunix holds back for one step."""
+        """Writes the metrics of the last step, which Tunix holds back for one step."""
         self.finish_step()
         self._write_train_metrics()
 
     def saved_steps(self) -> list[int]:
-        """Steps with a finished checkpoint, rising."""
+        """Steps with a finished checkpoint, ascending."""
         steps = sorted(int(step) for step in self._manager.all_steps())
         return steps[:-1] if self._manager.is_saving_in_progress() else steps
 
     def save_now(self) -> None:
-        """Saves the state at the present step, unless it is saved already, and waits until it is whole."""
+        """Saves the current step, unless it is saved already, and waits until the checkpoint is complete."""
         self._save_last_checkpoint()
         self._manager.wait_until_finished()
 
     @property
     def _manager(self) -> Any:
-        """Orbax's, which Tunix wraps."""
+        """Orbax's checkpoint manager, which Tunix wraps."""
         return self.checkpoint_manager._checkpoint_manager  # noqa: SLF001
 
 

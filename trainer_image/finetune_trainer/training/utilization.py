@@ -1,4 +1,4 @@
-"""How fast a step could be at best, which model FLOPs utilization (MFU) is a share of."""
+"""The shortest possible time of a step, from which model FLOPs utilization (MFU) is computed."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,11 @@ from finetune_trainer.flops import step_flops
 
 
 def ideal_step_seconds(plan: ModelPlan, request: StageRequest, device_kinds: Sequence[str]) -> float | None:
-    """Of the model's own arithmetic on all devices at their published bfloat16 rate; what remat computes again does not
-    count, padding does, as it is computed. ``device_kinds``: JAX's names of them. None where a rate is not known."""
+    """Seconds of the model's own arithmetic on all devices at their published bfloat16 rate.
+
+    None if a rate is not known. Recomputation by remat does not count; padding does, as it is computed.
+    ``device_kinds``: JAX's names of the devices.
+    """
     rates = [peak_flops(kind) for kind in device_kinds]
     known = [rate for rate in rates if rate is not None]
     if len(known) < len(rates):
