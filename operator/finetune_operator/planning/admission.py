@@ -194,7 +194,7 @@ def _check_overrides(job: Object) -> None:
 
 
 def _refuse_unsuitable_overrides(merged: Object) -> None:
-    """Raises Refused for overrides that do not suit the method. Only at admission: a job that already runs continues."""
+    """Raises Refused for overrides that do not suit the method. Only at admission: a running job continues."""
     given = merged.get("engineOverrides", {})
     if (
         str(given.get("num_vocab_tiling", 1)).lstrip("+") != "1"
