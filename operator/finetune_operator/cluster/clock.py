@@ -11,7 +11,7 @@ from time import monotonic
 
 
 class ServerClock:
-    """Estimates the server's time: within one second after the first response, and more precisely with each other.
+    """Estimates the server's time: within one second after the first response, then ever more precisely.
 
     Args:
         fallback: returns the time before the first response.

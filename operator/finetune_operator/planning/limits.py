@@ -278,5 +278,5 @@ _NUMBERS: Mapping[str, _Resolve] = {
     "resources.slices": _of("mesh.slices"),
 }
 #: Paths that a limit may name: the numbers of a job's spec, except retry.generation and model.fromJob.step, which are
-#: ordinals.
+#: not amounts.
 LIMITED = frozenset(_NUMBERS)

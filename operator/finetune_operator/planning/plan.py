@@ -148,6 +148,7 @@ class Plan:
     """Skip or Export."""
     export_proof: bool
     profiling: ProfilingSpec | None
+    """None if nothing is profiled."""
     smoke: SmokeSpec | None
     """None if preflight trains no miniature of the model."""
     memory: MemoryCheckSpec | None

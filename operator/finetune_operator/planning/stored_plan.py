@@ -2,8 +2,8 @@
 
 It is one immutable ConfigMap in the operator's own namespace, where tenants cannot write: a plan decides images,
 service accounts and folders, so write access to it amounts to the rights of the operator and the profile. It names its
-job by namespace, name and uid, and holds a sha256 over its own data. Owner references cannot cross namespaces, so the operator
-deletes the plans of deleted jobs (:mod:`finetune_operator.reconcile.plans`).
+job by namespace, name and uid, and holds a sha256 over its own data. Owner references cannot cross namespaces, so the
+operator deletes the plans of deleted jobs (:mod:`finetune_operator.reconcile.plans`).
 """
 
 import hashlib
