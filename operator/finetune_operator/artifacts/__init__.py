@@ -1,1 +1,1 @@
-"""Object storage as the operator needs it: a narrow port and its adapters (gs:// and file://)."""
+"""Narrow port to object storage, as the operator needs it, and its adapters (gs:// and file://)."""

@@ -1,4 +1,4 @@
-"""Blocking calls in threads. Each has a deadline that ends its work, and not only the wait for it."""
+"""Blocking calls in threads. The deadline of a call ends its work, not only the wait for it."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,11 @@ from finetune_operator.artifacts.tenant_shares import CallSlots, share_of
 
 
 class CallEndedError(TimeoutError):
-    """The call's time is over, or its caller has gone: the thread must end."""
+    """The time of the call is over, or its caller no longer waits: the thread must end."""
 
 
 class StoreCall:
-    """The time of one call. Its thread asks :meth:`left` before each step; :meth:`abort` may come from any thread."""
+    """Time limit of one call. Its thread calls :meth:`left` before each step; any thread may call :meth:`abort`."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = monotonic() + seconds
@@ -24,40 +24,40 @@ class StoreCall:
         self._stop: Callable[[], None] | None = None
 
     def left(self) -> float:
-        """Seconds that remain, more than 0. Raises CallOverError when none do."""
+        """Returns the remaining seconds, more than 0. Raises CallEndedError if none remain."""
         left = self._ends - monotonic()
         if self._aborted or left <= 0:
             raise CallEndedError
         return left
 
     def stop_by(self, stop: Callable[[], None]) -> None:
-        """Register what interrupts the thread's blocking operation; called once, when the call is aborted."""
+        """Registers the function that interrupts the thread's blocking operation; called once, on abort."""
         with self._lock:
             self._stop = stop
             if self._aborted:
                 self._end()
 
     def abort(self) -> None:
-        """End the work; its answer is not needed any more."""
+        """Ends the work; its result is no longer needed."""
         with self._lock:
             if not self._aborted:
                 self._aborted = True
                 self._end()
 
     def _end(self) -> None:
-        # What is to be stopped may just have ended by itself.
+        # The operation may just have ended by itself.
         with contextlib.suppress(Exception):
             if self._stop is not None:
                 self._stop()
 
 
 class StoreCalls:
-    """Runs blocking work. A slot is held until the thread has ended, so threads never pile up.
+    """Runs blocking work. A slot is held until its thread has ended, so threads never accumulate.
 
     Args:
-        seconds: from the moment at which a call begins; the wait for a slot is not counted.
-        total: calls of all tenants at once.
-        each: calls of one tenant at once (see :func:`finetune_operator.artifacts.tenant_shares.share_of`).
+        seconds: time limit of one call, from its start; the wait for a slot does not count.
+        total: concurrent calls of all tenants.
+        each: concurrent calls of one tenant (see :func:`finetune_operator.artifacts.tenant_shares.share_of`).
     """
 
     def __init__(self, *, seconds: float, total: int, each: int) -> None:
@@ -66,9 +66,9 @@ class StoreCalls:
         self._under_way: dict[asyncio.Future[None], StoreCall] = {}
 
     async def run[T](self, uri: str, work: Callable[[StoreCall], T]) -> T:
-        """Run ``work`` in a thread and return its result. Raises what it raises, or TimeoutError after the deadline.
+        """Runs ``work`` in a thread and returns its result. Raises what it raises, or TimeoutError after the deadline.
 
-        At the deadline, and where this coroutine is cancelled, the call is aborted.
+        The call is aborted at the deadline, and if this coroutine is cancelled.
         """
         loop = asyncio.get_running_loop()
         tenant = share_of(uri).tenant
@@ -93,16 +93,16 @@ class StoreCalls:
             error: BaseException | None = None
             try:
                 result = work(call)
-            except BaseException as raised:  # noqa: BLE001  the caller gets it
+            except BaseException as raised:  # noqa: BLE001  passed to the caller
                 error = raised
-            # The loop may have been closed; then the answer has no receiver.
+            # The loop may have been closed; then no caller awaits the result.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(finish, result, error)
 
         self._under_way[ended] = call
         context = contextvars.copy_context()
         try:
-            # A daemon: a thread that cannot be ended, as on a dead network disk, must not keep the process.
+            # A daemon: a thread that cannot be ended, for example on a dead network disk, must not block process exit.
             Thread(target=context.run, args=(in_thread,), name="store", daemon=True).start()
         except RuntimeError as error:
             finish(None, OSError(f"no thread for the call: {error}"))
@@ -114,11 +114,11 @@ class StoreCalls:
                 call.abort()
 
     def abort(self) -> None:
-        """Ends what is under way."""
+        """Aborts the calls in flight."""
         for call in self._under_way.values():
             call.abort()
 
     async def ended(self) -> None:
-        """Returns when no thread works any longer."""
+        """Returns when no thread runs any more."""
         while self._under_way:
             await asyncio.wait(list(self._under_way))

@@ -1,4 +1,4 @@
-"""A circuit breaker: a store that does not answer is not asked again by every job that needs it."""
+"""Circuit breaker: keeps the jobs that need a store from each calling one that does not respond."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -7,29 +7,29 @@ from time import monotonic
 from finetune_operator.artifacts.port import StorageUnavailable
 from finetune_operator.artifacts.tenant_shares import TenantShare, share_of
 
-#: Consecutive failures of a share's calls that open its circuit: a single slow folder must not blind its tenant.
+#: Consecutive failures of a share's calls that open its circuit; one slow folder must not cut off its tenant.
 _FAILURES = 3
-#: Seconds that a circuit stays open; doubled with each further failure, up to the second.
+#: Seconds that a circuit stays open: the first pause, doubled with each further failure up to the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
 
 
 @dataclass(slots=True)
 class _Circuit:
-    """Of a share whose last call got no answer."""
+    """State of a share whose last call got no response."""
 
     why: str
     failures: int = 0
     pause: float = 0.0
     until: float = 0.0
     asking: bool = False
-    """Half-open: one call is under way that finds out whether the store answers again."""
+    """Half-open: one call is in flight that checks whether the store responds again."""
 
 
 class CircuitBreaker:
-    """One circuit per share: one tenant's calls to one bucket.
+    """Holds one circuit per share: one tenant's calls to one bucket.
 
     Args:
-        clock: seconds.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -37,8 +37,11 @@ class CircuitBreaker:
         self._circuits: dict[TenantShare, _Circuit] = {}
 
     async def ask[T](self, uri: str, request: Callable[[], Awaitable[T]], refused: Callable[[], None]) -> T:
-        """Return or raise as ``request`` does. While the circuit is open, ``refused`` is called instead, and
-        StorageUnavailable raised with the last failure's message."""
+        """Returns or raises as ``request`` does.
+
+        While the circuit is open, calls ``refused`` instead and raises StorageUnavailable with the message of the last
+        failure.
+        """
         share = share_of(uri)
         circuit = self._circuits.get(share)
         probing = circuit is not None and circuit.failures >= _FAILURES
@@ -53,7 +56,7 @@ class CircuitBreaker:
             self._failed(self._circuits.setdefault(share, _Circuit(error.message)), error, probing=probing)
             raise
         except Exception:
-            # Denied, too large, not found: the store answers.
+            # Denied, too large, not found: the store responds.
             self._circuits.pop(share, None)
             raise
         else:

@@ -1,4 +1,4 @@
-"""``file://`` for a cluster whose pods and operator share one machine."""
+"""Object store for ``file://`` URIs, for a cluster whose pods and operator share one machine."""
 
 import contextlib
 import errno
@@ -25,14 +25,14 @@ from finetune_operator.artifacts.port import (
 
 
 class FileStore:
-    """Implements :class:`finetune_operator.artifacts.port.ObjectStore`. A reader sees all of a write or nothing.
+    """Implements :class:`finetune_operator.artifacts.port.ObjectStore`. Writes are atomic for readers.
 
-    Only regular files are objects: pipes, devices and sockets are ignored. Run folders and cache entries are written by
-    pods, so symbolic links in them are not followed; links in the path above them are the platform's and are followed.
+    Only regular files are objects: pipes, devices and sockets are ignored. Pods write run folders and cache entries, so
+    symbolic links in them are not followed; links in the path above belong to the platform and are followed.
 
     Args:
-        deadline_seconds: of one call, once it has begun.
-        threads: calls of all tenants at once; one tenant has an eighth of them.
+        deadline_seconds: time limit of one call, from its start.
+        threads: concurrent calls of all tenants; one tenant may use an eighth of them.
     """
 
     def __init__(self, *, deadline_seconds: float = 10, threads: int = 64) -> None:
@@ -55,7 +55,7 @@ class FileStore:
             names: list[str] = []
             with _absence_passes(), _parent(uri) as (parent, name), _opened(parent, name, _FOLDER) as folder:
                 for seen, (path, regular) in enumerate(_walk(folder, "", call), start=1):
-                    # Folders count, too: a million empty ones take as long.
+                    # Folders count, too: a million empty ones take as long to list.
                     if seen > limit:
                         raise ListingTooLarge(uri, limit)
                     if regular and len(path) <= NAME_LENGTH:
@@ -72,7 +72,7 @@ class FileStore:
         await self._run(uri, work)
 
     async def ended(self) -> None:
-        """Returns when no call is under way any longer."""
+        """Returns when no call is in flight any more."""
         await self._calls.ended()
 
     async def _run[T](self, uri: str, work: Callable[[StoreCall], T]) -> T:
@@ -89,19 +89,19 @@ class FileStore:
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: O_NONBLOCK: opening a pipe without a writer would block. O_NOCTTY: a terminal must not become the process's.
+#: O_NONBLOCK: opening a pipe without a writer would block. O_NOCTTY: a terminal must not become the controlling one.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: The platform's folder, and below it what pods write: a run folder or, in a cache, a converted model.
+#: The platform's folder, and the part below it that pods write: a run folder or, in a cache, a converted model.
 _WRITTEN_BY_PODS = re.compile(r"(.*)/([^/]+/(?:attempts|train)(?:/[^/]+){0,2}|convert(?:/[^/]+){0,2})/?")
 _TEMPORARY = ".writing-"
-#: Folders below one that is listed; the contract has one level. Each level holds a descriptor while it is walked.
+#: Levels of folders below the listed one; the contract has one. Each level holds a descriptor during the walk.
 _DEEPEST = 16
 
 
 @contextmanager
 def _absence_passes() -> Iterator[None]:
-    """Ends the block where something does not exist, is not a folder where one is needed, or is a symbolic link."""
+    """Leaves the block quietly if a path does not exist, is not a folder where one is needed, or is a symbolic link."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -112,7 +112,7 @@ def _absence_passes() -> Iterator[None]:
 
 
 def _parts(uri: str) -> tuple[str, Sequence[str]]:
-    """The folder that the platform has set up, and the names below it, at least one."""
+    """Returns the folder that the platform has set up, and the names below it (at least one)."""
     parts = urlsplit(uri)
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
@@ -135,10 +135,10 @@ def _opened(folder: int, name: str, flags: int) -> Iterator[int]:
 
 @contextmanager
 def _parent(uri: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Descriptor of the folder that the last name of the URI lies in, and that name.
+    """Yields a descriptor of the folder that holds the last name of the URI, and that name.
 
     Args:
-        make: make the folders that are missing.
+        make: create missing folders.
     """
     base, (*folders, name) = _parts(uri)
     if make:
@@ -155,7 +155,7 @@ def _parent(uri: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
 
 
 def _read(folder: int, name: str, most: int, call: StoreCall) -> bytes | None:
-    """Up to ``most`` bytes; None where it is no regular file."""
+    """Returns up to ``most`` bytes, or None if the name is not a regular file."""
     with _opened(folder, name, _FILE) as descriptor:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
@@ -167,14 +167,14 @@ def _read(folder: int, name: str, most: int, call: StoreCall) -> bytes | None:
 
 
 def _walk(folder: int, prefix: str, call: StoreCall, depth: int = 0) -> Iterator[tuple[str, bool]]:
-    """Everything below the folder, as it is found: its path, and whether it is a regular file."""
+    """Yields the path of every entry below the folder, unsorted, and whether it is a regular file."""
     with os.scandir(folder) as entries:
         for entry in entries:
             call.left()
             path = f"{prefix}{entry.name}"
             yield path, entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY)
             if depth < _DEEPEST and entry.is_dir(follow_symlinks=False):
-                # It may have been deleted since it was listed.
+                # The folder may have been deleted since it was listed.
                 with _absence_passes(), _opened(folder, entry.name, _FOLDER) as below:
                     yield from _walk(below, f"{path}/", call, depth + 1)
 
@@ -183,7 +183,7 @@ def _write(folder: int, name: str, content: bytes, call: StoreCall) -> None:
     temporary = f"{_TEMPORARY}{token_hex(8)}"
     try:
         with _opened(folder, temporary, _NEW) as descriptor:
-            # Pods that run as another user read it, whatever our umask is.
+            # Readable for pods that run as another user, whatever the operator's umask is.
             os.fchmod(descriptor, 0o644)
             left = memoryview(content)
             while left:

@@ -1,4 +1,4 @@
-"""``gs://`` through google-cloud-storage, whose calls block."""
+"""Object store for ``gs://`` URIs, built on google-cloud-storage, whose calls block."""
 
 import io
 import os
@@ -29,22 +29,22 @@ from finetune_operator.artifacts.port import (
     StorageUnavailable,
 )
 
-#: Of one HTTP request, seconds; less where the call ends sooner.
+#: Timeouts of one HTTP request in seconds; shorter if the call ends sooner.
 _CONNECT_SECONDS, _READ_SECONDS = 5, 10
-#: All tries of one call together. Beyond it the work queue waits, and the status says so meanwhile.
+#: Retries of one call, at most 10 s in total. After that, the work queue waits, and the status reports it.
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.2, maximum=2).with_timeout(10)
-#: The call that a thread works for.
+#: The call that the current thread serves.
 _call: ContextVar[StoreCall] = ContextVar("call")
 
 
 class GoogleStore:
     """Implements :class:`finetune_operator.artifacts.port.ObjectStore`.
 
-    Credentials are the environment's (Workload Identity); with ``STORAGE_EMULATOR_HOST`` there are none.
+    Credentials come from the environment (Workload Identity); with ``STORAGE_EMULATOR_HOST`` none are used.
 
     Args:
-        threads: calls of all tenants at once; one tenant has an eighth of them.
-        deadline_seconds: of one call, once it has begun.
+        threads: concurrent calls of all tenants; one tenant may use an eighth of them.
+        deadline_seconds: time limit of one call, from its start.
     """
 
     def __init__(self, *, threads: int = 64, deadline_seconds: float = 20) -> None:
@@ -61,13 +61,13 @@ class GoogleStore:
             blob = self._connected().bucket(bucket).blob(name)
             content = _Bounded(uri, limit, call)
             try:
-                # Raw: an object may be stored compressed, and a small one so become a large one.
+                # Raw: a small object that is stored compressed could decompress into a large one.
                 blob.download_to_file(content, end=limit, raw_download=True, retry=_retry(call))
             except api_errors.NotFound as error:
                 _raise_if_bucket_is_missing(uri, bucket, error)
                 return None
             except api_errors.RequestRangeNotSatisfiable:
-                # An empty object has no first byte to begin a range with.
+                # An empty object has no first byte for a range to begin at.
                 return b""
             return content.getvalue()
 
@@ -87,7 +87,7 @@ class GoogleStore:
             )
             names: list[str] = []
             try:
-                # Each page is a request, and none begins when the call is over.
+                # Each page is a request, and none begins once the call is over.
                 for seen, blob in enumerate(blobs, start=1):
                     if seen > limit:
                         raise ListingTooLarge(uri, limit)
@@ -105,31 +105,31 @@ class GoogleStore:
 
         def work(call: StoreCall) -> None:
             blob = self._connected().bucket(bucket).blob(name)
-            # Small and whole, so a repeat is harmless: retried without a generation precondition.
+            # Small and replaced as a whole, so a repeat is harmless: retried without a generation precondition.
             blob.upload_from_string(content, content_type="application/json", retry=_retry(call))
 
         await self._run(uri, work)
 
     async def ended(self) -> None:
-        """Returns when no call is under way any longer."""
+        """Returns when no call is in flight any more."""
         await self._calls.ended()
 
     def close(self) -> None:
-        """Ends what is under way, and the connections."""
+        """Aborts the calls in flight and closes the connections."""
         self._calls.abort()
         if self._client is not None:
             self._client.close()
 
     def _connected(self) -> storage.Client:
-        # Made in a thread of a call: looking for credentials may ask the metadata server.
+        # Created in a call's thread: the search for credentials may query the metadata server.
         with self._making:
             if self._client is None:
-                # Otherwise the library asks for each bucket's metadata, in threads that nobody ends and with a
-                # right that we do not need, for traces that nobody records.
+                # Otherwise the library requests each bucket's metadata, in threads that never end and with a
+                # permission that the operator does not need, for traces that are not recorded.
                 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
                 client = storage.Client()
-                session = client._http  # noqa: SLF001  the library's documentation mounts adapters so
-                for each in (session, session._auth_request.session):  # noqa: SLF001  which asks for tokens
+                session = client._http  # noqa: SLF001  the library's documentation mounts adapters this way
+                for each in (session, session._auth_request.session):  # noqa: SLF001  the latter requests tokens
                     each.mount("https://", adapter := _Adapter(pool_maxsize=self._threads))
                     each.mount("http://", adapter)
                 self._client = client
@@ -169,7 +169,7 @@ class GoogleStore:
 
 
 class _Bounded(io.BytesIO):
-    """Takes no more than the call may read, whatever the server sends."""
+    """Buffer that accepts no more than ``limit`` bytes, whatever the server sends. Raises ObjectTooLarge beyond it."""
 
     def __init__(self, uri: str, limit: int, call: StoreCall) -> None:
         super().__init__()
@@ -183,17 +183,17 @@ class _Bounded(io.BytesIO):
 
 
 class _Adapter(HTTPAdapter):
-    """Keeps each request within its call's time, and hands the call the means to end it."""
+    """Keeps each request within its call's time, and registers with the call how to abort it."""
 
     def send(self, request: requests.PreparedRequest, *_: Any, **settings: Any) -> requests.Response:
         call = _call.get()
         left = call.left()
-        # Instead of the library's own, a minute.
+        # Replaces the library's own timeout of one minute.
         settings["timeout"] = urllib3.Timeout(
             connect=min(_CONNECT_SECONDS, left), read=min(_READ_SECONDS, left), total=left
         )
         response = super().send(request, **settings)
-        # That limits each step of reading the body, but a body may have any number of them.
+        # The timeout limits each step of reading the body, but a body may take any number of steps.
         call.stop_by(response.raw.shutdown)
         return response
 
@@ -204,9 +204,9 @@ def _retry(call: StoreCall) -> Retry:
 
 
 def _split(uri: str) -> tuple[str, str]:
-    """Bucket and object name (or folder without slashes at its ends)."""
+    """Returns the bucket and the object name (or the folder, without slashes at its ends)."""
     parts = urlsplit(uri)
-    # A '#' or '?' is part of an object's name, not of URI syntax.
+    # A '#' or '?' is part of an object's name, not URI syntax.
     name = uri.removeprefix(f"gs://{parts.netloc}").strip("/")
     if parts.scheme != "gs" or not parts.netloc:
         raise StorageError(uri, "expected gs://bucket/name")
@@ -214,13 +214,16 @@ def _split(uri: str) -> tuple[str, str]:
 
 
 def _raise_if_bucket_is_missing(uri: str, bucket: str, error: api_errors.NotFound) -> None:
-    """Object and bucket both answer 404 and only the text tells which: no bucket must not read as no file."""
+    """Raises StorageError if the bucket is missing: it must not be taken for a missing object.
+
+    Both are 404, and only the text of the error distinguishes them.
+    """
     if "bucket" in error.message.lower() and "not exist" in error.message.lower():
         raise StorageError(uri, f"there is no bucket {bucket}") from error
 
 
 def _short(error: Exception) -> str:
-    """One line: these libraries nest the whole history of their tries in one message."""
+    """Returns one line for the status: these libraries nest the history of all retries in one message."""
     cause = error.cause if isinstance(error, api_errors.RetryError) and error.cause else error
     text = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."

@@ -1,30 +1,30 @@
-"""What the reconciler and the command line ask of object storage."""
+"""Port to object storage for the reconciler and the command line."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-#: Bytes. A record of the contract has a few KiB; what is larger was not written by a trainer.
+#: Bytes of one record. Records of the contract have a few KiB; a trainer writes nothing larger.
 RECORD_LIMIT = 2**20
-#: Bytes, of what a running stage writes again and again.
+#: Bytes of one record that a running stage writes repeatedly.
 PROGRESS_LIMIT = 64 * 2**10
-#: Objects below one folder: ten for each of the attempts that a job can make.
+#: Objects below one folder: ten for each attempt that a job can make.
 NAMES_LIMIT = 20_000
-#: Characters. No name of the contract has more than 64.
+#: Characters of one object name. No name in the contract has more than 64.
 NAME_LENGTH = 256
 
 
 class StorageError(Exception):
-    """Base: the store did not answer as hoped. ``uri`` is what was asked for."""
+    """The store did not return the expected response. Base class; ``uri`` is the requested URI."""
 
     def __init__(self, uri: str, message: str) -> None:
         super().__init__(f"{uri}: {message}")
         self.uri = uri
         self.message = message
-        """What went wrong, without the URI."""
+        """The error, without the URI."""
 
 
 class StorageUnavailable(StorageError):
-    """Timeouts, 429, 5xx, connection errors: nothing is known; ask again later."""
+    """Timeouts, 429, 5xx, connection errors: the state is unknown; try again later."""
 
 
 class StorageDenied(StorageError):
@@ -32,7 +32,7 @@ class StorageDenied(StorageError):
 
 
 class ObjectTooLarge(StorageError):
-    """The object has more bytes than the caller reads."""
+    """The object exceeds the caller's limit in bytes."""
 
     def __init__(self, uri: str, limit: int) -> None:
         super().__init__(uri, f"the file has more than {limit:,} bytes, the most that is read of it")
@@ -40,7 +40,7 @@ class ObjectTooLarge(StorageError):
 
 
 class ListingTooLarge(StorageError):
-    """The folder holds more objects than the caller lists."""
+    """The folder holds more objects than the caller's limit."""
 
     def __init__(self, uri: str, limit: int) -> None:
         super().__init__(uri, f"the folder holds more than {limit:,} files, the most that are listed")
@@ -48,26 +48,27 @@ class ListingTooLarge(StorageError):
 
 
 class ObjectStore(Protocol):
-    """Reads are strongly consistent. Blocking work happens off the event loop; every call has a deadline.
+    """Object storage. Reads are strongly consistent; blocking work runs off the event loop; every call has a deadline.
 
-    What a bucket holds was written by tenants: no call takes more memory than its limit allows.
+    Tenants write what a bucket holds, so no call uses more memory than its limit allows.
     """
 
     async def read(self, uri: str, *, limit: int = RECORD_LIMIT) -> bytes | None:
-        """Content of one object, or None when there is none.
+        """Returns the content of one object, or None if there is none.
 
-        Raises TooLarge where it has more than ``limit`` bytes, having read one more at most; StorageError.
+        Reads at most ``limit`` + 1 bytes. Raises ObjectTooLarge if the object has more than ``limit`` bytes, and
+        StorageError.
         """
         ...
 
     async def list(self, uri: str, *, limit: int = NAMES_LIMIT) -> Sequence[str]:
-        """Names relative to the folder ``uri`` of every object below it, sorted; empty when there is none.
+        """Returns the sorted names of all objects below the folder ``uri``, relative to it; empty if there are none.
 
-        A name of more than NAME_LENGTH characters counts, but is left out. Raises TooManyNames where there are more
-        than ``limit``, having asked for no more than needed to know; StorageError.
+        A name of more than NAME_LENGTH characters counts toward ``limit``, but is left out. Raises ListingTooLarge if
+        there are more than ``limit`` names, without listing more than needed to detect that, and StorageError.
         """
         ...
 
     async def write(self, uri: str, content: bytes) -> None:
-        """Replace one small object whole."""
+        """Replaces one small object as a whole. Raises StorageError."""
         ...

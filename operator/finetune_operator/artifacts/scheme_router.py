@@ -1,4 +1,4 @@
-"""One store for every URI: dispatches by scheme, so that callers never ask where something lies."""
+"""One store for every URI: dispatches by scheme, so that callers need not know which store holds an object."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,38 +19,39 @@ from finetune_operator.artifacts.tenant_shares import calls_deadline
 
 
 class StoreBackend(ObjectStore, Protocol):
-    """The store of one scheme."""
+    """Object store of one scheme."""
 
     async def ended(self) -> None:
-        """Returns when no call is under way any longer, not even one whose caller has given up."""
+        """Returns when no call is in flight any more, not even one whose caller no longer waits."""
         ...
 
 
 def _google() -> StoreBackend:
-    # Imported on first use: 20 MiB and 0.4 s that a file:// only cluster and the command line do not need.
+    # Imported on first use: 20 MiB and 0.4 s that a file://-only cluster and the command line do not need.
     from finetune_operator.artifacts.google_store import GoogleStore
 
     return GoogleStore()
 
 
-#: What makes the store of each scheme.
+#: Factory of the store of each scheme.
 FACTORIES: Mapping[str, Callable[[], StoreBackend]] = {"gs": _google, "file": FileStore}
 
 
 def _ignore(_operation: str) -> None:
-    """The observer of those who do not measure."""
+    """Observer that records nothing."""
 
 
 class SchemeRouter:
     """Implements :class:`finetune_operator.artifacts.port.ObjectStore` for every known scheme.
 
-    A tenant whose bucket does not answer is refused at once for a while (StorageUnavailable), and waits for nothing.
+    Calls of a tenant whose bucket does not respond are refused at once for a while (StorageUnavailable).
 
     Args:
-        factories: what makes the store of each scheme.
-        requested: hears ``read``, ``list`` or ``write`` before each request.
-        refused: hears the same of each request that is not made, since the store did not answer those before.
-        breaker: decides which.
+        factories: factory of the store of each scheme.
+        requested: called with ``read``, ``list`` or ``write`` before each request.
+        refused: called with the same before each refusal, for a request that is not made since the store failed to
+            respond to earlier ones.
+        breaker: decides which requests are refused.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class SchemeRouter:
         await self._ask("write", uri, partial(store.write, uri, content))
 
     async def ended(self) -> None:
-        """Returns when no call is under way any longer, not even one whose caller has given up."""
+        """Returns when no call is in flight any more, not even one whose caller no longer waits."""
         for store in list(self._stores.values()):
             await store.ended()
 

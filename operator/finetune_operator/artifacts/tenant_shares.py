@@ -1,4 +1,4 @@
-"""On whose behalf the store is asked, and how many calls of each tenant may be under way at once."""
+"""Attributes calls to a store to tenants, and limits the concurrent calls of each tenant."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,11 +13,12 @@ _until: ContextVar[float | None] = ContextVar("until", default=None)
 
 @contextmanager
 def calls_for_tenant(tenant: str, *, seconds: float | None = None) -> Iterator[None]:
-    """Calls to a store inside, and in tasks that begin inside, count against that tenant: a namespace.
+    """Counts calls to a store inside the block, and in tasks started inside it, against one tenant.
 
     Args:
-        tenant: on whose behalf the store is asked.
-        seconds: for all calls inside together, waits for a thread included; later ones are refused. None: no limit.
+        tenant: the namespace that the calls are made for.
+        seconds: time limit of all calls inside together, including waits for a thread; later calls are refused.
+            None: no limit.
     """
     until = None if seconds is None else asyncio.get_running_loop().time() + seconds
     tokens = _tenant.set(tenant), _until.set(until)
@@ -29,23 +30,23 @@ def calls_for_tenant(tenant: str, *, seconds: float | None = None) -> Iterator[N
 
 
 def calls_deadline() -> float | None:
-    """By the loop's clock, the end of the time that :func:`calls_for_tenant` has set; None where it has set none."""
+    """Returns the end of the time set by :func:`calls_for_tenant`, on the event loop's clock; None if it set none."""
     return _until.get()
 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """Calls that may make each other wait, and no others."""
+    """Calls that may delay each other; calls of different shares never do."""
 
     tenant: str
-    """A namespace; where the caller named none, the bucket's first folder, since a profile's ``storage.artifacts``
-    holds one folder per namespace."""
+    """A namespace; if the caller named none, the bucket's first folder, since a profile's ``storage.artifacts`` holds
+    one folder per namespace."""
     bucket: str
-    """``gs://name``; with ``file://`` there is one."""
+    """``gs://name``; the same for all ``file://`` URIs."""
 
 
 def share_of(uri: str) -> TenantShare:
-    """The share that a call for this URI belongs to, by the tenant that it is made for."""
+    """Returns the share of a call for this URI, by the tenant that it is made for."""
     parts = urlsplit(uri)
     folder = parts.path.strip("/").partition("/")[0]
     return TenantShare(_tenant.get() or folder, f"{parts.scheme}://{parts.netloc}")
@@ -55,15 +56,15 @@ def share_of(uri: str) -> TenantShare:
 class _Used:
     slots: asyncio.Semaphore
     users: int = field(default=0)
-    """That hold a slot or wait for one."""
+    """Callers that hold a slot or wait for one."""
 
 
 class CallSlots:
-    """Who may begin a call now.
+    """Limits how many calls are in flight.
 
     Args:
-        total: of all tenants together.
-        each: of one tenant, whatever number of buckets it names.
+        total: concurrent calls of all tenants.
+        each: concurrent calls of one tenant, regardless of the number of buckets that it names.
     """
 
     def __init__(self, *, total: int, each: int) -> None:
@@ -72,7 +73,7 @@ class CallSlots:
         self._tenants: dict[str, _Used] = {}
 
     async def take(self, tenant: str) -> None:
-        """Waits, first come, first served among the tenant's calls. Each slot that is taken is given back."""
+        """Waits for a slot, first come, first served among the tenant's calls. Return it with :meth:`give_back`."""
         used = self._tenants.setdefault(tenant, _Used(asyncio.Semaphore(self._each)))
         used.users += 1
         try:

@@ -1,4 +1,4 @@
-"""Facts as data: the slice that a name means, Pathways' images, flags of XLA."""
+"""Facts as data: TPU slices by name, Pathways' images, XLA flags."""
 
 from finetune_contract.tpu import TpuShape, all_shapes
 from finetune_operator.catalog.pathways import PathwaysImages, jax_of_image, pathways_images

@@ -1,7 +1,7 @@
-"""Which slice of the catalogue (:mod:`finetune_contract.tpu`) a name or a pair of node labels means.
+"""Looks up slices of the catalog (:mod:`finetune_contract.tpu`) by name or by a pair of node labels.
 
-The names are not unique: ``v6e-8`` is two hosts of four chips for some tools and one host of eight for others,
-with the same labels. A look-up that meets both without being told the chips per host refuses.
+The names are not unique: ``v6e-8`` is two hosts of four chips for some tools and one host of eight for others, with the
+same labels. A lookup that matches both raises an error unless it is given the chips per host.
 """
 
 import difflib
@@ -12,12 +12,12 @@ from functools import cache
 
 from finetune_contract.tpu import TpuShape, all_shapes, chips_of_topology, families
 
-#: How many alternatives an error names.
+#: Number of alternatives that an error names.
 _NEAR = 4
 
 
 class CatalogError(ValueError):
-    """No shape, or more than one, answers to what was asked."""
+    """No shape, or more than one, matches the lookup."""
 
     def __init__(self, message: str, *, ambiguous: bool = False) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class CatalogError(ValueError):
 
 @cache
 def _accelerator_of_family() -> dict[str, str]:
-    """``v6e`` -> ``tpu-v6e-slice``; the slice label where a family also has a device label."""
+    """Maps ``v6e`` to ``tpu-v6e-slice``: the slice label, where a family also has a device label."""
     return {
         shape.family: shape.accelerator
         for shape in reversed(all_shapes())
@@ -36,17 +36,17 @@ def _accelerator_of_family() -> dict[str, str]:
 
 @cache
 def _default_topologies() -> dict[str, str]:
-    """Bare name -> topology, for names that several topologies share (``v4-384``)."""
+    """Maps a bare name to its topology, for names that several topologies share (``v4-384``)."""
     return {shape.name: shape.topology for shape in all_shapes() if shape.default_for_name}
 
 
 def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
-    """The slice of a shorthand: ``v6e-4`` (Google's number) or ``v6e-2x4``, ``v5p-2x2x4`` (topology).
+    """Returns the slice of a shorthand: ``v6e-4`` (Google's number) or ``v6e-2x4``, ``v5p-2x2x4`` (topology).
 
-    Raises CatalogError when unknown (with the nearest names) or ambiguous without ``chips_per_host``.
+    Raises CatalogError if it is unknown (with the nearest names) or ambiguous without ``chips_per_host``.
     """
     prefix, _, rest = name.partition("-")
-    # v5e's slices have another prefix in gcloud's names than in MaxText's; both are understood.
+    # gcloud's names of v5e slices have another prefix than MaxText's; both are accepted.
     family = next((each.name for each in families().values() if each.type_prefix == prefix), prefix)
     accelerator = _accelerator_of_family().get(family)
     if accelerator is None:
@@ -64,7 +64,7 @@ def shape_by_name(name: str, *, chips_per_host: int | None = None) -> TpuShape:
 
 
 def shape_by_topology(accelerator: str, topology: str, *, chips_per_host: int | None = None) -> TpuShape:
-    """The slice with these two node labels. Raises CatalogError like :func:`shape_by_name`."""
+    """Returns the slice with these two node labels. Raises CatalogError like :func:`shape_by_name`."""
     of_accelerator = [shape for shape in all_shapes() if shape.accelerator == accelerator]
     if not of_accelerator:
         known = ", ".join(sorted({shape.accelerator for shape in all_shapes()}))
@@ -77,18 +77,18 @@ def shape_by_topology(accelerator: str, topology: str, *, chips_per_host: int | 
 
 
 def shares_labels(shape: TpuShape) -> bool:
-    """Whether GKE gives nodes of another machine type the same accelerator and topology labels."""
+    """Returns whether GKE gives nodes of another machine type the same accelerator and topology labels."""
     return _machines()[shape.accelerator, shape.topology] > 1
 
 
 @cache
 def _machines() -> Counter[tuple[str, str]]:
-    """Machine types by accelerator and topology."""
+    """Counts machine types by accelerator and topology."""
     return Counter((shape.accelerator, shape.topology) for shape in all_shapes())
 
 
 def _near_numbers(family: str, number: str) -> str:
-    """The names of a family whose numbers are nearest; the number is one of chips or of cores."""
+    """Returns a hint with the family's names whose numbers of chips or cores are nearest; empty if there are none."""
     numbers = {
         int(rest)
         for name in _default_topologies()
@@ -102,7 +102,7 @@ def _near_numbers(family: str, number: str) -> str:
 
 
 def _near_topologies(topology: str, shapes: Sequence[TpuShape]) -> list[str]:
-    """Those with the nearest number of chips, among equals those that read most alike."""
+    """Returns the topologies with the nearest number of chips; among equals, the most similar spelling."""
     wanted = chips_of_topology(topology)
 
     def distance(shape: TpuShape) -> tuple[float, float]:
@@ -114,7 +114,7 @@ def _near_topologies(topology: str, shapes: Sequence[TpuShape]) -> list[str]:
 
 
 def _factor(one: int, other: int) -> float:
-    """How many times the larger number is the smaller one."""
+    """Returns the ratio of the larger number to the smaller one."""
     return max(one, other) / max(1, min(one, other))
 
 

@@ -1,9 +1,9 @@
-"""Flags of XLA for TPU where a profile's flavor sets none: MaxText's own, by family of TPU.
+"""Default XLA flags for TPU where a profile's flavor sets none: MaxText's own, by TPU family.
 
 They are what MaxText's benchmarks set for every dense model of a family (``benchmarks/xla_flags_library.py`` and
 ``maxtext_{v5e,v5p,trillium}_model_configs.py`` in its repository; its package has neither), without what they add for
-single models. MaxText has none for v4, and for tpu7x only those of single models: there XLA's own defaults stay. The
-fusion of all-gathers is left out on v5p and v6e: libtpu 0.0.44 refuses it there and warns of wrong results.
+single models. MaxText has none for v4, and for tpu7x only those of single models: there, XLA's own defaults apply. The
+fusion of all-gathers is left out on v5p and v6e: libtpu 0.0.44 rejects it there and warns of wrong results.
 """
 
 from collections.abc import Mapping
@@ -29,5 +29,5 @@ _BY_FAMILY: Mapping[str, tuple[str, ...]] = {
 
 
 def default_libtpu_args(family: str) -> tuple[str, ...]:
-    """Values for LIBTPU_INIT_ARGS on slices of the family."""
+    """Returns the values of LIBTPU_INIT_ARGS for slices of the family; empty if there are none."""
     return _BY_FAMILY.get(family, ())

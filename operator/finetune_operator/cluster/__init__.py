@@ -1,1 +1,1 @@
-"""The Kubernetes API as the reconciler needs it: a narrow port and its adapter."""
+"""Narrow port to the Kubernetes API, as the reconciler needs it, and its adapter."""

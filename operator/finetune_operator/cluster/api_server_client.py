@@ -1,7 +1,7 @@
-"""The adapter for a real API server, on the raw calls of ``kubernetes.aio``.
+"""Adapter for a real API server, built on the raw calls of ``kubernetes.aio``.
 
-The typed models of that library refuse fields they do not know, so objects stay plain dicts here. Everything
-that touches HTTP is in this module: paths, content types, deadlines, retries and the mapping of errors.
+The typed models of that library reject unknown fields, so objects stay plain dicts. Everything that touches HTTP is
+in this module: paths, content types, deadlines, retries and the mapping of errors.
 """
 
 import asyncio
@@ -33,50 +33,50 @@ from finetune_operator.cluster.port import (
 
 FIELD_MANAGER = "finetune-operator"
 
-#: Content types of the three kinds of body that we send.
+#: Media types of request bodies and of metadata-only listings.
 _JSON = "application/json"
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _JSON_PATCH = "application/json-patch+json"
 
 type RequestObserver = Callable[[str, str, int, float], None]
-"""Called once per HTTP request: verb (get, list, create, apply, patch, delete), resource as in RBAC rules,
-HTTP status (0: no answer), seconds."""
+"""Called once per HTTP request with the verb (get, list, create, apply, patch, delete), the resource as in RBAC rules,
+the HTTP status (0 if there is no response) and the duration in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """How long one call may take and how often it is tried."""
+    """Limits of one call: time, attempts and size."""
 
     connect_seconds: float = 5
     read_seconds: float = 15
     write_seconds: float = 30
-    """Longer: a write waits for admission webhooks, which may take 10 s each."""
+    """Longer than for reads: a write waits for admission webhooks, which may take 10 s each."""
     attempts: int = 3
     backoff_seconds: float = 0.25
-    """Doubles from try to try, unless the server names a longer wait."""
+    """Wait before the first retry; doubles with each retry, unless the server names a longer wait."""
     longest_wait_seconds: float = 5
-    """A server that asks for more than this gets its wish through the work queue, not by a blocked worker."""
+    """If the server requires a longer wait, the call fails and the work queue waits, so no worker is blocked."""
     page_size: int = 100
     page_bytes: int = 2 * 2**20
-    """Of one page; one beyond it is asked for again with fewer objects. In memory it takes up to 25 times as much for
-    the moment in which it is parsed. etcd takes no object of more than 1.5 MiB; of a pod that may be more in JSON."""
+    """Of one page; a larger page is requested again with fewer objects. While it is parsed, it takes up to 25 times as
+    much memory. etcd stores no object of more than 1.5 MiB; the JSON of a pod may be larger."""
     answer_bytes: int = 8 * 2**20
-    """Of an answer that is no page."""
+    """Of a response that is not a page."""
     list_bytes: int = 64 * 2**20
     list_objects: int = 20_000
-    """Of all pages of a listing that is held as a whole, or of which something is kept."""
+    """Together with ``list_bytes``, the limit of all pages of a listing that is held as a whole or in part."""
     large_bytes: int = 128 * 2**10
     large_answers: int = 4
-    """As many answers of more bytes than that are read at once."""
+    """Number of responses of more than ``large_bytes`` that are read concurrently."""
 
 
 def _ignore(_verb: str, _resource: str, _status: int, _seconds: float) -> None:
-    """The observer of those who do not count."""
+    """Observer that records nothing."""
 
 
 class ApiServerClient:
-    """Implements :class:`.port.KubernetesClient`; to be closed, or used as a context manager."""
+    """Implements :class:`.port.KubernetesClient`. Close it after use, or use it as a context manager."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ApiServerClient:
         fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
         selectors = _selectors(labels, fields)
-        # A continuation may outlive the server's history (410); one list from the start is then within it.
+        # A continue token may expire (410). A second listing from the start then completes in time.
         for final in (False, True):
             try:
                 return await self._all(kind, namespace, selectors)
@@ -152,7 +152,7 @@ class ApiServerClient:
     async def _all(
         self, kind: ResourceKind, namespace: str | None, selectors: Sequence[tuple[str, str]]
     ) -> Sequence[Object]:
-        """Every page at once."""
+        """Returns the objects of every page."""
         found: list[Object] = []
         async for page in self._limited(kind, namespace, selectors):
             found += page
@@ -165,7 +165,7 @@ class ApiServerClient:
         selectors: Sequence[tuple[str, str]],
         keep: Keep | None = None,
     ) -> AsyncIterator[Sequence[Object]]:
-        """Page by page within the limits of a listing. Raises TooLarge beyond them."""
+        """Yields pages within the limits of a listing. Raises ResponseTooLarge beyond them."""
         limits = self._limits
         size = count = 0
         async for page in self._pages(kind, namespace, selectors, keep=keep):
@@ -187,7 +187,7 @@ class ApiServerClient:
             items = page.items
             del page
             yield items
-            # The caller has let go of it by now: neither may it be held here while the next one is fetched.
+            # The caller has released the page by now; do not hold it here while the next one is fetched.
             del items
 
     async def _pages(
@@ -198,7 +198,7 @@ class ApiServerClient:
         accept: str = _JSON,
         keep: Keep | None = None,
     ) -> AsyncIterator["_Page"]:
-        """A page that is too large is asked for again with fewer objects; after small ones they become more again."""
+        """Yields pages. Requests a page that is too large again with fewer objects, and grows small pages again."""
         limits = self._limits
         size = limits.page_size
         continuation: str | None = None
@@ -216,7 +216,7 @@ class ApiServerClient:
                 size = max(1, size // 4)
                 continue
             continuation = answer.get("metadata", {}).get("continue")
-            # An empty list of metadata has null for its items.
+            # The items of an empty metadata list are null.
             items = answer.pop("items", None) or []
             count = len(items)
             if keep is not None:
@@ -260,10 +260,10 @@ class ApiServerClient:
         *,
         resource_version: str | None,
     ) -> Object:
-        # JSON patch replaces the value whole, where a merge patch would keep what the new status lacks.
+        # A JSON patch replaces the whole value; a merge patch would keep keys that the new status lacks.
         patch: list[Object] = [{"op": "add", "path": "/status", "value": status}]
         if resource_version is not None:
-            # Writing the version makes the server compare it: 409, where a "test" operation would give 422.
+            # With the version in the patch, the server compares it: 409, where a "test" operation would give 422.
             patch.insert(0, {"op": "replace", "path": "/metadata/resourceVersion", "value": resource_version})
         return await self._call(
             "patch",
@@ -290,7 +290,7 @@ class ApiServerClient:
         except NotFound:
             return
         except Conflict:
-            # Another object has taken the name: the one that was meant is gone.
+            # Another object has this name now: the one to delete is already gone.
             return
 
     async def _call(
@@ -313,8 +313,10 @@ class ApiServerClient:
         accept: str = _JSON,
         limit: int | None = None,
     ) -> tuple[dict[str, Any], int]:
-        """One call with its retries: the answer and its bytes. Reads are tried again after any fault that may pass;
-        writes only where the server said that it did not act (429)."""
+        """Sends one call with its retries. Returns the response and its size in bytes.
+
+        Reads are retried after any transient error, writes only if the server did not act on them (429).
+        """
         request = _Request(
             verb=verb,
             resource=f"{kind.plural}/{subresource}" if subresource else kind.plural,
@@ -342,10 +344,10 @@ class ApiServerClient:
     async def _send(self, request: "_Request") -> tuple[dict[str, Any], int]:
         method, path = _METHODS[request.verb], request.path
         async with AsyncExitStack() as room:
-            # Until it is parsed.
+            # Held until the response is parsed.
             status, headers, content = await self._answer(request, room)
             if len(content) > self._limits.large_bytes:
-                # It holds the event loop for a while: whatever else is due comes between two of them.
+                # Parsing blocks the event loop for a while: let other tasks run between two large responses.
                 await room.enter_async_context(self._parsing)
                 await asyncio.sleep(0)
             if 200 <= status < 300:
@@ -355,7 +357,7 @@ class ApiServerClient:
     async def _answer(
         self, request: "_Request", room: AsyncExitStack
     ) -> tuple[int, Mapping[str, str], bytearray]:
-        """Status, headers and body. Raises Unavailable and TooLarge."""
+        """Returns status, headers and body. Raises Unavailable and ResponseTooLarge."""
         method, path = _METHODS[request.verb], request.path
         limits = self._limits
         timeout = aiohttp.ClientTimeout(
@@ -382,7 +384,7 @@ class ApiServerClient:
             content = await self._read(response.response, request.limit, f"{method} {path}", room)
             return status, response.headers, content
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            # OSError: name resolution, and the token or CA file that is being replaced.
+            # OSError: name resolution, or a token or CA file that is being replaced.
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
             raise Unavailable(f"{method} {path}: {reason}") from error
         finally:
@@ -391,15 +393,17 @@ class ApiServerClient:
     async def _read(
         self, response: aiohttp.ClientResponse, limit: int, request: str, room: AsyncExitStack
     ) -> bytearray:
-        """The body. Raises TooLarge as soon as it has more than ``limit`` bytes. A large one waits for its turn, which
-        lasts until ``room`` is left."""
+        """Returns the body. Raises ResponseTooLarge as soon as it exceeds ``limit`` bytes.
+
+        A large body takes a place among ``large_answers``, which is held until ``room`` is closed.
+        """
         content = bytearray()
         large = False
         async with response:
             async for chunk in response.content.iter_any():
                 content += chunk
                 if len(content) > limit:
-                    # Closed, not drained: what is left of the answer is not read.
+                    # Closed, not drained: the rest of the response is not read.
                     response.close()
                     raise ResponseTooLarge(f"{request}: the answer has more than {limit >> 20} MiB")
                 if not large and len(content) > self._limits.large_bytes:
@@ -410,13 +414,13 @@ class ApiServerClient:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What is kept of one page."""
+    """Objects of one page that the caller keeps."""
 
     items: Sequence[Object]
     count: int
-    """Objects that the page had."""
+    """Number of objects in the page before filtering."""
     bytes: int
-    """Of its answer."""
+    """Size of the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,7 +433,7 @@ class _Request:
     content_type: str
     accept: str
     limit: int
-    """Bytes of the answer."""
+    """Maximum size of the response in bytes."""
 
     @property
     def reads(self) -> bool:
@@ -487,7 +491,7 @@ def _parsed(content: bytes | bytearray, method: str, path: str) -> dict[str, Any
 def error_from(
     status: int, method: str, path: str, content: bytes | bytearray, retry_after: str | None
 ) -> ClusterError:
-    """The exception that an HTTP error answer stands for."""
+    """Returns the exception for an HTTP error response."""
     message = _message(content)
     text = f"{method} {path}: {status} {message}".rstrip()
     wait = float(retry_after) if retry_after and retry_after.isdecimal() else None
@@ -497,7 +501,7 @@ def error_from(
         case 409:
             taken = _told(content).get("reason") == "AlreadyExists"
             return (AlreadyExists if taken else Conflict)(text, status=status)
-        # 401: the token has just been rotated, or cannot be reviewed now; it is read anew every minute.
+        # 401: the token was just rotated, or cannot be reviewed now; it is read again every minute.
         case 401 | 408 | 429:
             return Unavailable(text, status=status, retry_after=wait)
         case _ if status >= 500:
@@ -506,13 +510,13 @@ def error_from(
 
 
 def _message(content: bytes | bytearray) -> str:
-    """The server's own words: ``message`` of its Status object, or the start of whatever came."""
+    """Returns the server's message: ``message`` of its Status object, or else the start of the body."""
     message = _told(content).get("message")
     return str(message) if message else content[:300].decode(errors="replace").strip()
 
 
 def _told(content: bytes | bytearray) -> Object:
-    """The Status object of a refusal; empty where it is none."""
+    """Returns the Status object of an error response; empty if the body is not a JSON object."""
     try:
         answer = json.loads(content)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The API server's clock, told by the ``Date`` of its answers.
+"""The API server's clock, derived from the ``Date`` header of its responses.
 
-Ages, deadlines and backoffs compare the present with times that the control plane has written. So its clock counts, and
-that of the operator's own machine may be wrong, or be set, at any moment.
+Ages, deadlines and backoffs compare the present with timestamps that the control plane has written. So they use the
+server's clock: the clock of the operator's own machine may be wrong, or be set, at any time.
 """
 
 from collections.abc import Callable
@@ -11,27 +11,27 @@ from time import monotonic
 
 
 class ServerClock:
-    """Right within a second after one answer, and better with each.
+    """Estimates the server's time: within one second after the first response, then ever more precisely.
 
     Args:
-        fallback: the time as long as nothing has been told.
-        clock: seconds that nobody sets.
+        fallback: returns the time before the first response.
+        clock: monotonic clock in seconds, which is never set.
     """
 
     def __init__(self, fallback: Callable[[], datetime], *, clock: Callable[[], float] = monotonic) -> None:
         self._fallback = fallback
         self._clock = clock
         self._ahead: float | None = None
-        """Seconds since 1970 on the server, when ours were 0."""
+        """Server time in seconds since 1970 when the local monotonic clock was 0; None before the first response."""
 
     def told(self, date: str | None) -> None:
-        """The server has just sent this ``Date``, which is cut to the second. One that is none says nothing."""
+        """Records the ``Date`` of a response that just arrived, cut to the second. An invalid one is ignored."""
         try:
             second = parsedate_to_datetime(date or "").timestamp()
         except ValueError:
             return
         earliest = second - self._clock()
-        # What was known is kept where it agrees, so that time does not jump to and fro within the second.
+        # The earlier estimate is kept where it agrees, so that time does not jump back and forth within the second.
         self._ahead = earliest if self._ahead is None else min(max(self._ahead, earliest), earliest + 1)
 
     def now(self) -> datetime:

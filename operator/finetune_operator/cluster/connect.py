@@ -1,4 +1,4 @@
-"""Where the API server is and who we are to it: the pod's own identity, or a person's kubeconfig."""
+"""Address of the API server and credentials for it: the pod's service account, or a user's kubeconfig."""
 
 import os
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
 from finetune_operator.cluster.port import ClusterError
 
-#: Where the kubelet puts a pod's token, CA and namespace.
+#: Folder in which the kubelet mounts a pod's token, CA and namespace.
 DEFAULT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class NoCredentials(ClusterError):
-    """There is no identity to speak to an API server with; the message says what was looked for."""
+    """There are no credentials for an API server; the message names the places that were searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceAccountFolder:
     """A folder with ``token``, ``ca.crt`` and ``namespace``, as the kubelet mounts and rotates it.
 
-    A local cluster writes the same three files, so that the operator runs production's code path everywhere.
+    A local cluster writes the same three files, so the operator runs production's code path everywhere.
     """
 
     path: Path = DEFAULT_FOLDER
@@ -33,22 +33,22 @@ class ServiceAccountFolder:
         return self.path / "ca.crt"
 
     def token(self) -> str:
-        """The token as it is now; the kubelet replaces the file before the token expires."""
+        """Returns the current token; the kubelet replaces the file before the token expires."""
         return (self.path / "token").read_text().strip()
 
     def namespace(self) -> str:
-        """The operator's own namespace."""
+        """Returns the operator's own namespace. Raises NoCredentials."""
         try:
             return (self.path / "namespace").read_text().strip()
         except OSError as error:
             raise NoCredentials(f"{self.path / 'namespace'} cannot be read: {error.strerror}") from error
 
     def server(self, environ: Mapping[str, str] = os.environ) -> str:
-        """URL of the API server, from the variables that every pod has."""
+        """Returns the URL of the API server, from the environment variables of every pod. Raises NoCredentials."""
         return str(self.configuration(environ).host)
 
     def configuration(self, environ: Mapping[str, str] = os.environ) -> Configuration:
-        """A client configuration that re-reads the token every minute."""
+        """Returns a client configuration that re-reads the token every minute. Raises NoCredentials."""
         configuration = Configuration()
         loader = InClusterConfigLoader(  # type: ignore[no-untyped-call]
             token_filename=str(self.path / "token"), cert_filename=str(self.ca), environ=environ
@@ -65,10 +65,13 @@ class ServiceAccountFolder:
 
 
 async def kubeconfig(path: str | None = None, context: str | None = None) -> Configuration:
-    """A person's identity: ``path``, else ``$KUBECONFIG``, else ``~/.kube/config``. Raises NoCredentials."""
+    """Returns a user's configuration from ``path``, else ``$KUBECONFIG``, else ``~/.kube/config``.
+
+    Raises NoCredentials.
+    """
     configuration = Configuration()
     try:
-        # persist_config: a command that reads must not rewrite a person's kubeconfig.
+        # persist_config: a command that only reads must not rewrite the user's kubeconfig.
         await load_kube_config(  # type: ignore[no-untyped-call]
             config_file=path, context=context, client_configuration=configuration, persist_config=False
         )

@@ -1,18 +1,18 @@
-"""JSON of any depth, cut to one that every parser takes.
+"""Truncates deeply nested JSON to a depth that every parser accepts.
 
-An object that somebody else writes may be nested without an end, in ``metadata.managedFields`` for one, and parsers
-refuse what is nested deeper than they can recurse: 200 levels and some thousand.
+Objects that other clients write may be nested without limit, for example in ``metadata.managedFields``, and parsers
+reject JSON that is nested deeper than they can recurse: between 200 and some thousand levels.
 """
 
 import re
 
-#: Levels that are kept; no object of Kubernetes has as many outside of what its writer notes.
+#: Levels that are kept; no Kubernetes object needs as many, apart from managed fields.
 _LEVELS = 64
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def shallow(text: bytes | bytearray) -> bytes:
-    """The same JSON with ``null`` for each object and list below the levels that are kept. Linear in its length."""
+    """Returns the JSON with ``null`` for each object and list below the kept levels. Runs in linear time."""
     kept, depth, begun = bytearray(), 0, 0
     for token in _TOKEN.finditer(text):
         mark = text[token.start()]

@@ -1,8 +1,8 @@
 """Leader election on one Lease: at most one operator acts at a time.
 
-Our own, because ``kubernetes.aio.leaderelection`` keeps a Lease renewed when its leader has failed and keeps
-leading when the API is lost. As in client-go, times of other machines are never compared with ours: a Lease
-has expired when *we* have seen it unchanged for its duration.
+Not ``kubernetes.aio.leaderelection``, which keeps renewing the Lease of a leader that has failed and keeps leading when
+the API is lost. As in client-go, timestamps of other machines are never compared with the local clock: a Lease has
+expired when this process has seen it unchanged for its duration.
 """
 
 import asyncio
@@ -19,24 +19,24 @@ log = logging.getLogger(__name__)
 
 
 class LeadershipLost(Exception):
-    """The Lease could not be renewed in time, or another holds it. The process should end."""
+    """The Lease could not be renewed in time, or another process holds it. The process should end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
-    """Which Lease, and how patient. Seconds."""
+    """Name of the Lease and timing. Times are in seconds."""
 
     namespace: str
     name: str
     identity: str
-    """Stable over restarts of the container: a restarted operator takes its own Lease back at once."""
+    """Stable across restarts of the container, so a restarted operator takes back its own Lease at once."""
     duration: int = 15
-    """Others wait this long after the last renewal."""
+    """Time that other candidates wait after the last renewal."""
     renew_every: float = 4
     give_up_after: float = 10
-    """Below ``duration``: work has ended before another may begin."""
+    """Shorter than ``duration``: the work has ended before another process may begin."""
     retry_every: float = 2
-    """How often a candidate looks."""
+    """Interval at which a candidate checks the Lease."""
 
 
 def _utc_now() -> datetime:
@@ -44,7 +44,7 @@ def _utc_now() -> datetime:
 
 
 class LeaderElection:
-    """Runs work while leading. One instance serves one process."""
+    """Runs work while this process leads. Create one instance per process."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class LeaderElection:
         self._sleep = sleep
         self._held: Object | None = None
         self._seen: tuple[str, float] | None = None
-        """Version of another's Lease and when (our clock) we first saw it."""
+        """Resource version of another holder's Lease, and the local time at which it was first seen."""
         self.holder: str | None = None
-        """Who leads, as far as we know; for probes."""
+        """Identity of the current leader, as far as known; for probes."""
 
     @property
     def leading(self) -> bool:
         return self._held is not None
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait to be elected, run ``work``, release. Returns or raises as ``work`` does.
+        """Waits to be elected, runs ``work`` and releases the Lease. Returns or raises as ``work`` does.
 
-        Raises LeadershipLost when the Lease is lost first: then ``work`` was cancelled and awaited.
+        Raises LeadershipLost if the Lease is lost first; ``work`` is then cancelled and awaited.
         """
         while not await self._acquire():
             await self._sleep(self._settings.retry_every)
@@ -92,7 +92,7 @@ class LeaderElection:
                 task.result()
 
     async def _acquire(self) -> bool:
-        """One look at the Lease; True when it is ours now."""
+        """Checks the Lease once. Returns whether this process now holds it."""
         try:
             try:
                 lease = await self._cluster.get(LEASES, self._settings.namespace, self._settings.name)
@@ -103,7 +103,7 @@ class LeaderElection:
                     return False
                 self._held = await self._cluster.apply(LEASES, self._manifest(lease))
         except Conflict:
-            # Another candidate was faster; the next look shows who.
+            # Another candidate was faster; the next check shows which one.
             return False
         except ClusterError as error:
             log.warning("cannot take the Lease %s: %s", self._settings.name, error)
@@ -126,13 +126,13 @@ class LeaderElection:
         return unchanged >= int(spec.get("leaseDurationSeconds", self._settings.duration))
 
     async def _keep(self) -> None:
-        """Renew until it fails for too long."""
+        """Renews the Lease until renewals have failed for ``give_up_after``."""
         settings = self._settings
         renewed = self._clock()
         pause = settings.renew_every
         while True:
             await self._sleep(pause)
-            # Counted from before the call: a slow answer must not prolong our own belief.
+            # Measured from before the call: a slow response must not prolong this process's leadership.
             asked = self._clock()
             left = renewed + settings.give_up_after - asked
             if left <= 0:
@@ -150,14 +150,14 @@ class LeaderElection:
         try:
             self._held = await self._cluster.apply(LEASES, self._manifest(self._held))
         except Conflict as error:
-            # Another has written it, or an earlier write of ours arrived and its answer was lost.
+            # Another process has written it, or an earlier write arrived but its response was lost.
             lease = await self._cluster.get(LEASES, self._settings.namespace, self._settings.name)
             if lease.get("spec", {}).get("holderIdentity") != self._settings.identity:
                 raise LeadershipLost("another operator holds the Lease") from error
             self._held = await self._cluster.apply(LEASES, self._manifest(lease))
 
     async def _release(self) -> None:
-        """Let the next one begin at once. Best effort: the Lease expires by itself."""
+        """Releases the Lease so that the next candidate can begin at once. Best effort: the Lease expires anyway."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -170,7 +170,7 @@ class LeaderElection:
             self.holder = None
 
     def _manifest(self, previous: Object | None, *, release: bool = False) -> Object:
-        """The Lease as we want it. ``previous`` lends its version: the write fails on any other."""
+        """Returns the Lease to write. It has the version of ``previous``: the write fails if the Lease has another."""
         settings = self._settings
         spec = dict(previous.get("spec", {})) if previous else {}
         now = self._utc_now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -179,7 +179,7 @@ class LeaderElection:
         if previous:
             metadata["resourceVersion"] = previous["metadata"]["resourceVersion"]
         wanted: dict[str, Any] = {
-            # Empty, as client-go leaves it: the field cannot be taken away by apply, since create owns it too.
+            # Empty, as in client-go: apply cannot remove the field, since create owns it too.
             "holderIdentity": "" if release else settings.identity,
             "leaseDurationSeconds": settings.duration,
             "renewTime": now,

@@ -1,4 +1,4 @@
-"""What the reconciler asks of Kubernetes. Objects are plain dicts as the API server sends them."""
+"""Port to the Kubernetes API for the reconciler. Objects are plain dicts, as the API server sends them."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 type Object = Mapping[str, Any]
 type Keep = Callable[[Object], Object | None]
-"""What is needed of an object; None: nothing."""
+"""Returns the part of an object that is needed, or None if nothing of it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """A resource as the URL names it."""
+    """A resource, as request URLs name it."""
 
     group: str
     """Empty for the core group."""
@@ -30,50 +30,50 @@ PODS = ResourceKind("", "v1", "pods")
 CONFIG_MAPS = ResourceKind("", "v1", "configmaps")
 NODES = ResourceKind("", "v1", "nodes")
 EVENTS = ResourceKind("", "v1", "events")
-#: Kueue's; there may be none.
+#: Kueue's Workloads; the kind is absent where Kueue is not installed.
 WORKLOADS = ResourceKind("kueue.x-k8s.io", "v1beta2", "workloads")
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
 
 
 class ClusterError(Exception):
-    """The API server could not be asked, or refused. Base of those below."""
+    """The API server could not be reached, or refused the request. Base class of the errors below."""
 
     def __init__(self, message: str, *, status: int | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
-        """Seconds the server asked us to wait (429, 503), or None."""
+        """Seconds to wait before the next request, as the server requires (429, 503); None if it names none."""
 
 
 class NotFound(ClusterError):
-    """404: it does not exist (now)."""
+    """404: the object does not exist."""
 
 
 class Conflict(ClusterError):
-    """409: someone else was faster; observe again."""
+    """409: another writer changed the object first; observe again."""
 
 
 class AlreadyExists(Conflict):
-    """409 to a creation, and the name is taken. (A quota that changes meanwhile is a Conflict, too.)"""
+    """409 on creation because the name is taken. (A quota that changes during creation is a plain Conflict.)"""
 
 
 class Rejected(ClusterError):
-    """400, 403, 422: asking again the same way will not help. The message is the server's."""
+    """400, 403, 422: the same request will fail again. The message is the server's."""
 
 
 class ResponseTooLarge(Rejected):
-    """The answer, or all pages of a listing together, have more than this process may hold."""
+    """The response, or all pages of a listing together, exceed the limits of this process."""
 
 
 class Unavailable(ClusterError):
-    """429, 5xx, timeouts, broken connections, after the adapter's own retries."""
+    """429, 5xx, timeouts and broken connections that remain after the adapter's own retries."""
 
 
 class KubernetesClient(Protocol):
-    """Every call has a deadline, retries what is safe to retry and raises only :class:`LocalClusterError`."""
+    """Every call has a deadline, retries what is safe to retry and raises only :class:`ClusterError`."""
 
     async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Object:
-        """The live object. Raises NotFound."""
+        """Returns the live object. Raises NotFound."""
         ...
 
     async def list(
@@ -84,8 +84,11 @@ class KubernetesClient(Protocol):
         labels: Mapping[str, str | frozenset[str]] | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> Sequence[Object]:
-        """Live objects by labels, each of which has that value or one of those, and by the fields that the server lets
-        one select by; every page. NotFound where the server does not know the kind."""
+        """Returns all live objects that match the selectors, from every page.
+
+        A label matches one value or any of a set of values; only fields that the server supports in field selectors
+        can be used. Raises NotFound if the server does not know the kind.
+        """
         ...
 
     def pages(
@@ -96,9 +99,10 @@ class KubernetesClient(Protocol):
         labels: Mapping[str, str | frozenset[str]] | None = None,
         metadata_only: bool = False,
     ) -> AsyncIterator[Sequence[Object]]:
-        """The same, page by page, so that a large collection is never held as a whole.
+        """Like :meth:`list`, but yields page by page, so that a large collection is never held as a whole.
 
-        It is complete only when it ends without an error. ``metadata_only``: objects have nothing but ``metadata``.
+        The listing is complete only if the iterator ends without an error. With ``metadata_only``, objects have only
+        ``metadata``.
         """
         ...
 
@@ -111,16 +115,19 @@ class KubernetesClient(Protocol):
         fields: Mapping[str, str] | None = None,
         keep: Keep,
     ) -> AsyncIterator[Sequence[Object]]:
-        """What ``keep`` leaves of each page of a listing whose objects tenants have made: the rest of a page is let go
-        before anything else is done. TooLarge where all pages have more than one listing may read."""
+        """Yields what ``keep`` returns for the objects of each page of a listing, for objects that tenants create.
+
+        The rest of a page is released before anything else happens. Raises ResponseTooLarge if all pages together
+        exceed what one listing may read.
+        """
         ...
 
     async def apply(self, kind: ResourceKind, manifest: Object) -> Object:
-        """Server-side apply with our field manager, forced."""
+        """Server-side apply with the operator's field manager, forced."""
         ...
 
     async def create(self, kind: ResourceKind, manifest: Object) -> Object:
-        """Create; Conflict when the name is taken."""
+        """Creates the object. Raises AlreadyExists if the name is taken."""
         ...
 
     async def patch_status(
@@ -132,11 +139,11 @@ class KubernetesClient(Protocol):
         *,
         resource_version: str | None,
     ) -> Object:
-        """Replace ``status`` whole (keys that are absent are removed). Conflict when the object moved on."""
+        """Replaces the whole ``status`` (absent keys are removed). Raises Conflict if the object has changed."""
         ...
 
     async def delete(
         self, kind: ResourceKind, namespace: str | None, name: str, *, uid: str, foreground: bool
     ) -> None:
-        """Delete that very object; gone already is fine."""
+        """Deletes the object with this uid. Does nothing if it is already gone."""
         ...

@@ -1,4 +1,4 @@
-"""From what users wrote to what will run: merge, policy, topology, batch, stage requests. Pure."""
+"""Resolves what users wrote into what runs: merge, policy, topology, batch, stage requests. Pure."""
 
 from finetune_operator.planning.admission import (
     Admission,

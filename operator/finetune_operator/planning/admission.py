@@ -1,4 +1,4 @@
-"""From a job and the profiles that exist to a snapshot and a plan, or to a refusal."""
+"""Admission: turns a job and the existing profiles into a snapshot and a plan, or into a refusal."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,14 +45,14 @@ def admit(
     source: Object | None = None,
     neighbours: Sequence[Object] = (),
 ) -> Admission:
-    """Choose the profile, judge the job by it and fix what is to stay. Raises Refused.
+    """Chooses the profile, checks the job against it and fixes what must not change later. Raises Refused.
 
     Args:
         job: the FineTuneJob.
-        profiles: all that there are.
-        template: the ConfigMap that the job's chat template is in, if it names one that exists.
-        source: the FineTuneJob whose model it starts from, if it names one that exists.
-        neighbours: FineTuneJobs, of any namespace, that have used the run folder in which it is to go on.
+        profiles: all existing FineTuneProfiles.
+        template: the ConfigMap with the job's chat template, if the job names one that exists.
+        source: the FineTuneJob whose model the job starts from, if the job names one that exists.
+        neighbours: FineTuneJobs of any namespace that have used the run folder from which the job resumes.
     """
     _check_schema(job)
     profile = choose_profile(job, profiles)
@@ -75,7 +75,7 @@ def admit(
             lambda: make_plan(job, _snapshot(job, profile, whole)), name, spec, whole, broken
         )
     refuse_folder_in_use(job, neighbours)
-    # Whatever resources are edited to later, a step takes as many rows as the first plan says.
+    # Fixed here: the global batch stays that of the first plan, whatever resources are edited to later.
     fixed = merge(
         whole, {"hyperparameters": {"globalBatchSize": provisional.hyperparameters.global_batch_size}}
     )
@@ -84,7 +84,7 @@ def admit(
 
 
 def _snapshot(job: Object, profile: Object, spec: Object) -> StoredPlan:
-    """With the mode in words: what a later version takes for the default does not change what was admitted."""
+    """Returns the snapshot with an explicit mode, so that the default of a later version does not apply to it."""
     snapshot = StoredPlan.make(job, profile, spec)
     return replace(snapshot, profile=with_mode(snapshot.profile, "Strict"))
 
@@ -92,8 +92,11 @@ def _snapshot(job: Object, profile: Object, spec: Object) -> StoredPlan:
 def _judged(
     plan: Callable[[], Plan], name: str, profile: Object, merged: Object, broken: Sequence[str]
 ) -> Plan:
-    """What ``plan`` makes of the job. Raises Refused with all at once that the profile ``name`` does not allow: rules
-    that are ``broken`` already, limits, and why there is no plan."""
+    """Returns the result of ``plan``.
+
+    Raises Refused with everything that the profile ``name`` does not allow at once: the rules in ``broken``, limits,
+    and the reason why there is no plan.
+    """
     try:
         made = plan()
     except Refused as error:
@@ -109,14 +112,16 @@ def _judged(
 
 
 def judge_findings(plan: Plan, findings: Findings) -> Refused | None:
-    """Why the profile does not allow what preflight found the job to come to; None: it does, or preflight has not
-    passed. To be asked before anything is made that holds a slice."""
+    """Returns why the profile does not allow what preflight found, or None if it does or preflight has not passed.
+
+    Call it before anything is created that holds a slice.
+    """
     problems = list(found_problems(plan, findings))
     return with_contact(refused_by(plan.profile_name, problems), plan.owner_of_profile) if problems else None
 
 
 def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
-    """Whether the job names a run folder that its profile lets it go on in, so that it matters who else uses it."""
+    """Returns whether the profile allows the job to resume from its run folder, so that its other users matter."""
     folder = resumed_folder(job["spec"])
     if folder is None:
         return False
@@ -135,15 +140,15 @@ def may_resume(job: Object, profiles: Sequence[Object]) -> bool:
 def replan(
     job: Object, snapshot: StoredPlan, passed: Collection[str] = (), found: MemoryOutcome | None = None
 ) -> Plan:
-    """The plan for the next attempt of an admitted job: its identity from the snapshot, the rest as it reads now, on
-    capacity that was not ``passed`` over and, where the job names no slice, on the one that preflight has ``found``.
+    """Returns the plan for the next attempt of an admitted job: identity from the snapshot, the rest from today's spec.
 
-    Raises Refused where an edit asks for what is not allowed or does not fit.
+    Capacity that was ``passed`` over comes last; if the job names no slice, preflight's ``found`` decides it.
+    Raises Refused if an edit requests what is not allowed or does not fit.
     """
     _check_schema(job)
     base = merge(BUILT_IN, snapshot.profile.get("defaults", {}))
     merged = {**merge(base, job["spec"]), **_admitted_identity(job, base, snapshot)}
-    # A plan without a mode is of an operator that knew none, and allowed what its profile did not forbid.
+    # A plan without a mode comes from an operator without modes, which allowed whatever the profile did not forbid.
     name, profile = snapshot.profile_name, with_mode(snapshot.profile, "Open")
     with naming_contact(profile):
         _check_overrides(job)
@@ -154,8 +159,11 @@ def replan(
 
 
 def _admitted_identity(job: Object, base: Object, snapshot: StoredPlan) -> Object:
-    """What decides the result, as it was admitted and is planned: where the model lies was found out then, too. The
-    global batch only where job or profile names it, since rules do not judge what follows from the slice."""
+    """Returns the sections that decide the result, as they were admitted, including the resolved place of the model.
+
+    The global batch is included only if the job or the profile names it: rules do not apply to what follows from the
+    slice.
+    """
     admitted = {name: snapshot.spec[name] for name in IDENTITY}
     named = merge(base, {"hyperparameters": job["spec"].get("hyperparameters", {})}).get(
         "hyperparameters", {}
@@ -168,7 +176,7 @@ def _admitted_identity(job: Object, base: Object, snapshot: StoredPlan) -> Objec
 
 
 def check_job(job: Object) -> None:
-    """The schema, and the engine's settings that the job overrides. Raises Refused."""
+    """Checks the schema and the engine settings that the job overrides. Raises Refused."""
     _check_schema(job)
     _check_overrides(job)
 
@@ -186,7 +194,7 @@ def _check_overrides(job: Object) -> None:
 
 
 def _refuse_unsuitable_overrides(merged: Object) -> None:
-    """At admission alone: a job that runs with one goes on."""
+    """Raises Refused for overrides that do not suit the method. Only at admission: a running job continues."""
     given = merged.get("engineOverrides", {})
     if (
         str(given.get("num_vocab_tiling", 1)).lstrip("+") != "1"
@@ -206,8 +214,10 @@ def _refuse_unsuitable_overrides(merged: Object) -> None:
 
 
 def check_profile_object(profile: Object) -> None:
-    """The same for a profile, its constraints and what this version supports: what its ``Valid`` condition says.
-    Raises Refused."""
+    """Checks a profile's schema, its constraints and what this version supports, as in its ``Valid`` condition.
+
+    Raises Refused.
+    """
     name, spec = profile["metadata"]["name"], profile.get("spec")
     with naming_contact(spec if isinstance(spec, Mapping) else {}):
         try:
@@ -219,7 +229,7 @@ def check_profile_object(profile: Object) -> None:
 
 
 def choose_profile(job: Object, profiles: Sequence[Object]) -> Object:
-    """The profile that the job names, or the one default. Raises Refused."""
+    """Returns the profile that the job names, or else the only default profile. Raises Refused."""
     by_name = {profile["metadata"]["name"]: profile for profile in profiles}
     wanted = job["spec"].get("profileRef", {}).get("name")
     existing = ", ".join(sorted(by_name)) or "none"

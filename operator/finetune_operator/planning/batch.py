@@ -10,7 +10,7 @@ from finetune_operator.catalog import TpuShape
 from finetune_operator.planning.defaults import GLOBAL_BATCH
 from finetune_operator.planning.errors import Refused
 
-#: Devices that share a row where there are more devices than rows; beyond that, they mostly wait for each other.
+#: Numbers of devices that may share a row if there are more devices than rows; with more, they mostly wait.
 _SHARING = (1, 2, 4, 8)
 
 
@@ -20,8 +20,11 @@ def resolve_mesh(
     parallelism: Mapping[str, Any],
     controller: Literal["McJAX", "Pathways"] = "McJAX",
 ) -> MeshSpec:
-    """The mesh over all devices. Slices split the data axis, since only its traffic is slow enough for the network
-    between them. What is left out is the least, but fsdp, which takes what remains. Raises Refused."""
+    """Returns the mesh over all devices. Raises Refused.
+
+    Slices split the data axis, since only its traffic tolerates the network between slices. Axes that ``parallelism``
+    omits get their minimum, except fsdp, which gets the remaining devices.
+    """
     devices = _devices(shape, slices, parallelism)
     data = int(parallelism.get("data", slices))
     tensor = int(parallelism.get("tensor", 1))
@@ -53,8 +56,10 @@ def resolve_mesh(
 
 
 def sharing_rows(mesh: MeshSpec, hyperparameters: Mapping[str, Any]) -> MeshSpec:
-    """``mesh`` with the least tensor parallelism with which a global batch that is named can be split; as it is where
-    none is enough."""
+    """Returns ``mesh`` with the least tensor parallelism that lets it split a named global batch.
+
+    Returns ``mesh`` unchanged if no tensor parallelism is enough.
+    """
     batch = int(hyperparameters.get("globalBatchSize", 0))
     parts = int(hyperparameters.get("gradientAccumulationSteps", 1))
     for tensor in _SHARING:
@@ -64,7 +69,7 @@ def sharing_rows(mesh: MeshSpec, hyperparameters: Mapping[str, Any]) -> MeshSpec
 
 
 def _devices(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -> int:
-    """JAX devices over all slices. Of a chip that nobody has published it of, the job must say it."""
+    """Returns the number of JAX devices over all slices. If it is not known for the chip, the job must set all axes."""
     if shape.devices_per_chip is not None:
         return shape.chips * slices * shape.devices_per_chip
     axes = [int(parallelism.get(name, 0)) for name in ("data", "fsdp", "tensor")]
@@ -80,10 +85,10 @@ def _devices(shape: TpuShape, slices: int, parallelism: Mapping[str, Any]) -> in
 
 
 def resolve_global_batch(hyperparameters: Mapping[str, Any], mesh: MeshSpec) -> int:
-    """Rows per optimizer step; where nothing is said 8, or the least that can be split where that is more. Raises
-    Refused.
+    """Returns the rows per optimizer step. Raises Refused if they cannot be split.
 
-    A batch is computed in as many forward passes as gradients are accumulated, each split over data and fsdp.
+    Default: 8, or the smallest number that can be split if that is larger. A batch is computed in as many forward
+    passes as gradients are accumulated, each split over data and fsdp.
     """
     devices, parts = mesh.devices, int(hyperparameters.get("gradientAccumulationSteps", 1))
     ways = mesh.data * mesh.fsdp

@@ -1,4 +1,4 @@
-"""What a job may spend: its own budget, and the profile's limit."""
+"""Spending limits of a job: its own budget, and the profile's limit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ type Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingLimit:
-    """One limit."""
+    """Limit of chip hours or of cost."""
 
     most: float
     path: str
-    """Where it stands, for messages."""
+    """Field that sets the limit, for messages."""
     fails: bool
-    """Beyond it the job fails; else it is suspended until the limit is raised."""
+    """Whether the job fails beyond the limit; if not, it is suspended until the limit is raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingLimits:
-    """None: no limit of that kind."""
+    """Spending limits of a job. None: no limit of that kind."""
 
     chip_hours: SpendingLimit | None = None
     cost: SpendingLimit | None = None
@@ -35,9 +35,9 @@ class SpendingLimits:
 
 
 def resolve_budget(spec: Object, profile_name: str, profile: Object, price: float | None) -> SpendingLimits:
-    """``spec.budget`` and the profile's ``constraints.maxChipHours``, of which the lower one counts.
+    """Resolves ``spec.budget`` and the profile's ``constraints.maxChipHours``, of which the lower one applies.
 
-    ``price``: of a chip hour of the flavor. Raises Refused where money cannot be counted.
+    ``price`` is the flavor's price of one chip hour. Raises Refused if a cost is limited and there is no price.
     """
     asked, hours = spec.get("budget", {}), []
     fails = asked.get("onExhausted", "Suspend") == "Fail"
@@ -51,7 +51,7 @@ def resolve_budget(spec: Object, profile_name: str, profile: Object, price: floa
             SpendingLimit(most=float(asked["maxChipHours"]), path="spec.budget.maxChipHours", fails=fails)
         )
     if limit := profile.get("constraints", {}).get("maxChipHours"):
-        # Nobody can raise it for a job that was admitted.
+        # Fails the job: the profile's limit cannot be raised for an admitted job.
         path = f'constraints.maxChipHours of profile "{profile_name}"'
         hours.append(SpendingLimit(most=float(limit), path=path, fails=True))
     cost = None

@@ -1,4 +1,4 @@
-"""The chat template that a ConfigMap holds: read once, at admission, and kept in the job's plan."""
+"""Chat template from a ConfigMap: read once, at admission, and kept in the job's plan."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from finetune_operator.planning.merge import lookup
 type Object = Mapping[str, Any]
 type Argument = bool | int | float | str
 
-#: As the API's own bound on an inline template.
+#: Same bound as the API's on an inline template.
 _MOST_CHARACTERS = 32 * 1024
-#: What transformers gives every template, or takes for itself.
+#: Variables that transformers passes to every template, or reserves.
 _TAKEN = {
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation",
     "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
@@ -24,15 +24,15 @@ _PATH = "spec.datasets.chatTemplate.configMapRef"
 
 
 def template_ref(spec: Object) -> Object | None:
-    """Name and key of the ConfigMap that a job's spec names, if it names one."""
+    """Returns name and key of the ConfigMap that a job's spec names; None if it names none."""
     reference = lookup(spec, "datasets.chatTemplate.configMapRef")
     return reference if isinstance(reference, Mapping) else None
 
 
 def with_chat_template(spec: Object, config_map: Object | None) -> Object:
-    """``spec`` with the template's text in place of the reference. Raises Refused where there is none.
+    """Returns ``spec`` with the template's text instead of the reference. Raises Refused if there is no such text.
 
-    ``config_map``: the one that the reference names; None: there is none.
+    ``config_map`` is the one that the reference names; None if it does not exist.
     """
     reference = template_ref(spec)
     if reference is None:
@@ -55,8 +55,10 @@ def with_chat_template(spec: Object, config_map: Object | None) -> Object:
 
 
 def template_arguments(spec: Object) -> dict[str, Argument]:
-    """``spec.datasets.chatTemplate.arguments``: JSON where it is true, false or a number, else text. Raises Refused for
-    a name that templates have for something else."""
+    """Returns ``spec.datasets.chatTemplate.arguments``: JSON values for true, false and finite numbers, else text.
+
+    Raises Refused for a name that is reserved in templates.
+    """
     written = lookup(spec, "datasets.chatTemplate.arguments") or {}
     for name in written:
         if name in _TAKEN or not name.isidentifier():

@@ -1,8 +1,8 @@
-"""Which slice a job gets that names none: the cheapest of the profile on which its training fits.
+"""Chooses a slice for a job that names none: the cheapest of the profile that its training fits.
 
-At admission price alone ranks the slices. Preflight compiles the training for the cheapest and, where that does not
-hold it, for the next ones. Its record lies where the job's own account may write, so it decides only among the slices
-that are derived here from the stored plan, each of which is within the profile's rules.
+At admission, only the price ranks the slices. Preflight compiles the training for the cheapest one and, if it does not
+fit, for the next ones. The job's own account can write preflight's record, so the record decides only among slices that
+are derived here from the stored plan, all of which comply with the profile's rules.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +12,7 @@ from finetune_contract import MemoryOutcome, SliceShape
 from finetune_operator.catalog import TpuShape
 from finetune_operator.planning.topology import SliceOffer
 
-#: That preflight may go on to after the first one: each takes minutes to compile for.
+#: Number of slices that preflight may try after the first one; compilation for each takes minutes.
 MOST_CANDIDATES = 6
 CHEAPEST = "the cheapest slice of the profile"
 NO_WISH = "since spec.resources names none"
@@ -22,13 +22,13 @@ type _Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceChoice:
-    """The slice to take now."""
+    """The slice to use now."""
 
     offer: SliceOffer
     candidates: tuple[SliceOffer, ...]
-    """Those that preflight may take instead, in order; none once it has chosen."""
+    """Alternatives that preflight may choose, in order; empty once it has chosen."""
     capacities: tuple[str, ...]
-    """Kinds of capacity that serve the job."""
+    """Capacity types that serve the job."""
     why: str
 
 
@@ -41,19 +41,19 @@ def choose(
     slices: int,
     passed: Collection[str] = (),
 ) -> SliceChoice:
-    """The slice for a job that names none.
+    """Returns the slice for a job that names none.
 
     Args:
-        offers: what there is, those of capacity that was ``passed`` last. Not empty.
-        by_price: the same as preflight had it, before any capacity was passed.
-        fault: why the job cannot run on one, in a few words; None: it can.
-        found: what preflight has recorded; None: it has not passed.
-        slices: that the job connects.
-        passed: kinds of capacity that gave no nodes in time.
+        offers: slices that the profile offers, with ``passed`` capacity last. Not empty.
+        by_price: the same offers in the order that preflight saw, before any capacity was passed over.
+        fault: returns in a few words why the job cannot run on an offer; None if it can.
+        found: preflight's record of the memory; None if preflight has not passed.
+        slices: number of slices that the job connects.
+        passed: capacity types that provided no nodes in time.
     """
     first, left_out = _distinct(by_price, fault)
     if not first:
-        # Planning on it raises what is wrong.
+        # Planning on this offer raises the actual error.
         return SliceChoice(offer=offers[0], candidates=(), capacities=(), why=CHEAPEST)
     judged = found if _credible(found, first, slices) else None
     unfit = {_key(each.slice): each.why for each in judged.unfit} if judged else {}
@@ -90,7 +90,7 @@ def choose(
 def _distinct(
     offers: Sequence[SliceOffer], fault: Callable[[SliceOffer], str | None]
 ) -> tuple[Mapping[_Key, SliceOffer], Mapping[_Key, tuple[str, str]]]:
-    """The first slices on which the job can run, each once, and names and faults of the others up to there."""
+    """Returns the first distinct slices on which the job can run, and names and faults of the others among them."""
     possible: dict[_Key, SliceOffer] = {}
     faults: dict[_Key, tuple[str, str]] = {}
     for offer in offers:
@@ -107,8 +107,10 @@ def _distinct(
 
 
 def _credible(found: MemoryOutcome | None, first: Mapping[_Key, SliceOffer], slices: int) -> bool:
-    """Whether preflight had a choice and its record agrees with itself and with what the job may have. After an edit
-    of the job the slice that was chosen may be none of those, while others of them are known to be too small."""
+    """Returns whether preflight had a choice and its record is consistent with itself and with the possible slices.
+
+    After an edit of the job, the chosen slice may no longer be possible, while others are known to be too small.
+    """
     if found is None or found.chosen is None or found.slice != slice_label(found.chosen.name, slices):
         return False
     chosen, unfit = _key(found.chosen), {_key(each.slice) for each in found.unfit}
@@ -117,7 +119,7 @@ def _credible(found: MemoryOutcome | None, first: Mapping[_Key, SliceOffer], sli
 
 
 def _named(found: MemoryOutcome | None, first: Mapping[_Key, SliceOffer], slices: int) -> _Key | None:
-    """The slice that the job named when preflight passed, before an edit removed the name."""
+    """Returns the slice that the job named when preflight passed, before an edit removed the name; else None."""
     if found is None or found.chosen is not None or found.unknown:
         return None
     return next(
@@ -126,7 +128,7 @@ def _named(found: MemoryOutcome | None, first: Mapping[_Key, SliceOffer], slices
 
 
 def slice_label(slice_name: str, slices: int) -> str:
-    """As preflight's record names a place: ``2 x v6e-16``."""
+    """Returns the name of a place as in preflight's record: ``2 x v6e-16``."""
     return f"{slices} x {slice_name}" if slices > 1 else slice_name
 
 

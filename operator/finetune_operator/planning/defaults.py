@@ -1,8 +1,8 @@
-"""What users get where neither job nor profile says anything: the only place where such values stand.
+"""Defaults for what neither the job nor the profile sets. They are defined only here.
 
-The descriptions of the API repeat them ("Default: 42."), and a test compares the two. ``BUILT_IN`` lies below the
-profile's defaults when a spec is merged. The other tables hold what cannot be merged, since it depends on the method or
-on whether a section is there at all; :func:`filled` applies them when the merged spec is resolved.
+The descriptions of the API repeat them ("Default: 42."), and a test compares the two. ``BUILT_IN`` is the layer below
+the profile's defaults when a spec is merged. The other tables hold defaults that cannot be merged, since they depend on
+the method or on the presence of a section; :func:`filled` applies them when the merged spec is resolved.
 """
 
 from collections.abc import Mapping
@@ -37,13 +37,13 @@ BUILT_IN: Object = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodDefaults:
-    """Of one method."""
+    """Defaults of one method."""
 
     learning_rate: float
-    """For full fine-tuning."""
+    """Learning rate of full fine-tuning."""
     lora_learning_rate: float
     options: Object
-    """Members of its options in the spec."""
+    """Options of the method in the spec, by field name."""
 
 
 METHODS: Mapping[str, MethodDefaults] = {
@@ -57,11 +57,11 @@ METHODS: Mapping[str, MethodDefaults] = {
     "ORPO": MethodDefaults(learning_rate=8e-6, lora_learning_rate=8e-5, options={"lambda": 0.1}),
 }
 LORA: Object = {"rank": 16, "quantization": "None"}
-#: Of ``epochs``, only where ``steps`` is not set either, and likewise for the warm-up.
+#: ``epochs`` applies only if ``steps`` is not set either, and ``warmupRatio`` only if ``warmupSteps`` is not.
 HYPERPARAMETERS: Object = {"epochs": 1, "warmupRatio": 0.03}
-#: Of the weights in memory: those that are trained, and the frozen base under LoRA.
+#: Precision of the weights in memory: of trained weights, and of the frozen base under LoRA.
 WEIGHT_PRECISION, LORA_WEIGHT_PRECISION = "FP32", "BF16"
-#: Rows per optimizer step, or the number of devices where that is more.
+#: Rows per optimizer step, or the number of devices if that is larger.
 GLOBAL_BATCH = 8
 HUB: Object = {"revision": "main"}
 DATASET: Object = {"split": "train", "format": "Auto"}
@@ -70,12 +70,12 @@ PROFILING: Object = {"steps": 5}
 SMOKE: Object = {"steps": 5, "examples": 64}
 EXPORT: Object = {"content": "Merged", "onGateFailure": "Skip"}
 HUB_DESTINATION: Object = {"private": True}
-#: spec.hangPolicy.stageSeconds, several times what the largest models take. Evaluate holds a slice meanwhile; on CPU,
-#: downloads decide.
+#: spec.hangPolicy.stageSeconds: several times what the largest models take. Evaluate holds a slice meanwhile; on CPU,
+#: downloads dominate.
 EVALUATE_SECONDS = 6 * 3600
 CPU_STAGE_SECONDS = 24 * 3600
 
 
 def filled(section: Object, defaults: Object) -> dict[str, Any]:
-    """``section`` with ``defaults`` for what it leaves out."""
+    """Returns ``section`` with ``defaults`` for missing fields."""
     return {**defaults, **section}

@@ -1,4 +1,4 @@
-"""How planning says no."""
+"""Refusals of planning."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ from finetune_operator.api import Reason
 
 
 class Refused(Exception):
-    """The job cannot run as it stands; looked at again when the job or a profile changes.
+    """The job cannot run in its current form; it is planned again when the job or a profile changes.
 
-    ``message`` is a whole sentence: where, saw, expected, one fix.
+    ``message`` is a complete sentence: the field, its value, what is expected, and one fix.
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -20,7 +20,7 @@ class Refused(Exception):
 
 
 def with_contact(refused: Refused, owner: object) -> Refused:
-    """The refusal with whom to ask at its end. ``owner``: that of the profile's spec, if it names one."""
+    """Returns the refusal with a contact appended. ``owner`` is that of the profile's spec; None if it names none."""
     told = owner if isinstance(owner, Mapping) else {}
     whom = told.get("contact") or told.get("team") or "the owner of the profile"
     stop = "" if refused.message.endswith((".", "?")) else "."
@@ -29,7 +29,7 @@ def with_contact(refused: Refused, owner: object) -> Refused:
 
 @contextmanager
 def naming_contact(profile: Mapping[str, Any]) -> Iterator[None]:
-    """Refusals from within end with whom to ask, as the spec of a profile says."""
+    """Appends the contact from the spec of a profile to refusals raised inside the block."""
     try:
         yield
     except Refused as error:

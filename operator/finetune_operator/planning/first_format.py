@@ -1,10 +1,10 @@
-"""Plans of format 1, which earlier releases kept as ``<job>-plan`` in the job's own namespace.
+"""Plans of format 1, which earlier releases stored as ``<job>-plan`` in the job's own namespace.
 
-Whoever may create ConfigMaps there may have written or replaced one. So it is read once, for a job whose status names a
-profile but no stored plan, and only what can be verified is taken over: the profile, the run folder and the model of
-another job by the status, which tenants cannot write, and the spec by the API's schema. The profile's rules judge the
-spec before anything is started (:func:`.admission.replan`); what runs stays within its limits even where they refuse
-it.
+Any user who can create ConfigMaps there may have written or replaced one. So it is read only once, for a job whose
+status names a profile but no stored plan, and only verifiable parts are migrated: the profile, the run folder and the
+model of another job are verified against the status, which tenants cannot write, and the spec against the API's schema.
+The profile's rules apply to the spec before anything starts (:func:`.admission.replan`); running children stay within
+its limits even if the rules refuse it.
 """
 
 import json
@@ -23,7 +23,7 @@ _PATHWAYS_IMAGES = ("pathwaysServer", "pathwaysProxy")
 
 
 def first_format_name(job: Object) -> str | None:
-    """Name of the ConfigMap in the job's namespace that may be taken over; None for a job that needs none."""
+    """Returns the name of the ConfigMap in the job's namespace to migrate; None if the job needs none."""
     status = job.get("status") or {}
     if lookup(status, "resolved.profile.hash") is None or lookup(status, "resolved.plan") is not None:
         return None
@@ -31,10 +31,9 @@ def first_format_name(job: Object) -> str | None:
 
 
 def take_over(job: Object, config_map: Object | None) -> StoredPlan:
-    """The plan that a job of an earlier release runs under. Raises Refused (PlanMissing).
+    """Returns the plan under which a job of an earlier release runs. Raises Refused (PlanMissing).
 
-    The profile keeps what it meant when the job was admitted: rules that were not written forbade nothing, and one
-    cache served all namespaces.
+    The profile keeps its meaning at admission: missing rules forbade nothing, and one cache served all namespaces.
     """
     hashed = lookup(job.get("status") or {}, "resolved.profile.hash")
     name = lookup(job.get("status") or {}, "resolved.profile.name")
@@ -65,16 +64,18 @@ def take_over(job: Object, config_map: Object | None) -> StoredPlan:
 
 
 def _as_meant(profile: Object) -> Object:
-    """With what the earlier release took for granted in words."""
+    """Returns the profile with the earlier release's implicit defaults written out."""
     return merge(profile, {"storage": {"cacheScope": "Profile"}, "constraints": {"mode": "Open"}}, profile)
 
 
 def _check_schema(job: Object, spec: Object) -> None:
-    """Raises ValueError where ``spec`` is none, beyond what today's schema finds wrong with the job itself: that the
-    API server accepted when the job was created."""
+    """Raises ValueError if ``spec`` is invalid beyond the faults of the job itself under today's schema.
+
+    The API server accepted the latter when the job was created.
+    """
     model = spec["model"]
     if "fromJob" in model:
-        # Resolved at admission; the status tells whether to that.
+        # Resolved at admission; _check_status verifies the resolved model.
         asked = {"fromJob": job["spec"]["model"]["fromJob"]}
         model = {key: value for key, value in model.items() if key != "uri"} | asked
     new = _faults({**job, "spec": {**spec, "model": model}}) - _faults(job)
@@ -91,8 +92,10 @@ def _faults(job: Object) -> set[str]:
 
 
 def _check_status(job: Object, snapshot: StoredPlan) -> None:
-    """The operator itself writes into the run folder, and the model of another job is judged by what that was made of.
-    Raises ValueError where the plan names others than the status."""
+    """Raises ValueError if the plan names another run folder or model than the status.
+
+    The operator itself writes into the run folder, and rules for the model of another job apply to its base model.
+    """
     resolved, model = job["status"]["resolved"], snapshot.spec["model"]
     if snapshot.run_folder.uri != resolved["runFolder"]:
         raise ValueError("its run folder is not the one that the status names")
@@ -103,10 +106,10 @@ def _check_status(job: Object, snapshot: StoredPlan) -> None:
 
 
 def _verified(profile: Object, controller: object, hashed: object) -> Object:
-    """The profile's spec as the status names it. Raises ValueError."""
+    """Returns the profile's spec that the status names. Raises ValueError if it is another one."""
     if digest(profile) == hashed:
         return profile
-    # Its hash was taken before the catalogue's images for Pathways were filled in; the catalogue still has them.
+    # The hash was taken before the catalog's images for Pathways were filled in; the catalog still has them.
     images = {key: value for key, value in profile["images"].items() if key not in _PATHWAYS_IMAGES}
     plain = {**profile, "images": images}
     if controller != "Pathways" or digest(plain) != hashed:

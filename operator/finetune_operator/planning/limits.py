@@ -1,7 +1,7 @@
-"""A profile's ``constraints.limits``, judged on what a job's numbers come to, wherever they come from.
+"""Applies a profile's ``constraints.limits`` to the effective numbers of a job, wherever they come from.
 
-Some are known only when preflight has counted the rows or chosen a mesh: they are judged then, before a slice is
-claimed.
+Some numbers are known only after preflight has counted the rows or chosen a mesh: their limits are checked then, before
+a slice is claimed.
 """
 
 import math
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 type Object = Mapping[str, Any]
 type Number = int | float | Decimal
 
-#: What is not set and therefore has no end.
+#: Value of a number that is not set and is therefore unlimited.
 UNLIMITED = Decimal("Infinity")
 
 
 class _Later(Exception):
-    """Only preflight can know it."""
+    """Only preflight can determine the number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedLimit:
-    """One of ``constraints.limits``."""
+    """One entry of ``constraints.limits``. None: not limited in that direction."""
 
     path: str
     least: Decimal | None
@@ -42,8 +42,11 @@ class ResolvedLimit:
 
 
 def bounds_of(profile: Object) -> tuple[ResolvedLimit, ...]:
-    """From a profile's spec, :func:`.policy.with_mode`. A profile without a mode is of a plan that was judged by an
-    operator which knew none: its job is not judged anew by other rules."""
+    """Returns the limits of a profile's spec with an explicit mode (:func:`.policy.with_mode`).
+
+    A profile without a mode belongs to a plan that an operator without modes admitted: no limits are returned, so that
+    the job is not subject to new rules.
+    """
     constraints = profile.get("constraints", {})
     return tuple(
         ResolvedLimit(
@@ -56,7 +59,7 @@ def bounds_of(profile: Object) -> tuple[ResolvedLimit, ...]:
 
 
 def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
-    """Limits that a job breaks, as far as they can be judged before preflight. ``spec``: the merged one."""
+    """Yields violated limits, as far as they can be checked before preflight. ``spec`` is the merged spec."""
     for bound in plan.bounds:
         try:
             value = _NUMBERS[bound.path](plan, spec, None)
@@ -78,7 +81,7 @@ def limit_problems(plan: "Plan", spec: Object) -> Iterator[str]:
 
 
 def written_problems(bounds: Iterable[ResolvedLimit], spec: Object) -> Iterator[str]:
-    """Those that the merged spec breaks by what it says itself: all that can be judged where there is no plan."""
+    """Yields limits that values in the merged spec itself violate: all that can be checked without a plan."""
     for bound in bounds:
         value = lookup(spec, bound.path)
         if value is not None:
@@ -86,7 +89,7 @@ def written_problems(bounds: Iterable[ResolvedLimit], spec: Object) -> Iterator[
 
 
 def found_problems(plan: "Plan", findings: "Findings") -> Iterator[str]:
-    """The others, once preflight has passed."""
+    """Yields violated limits that could only be checked after preflight."""
     for bound in plan.bounds if findings.preflight else ():
         number = _NUMBERS[bound.path]
         try:
@@ -107,7 +110,7 @@ def _beyond(bound: ResolvedLimit, value: Number | None, saying: str) -> Iterator
         yield f"constraints.limits: spec.{bound.path} {said}, at least {bound.least} is asked for"
 
 
-# --- what each number comes to, by the plan, the merged spec and preflight's findings; None: the job has no such thing
+# --- effective value of each number, from the plan, the merged spec and preflight's findings; None: not applicable
 
 type _Resolve = Callable[["Plan", Object, "PreflightOutcome | None"], Number | None]
 
@@ -115,7 +118,7 @@ _NOTHING: Object = {}
 
 
 def _of(path: str) -> _Resolve:
-    """An attribute of the plan; None where something on the way is None."""
+    """Resolves an attribute path of the plan; None if any attribute in it is None."""
 
     def resolve(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number | None:
         value: Any = plan
@@ -140,7 +143,7 @@ def _or_unlimited(path: str) -> _Resolve:
 
 
 def _of_method(method: MethodType, name: str) -> _Resolve:
-    """An option of the plan's method; None where the job's method is another one."""
+    """Resolves an option of the plan's method; None if the job uses another method."""
 
     def resolve(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") -> Number | None:
         number: Number | None = getattr(plan.method, name) if plan.method.type == method else None
@@ -150,7 +153,7 @@ def _of_method(method: MethodType, name: str) -> _Resolve:
 
 
 def _numbers_of(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Of a section without members of its own: each number as users write it, and its attribute."""
+    """Yields each number of a section without subsections: its name in the API, and its attribute."""
     numbers = number_paths(model)
     for name, field in model.model_fields.items():
         if field.alias in numbers:
@@ -158,7 +161,7 @@ def _numbers_of(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
 
 
 def _written(path: str) -> _Resolve:
-    """What the merged spec says; for what changes no plan."""
+    """Resolves a value of the merged spec, for fields that change no plan."""
     return lambda _plan, spec, _found: lookup(spec, path)
 
 
@@ -204,7 +207,7 @@ def _per_device(plan: "Plan", _spec: Object, _found: "PreflightOutcome | None") 
 
 
 def _axis(name: str) -> _Resolve:
-    """Preflight may choose another mesh by compiling."""
+    """Resolves a mesh axis. Preflight may choose another mesh by compiling."""
 
     def resolve(plan: "Plan", _spec: Object, found: "PreflightOutcome | None") -> Number:
         check = plan.memory
@@ -220,7 +223,7 @@ def _axis(name: str) -> _Resolve:
     return resolve
 
 
-#: Counted from the rows of the training data.
+#: Depend on the number of rows in the training data.
 _OF_ROWS = ("hyperparameters.epochs",)
 _NUMBERS: Mapping[str, _Resolve] = {
     **{
@@ -250,7 +253,7 @@ _NUMBERS: Mapping[str, _Resolve] = {
     "evaluation.maxExamples": _written("evaluation.maxExamples"),
     "hangPolicy.blindSeconds": _or_unlimited("limits.blind"),
     "hangPolicy.noStepSeconds": _of("limits.no_step"),
-    # By default stages on CPU have longer than Evaluate.
+    # By default, CPU stages have a longer limit than Evaluate.
     "hangPolicy.stageSeconds": _of("limits.cpu_stage"),
     "hangPolicy.startupSeconds": _of("limits.startup"),
     "hyperparameters.epochs": _epochs,
@@ -274,6 +277,6 @@ _NUMBERS: Mapping[str, _Resolve] = {
     "resources.parallelism.tensor": _axis("tensor"),
     "resources.slices": _of("mesh.slices"),
 }
-#: What a limit may name: the numbers of a job's spec, except retry.generation and model.fromJob.step, which only
-#: number things.
+#: Paths that a limit may name: the numbers of a job's spec, except retry.generation and model.fromJob.step, which are
+#: not amounts.
 LIMITED = frozenset(_NUMBERS)

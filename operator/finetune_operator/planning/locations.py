@@ -1,8 +1,8 @@
-"""Which places a job may read and write. Pure text: a glob is judged by all that it can match.
+"""Locations that a job may read and write. Works on text only: a glob is checked against everything that it can match.
 
-Storage belongs to namespaces: without an entry in the profile a job reads ``<artifacts>/<namespace>/`` and writes
-``<artifacts>/<namespace>/exports/`` beside its own run folder. A cache or a Pathways scratch folder that the profile
-names belongs to no job.
+Namespaces own storage: without entries in the profile, a job reads ``<artifacts>/<namespace>/`` and, apart from its own
+run folder, writes ``<artifacts>/<namespace>/exports/``. A cache or a Pathways scratch folder that the profile names
+belongs to no job.
 """
 
 import re
@@ -15,43 +15,43 @@ type Object = Mapping[str, Any]
 type Rule = Literal["read", "write"]
 
 EXPORTS = "exports"
-#: Folders of a namespace that are no run folders.
+#: Folders of a namespace that are not run folders.
 _NO_RUNS = (EXPORTS, "cache", "pathways", "programs")
 _WILDCARDS = frozenset("*?[")
-#: ASCII alone: a range of others may be very long.
+#: ASCII only: a range of other characters may be very long.
 _PLAIN_SET = re.compile(r"\[([\x22-\x5a\x5f-\x7e]+)\]")
-#: Names of ``gs://bucket`` and of ``file://`` with its first slash.
+#: Number of path segments in ``gs://bucket``, and in ``file://`` with its first slash.
 _ROOT = 3
-#: Stands for what a wildcard of a job matches; no entry of a profile holds it.
+#: Represents what a wildcard of a job matches; no entry of a profile contains it.
 _UNKNOWN = "\0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Something that a job names."""
+    """A location that a job names."""
 
     path: str
-    """The field."""
+    """Field that names it."""
     uri: str
-    """``gs://…`` or ``file://…``; of the hub ``hf://models/…``, ``hf://datasets/…``, ``hf://benchmarks/…``, and for
+    """``gs://…`` or ``file://…``; on the hub ``hf://models/…``, ``hf://datasets/…``, ``hf://benchmarks/…``, and for
     writing ``hf://<repository>``."""
     folder: bool = True
-    """Everything below it is meant, too."""
+    """Whether everything below it is included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileFolders:
-    """The profile's own folders, as one namespace sees them. Folders end without a slash."""
+    """The profile's own folders, as one namespace sees them, without trailing slashes."""
 
     artifacts: str
     namespace: str
     shared: Mapping[str, str]
-    """Folders beside the artifacts, by the name of their field: the cache and Pathways' scratch, where the profile
-    names them. Each namespace has its part of them, which no job names."""
+    """Folders outside the artifacts, by field name: the cache and Pathways' scratch folder, if the profile names them.
+    Each namespace has its part of them, which no job can name."""
 
     @classmethod
     def of(cls, profile: Object, namespace: str) -> "ProfileFolders":
-        """From a profile's spec."""
+        """Returns the folders of a profile's spec."""
         storage = profile["storage"]
         return cls(
             artifacts=storage["artifacts"].rstrip("/"),
@@ -68,12 +68,12 @@ class ProfileFolders:
 
     @property
     def exports(self) -> str:
-        """Where jobs of the namespace may export to."""
+        """Folder to which jobs of the namespace may export."""
         return f"{self.own}/{EXPORTS}"
 
 
 def storage_faults(profile: Object) -> Iterator[str]:
-    """Folders of a profile that cannot be kept apart: who may write into one of them would write into another, too."""
+    """Yields folders of a profile that cannot be kept apart: write access to one would include another."""
     storage = ProfileFolders.of(profile, "")
     folders = {"artifacts": storage.artifacts, **storage.shared}
     for (outer, around), (inner, within) in permutations(folders.items(), 2):
@@ -94,14 +94,14 @@ def storage_faults(profile: Object) -> Iterator[str]:
 def location_problem(
     place: Location, storage: ProfileFolders, rule: Rule, listed: Sequence[str] | None, *, strict: bool
 ) -> str | None:
-    """Why ``place`` may not be read or written; None: it may.
+    """Returns why ``place`` may not be read or written; None if it may.
 
     Args:
-        place: what the job names.
+        place: the location that the job names.
         storage: the profile's folders.
-        rule: what the job does there.
-        listed: the profile's ``constraints.uris.<rule>``; None: not set.
-        strict: nothing is allowed that is not listed.
+        rule: the requested access.
+        listed: the profile's ``constraints.uris.<rule>``; None if not set.
+        strict: whether only listed locations are allowed.
     """
     uri = place.uri.rstrip("/")
     covering = [pattern for pattern in listed or () if covers(pattern, uri)]
@@ -109,7 +109,7 @@ def location_problem(
         return fault
     own = storage.exports if rule == "write" else storage.own
     if not _open(_guarded(place, uri, storage, rule), covering):
-        # An entry that opens it would open it to every namespace of the profile, so none is advised.
+        # An entry for it would open it to every namespace of the profile, so the message suggests none.
         instead = "use data of your own" if rule == "read" else "use a folder there"
         return (
             f"{place.path}: {uri} lies in the profile's own storage, where jobs of namespace {storage.namespace} "
@@ -125,7 +125,7 @@ def location_problem(
 
 
 def _of_a_pod(path: str, uri: str, storage: ProfileFolders) -> str | None:
-    """Why a place in a file system is refused where the profile keeps things elsewhere."""
+    """Returns why a location in a file system is refused, if the profile uses other storage; else None."""
     if not _is_file(uri) or _is_file(storage.artifacts):
         return None
     return (
@@ -135,18 +135,20 @@ def _of_a_pod(path: str, uri: str, storage: ProfileFolders) -> str | None:
 
 
 def _open(guarded: Iterable[str | None], covering: Sequence[str]) -> bool:
-    """Whether entries name each of the ``guarded`` folders."""
+    """Returns whether the entries name each of the ``guarded`` folders."""
     return all(folder is not None and any(_names(each, folder) for each in covering) for folder in guarded)
 
 
 def _to_allow(entry: str | None, rule: Rule) -> str:
-    """The change to the profile that allows what was refused; empty where no entry does."""
+    """Returns the change to the profile that would allow the location; empty if no entry would."""
     return f': to allow it, add "{entry}" to spec.constraints.uris.{rule} of the profile' if entry else ""
 
 
 def run_folder_problem(path: str, folder: str, storage: ProfileFolders, listed: Sequence[str]) -> str | None:
-    """Why a job may not go on in the run folder ``folder``; None: it may. It is its namespace's own, or one that
-    ``constraints.uris.write`` names."""
+    """Returns why a job may not resume in the run folder ``folder``; None if it may.
+
+    It may if the folder belongs to its own namespace, or if ``constraints.uris.write`` names it.
+    """
     uri = folder.rstrip("/")
     if fault := _of_a_pod(path, uri, storage):
         return fault
@@ -170,7 +172,7 @@ def run_folder_problem(path: str, folder: str, storage: ProfileFolders, listed: 
 
 
 def _opens_run(pattern: str, uri: str, storage: ProfileFolders) -> bool:
-    """Among the profile's own run folders an entry names at least the namespace."""
+    """Returns whether an entry opens a run folder: within the profile's own storage, it must name the namespace."""
     if not _touches(uri, storage.artifacts, folder=True):
         return True
     depth = len(storage.artifacts.split("/")) + 1
@@ -178,8 +180,10 @@ def _opens_run(pattern: str, uri: str, storage: ProfileFolders) -> bool:
 
 
 def _guarded(place: Location, uri: str, storage: ProfileFolders, rule: Rule) -> Iterator[str | None]:
-    """Folders of the profile that ``place`` may be in and that are not its namespace's to use so. An entry that opens
-    one names it; None: no entry can."""
+    """Yields the profile's folders that ``place`` may be in and that its namespace may not use this way.
+
+    An entry opens such a folder only by naming it; None stands for a folder that no entry can open.
+    """
     for folder in storage.shared.values():
         if _touches(uri, folder, folder=place.folder):
             yield folder
@@ -191,15 +195,17 @@ def _guarded(place: Location, uri: str, storage: ProfileFolders, rule: Rule) -> 
 
 
 def covers(pattern: str, uri: str) -> bool:
-    """Whether everything that ``uri`` can match is what an entry of a profile stands for. In the entry ``*`` stands for
-    any characters, slashes too; in ``uri``, if it is a glob, no wildcard matches a slash."""
+    """Returns whether an entry of a profile covers everything that ``uri`` can match.
+
+    In the entry, ``*`` matches any characters, including slashes; in ``uri``, no wildcard matches a slash.
+    """
     return matches(pattern, _blurred(uri))
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether ``text`` is what ``pattern`` says, in which ``*`` stands for any characters.
+    """Returns whether ``text`` matches ``pattern``, in which ``*`` matches any characters.
 
-    One pass and nothing kept: patterns are tenants' text, too, and fnmatch keeps each that it has compiled.
+    Works in one pass without a cache: tenants write patterns, too, and fnmatch caches each compiled pattern.
     """
     first, *others = pattern.split("*")
     if not others:
@@ -217,12 +223,12 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def is_below(uri: str, folder: str) -> bool:
-    """Whether ``uri``, of which nothing is a wildcard, is inside ``folder``."""
+    """Returns whether ``uri``, which has no wildcards, is inside ``folder``."""
     return uri.startswith(f"{folder}/")
 
 
 def _blurred(uri: str) -> str:
-    """``uri`` with one unknown in each name that has wildcards; only what is certain around it stays."""
+    """Returns ``uri`` with one unknown per name that has wildcards; only the certain text around it stays."""
     return uri if uri.startswith("hf://") else "/".join(map(_blurred_name, uri.split("/")))
 
 
@@ -230,12 +236,12 @@ def _blurred_name(name: str) -> str:
     at = [index for index, letter in enumerate(name) if letter in _WILDCARDS]
     if not at:
         return name
-    # Where a set of characters ends is not always clear, so nothing behind one is certain.
+    # The end of a character set is not always clear, so nothing after one is certain.
     return f"{name[: at[0]]}{_UNKNOWN}{'' if '[' in name else name[at[-1] + 1 :]}"
 
 
 def _entry(place: Location, uri: str) -> str | None:
-    """What an entry that covers ``uri`` may look like: of a file, its folder. None: that is a whole bucket."""
+    """Returns a possible entry that covers ``uri`` (for a file, its folder); None if that is a whole bucket."""
     if uri.startswith("hf://"):
         return uri
     names = uri.split("/")
@@ -248,21 +254,23 @@ def _entry(place: Location, uri: str) -> str | None:
 
 
 def _names(pattern: str, folder: str) -> bool:
-    """Whether the entry says that it means a part of ``folder``, or it."""
+    """Returns whether the entry explicitly names ``folder`` or a part of it."""
     fixed = pattern.partition("*")[0]
     return fixed.startswith(f"{folder}/") or (fixed == pattern and pattern.rstrip("/") == folder)
 
 
 def _inside(uri: str, folder: str) -> bool:
-    """Whether all that ``uri`` can match is inside ``folder``."""
+    """Returns whether everything that ``uri`` can match is inside ``folder``."""
     depth = len(folder.split("/"))
     names = uri.split("/")
     return len(names) > depth and names[:depth] == folder.split("/")
 
 
 def _touches(uri: str, guarded: str, *, folder: bool) -> bool:
-    """Whether something that ``uri`` can match is ``guarded``, is inside it or, where all below ``uri`` is meant, holds
-    it."""
+    """Returns whether ``uri`` can match ``guarded`` or something inside it.
+
+    With ``folder``, which includes everything below ``uri``, also whether it can match a parent of ``guarded``.
+    """
     names, fixed = uri.split("/"), guarded.split("/")
     if len(names) < len(fixed) and not folder:
         return False
@@ -270,7 +278,7 @@ def _touches(uri: str, guarded: str, *, folder: bool) -> bool:
 
 
 def _may_match(name: str, there: str) -> bool:
-    """Whether a name with wildcards may stand for the name ``there``. Linear in the product of their lengths."""
+    """Returns whether a name with wildcards can match the name ``there``. Linear in the product of their lengths."""
     wanted = _parts(name)
     reached = {0}
     for part in wanted:
@@ -282,7 +290,7 @@ def _may_match(name: str, there: str) -> bool:
 
 
 def _spelled(characters: str) -> str:
-    """``a-c`` written out; ``\\0``, which no name holds, where there is none."""
+    """Returns ``a-c`` written out; ``\\0``, which occurs in no name, if there are no characters."""
     found: list[str] = []
     for match in re.finditer(r"(.)-(.)|.", characters):
         begin, end = match[1], match[2]
@@ -291,8 +299,10 @@ def _spelled(characters: str) -> str:
 
 
 def _parts(name: str) -> list[str | None]:
-    """What each part of ``name`` stands for: one of these characters, any one (empty), any number of any (None). Where
-    a set of characters ends is not always clear: what begins with such a one may be anything."""
+    """Returns what each part of ``name`` matches: one of these characters, any one (empty), or any number (None).
+
+    The end of a character set is not always clear: from an unclear one on, the rest of the name matches anything.
+    """
     parts: list[str | None] = []
     rest = name
     while rest:

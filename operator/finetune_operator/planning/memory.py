@@ -1,4 +1,4 @@
-"""What preflight is told so that it can prove the training's memory before a slice is claimed."""
+"""Memory check of preflight: proves that the training fits the memory before a slice is claimed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,15 +12,17 @@ from finetune_operator.planning.topology import Placement, SliceOffer, flags_of
 
 type Object = Mapping[str, Any]
 
-#: More than it could compile: a refusal names the first that fits.
+#: Larger slices to report; more than preflight could compile for, so that a refusal can name the first that fits.
 _LARGER = 4
 
 
 def resolve_memory(
     source: str, site: SlicePlan, candidates: Sequence[SlicePlan], profile: Object, resources: Object
 ) -> MemoryCheckSpec | None:
-    """``spec.preflight.memory`` for the job at ``site``; None where it is Off. ``candidates``: where preflight may take
-    it instead."""
+    """Resolves ``spec.preflight.memory`` for the job at ``site``; None if it is Off.
+
+    ``candidates`` are the slices that preflight may choose instead.
+    """
     if source == "Off":
         return None
     devices = site.mesh.devices // site.mesh.slices
@@ -34,15 +36,15 @@ def resolve_memory(
 
 
 def without_choice(check: MemoryCheckSpec) -> MemoryCheckSpec:
-    """For a trainer image that knows neither candidates nor flags of a slice."""
+    """Returns the check without candidates and slice flags, for a trainer image that does not support them."""
     larger = [each.model_copy(update={"flags": None}) for each in check.larger]
     return check.model_copy(update={"candidates": [], "larger": larger})
 
 
 def compiler_flags(placement: Placement, env: Sequence[Object], *, pathways: bool) -> Mapping[str, str]:
-    """The compiler's variables as the processes on that slice have them; empty under Pathways, whose servers compile.
+    """Returns the compiler variables of the processes on that slice; empty under Pathways, whose servers compile.
 
-    ``env``: what the profile adds to every pod.
+    ``env`` holds the profile's additions to every pod.
     """
     return {} if pathways else _with_added(placement.flags, env)
 
@@ -53,13 +55,15 @@ def _with_added(flags: Mapping[str, str], env: Sequence[Object]) -> Mapping[str,
 
 
 def place_name(check: MemoryCheckSpec, mesh: MeshSpec) -> str:
-    """As the trainer tells what it has compiled for: ``2 x v6e-16``."""
+    """Returns the name under which the trainer reports what it has compiled for: ``2 x v6e-16``."""
     return slice_label(check.slice.name, mesh.slices)
 
 
 def chosen_mesh(planned: MeshSpec, found: MeshSpec | None) -> MeshSpec:
-    """``planned`` with the axes that preflight may choose. Its record lies where the job's own account may write, so a
-    mesh that does not cover the slice is not taken."""
+    """Returns ``planned`` with the axes that preflight may choose.
+
+    The job's own account can write preflight's record, so a mesh that does not cover the slice is ignored.
+    """
     if found is None or found.fsdp < 1 or found.tensor < 1:
         return planned
     chosen = planned.model_copy(update={"fsdp": found.fsdp, "tensor": found.tensor})
@@ -77,7 +81,7 @@ def _env(profile: Object) -> Sequence[Object]:
 
 
 def _larger(shape: TpuShape, profile: Object, resources: Object) -> Sequence[SliceShape]:
-    """Slices of the profile with more memory in all, the smallest first."""
+    """Returns slices of the profile with more total memory, in ascending order of size."""
     offered: dict[tuple[str, str], SliceShape] = {}
     slices, pathways = resources["slices"], resources["controller"] == "Pathways"
     for flavor in profile["flavors"]:

@@ -1,13 +1,13 @@
-"""Built-in defaults < profile defaults < job. Plain JSON in, plain JSON out; nothing is changed in place.
+"""Merges built-in defaults, profile defaults and the job, in ascending priority. Plain JSON, never changed in place.
 
-Profile locks need no layer of their own: a job that sets a locked path to another value is refused
-(:mod:`.policy`), so what remains is what the layers below say.
+Profile locks need no layer of their own: a job that sets a locked path to another value is refused (:mod:`.policy`), so
+the lower layers determine the value of each locked path.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-#: Members that exclude each other, by section. Each inner tuple is one way to say the same thing.
+#: Mutually exclusive members by section. Each inner tuple is one alternative.
 UNIONS: Mapping[str, tuple[tuple[tuple[str, ...], ...], ...]] = {
     "hyperparameters": (
         (("epochs",), ("steps",)),
@@ -19,7 +19,7 @@ UNIONS: Mapping[str, tuple[tuple[tuple[str, ...], ...], ...]] = {
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers win: maps merge key by key, lists and scalars replace, one union member drops the others."""
+    """Merges layers; later layers win. Maps merge by key, lists and scalars replace, union members drop the others."""
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _overlay(merged, layer, ())
@@ -47,7 +47,7 @@ def _overlay(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, .
 
 
 def lookup(document: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, or None."""
+    """Returns the value at a dotted path, or None if there is none."""
     value: Any = document
     for name in path.split("."):
         if not isinstance(value, Mapping):

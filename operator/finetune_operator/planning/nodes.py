@@ -1,4 +1,4 @@
-"""What a TPU pod must carry to land on its slice: GKE's labels and taints for the shape and for how it is bought."""
+"""Scheduling constraints of TPU pods: GKE's node labels and taints for the slice's shape and capacity type."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _RESERVATION = re.compile(
     r"(?:projects/(?P<project>[^/]+)/reservations/)?(?P<name>[^/]+)"
     r"(?:/reservationBlocks/(?P<blocks>[^/]+)(?:/reservationSubBlocks/(?P<subblocks>[^/]+))?)?"
 )
-#: What nodes are that may be taken away, or that end by themselves.
+#: Labels of nodes that may be reclaimed, or that have a limited lifetime.
 _PASSING: Mapping[str, tuple[str, ...]] = {
     f"{_GKE}/gke-spot": ("true",),
     f"{_GKE}/gke-preemptible": ("true",),
@@ -31,13 +31,13 @@ _RECLAIMED: Mapping[str, tuple[str, ...]] = {
 
 
 def node_selector(shape: TpuShape, flavor: Object, *, queued_provisioning: bool) -> dict[str, str]:
-    """Labels of the slice's nodes. What the flavor itself selects wins; with the value "" it takes a label away."""
+    """Returns the labels of the slice's nodes. The flavor's own selector wins; with the value "" it removes a label."""
     selector = {f"{_GKE}/gke-tpu-accelerator": shape.accelerator, f"{_GKE}/gke-tpu-topology": shape.topology}
     if shares_labels(shape):
-        # Half of an eight-chip host would satisfy a four-chip pod.
+        # Without the machine type, half of an eight-chip host would satisfy a four-chip pod.
         selector[_MACHINE] = shape.machine_type
     if shape.requires_placement_policy:
-        # As xpk names them; a flavor says otherwise where a pool's is called something else.
+        # xpk's naming scheme; a flavor overrides it if the policy of its node pool has another name.
         selector[_POLICY] = f"{shape.name}-{shape.topology}-placement-policy"
     match flavor["capacity"]:
         case "Spot":
@@ -45,7 +45,7 @@ def node_selector(shape: TpuShape, flavor: Object, *, queued_provisioning: bool)
         case "Reservation":
             selector |= _reservation(flavor["reservation"])
         case "FlexStart" if not queued_provisioning:
-            # Queued nodes are selected by the provisioning request, which Kueue adds when they are there.
+            # Queued nodes are selected by the provisioning request, which Kueue adds once they exist.
             selector[f"{_GKE}/gke-flex-start"] = "true"
     own = flavor.get("nodeSelector", {})
     removed = {label for label in selector if own.get(label) == ""}
@@ -53,8 +53,10 @@ def node_selector(shape: TpuShape, flavor: Object, *, queued_provisioning: bool)
 
 
 def avoided(flavor: Object, *, queued_provisioning: bool) -> dict[str, tuple[str, ...]]:
-    """Values of labels, by label, of nodes that other kinds of capacity are made of and that no label keeps the pods
-    from; not of a label that the flavor itself selects by."""
+    """Returns label values, by label, of nodes of other capacity types that nothing else keeps the pods off.
+
+    Labels that the flavor itself selects by are left out.
+    """
     match flavor["capacity"]:
         case "OnDemand":
             others = _PASSING
@@ -66,9 +68,9 @@ def avoided(flavor: Object, *, queued_provisioning: bool) -> dict[str, tuple[str
 
 
 def tolerations(flavor: Object, *, queued_provisioning: bool) -> tuple[Object, ...]:
-    """Of the TPU taint, the capacity's and those that the flavor adds.
+    """Returns the tolerations of the TPU taint and of the capacity type, and those that the flavor adds.
 
-    Never of ``impending-node-termination``: a node that is about to go takes nothing new.
+    ``impending-node-termination`` is never tolerated: a node that is about to terminate must get no new pods.
     """
     found: list[Object] = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
     if flavor["capacity"] == "Spot":
@@ -83,10 +85,10 @@ def _true(key: str) -> Object:
 
 
 def _reservation(name: str) -> dict[str, str]:
-    """Another project's reservation is named with its project; a part of one with its block."""
+    """Returns the labels of a reservation. Another project's includes the project, a part of one includes its block."""
     parts = _RESERVATION.fullmatch(name)
     if parts is None:
-        # A profile of an earlier schema; no node has such a label, and the job says what it waits for.
+        # A profile of an earlier schema; no node has such a label, and the status reports what the job waits for.
         return {f"{_GKE}/reservation-name": name}
     named = ("name", "project", "blocks", "subblocks")
     return {f"{_GKE}/reservation-{part}": parts[part] for part in named if parts[part]}

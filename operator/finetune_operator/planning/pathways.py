@@ -1,4 +1,4 @@
-"""The controller Pathways: which images, where they keep their files, and on what it can run at all."""
+"""The Pathways controller: its images, its scratch folder, and the slices that support it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from finetune_operator.planning.topology import Placement
 
 type Object = Mapping[str, Any]
 
-#: The default of other tools: one bucket for everybody, to which compiled programs and arguments would leak.
+#: Default of other tools: one bucket for all users, to which compiled programs and arguments would leak.
 SHARED_STAGING = "gs://cloud-pathways-staging"
 
 _SERVER, _PROXY = "pathwaysServer", "pathwaysProxy"
@@ -19,32 +19,32 @@ _SERVER, _PROXY = "pathwaysServer", "pathwaysProxy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pathways:
-    """What Pathways' servers are started with."""
+    """Parameters of Pathways' servers."""
 
     server: str
-    """Image of resource manager and workers."""
+    """Image of the resource manager and the workers."""
     proxy: str
-    """Image of the proxy that the trainer's JAX speaks to."""
+    """Image of the proxy that the trainer's JAX connects to."""
     scratch: str
-    """``gs://`` folder, without a slash at the end."""
+    """``gs://`` folder without a trailing slash."""
     instance_type: str
-    """Of a slice, in Pathways' words: ``tpuv6e:4x4``."""
+    """Instance type of a slice, as Pathways names it: ``tpuv6e:4x4``."""
     head_node_selector: Mapping[str, str]
 
     @property
     def jax(self) -> str | None:
-        """The release of JAX that they are for; None where digests hide it."""
+        """JAX release of the images; None if digests hide it."""
         return jax_of_image(self.server) or jax_of_image(self.proxy)
 
 
 def with_pathways_images(images: Object) -> dict[str, Any]:
-    """The profile's images, with the catalogue's pair where it names none."""
+    """Returns the profile's images, with the catalog's pair for those that it does not name."""
     known = pathways_images()
     return {_SERVER: known.server, _PROXY: known.proxy, **images}
 
 
 def pathways_faults(profile: Object) -> Iterator[str]:
-    """What a profile says of Pathways that cannot be, as sentences that end with what to do."""
+    """Yields invalid Pathways settings of a profile, as sentences that end with a fix."""
     images, jax = profile["images"], pathways_images().jax
     named = [name for name in (_SERVER, _PROXY) if name in images]
     if len(named) == 1:
@@ -72,9 +72,9 @@ def pathways_faults(profile: Object) -> Iterator[str]:
 
 
 def resolve_pathways(profile: Object, namespace: str, placement: Placement) -> Pathways:
-    """For the slice that a job gets, and the profile of its snapshot, which names the images. Raises Refused.
+    """Resolves Pathways for a job's slice, with the images of the snapshot's profile. Raises Refused.
 
-    The servers run programs that they find in their scratch folder, so each namespace has one of its own.
+    The servers run programs that they find in their scratch folder, so each namespace has its own.
     """
     shape = placement.shape
     instance_type = shape.pathways_instance_type
@@ -108,7 +108,7 @@ def resolve_pathways(profile: Object, namespace: str, placement: Placement) -> P
 
 
 def refuse_other_controller(admitted: str, now: str) -> None:
-    """Raise Refused where an edit changes the controller: converted model and checkpoints are laid out for one."""
+    """Raises Refused if an edit changes the controller, since converted model and checkpoints are laid out for one."""
     if now != admitted:
         raise Refused(
             Reason.PATHWAYS_NOT_POSSIBLE,

@@ -1,4 +1,4 @@
-"""The plan: everything about a job that rendering and status need, resolved."""
+"""The plan: everything that rendering and the status need about a job, resolved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,13 +38,13 @@ from finetune_operator.planning.topology import (
 
 type Object = Mapping[str, Any]
 
-#: What never changes after admission; the rest of a spec is read when an attempt is created.
+#: Sections that never change after admission; the rest of a spec is read when an attempt is created.
 IDENTITY = ("model", "datasets", "method", "hyperparameters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuNodes:
-    """Nodes for the stages on CPU."""
+    """Nodes for the CPU stages."""
 
     node_selector: Mapping[str, str]
     tolerations: tuple[Object, ...]
@@ -54,7 +54,7 @@ class CpuNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAdditions:
-    """What the profile adds to every pod, and what it grants those that hold chips."""
+    """Additions of the profile to every pod, and the host access that it grants to pods with chips."""
 
     env: tuple[Object, ...]
     labels: Mapping[str, str]
@@ -65,7 +65,7 @@ class PodAdditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLimits:
-    """How many attempts may end badly, by class, before the job fails."""
+    """Number of failed attempts, by failure class, after which the job fails."""
 
     preemptions: int
     infrastructure: int
@@ -74,68 +74,68 @@ class RetryLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """Seconds; None: no limit."""
+    """Time limits in seconds. None: no limit."""
 
     active: int | None
-    """Running, over all attempts."""
+    """Running time over all attempts."""
     pre_running: int
-    """From quota, or a restart, to running pods: for each kind of capacity, and for a stage on CPU."""
+    """From admitted quota, or a restart, to running pods; applies to each capacity type and to CPU stages."""
     startup: int
-    """From running pods to the first step of training."""
+    """From running pods to the first training step."""
     no_step: int
-    """From one step to the next."""
+    """From one training step to the next."""
     evaluate: int
-    """Of one attempt at Evaluate, which reports no steps and holds a slice."""
+    """Duration of one attempt of Evaluate, which reports no steps and holds a slice."""
     cpu_stage: int
-    """Of one attempt at a stage on CPU."""
+    """Duration of one attempt of a CPU stage."""
     blind: int | None
-    """Running while the run folder alone cannot be read."""
+    """Running time during which only the run folder cannot be read."""
     child_ttl: int | None
-    """From the job's end to the deletion of its children."""
+    """From the end of the job to the deletion of its children."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What earlier stages found out."""
+    """Results of earlier stages. None: not available yet."""
 
     preflight: PreflightOutcome | None = None
     converted: ConvertManifest | None = None
     reconvert: bool = False
-    """A stage found the converted model damaged: Convert must not take it from the cache again."""
+    """Whether a stage found the converted model damaged: Convert must then not take it from the cache."""
     train: TrainOutcome | None = None
     evaluated: EvaluateOutcome | None = None
     speaks: ContractVersion | None = None
-    """The version of the contract that the trainer image speaks, as preflight reports it."""
+    """Version of the contract that the trainer image supports, as preflight reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One job, resolved."""
+    """One job with everything resolved."""
 
     job: JobIdentity
     owner: Object
-    """Owner reference for children."""
+    """Owner reference for the job's children."""
     digest: str
-    """sha256 of the stored plan, which JobSets and the status carry."""
+    """sha256 of the stored plan, which JobSets and the status record."""
     profile_name: str
     profile_hash: str
     spec_hash: str
-    """Of the merged spec, without what only says whether and when to run."""
+    """Digest of the merged spec, without the fields that only control whether and when the job runs."""
     asked: Mapping[Stage, str]
-    """By stage: a digest of what job and profile ask of it (:mod:`.asked`)."""
+    """Digest of the request of job and profile for each stage (:mod:`.stage_digests`)."""
     contract: ContractVersion
-    """The version of the contract that the trainer image is taken to speak before preflight has reported it."""
+    """Version of the contract that the trainer image is assumed to support until preflight reports it."""
     stages: tuple[Stage, ...]
-    """In order; Convert and Evaluate only where they have something to do."""
+    """In order; Convert and Evaluate only if they have something to do."""
     placement: Placement
     flavors: Mapping[str, FlavorTerms]
-    """All of the profile's, by name: an earlier attempt may have run on another one."""
+    """All flavors of the profile by name: an earlier attempt may have run on another flavor."""
     mesh: MeshSpec
     pathways: Pathways | None
-    """None: the controller is McJAX."""
+    """None if the controller is McJAX."""
     model: ModelSource
     lineage: Object | None
-    """The job that has made the model: name, uid, base, step, digest; None: no job has."""
+    """The job that produced the model: name, uid, base, step, digest. None if no job did."""
     data: DataSpec
     method: MethodSpec
     hyperparameters: HyperparametersSpec
@@ -143,15 +143,16 @@ class Plan:
     evaluation: EvaluationSpec
     export: ExportSpec
     exported_checkpoint: str
-    """Best or Last; Best where nothing was asked for and training measures which is best."""
+    """Best or Last. By default, Best if training measures which checkpoint is best, and else Last."""
     on_gate_failure: str
     """Skip or Export."""
     export_proof: bool
     profiling: ProfilingSpec | None
+    """None if nothing is profiled."""
     smoke: SmokeSpec | None
-    """None: nothing is profiled."""
+    """None if preflight trains no miniature of the model."""
     memory: MemoryCheckSpec | None
-    """What preflight proves of it; None: nothing."""
+    """Memory check of preflight. None: no check."""
     use_cache: str
     engine_overrides: Mapping[str, str]
     recovery: RetryLimits
@@ -159,25 +160,25 @@ class Plan:
     limits: TimeLimits
     run_folder: RunFolder
     resumes: bool
-    """It is another job's, in which this one goes on."""
+    """Whether the run folder is that of another job, from which this job resumes."""
     cache: CacheLayout
     programs: str
-    """Folder of compiled programs (JAX's persistent compilation cache), of this namespace alone."""
+    """Folder of compiled programs (JAX's persistent compilation cache), used by this namespace only."""
     image: str
     cpu_image: str | None
-    """Of Convert and Export; None: ``image``, which every other stage runs."""
+    """Image of Convert and Export. None: they run ``image``, as every other stage does."""
     service_account_tpu: str
     service_account_cpu: str
     hub_token: tuple[str, str] | None
     """Name and key of the Secret; never its value."""
     upload_tokens: Mapping[str, tuple[str, str]]
-    """The same of each hub destination, by environment variable."""
+    """Name and key of the Secret of each hub destination, by environment variable."""
     cpu_pool: CpuNodes
     queues: Queues
     pod: PodAdditions
     currency: str | None
     owner_of_profile: Object
-    """Whom to ask: team and contact, as far as the profile says."""
+    """Team and contact of the profile's owner, as far as the profile names them; used in messages."""
     bounds: tuple[ResolvedLimit, ...]
     """The profile's ``constraints.limits``."""
     plan_only: bool
@@ -193,7 +194,7 @@ class Plan:
 
     @property
     def reads_hub(self) -> bool:
-        """Whether any stage's model or data comes from the hub."""
+        """Whether any stage reads a model or data from the hub."""
         evaluated = (dataset.source for dataset in self.evaluation.datasets)
         sources = (self.model, self.model.tokenizer, *self.data.train, *self.data.validation, *evaluated)
         return any(source is not None and source.hugging_face is not None for source in sources) or any(

@@ -1,4 +1,4 @@
-"""From a job and what was decided at its admission to its plan."""
+"""Builds the plan of a job from the job and what was decided at its admission."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,13 +43,13 @@ _FAULTS = {
 def make_plan(
     job: Object, snapshot: StoredPlan, passed: Collection[str] = (), found: MemoryOutcome | None = None
 ) -> Plan:
-    """Resolve an admitted job. Raises Refused where numbers or shapes do not fit.
+    """Resolves an admitted job. Raises Refused if numbers or shapes do not fit.
 
     Args:
         job: the FineTuneJob.
-        snapshot: what was decided at admission.
-        passed: kinds of capacity that gave no nodes in time; the next one is taken, while there is one.
-        found: what preflight has recorded of the training's memory: where the job names no slice, it decides which.
+        snapshot: the decisions of its admission.
+        passed: capacity types that provided no nodes in time; the next one is used, as long as there is one.
+        found: preflight's record of the training's memory, which decides the slice if the job names none.
     """
     draft = _Draft.of(job, snapshot, found)
     resources = draft.spec["resources"]
@@ -75,16 +75,16 @@ class _Draft:
     job: Object
     snapshot: StoredPlan
     spec: Object
-    """The merged one, as admitted in what never changes after that."""
+    """The merged spec, with the admitted values of sections that never change after admission."""
     queues: Queues
 
     @classmethod
     def of(cls, job: Object, snapshot: StoredPlan, found: MemoryOutcome | None) -> Self:
-        """Raises Refused where an edit changes the controller."""
+        """Returns the draft. Raises Refused if an edit changes the controller."""
         live = merge(BUILT_IN, snapshot.profile.get("defaults", {}), job["spec"])
         spec = {**live, **{name: snapshot.spec[name] for name in IDENTITY}}
         if found is not None and spec["preflight"]["memory"] == "Off":
-            # An edit after preflight: it switches off the next one, and takes nothing of what this one has found.
+            # An edit after preflight applies to the next preflight; the findings of this one stay valid.
             spec["preflight"] = {**spec["preflight"], "memory": found.source}
         refuse_other_controller(snapshot.spec["resources"]["controller"], spec["resources"]["controller"])
         queues = resolve_queues(job["metadata"], snapshot.profile)
@@ -96,17 +96,17 @@ class _Draft:
         return self.queues.tpu is not None
 
     def site(self, offer: SliceOffer, why: str = "", capacities: Collection[str] = ()) -> SlicePlan:
-        """The job on a slice that it has not named. Raises Refused where its numbers do not fit that one."""
+        """Returns the job on a slice that it does not name. Raises Refused if its numbers do not fit that slice."""
         taken = placement(offer, why, capacities, queued=self.queued)
         return slice_plan(self.spec, self.snapshot, taken, share_rows=True)
 
     def at(self, site: SlicePlan, candidates: Sequence[SlicePlan] = ()) -> Plan:
-        """The plan there. ``candidates``: where preflight may take the job instead."""
+        """Returns the plan at ``site``. ``candidates`` are the slices that preflight may choose instead."""
         return _plan(self, site, candidates)
 
 
 def _faults(draft: _Draft) -> Callable[[SliceOffer], str | None]:
-    """Why the job cannot run on an offer, in a few words; None: it can, as far as is known without compiling."""
+    """Returns why the job cannot run on an offer, in a few words; None if it can, as far as known without compiling."""
     bounds = bounds_of(draft.snapshot.profile)
     elsewhere: Plan | None = None
 
@@ -128,7 +128,7 @@ def _faults(draft: _Draft) -> Callable[[SliceOffer], str | None]:
                 update={"global_batch_size": site.global_batch}
             ),
             budget=site.budget,
-            # The mesh, too, is judged as it stands, whatever preflight may still change of it.
+            # Limits apply to the planned mesh, too, even if preflight may still change it.
             memory=None,
         )
         return "is not within the profile's limits" if any(limit_problems(plan, draft.spec)) else None
@@ -141,7 +141,7 @@ def _plan(draft: _Draft, site: SlicePlan, candidates: Sequence[SlicePlan]) -> Pl
     profile, metadata, resources = snapshot.profile, job["metadata"], spec["resources"]
     accounts, cpu_pool, pod = (profile.get(name, {}) for name in ("serviceAccounts", "cpuPool", "pod"))
     secret = spec.get("huggingFaceTokenSecretRef")
-    # A trainer image from before the contract had minor versions refuses a key that it does not know.
+    # A trainer image from before the contract had minor versions rejects unknown keys.
     knows_asked = snapshot.contract is not None
     memory = resolve_memory(spec["preflight"]["memory"], site, candidates, profile, resources)
     length_asked = knows_asked and job["spec"].get("datasets", {}).get("maxSeqLength") is not None

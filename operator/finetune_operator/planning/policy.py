@@ -1,4 +1,4 @@
-"""What the platform team allows. A refusal names the profile and the rule; admission adds whom to ask."""
+"""Rules of the platform team. A refusal names the profile and the rule; admission appends whom to contact."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,20 +30,20 @@ from finetune_operator.planning.resumption import resumed_folder
 
 type Object = Mapping[str, Any]
 
-#: From here on two words are one of them mistyped (difflib's ratio); below it a suggestion would mislead.
+#: Similarity (difflib's ratio) from which one word counts as a typo of another; below it, a suggestion would mislead.
 _ALIKE = 0.8
 _HUB_MODELS = "hf://models/"
 _MODEL = "spec.model.huggingFace.repo"
-#: First names of hub entries for reading that no owner on the Hub can have.
+#: First path segments of hub entries for reading, which cannot be the names of owners on the hub.
 _HUB_KINDS = ("models", "datasets")
-#: How libtpu's own flags begin.
+#: Prefixes of libtpu's own flags.
 _LIBTPUS = ("--xla_tpu", "--xla_sc")
-#: Of a repository: its owner's and its own.
+#: Number of names in a repository id: the owner's and the repository's.
 _REPOSITORY_NAMES = 2
 
 
 def check_profile(name: str, profile: Object) -> None:
-    """A mistyped path, key or shape in a profile must not silently enforce nothing. Raises Refused."""
+    """Raises Refused if a profile has an unknown path, key or shape, which would otherwise silently enforce nothing."""
     wrong = [
         *_unknown_paths(profile),
         *_unknown_keys(profile),
@@ -58,7 +58,7 @@ def check_profile(name: str, profile: Object) -> None:
 
 
 def profile_remarks(profile: Object) -> Iterator[str]:
-    """What is valid in a profile's spec and may not mean what was meant."""
+    """Yields remarks on parts of a profile's spec that are valid, but may not have the intended meaning."""
     if not profile.get("namespaces") and _strict(with_mode(profile, "Strict")):
         yield "spec.namespaces lists none, so no job can run under it: list namespaces, or *."
     for index, entry in enumerate(profile.get("constraints", {}).get("uris", {}).get("read", ())):
@@ -107,7 +107,7 @@ def _unknown(place: str, paths: Sequence[str], known: frozenset[str], what: str)
 
 
 def _legal(path: str, known: frozenset[str]) -> str:
-    """The one that was meant; else those of its section, or the sections."""
+    """Returns a hint: the closest known path, or else the paths of the same section, or else the sections."""
     if close := difflib.get_close_matches(path, sorted(known), n=1, cutoff=_ALIKE):
         return f"did you mean {close[0]}?"
     section = [each for each in known if each.partition(".")[0] == path.partition(".")[0]]
@@ -115,7 +115,7 @@ def _legal(path: str, known: frozenset[str]) -> str:
 
 
 def _unknown_keys(profile: Object) -> Iterator[str]:
-    """A profile narrows which settings of MaxText jobs may override; it opens nothing."""
+    """Yields keys that jobs cannot override. A profile can only narrow the set of MaxText settings, not widen it."""
     allowed = profile.get("constraints", {}).get("engineOverrides", {}).get("allow", ())
     for index, key in enumerate(allowed):
         if fault := key_fault(key):
@@ -124,19 +124,19 @@ def _unknown_keys(profile: Object) -> Iterator[str]:
 
 
 def _unknown_shapes(profile: Object) -> Iterator[str]:
-    """A slice that does not exist would never be chosen, without a word."""
+    """Yields shapes that do not exist: such a slice would silently never be chosen."""
     for index, flavor in enumerate(profile["flavors"]):
         for topology in flavor["topologies"]:
             try:
                 shape_by_topology(flavor["accelerator"], topology, chips_per_host=flavor.get("chipsPerHost"))
             except CatalogError as error:
-                # Without chipsPerHost both machines may serve; the job says which it wants.
+                # Without chipsPerHost, both machine types may match; the job chooses one.
                 if not error.ambiguous:
                     yield f"spec.flavors[{index}]: {error}"
 
 
 def _idle_entries(profile: Object) -> Iterator[str]:
-    """Entries that cover nothing, whatever a job names."""
+    """Yields entries that cover nothing, whatever a job names."""
     uris = profile.get("constraints", {}).get("uris", {})
     lists = {
         "constraints.uris.read": uris.get("read", ()),
@@ -158,7 +158,7 @@ def _idle_entries(profile: Object) -> Iterator[str]:
 
 
 def _written_repository(entry: str) -> str | None:
-    """What to list instead of an entry that is no ``hf://<owner>/<name>``; None: it is one, or is not of the hub."""
+    """Returns a replacement for a hub entry other than ``hf://<owner>/<name>``; None if none is needed."""
     if not entry.startswith("hf://"):
         return None
     names = entry.removeprefix("hf://").split("/")
@@ -175,19 +175,19 @@ def _open_ended(entry: str) -> str:
 
 
 def with_mode(profile: Object, mode: str) -> Object:
-    """``profile`` with its ``constraints.mode`` in words; ``mode`` where it says none."""
+    """Returns ``profile`` with an explicit ``constraints.mode``: its own, or else ``mode``."""
     return {**profile, "constraints": {"mode": mode, **profile.get("constraints", {})}}
 
 
 def policy_problems(job: Object, name: str, profile: Object, merged: Object, base: Object) -> list[str]:
-    """The rules that the job breaks, but for limits. Raises Refused where the profile does not serve its namespace.
+    """Returns the rules that the job violates, except limits. Raises Refused if the profile excludes its namespace.
 
     Args:
         job: the FineTuneJob.
         name: the profile's name.
-        profile: the profile's spec, :func:`with_mode`.
+        profile: the profile's spec with an explicit mode (:func:`with_mode`).
         merged: the job's spec over all defaults.
-        base: the defaults alone: what locked paths must say.
+        base: the defaults only, which are the required values of locked paths.
     """
     _check_namespace(name, profile, job["metadata"].get("namespace"))
     namespace = job["metadata"].get("namespace", "default")
@@ -197,12 +197,12 @@ def policy_problems(job: Object, name: str, profile: Object, merged: Object, bas
 
 
 def refused_by(name: str, problems: Iterable[str]) -> Refused:
-    """The refusal of a job that breaks rules of the profile ``name``."""
+    """Returns the refusal of a job that violates rules of the profile ``name``."""
     return Refused(Reason.POLICY_VIOLATION, f'profile "{name}": {"; ".join(problems)}.')
 
 
 def _check_namespace(name: str, profile: Object, namespace: str | None) -> None:
-    """``namespace``: None in a manifest that leaves it to kubectl."""
+    """Raises Refused if the profile does not serve ``namespace``; None if the manifest leaves it to kubectl."""
     namespaces = profile.get("namespaces", ())
     listed = (namespace or "default") in namespaces or "*" in namespaces
     if not listed and (namespaces or _strict(profile)):
@@ -231,11 +231,11 @@ def _models(_spec: Object, profile: Object, merged: Object, _base: Object) -> It
     if not allowed:
         return
     model = merged["model"]
-    # A tuned model is what it was made of.
+    # A tuned model is subject to the rules of its base model.
     base = model.get("fromJob", {}).get("base")
     asked = base or (model["huggingFace"]["repo"] if "huggingFace" in model else _folder_of(model))
     if not any(covers(pattern, asked) for pattern in allowed):
-        # Whether a folder may be read at all is another rule's to say.
+        # Whether a folder may be read at all is subject to another rule.
         entry = (
             ""
             if "://" in asked
@@ -249,7 +249,7 @@ def _models(_spec: Object, profile: Object, merged: Object, _base: Object) -> It
 
 
 def _meant_model(asked: str, allowed: Sequence[str]) -> str | None:
-    """The repository that was mistyped, where ``allowed`` covers one like it."""
+    """Returns the repository for which ``asked`` is probably a typo, if ``allowed`` covers one; else None."""
     owner, _, name = asked.rpartition("/")
     owners = difflib.get_close_matches(owner, {each.partition("/")[0] for each in allowed}, cutoff=_ALIKE)
     candidates = [f"{each}/{name}" for each in owners]
@@ -265,7 +265,7 @@ def _folder_of(model: Object) -> str:
 
 
 def _locked(_spec: Object, profile: Object, merged: Object, base: Object) -> Iterator[str]:
-    """Judged on the merged values: a job that sets another member of a union drops the one that is locked."""
+    """Yields locked paths that differ. Compares merged values: another member of a union removes the locked one."""
     for path in profile.get("constraints", {}).get("locked", ()):
         asked, fixed = lookup(merged, path), lookup(base, path)
         if asked != fixed:
@@ -275,7 +275,7 @@ def _locked(_spec: Object, profile: Object, merged: Object, base: Object) -> Ite
 
 
 def _overrides(spec: Object, profile: Object, _merged: Object, _base: Object) -> Iterator[str]:
-    """Which of the engine's settings may be overridden at all, and with which values, ``check_job`` has judged."""
+    """Yields overrides that the profile does not allow; ``check_job`` checks them against the engine itself."""
     allowed = profile.get("constraints", {}).get("engineOverrides", {}).get("allow")
     if allowed is None:
         return
@@ -290,7 +290,7 @@ def _places(profile: Object, merged: Object, storage: ProfileFolders) -> Iterato
     for place in _read(merged):
         of_models = bool(models) and place.uri.startswith(_HUB_MODELS)
         if of_models and (place.path == _MODEL or any(covers(each, place.uri) for each in models)):
-            # What models.allow names needs no second entry, and the model itself is judged by models.allow.
+            # Models in models.allow need no second entry, and that rule alone applies to the model itself.
             continue
         yield location_problem(place, storage, "read", uris.get("read"), strict=strict or of_models)
     for place in _written(merged):
@@ -320,7 +320,7 @@ def _read(merged: Object) -> Iterator[Location]:
         if "uri" in source:
             yield Location(path=f"{path}.uri", uri=source["uri"])
         else:
-            # Which dataset a task reads, the harness alone knows.
+            # Only the evaluation harness knows which dataset a task reads.
             yield Location(path=f"{path}.name", uri=f"hf://benchmarks/{source['name']}")
 
 

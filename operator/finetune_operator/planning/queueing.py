@@ -1,4 +1,4 @@
-"""Kueue's queues: which one a stage waits in, by the profile and, where that allows it, by the job's own labels."""
+"""Kueue's queues: selects a stage's queue from the profile and, if the profile allows it, from the job's own labels."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queues:
-    """LocalQueues of the job's namespace. A stage without one goes to the scheduler directly."""
+    """LocalQueues in the job's namespace. None: the stage goes to the scheduler directly."""
 
     tpu: str | None
     cpu: str | None
     priority_class: str | None
-    """A WorkloadPriorityClass; None: the queue's default."""
+    """A WorkloadPriorityClass. None: the queue's default."""
 
 
 def resolve_queues(metadata: Object, profile: Object) -> Queues:
-    """The queues of a job with that metadata. A job's queue-name is that of its TPU stages: CPU quota is another."""
+    """Returns the queues of a job with that metadata. Its queue-name label applies to TPU stages: CPU quota differs."""
     queue = profile.get("queue", {})
     own = metadata.get("labels", {}) if queue.get("allowJobLabels") else {}
     return Queues(
@@ -32,8 +32,10 @@ def resolve_queues(metadata: Object, profile: Object) -> Queues:
 
 
 def forbidden_labels(metadata: Object, profile: Object) -> Iterator[str]:
-    """One sentence part for each label that the job carries and that would be ignored: the profile does not let it
-    choose, or no queue is there to give it priority in."""
+    """Yields a message for each label of the job that would have no effect.
+
+    Either the profile does not allow jobs to choose, or there is no queue in which the priority would apply.
+    """
     labels = metadata.get("labels", {})
     if profile.get("queue", {}).get("allowJobLabels"):
         queues = resolve_queues(metadata, profile)

@@ -1,4 +1,4 @@
-"""Plan, stage and what earlier stages found -> the contract's stage request."""
+"""Builds the contract's stage request from the plan, the stage and the results of earlier stages."""
 
 from finetune_contract import (
     BenchmarkReport,
@@ -18,19 +18,19 @@ from finetune_operator.planning.errors import Refused
 from finetune_operator.planning.memory import chosen_mesh, place_name
 from finetune_operator.planning.plan import Findings, Plan
 
-#: Highest number of an attempt: what fits the names of pods.
+#: Highest attempt number that fits the names of pods.
 MAX_ATTEMPT = 999
 
 
 def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) -> StageRequest:
-    """What the stage's container is asked to do, in the version of the contract that its image speaks.
+    """Returns the request for the stage's container, in the version of the contract that its image supports.
 
     Raises:
-        Refused: it is larger than a process can be given.
-        ContractUnsupported: the image does not understand all of it.
+        Refused: the request is larger than a process environment allows.
+        ContractUnsupported: the image does not support the whole request.
     """
     mesh, tuning = _tuned(plan, stage, findings)
-    # By keywords, which the type checker knows: a record ignores what it does not know.
+    # Keyword arguments, which the type checker checks: a record ignores keys that it does not know.
     request = StageRequest(
         job=plan.job,
         stage=stage,
@@ -69,19 +69,19 @@ def stage_request(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
 
 
 def _use_cache(plan: Plan, stage: Stage, findings: Findings) -> str:
-    """``Refresh`` for a conversion that takes the place of a damaged one."""
+    """Returns the cache policy: ``Refresh`` for a conversion that replaces a damaged one."""
     again = stage is Stage.CONVERT and findings.reconvert and plan.use_cache == "Use"
     return "Refresh" if again else plan.use_cache
 
 
 def _files_digest(findings: Findings) -> str | None:
-    """None for an image that compares nothing: one whose preflight has not said what the cache holds."""
+    """Returns the expected digest; None for an image that compares none: its preflight reported no conversion."""
     knows = findings.preflight is not None and findings.preflight.conversion is not None
     return findings.converted.files_digest if knows and findings.converted else None
 
 
 def _tuned(plan: Plan, stage: Stage, findings: Findings) -> tuple[MeshSpec, dict[str, str | int]]:
-    """The mesh, and what preflight chose for training by compiling; not where the slice is another one by now."""
+    """Returns the mesh and the tuning that preflight chose by compiling; the planned mesh if the slice has changed."""
     found = findings.preflight.memory if findings.preflight else None
     if found is None or plan.memory is None or found.slice != place_name(plan.memory, plan.mesh):
         return plan.mesh, {}
@@ -90,7 +90,7 @@ def _tuned(plan: Plan, stage: Stage, findings: Findings) -> tuple[MeshSpec, dict
 
 
 def _model(plan: Plan, findings: Findings) -> ModelSource:
-    """As preflight found it: a branch or a folder that changes between two stages must not change the model."""
+    """Returns the model as preflight found it, so that later changes of a branch or a folder have no effect."""
     if findings.preflight is None:
         return plan.model
     found = findings.preflight.model
@@ -104,15 +104,18 @@ def _model(plan: Plan, findings: Findings) -> ModelSource:
 
 
 def _with_tokenizer(source: ModelSource, digest: str | None) -> ModelSource:
-    """``source`` with the digest of its tokenizer; on the hub the revision pins it."""
+    """Returns ``source`` with the digest of its tokenizer; on the hub, the revision pins it."""
     if source.hugging_face is not None:
         return source
     return source.model_copy(update={"tokenizer_digest": digest})
 
 
 def _data(plan: Plan, stage: Stage, findings: Findings) -> DataSpec:
-    """As preflight found it. Preflight alone reads whether the job names maxSeqLength; trainer images from before the
-    contract had minor versions refuse a key that they do not know, and the later stages of a job may run on one."""
+    """Returns the data as preflight found it.
+
+    Only preflight reads whether the job names maxSeqLength. Later stages may run on trainer images from before the
+    contract had minor versions, which reject unknown keys.
+    """
     asked = plan.data.max_seq_length_asked and stage is Stage.PREFLIGHT
     data = plan.data.model_copy(update={"max_seq_length_asked": asked})
     if findings.preflight is None:
@@ -128,7 +131,7 @@ def _data(plan: Plan, stage: Stage, findings: Findings) -> DataSpec:
 
 
 def _evaluation(plan: Plan, findings: Findings) -> EvaluationSpec:
-    """As preflight found its datasets; those that the spec names since then, as they are."""
+    """Returns the evaluation with datasets as preflight found them; those added to the spec since then are unpinned."""
     reports = findings.preflight.evaluation if findings.preflight else ()
     found = {(report.path, report.name): report for report in reports}
     tasks = {each.path: each for each in findings.preflight.benchmarks} if findings.preflight else {}
@@ -142,7 +145,7 @@ def _evaluation(plan: Plan, findings: Findings) -> EvaluationSpec:
 
 
 def _pinned_benchmark(benchmark: BenchmarkSpec, found: BenchmarkReport | None) -> BenchmarkSpec:
-    """With the revision that preflight found, where it looked at this benchmark."""
+    """Returns the benchmark with the revision that preflight found, if preflight checked this benchmark."""
     if found is None or found.name != benchmark.name:
         return benchmark
     same = found.uri == benchmark.uri if benchmark.uri else found.uri.startswith("hf://")
@@ -150,12 +153,12 @@ def _pinned_benchmark(benchmark: BenchmarkSpec, found: BenchmarkReport | None) -
 
 
 def _names(source: DatasetSpec, uri: str) -> bool:
-    """Whether the report's ``uri`` is what ``source`` names now."""
+    """Returns whether the report's ``uri`` is what ``source`` names now."""
     return source.uri == uri if source.hugging_face is None else source.hugging_face.repo in uri
 
 
 def _train_step(plan: Plan, findings: Findings) -> int | None:
-    """The checkpoint to evaluate and export. What was measured is what is exported, whatever was edited since."""
+    """Returns the step to evaluate and export. The evaluated checkpoint is exported, despite any later edit."""
     if findings.train is None:
         return None
     if findings.evaluated is not None and findings.evaluated.step is not None:
@@ -165,7 +168,7 @@ def _train_step(plan: Plan, findings: Findings) -> int | None:
 
 
 def _pinned[Source: (ModelSource, DatasetSpec)](source: Source, revision: str | None) -> Source:
-    """``source`` at the commit, or with the digest, that preflight found."""
+    """Returns ``source`` at the commit, or with the digest, that preflight found."""
     if revision is None:
         return source
     if source.hugging_face is None:
@@ -175,7 +178,7 @@ def _pinned[Source: (ModelSource, DatasetSpec)](source: Source, revision: str | 
 
 
 def _hyperparameters(plan: Plan, findings: Findings) -> HyperparametersSpec:
-    """Epochs become the steps that preflight counted."""
+    """Returns the hyperparameters with epochs replaced by the number of steps that preflight counted."""
     if findings.preflight is None or plan.hyperparameters.steps is not None:
         return plan.hyperparameters
     return plan.hyperparameters.model_copy(update={"epochs": None, "steps": findings.preflight.steps})

@@ -1,4 +1,4 @@
-"""The merged spec, section by section, in the contract's terms."""
+"""Translates the merged spec into the contract's records, section by section."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -40,11 +40,11 @@ from finetune_operator.planning.errors import Refused
 
 type Object = Mapping[str, Any]
 
-#: Methods that compare pairs of answers, for people.
+#: Methods that compare pairs of answers, as text for messages.
 _PREFERENCE = " or ".join(PREFERENCE_TYPES)
-#: Those of a method's metrics that rank checkpoints.
+#: Metrics of a method that can rank checkpoints.
 _RANKING = ("loss", "perplexity")
-#: The API's metrics as they are called in ``<dataset>/<metric>``.
+#: Names of the API's metrics in ``<dataset>/<metric>``.
 METRIC_NAMES: Mapping[str, str] = {
     "Loss": "loss",
     "ExactMatch": "exact_match",
@@ -59,7 +59,7 @@ def _hub(source: Object) -> HubRef | None:
 
 
 def model(section: Object) -> ModelSource:
-    """``spec.model``; a revision is a commit only once preflight has resolved it."""
+    """Resolves ``spec.model``. A revision is a commit only after preflight has resolved it."""
     tokenizer = section.get("tokenizer")
     return ModelSource(
         hugging_face=_hub(section),
@@ -77,10 +77,10 @@ def _folder(uri: str | None) -> str | None:
 
 
 def data(spec: Object, *, length_asked: bool, created: date | None) -> DataSpec:
-    """``spec.datasets``; its chat template has its text by now (:func:`.chat_template.with_chat_template`).
+    """Resolves ``spec.datasets``. Its chat template is already text (:func:`.chat_template.with_chat_template`).
 
-    ``length_asked``: the job itself names maxSeqLength; it is not a default. ``created``: the day of the job's
-    creation, which templates print as the present one; None: its trainer image does not know of it.
+    ``length_asked`` says whether the job itself sets maxSeqLength, instead of a default. ``created`` is the day of the
+    job's creation, which templates print as the current date; None if the trainer image does not support it.
     """
     section, check, kind = spec["datasets"], spec["preflight"]["dataset"], spec["method"]["type"]
     most_evaluated = spec["evaluation"]["maxExamples"]
@@ -126,7 +126,7 @@ def data(spec: Object, *, length_asked: bool, created: date | None) -> DataSpec:
 
 
 def _refuse_format_of_another_method(source: DatasetSpec, kind: str) -> None:
-    """Preflight would find the same in the first row."""
+    """Raises Refused for a format that the method cannot train on; preflight would only find it in the first row."""
     where = f"{source.path}.format is {source.format}"
     if kind not in PREFERENCE_TYPES and source.format == "Preference":
         raise Refused(
@@ -162,7 +162,7 @@ def _source(kind: str, index: int, source: Object, root: str = "spec.datasets.")
 
 
 def evaluation(spec: Object) -> EvaluationSpec:
-    """``spec.evaluation``."""
+    """Resolves ``spec.evaluation``. Raises Refused."""
     section = spec["evaluation"]
     if "everySteps" in section and not _on_validation(spec):
         raise Refused(
@@ -247,7 +247,7 @@ def _measured_on(dataset: EvaluationDatasetSpec, spec: Object) -> Sequence[str]:
 
 
 def _on_validation(spec: Object) -> list[str]:
-    """What is measured on the validation rows: over all sets, and the loss of each where there are several."""
+    """Returns the metrics on the validation rows: over all sets, and the loss of each set if there are several."""
     sets = spec["datasets"].get("validation", ())
     if not sets and not spec["datasets"].get("splitFromTrain"):
         return []
@@ -259,7 +259,7 @@ def _on_validation(spec: Object) -> list[str]:
 
 
 def _gates(section: Object, measured: Sequence[str], benchmarks: Sequence[str]) -> list[GateSpec]:
-    """What a benchmark measures, preflight finds out."""
+    """Resolves the gates. Raises Refused for an unknown metric, except a benchmark's, which preflight determines."""
     gates = section.get("gates", ())
     for index, gate in enumerate(gates):
         if gate["metric"] not in measured and gate["metric"].partition("/")[0] not in benchmarks:
@@ -285,12 +285,12 @@ def _decimal(section: Object, name: str) -> float | None:
 
 
 def first_rows(source: DatasetSpec, rows: int) -> DatasetSpec:
-    """``source``, cut to its first ``rows``."""
+    """Returns ``source`` limited to its first ``rows`` rows."""
     return source.model_copy(update={"max_examples": min(rows, source.max_examples or rows)})
 
 
 def checkpointing(spec: Object) -> CheckpointPolicy:
-    """``spec.checkpointing``. The best checkpoints are kept where training measures which they are."""
+    """Resolves ``spec.checkpointing``. The best checkpoints are kept if training measures which are best."""
     section, evaluated = spec["checkpointing"], spec["evaluation"].get("everySteps")
     every, keep, by = section["everySteps"], section["keep"], section.get("bestBy", {})
     wanted = keep.get("best", 0) > 0 or bool(by) or spec["export"].get("checkpoint") == "Best"
@@ -322,7 +322,7 @@ def checkpointing(spec: Object) -> CheckpointPolicy:
 
 
 def profiling(spec: Object) -> ProfilingSpec | None:
-    """``spec.profiling``."""
+    """Resolves ``spec.profiling``. None: nothing is profiled."""
     if not spec.get("profiling"):
         return None
     section = filled(spec["profiling"], PROFILING)
@@ -330,13 +330,13 @@ def profiling(spec: Object) -> ProfilingSpec | None:
 
 
 def smoke(spec: Object) -> SmokeSpec | None:
-    """``spec.preflight.smoke``."""
+    """Resolves ``spec.preflight.smoke``. None: preflight trains no miniature of the model."""
     section = spec["preflight"].get("smoke")
     return None if section is None else SmokeSpec.model_validate(filled(section, SMOKE))
 
 
 def export(spec: Object, service_account: str) -> ExportSpec:
-    """``spec.export``. ``service_account``: what the manifests for serving run as."""
+    """Resolves ``spec.export``. The manifests for serving run as ``service_account``. Raises Refused."""
     section = spec["export"]
     if "HuggingFace" not in section["formats"]:
         raise Refused(
@@ -377,7 +377,7 @@ def export(spec: Object, service_account: str) -> ExportSpec:
 
 
 def _refuse_overlap(destinations: Sequence[DestinationSpec]) -> None:
-    """Each copy would take the place of what the one before it has written."""
+    """Raises Refused if a destination would overwrite what the export writes to another one."""
     for first, second in itertools.permutations(destinations, 2):
         one, other = (each.uri or f"hf://{each.hub.repo if each.hub else ''}" for each in (first, second))
         if one == other and second.path > first.path:
@@ -408,7 +408,7 @@ def _destination(index: int, destination: Object) -> DestinationSpec:
 
 
 def upload_tokens(spec: Object) -> dict[str, tuple[str, str]]:
-    """By environment variable, the name and key of the Secret with a destination's token; never a value."""
+    """Maps environment variables to the name and key of the Secret with a destination's token, never to its value."""
     tokens: dict[str, tuple[str, str]] = {}
     for index, destination in enumerate(spec["export"].get("destinations", ())):
         hub = destination.get("huggingFaceHub")

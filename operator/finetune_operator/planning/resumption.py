@@ -1,4 +1,4 @@
-"""Whose run folder a job may go on in (``spec.resumeFrom``)."""
+"""Checks whose run folder a job may resume from (``spec.resumeFrom``)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ _PATH = "spec.resumeFrom.runFolder"
 
 
 def resumed_folder(spec: Object) -> str | None:
-    """The run folder that a job's spec goes on in, if it does."""
+    """Returns the run folder from which a job's spec resumes; None if it resumes from none."""
     folder = lookup(spec, "resumeFrom.runFolder")
     return folder.rstrip("/") if isinstance(folder, str) else None
 
 
 def namespace_of(folder: str) -> str | None:
-    """The namespace of the job whose run folder it is: ``<artifacts>/<namespace>/<job>-<uid8>``; None: of no job."""
+    """Returns the namespace in a run folder's URI ``<artifacts>/<namespace>/<job>-<uid8>``; None if it has none."""
     parts = folder.rsplit("/", 2)
     return parts[1] if len(parts) == 3 and _NAMESPACE.fullmatch(parts[1]) else None
 
@@ -35,17 +35,17 @@ class FolderUser:
     namespace: str
     name: str
     uid: str
-    """Its first characters at least."""
+    """At least the first characters of the uid."""
 
 
 def owner_of(folder: str) -> FolderUser | None:
-    """The job that the run folder was made for, as its address says; None: that names none."""
+    """Returns the job for which the run folder was created, according to its URI; None if the URI names none."""
     namespace, run = namespace_of(folder), _RUN.fullmatch(folder.rpartition("/")[2])
     return FolderUser(namespace, run["name"], run["uid"]) if namespace and run else None
 
 
 def blocks(other: Object, job: Object) -> bool:
-    """Whether ``other``, which has used the run folder that ``job`` is to go on in, may still write there."""
+    """Returns whether ``other``, which has used the run folder from which ``job`` resumes, may still write there."""
     folder = resumed_folder(job["spec"])
     if folder is None or other["metadata"]["uid"] == job["metadata"]["uid"] or _ended(other):
         return False
@@ -53,7 +53,7 @@ def blocks(other: Object, job: Object) -> bool:
 
 
 def refuse_folder_in_use(job: Object, neighbours: Sequence[Object]) -> None:
-    """Raise Refused where one of the ``neighbours``, users of the folder of any namespace, :func:`blocks` the job."""
+    """Raises Refused if any of ``neighbours``, which use the folder from any namespace, :func:`blocks` the job."""
     folder = resumed_folder(job["spec"])
     for other in neighbours:
         if blocks(other, job):
@@ -65,7 +65,7 @@ def refuse_folder_in_use(job: Object, neighbours: Sequence[Object]) -> None:
 
 
 def _runs_in(folder: str, job: Object) -> bool:
-    """Whether it is the run folder of a job, as its status says; where that says nothing, as its spec does."""
+    """Returns whether it is the run folder of a job, according to its status or, if that names none, its spec."""
     told = lookup(job.get("status") or {}, "resolved.runFolder")
     if told is not None:
         return bool(told == folder)

@@ -1,4 +1,4 @@
-"""A slice as a job would use it: its mesh, the batch that the mesh shares, and what the job may spend there."""
+"""The parts of a job's plan that depend on its slice: the mesh, the batch that the mesh shares, and the budget."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ type Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicePlan:
-    """What of a plan depends on the slice."""
+    """Parts of a plan that depend on the slice."""
 
     placement: Placement
     mesh: MeshSpec
     pathways: Pathways | None
-    """None: the controller is McJAX."""
+    """None if the controller is McJAX."""
     global_batch: int
     budget: SpendingLimits
 
@@ -29,14 +29,14 @@ class SlicePlan:
 def slice_plan(
     spec: Object, snapshot: StoredPlan, placement: Placement, *, share_rows: bool = False
 ) -> SlicePlan:
-    """The job on that slice. Raises Refused where its numbers do not fit the slice.
+    """Returns the job's plan on that slice. Raises Refused if its numbers do not fit the slice.
 
     Args:
-        spec: the merged one.
-        snapshot: of the job, for the profile.
+        spec: the merged spec.
+        snapshot: the job's stored plan, for the profile.
         placement: the slice.
-        share_rows: where the job says nothing of parallelism and its batch is too small for all devices, devices share
-            rows.
+        share_rows: whether devices may share rows, if the job sets no parallelism and its batch is too small for all
+            devices.
     """
     resources, profile = spec["resources"], snapshot.profile
     parallelism = resources.get("parallelism", {})

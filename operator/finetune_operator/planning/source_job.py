@@ -1,7 +1,7 @@
-"""The model that another job has made (``spec.model.fromJob``): read once, at admission, and kept in the job's plan.
+"""Model of another job (``spec.model.fromJob``): resolved once, at admission, and kept in the job's plan.
 
-Where it lies follows from the run folder that the operator gave that job. The record of its export, which lies where
-the job's own account may write, only says that it is there.
+Its location follows from the run folder that the operator gave the other job. The record of the export, which that
+job's own account can write, only proves that the model exists.
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ _PLACE: TypeAdapter[str] = TypeAdapter(StorageUri)
 
 
 def source_name(spec: Object) -> str | None:
-    """The job whose model a job's spec starts from, if it starts from one."""
+    """Returns the name of the job whose model a job's spec starts from; None if it starts from none."""
     name = lookup(spec, "model.fromJob.name")
     return name if isinstance(name, str) else None
 
 
 def with_source_model(spec: Object, source: Object | None) -> Object:
-    """``spec`` with the model as a folder, and beside it where that comes from.
+    """Returns ``spec`` with the model as a folder, and with its lineage.
 
-    ``source``: the FineTuneJob that the spec names; None: there is none. Raises Refused where it has no such model,
-    with the reason SourceJobRunning as long as it may come to one by itself.
+    ``source`` is the FineTuneJob that the spec names; None if it does not exist. Raises Refused if it has no such
+    model, with the reason SourceJobRunning as long as it may still produce one by itself.
     """
     name = source_name(spec)
     if name is None:
@@ -103,7 +103,7 @@ def _is_one_place(uri: str) -> bool:
 
 
 def _refuse_other_checkpoint(asked: Object, status: Object, exported: int | None) -> None:
-    """A job exports one of its checkpoints; the others are no models yet."""
+    """Raises Refused unless the wanted checkpoint was exported: only the exported one is available as a model."""
     wanted = asked.get("checkpoint")
     if wanted is None:
         return

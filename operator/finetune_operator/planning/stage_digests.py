@@ -1,7 +1,7 @@
-"""What a job asks of each stage: whether an edit concerns an attempt that has been made.
+"""Digests of each stage's request, which show whether an edit concerns an existing attempt.
 
-Neither what a release renders nor its built-in defaults count here, only what the profile said at admission and what
-the job says now: an upgrade of the operator is no edit.
+They cover only the profile's defaults at admission and the job's current spec, neither the rendering of a release nor
+its built-in defaults: an upgrade of the operator does not count as an edit.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from finetune_operator.planning.merge import merge
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.planning.stored_plan import digest
 
-#: Sections that are the operator's alone: an attempt is the same whatever they say.
+#: Sections that only the operator reads: they do not change an attempt.
 READ_BY_THE_OPERATOR = frozenset(
     {
         "suspend",
@@ -29,8 +29,10 @@ READ_BY_THE_OPERATOR = frozenset(
 
 
 def stage_digests(spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[Stage, str]:
-    """By stage, a digest of what job (``spec``) and profile (``defaults``) ask of it. What never changes after
-    admission is left out."""
+    """Returns a digest by stage of the request of the job (``spec``) and the profile (``defaults``).
+
+    Sections that never change after admission are left out.
+    """
     asked = merge(defaults, spec)
     return {
         stage: digest({name: asked[name] for name in STAGES[stage].reads if name in asked}) for stage in Stage

@@ -1,4 +1,4 @@
-"""What the operator knows of each stage: one row each. What the trainer reads, too, stands in the contract's
+"""The operator's table of stages, with one row for each. What the trainer reads, too, is in the contract's
 :class:`~finetune_contract.Stage`.
 """
 
@@ -10,7 +10,7 @@ from finetune_contract import EvaluationSpec, ModelSource, Stage
 
 
 class EarlierFinding(StrEnum):
-    """What a stage's request holds only once an earlier stage has run, as ``finetune plan`` names it."""
+    """Part of a stage's request that depends on an earlier stage, as ``finetune plan`` prints it."""
 
     CACHE_KEY = "key of the conversion in the cache (from Preflight)"
     CONVERTED = "place of the converted model (from Convert)"
@@ -19,15 +19,15 @@ class EarlierFinding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuResources:
-    """What the pod of a stage on CPU requests."""
+    """Resources that the pod of a CPU stage requests."""
 
     cores: str
     memory_gib: int | None = None
     """None: computed from the model's size (``rendering/memory.py``)."""
     scratch_gib: int | None = None
-    """Likewise (``rendering/scratch.py``)."""
+    """None: computed from the model's size (``rendering/scratch.py``)."""
     limits_scratch: bool = False
-    """Whether the pod has a limit of ephemeral storage. A stage that fetches data or weights of any size has none."""
+    """Whether the pod limits ephemeral storage. A stage that fetches data or weights of any size has no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +35,25 @@ class StageInfo:
     """One stage."""
 
     doing: str
-    """What ``status.summary`` says while the stage runs."""
+    """Text of ``status.summary`` while the stage runs."""
     description: str
-    """What ``finetune plan`` says of it."""
+    """Text that ``finetune plan`` prints for the stage."""
     grace_seconds: int
-    """From SIGTERM to SIGKILL. Training saves a checkpoint first; Spot nodes grant less whatever stands here, planned
-    maintenance grants it."""
+    """Time between SIGTERM and SIGKILL. Training saves a checkpoint first; Spot nodes grant less in any case, planned
+    maintenance grants all of it."""
     reads: frozenset[str]
-    """Sections of the spec that change what the stage is given."""
+    """Sections of the spec that affect the stage's request."""
     waits_for: tuple[EarlierFinding, ...] = ()
     cpu: CpuResources | None = None
-    """None: the stage runs on TPU."""
+    """None if the stage runs on TPU."""
     needs_libtpu: bool = False
-    """Whether it computes on TPU or compiles for it. If not, it runs the profile's ``images.cpu``, if any."""
+    """Whether the stage computes on TPU or compiles for it. If not, it runs the profile's ``images.cpu``, if set."""
     uploads: bool = False
-    """Whether it gets the tokens of the export's destinations."""
+    """Whether the stage gets the tokens of the export's destinations."""
 
     @property
     def sized_by_model(self) -> bool:
-        """Whether its memory and disk depend on the model."""
+        """Whether memory and disk depend on the model."""
         return self.cpu is not None and self.cpu.memory_gib is None
 
 
@@ -62,7 +62,7 @@ STAGES: Mapping[Stage, StageInfo] = {
         doing="Checking the model and the data on CPU",
         description="reads model and data, counts rows and steps",
         grace_seconds=30,
-        # It checks what the later stages will do.
+        # Preflight checks what the later stages will do.
         reads=frozenset(
             {
                 "cache",
@@ -127,7 +127,7 @@ STAGES: Mapping[Stage, StageInfo] = {
 
 
 def stages_of(model: ModelSource, evaluation: EvaluationSpec) -> tuple[Stage, ...]:
-    """The stages of a job, in order: Convert and Evaluate only where they have something to do."""
+    """Returns the stages of a job in order; Convert and Evaluate only if they have something to do."""
     idle = set()
     if model.orbax is not None:
         idle.add(Stage.CONVERT)

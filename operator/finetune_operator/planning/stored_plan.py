@@ -1,9 +1,9 @@
-"""A job's plan as it is stored: what was decided at admission, so that nothing is resolved twice.
+"""A job's plan as it is stored: the decisions of admission, so that nothing is resolved twice.
 
-It is one immutable ConfigMap in the operator's own namespace, where no tenant writes: a plan decides images, service
-accounts and folders, so whoever can write it has the operator's and the profile's rights. It names its job by
-namespace, name and uid and holds a sha256 over its own data. No owner reference crosses namespaces, so the operator
-deletes the plans of jobs that are gone (:mod:`finetune_operator.reconcile.plans`).
+It is one immutable ConfigMap in the operator's own namespace, where tenants cannot write: a plan decides images,
+service accounts and folders, so write access to it amounts to the rights of the operator and the profile. It names its
+job by namespace, name and uid, and holds a sha256 over its own data. Owner references cannot cross namespaces, so the
+operator deletes the plans of deleted jobs (:mod:`finetune_operator.reconcile.plans`).
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from finetune_operator.planning.pathways import with_pathways_images
 
 type Object = Mapping[str, Any]
 
-#: Fields that a user changes while the job runs and that decide nothing about its result.
+#: Fields that a user changes while the job runs and that do not affect its result.
 LIFECYCLE = ("suspend", "planOnly", "retry")
-#: Labels of a plan: the job's, and the namespace that the job is in.
+#: Labels of a plan: the component, and the namespace of its job.
 PLAN_COMPONENT = {"app.kubernetes.io/component": "plan"}
 JOB_NAMESPACE_LABEL = "tpu-finetune.dev/job-namespace"
 _JOB_LABEL, _UID_LABEL = "tpu-finetune.dev/job", "tpu-finetune.dev/job-uid"
 _FORMAT = "2"
 _DIGEST = "digest"
-#: The data of the ConfigMap that this release reads; a newer one may store more.
+#: Keys of the ConfigMap's data that this release reads; a newer release may store more.
 _KEYS = frozenset(
     {
         "format", "job-namespace", "job-name", "job-uid", "profile-name", "profile-hash", "profile.json", "spec.json",
@@ -39,24 +39,24 @@ _KEYS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)  # without slots: every reconcile reads the cached properties
 class StoredPlan:
-    """What a stored plan says."""
+    """Contents of a stored plan."""
 
     job: JobIdentity
     profile_name: str
     profile_hash: str
     profile: Object
-    """The profile's spec at admission; for Pathways with the images that it leaves to the catalogue."""
+    """The profile's spec at admission; for Pathways including the catalog's images that it does not name."""
     spec: Object
     """The merged spec at admission, with the resolved global batch and without ``LIFECYCLE``."""
     contract: ContractVersion | None
-    """The version of the contract that the operator spoke at admission, and that the trainer image is taken to speak
-    until it says so itself; None: not recorded."""
+    """Version of the contract that the operator supported at admission. The trainer image is assumed to support it
+    until it reports its own. None: not recorded."""
     more: Mapping[str, str] = field(default_factory=dict)
-    """What a newer operator has stored besides: kept, so that the digest stays the same."""
+    """Further data that a newer operator has stored: kept, so that the digest stays the same."""
 
     @property
     def run_folder(self) -> RunFolder:
-        """``spec.resumeFrom``'s, or the job's own below the profile's artifacts."""
+        """Run folder of ``spec.resumeFrom``, or the job's own below the profile's artifacts."""
         if resumed := self.spec.get("resumeFrom", {}).get("runFolder"):
             return RunFolder(resumed.rstrip("/"))
         return RunFolder.of(_artifacts(self.profile), self.job.namespace, self.job.name, self.job.uid)
@@ -68,18 +68,18 @@ class StoredPlan:
 
     @property
     def programs(self) -> str:
-        """Folder of the namespace's compiled programs. JAX runs what it finds there, so it lies with the namespace's
-        own artifacts even where the profile shares one cache among namespaces."""
+        """Folder of the namespace's compiled programs. JAX runs what it finds there, so it is among the namespace's own
+        artifacts even if the profile shares one cache among namespaces."""
         return f"{_artifacts(self.profile)}/{self.job.namespace}/programs"
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over everything that is stored, 64 hexadecimal digits. JobSets and the status carry it."""
+        """sha256 over all stored data, 64 hexadecimal digits. JobSets and the status record it."""
         return _sha256(self.stored)
 
     @cached_property
     def stored(self) -> Mapping[str, str]:
-        """The data of its ConfigMap, but for the digest over them."""
+        """Data of the ConfigMap, without the digest over them."""
         recorded = {"contract": str(self.contract)} if self.contract else {}
         return {
             "format": _FORMAT,
@@ -98,7 +98,7 @@ class StoredPlan:
 
     @classmethod
     def make(cls, job: Object, profile: Object, spec: Object) -> Self:
-        """What is to be kept of an admission."""
+        """Returns the plan to store for an admission."""
         return cls(
             job=identity(job),
             profile_name=profile["metadata"]["name"],
@@ -110,7 +110,7 @@ class StoredPlan:
 
 
 def identity(job: Object) -> JobIdentity:
-    """The job's namespace, name and uid."""
+    """Returns the job's namespace, name and uid."""
     metadata = job["metadata"]
     return JobIdentity(
         namespace=metadata.get("namespace", "default"), name=metadata["name"], uid=metadata["uid"]
@@ -118,7 +118,7 @@ def identity(job: Object) -> JobIdentity:
 
 
 def cache_root(profile: Object, namespace: str) -> str:
-    """The folder that holds the cache of a profile's jobs in that namespace."""
+    """Returns the folder with the cache of a profile's jobs in that namespace."""
     storage = profile["storage"]
     shared = storage.get("cacheScope", "Namespace") == "Profile"
     if "cache" in storage:
@@ -128,7 +128,7 @@ def cache_root(profile: Object, namespace: str) -> str:
 
 
 def digest(document: Any) -> str:
-    """sha256 over canonical JSON, 16 hexadecimal digits: enough to tell two specs apart, short enough to read."""
+    """Returns the first 16 hexadecimal digits of the sha256 over canonical JSON: short, but enough to compare specs."""
     return _sha256(document)[:16]
 
 
@@ -138,7 +138,7 @@ def _sha256(document: Any) -> str:
 
 
 def owner_reference(job: Object) -> dict[str, Any]:
-    """Children go when the job goes."""
+    """Returns the job's owner reference for its children, which are garbage-collected with the job."""
     return {
         "apiVersion": API_VERSION,
         "kind": "FineTuneJob",
@@ -150,12 +150,12 @@ def owner_reference(job: Object) -> dict[str, Any]:
 
 
 def plan_name(uid: str) -> str:
-    """Name of the ConfigMap that holds the plan of the job with that uid."""
+    """Returns the name of the ConfigMap that holds the plan of the job with that uid."""
     return f"finetune-plan-{uid}"
 
 
 def render_stored_plan(snapshot: StoredPlan) -> dict[str, Any]:
-    """The ConfigMap, without the namespace of the operator that stores it. Same snapshot, same ConfigMap."""
+    """Returns the ConfigMap, without a namespace. The same snapshot always gives the same ConfigMap."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -177,7 +177,7 @@ def render_stored_plan(snapshot: StoredPlan) -> dict[str, Any]:
 
 
 def read_stored_plan(config_map: Object) -> StoredPlan:
-    """What :func:`render_stored_plan` wrote. Raises Refused (PlanMissing) when it is not exactly that."""
+    """Returns the plan that :func:`render_stored_plan` wrote. Raises Refused (PlanMissing) if it differs."""
     data, metadata = config_map.get("data") or {}, config_map["metadata"]
     try:
         if data["format"] != _FORMAT:
@@ -211,8 +211,10 @@ def _artifacts(profile: Object) -> str:
 
 
 def _with_images(profile: Object, controller: str) -> Object:
-    """The catalogue's pair for Pathways is named now: it changes with the operator's release, the trainer's image does
-    not."""
+    """Returns the profile with the catalog's images for Pathways named explicitly.
+
+    They change with the operator's release, while the trainer image does not.
+    """
     if controller != "Pathways":
         return profile
     return {**profile, "images": with_pathways_images(profile["images"])}

@@ -1,4 +1,4 @@
-"""What the API accepts and this version does not do yet. Setting such a field is refused by name, never ignored."""
+"""Fields that the API accepts, but this version does not support. They are refused by name, never ignored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _LATER = (("storage", "optimizerStateTTLSeconds"),)
 
 
 def refuse_later_fields(name: str, spec: Mapping[str, Any]) -> None:
-    """Raise Refused naming every field of a profile whose behaviour comes later."""
+    """Raises Refused, naming every field of a profile whose behavior comes in a later version."""
     found = [
         f"spec.{section}.{field} = {value} (remove it)"
         for section, field in _LATER

@@ -1,4 +1,4 @@
-"""Which slice: the job's wish, the profile's flavors and the catalogue, brought together."""
+"""Selects the slice from the job's request, the profile's flavors and the catalog."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from finetune_operator.catalog import (
 from finetune_operator.planning import nodes
 from finetune_operator.planning.errors import Refused
 
-#: No price is no offer: such a flavor is chosen only where none has a price.
+#: Price of a flavor without one: it is chosen only if no flavor has a price.
 _UNPRICED = Decimal("Infinity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlavorTerms:
-    """What a flavor of the profile is, and what it costs."""
+    """Capacity type and price of one of the profile's flavors."""
 
     capacity: str
     chip_hour_price: float | None
 
 
 def terms(flavors: Sequence[Mapping[str, Any]]) -> dict[str, FlavorTerms]:
-    """By the flavor's name."""
+    """Returns the terms of each flavor by name."""
     return {
         flavor["name"]: FlavorTerms(
             capacity=flavor["capacity"],
@@ -41,29 +41,29 @@ def terms(flavors: Sequence[Mapping[str, Any]]) -> dict[str, FlavorTerms]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A slice and the flavor of the profile that it is taken from."""
+    """A slice and the flavor of the profile that provides it."""
 
     shape: TpuShape
     flavor: str
     capacity: str
     queued_provisioning: bool
-    """All nodes are asked for at once, through the queue; the job starts when they are there."""
+    """Whether all nodes are requested at once, through the queue; the job starts once they exist."""
     node_selector: Mapping[str, str]
-    """Of every pod on the slice."""
+    """Node labels for every pod on the slice."""
     tolerations: tuple[Mapping[str, Any], ...]
     flags: Mapping[str, str]
-    """XLA_FLAGS and LIBTPU_INIT_ARGS of the processes that hold chips, where there are any."""
+    """XLA_FLAGS and LIBTPU_INIT_ARGS of the processes that hold chips; a variable without flags is absent."""
     avoided: Mapping[str, tuple[str, ...]]
-    """Values of node labels, by label, of nodes that are none of its kind of capacity."""
+    """Label values, by label, of nodes of other capacity types."""
     chip_hour_price: float | None
     why: str
     capacities: tuple[str, ...]
-    """Kinds of capacity that serve the job, this one first."""
+    """Capacity types that serve the job, starting with the chosen one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SliceOffer:
-    """A slice that a flavor of the profile offers. Each is equal to itself alone."""
+    """A slice that a flavor of the profile offers. Compares by identity."""
 
     shape: TpuShape
     flavor: Mapping[str, Any]
@@ -74,7 +74,7 @@ class SliceOffer:
 
 
 def names_a_slice(resources: Mapping[str, Any]) -> bool:
-    """Whether merged ``resources`` say which slice; else it is chosen among the profile's."""
+    """Returns whether merged ``resources`` name a slice; if not, one of the profile's is chosen."""
     return "tpu" in resources or "accelerator" in resources or "topology" in resources
 
 
@@ -86,14 +86,14 @@ def named_slice(
     queued: bool,
     passed: Collection[str] = (),
 ) -> Placement:
-    """The slice that merged ``resources`` name.
+    """Returns the slice that merged ``resources`` name.
 
     Args:
         resources: ``spec.resources`` over all defaults.
-        profile_name: for messages.
-        flavors: the profile's.
+        profile_name: the profile's name, for messages.
+        flavors: the profile's flavors.
         queued: whether a queue admits the job's slices.
-        passed: kinds of capacity that come last, since they were waited for in vain.
+        passed: capacity types that come last, since they provided no nodes in time.
 
     Raises:
         Refused: there is no such slice, or the profile does not offer it.
@@ -128,13 +128,13 @@ def named_slice(
 def _unmet(
     flavors: Sequence[Mapping[str, Any]], preferred: Sequence[str] | None, slices: int, of: str = ""
 ) -> Iterator[str]:
-    """Why none of ``flavors`` serves a job: its capacity, its number of slices.
+    """Yields why none of ``flavors`` serves a job: its capacity or its number of slices.
 
     Args:
-        flavors: the profile's.
-        preferred: capacities that the job accepts; None: any.
-        slices: how many it asks for.
-        of: what all of ``flavors`` offer, where the profile has more of them.
+        flavors: the profile's flavors.
+        preferred: capacity types that the job accepts; None: any.
+        slices: requested number of slices.
+        of: the slice that all of ``flavors`` offer, as part of the message, if the profile has further flavors.
     """
     kinds = list(dict.fromkeys(flavor["capacity"] for flavor in flavors))
     accepted = _in_order(flavors, preferred)
@@ -154,7 +154,7 @@ def _unmet(
 def _in_order(
     flavors: Sequence[Mapping[str, Any]], preferred: Sequence[str] | None, passed: Collection[str] = ()
 ) -> list[Mapping[str, Any]]:
-    """Those of the capacities that the job accepts, in the job's order; the profile's order decides the rest."""
+    """Returns the flavors of accepted capacity, ``passed`` last, in the job's order and then the profile's."""
     accepted = [flavor for flavor in flavors if preferred is None or flavor["capacity"] in preferred]
     if preferred is not None:
         accepted.sort(key=lambda flavor: preferred.index(flavor["capacity"]))
@@ -162,7 +162,7 @@ def _in_order(
 
 
 def _refuse_slices(shape: TpuShape, slices: int) -> None:
-    """GKE connects slices only where each has several hosts."""
+    """Raises Refused for several single-host slices: GKE connects only multi-host slices."""
     if slices > 1 and not shape.multi_host:
         raise Refused(
             Reason.INVALID_SPEC,
@@ -174,7 +174,7 @@ def _refuse_slices(shape: TpuShape, slices: int) -> None:
 def _wanted(
     resources: Mapping[str, Any], offered: Sequence[Mapping[str, Any]], flavors: Sequence[Mapping[str, Any]]
 ) -> TpuShape:
-    """What the job names; where that means two machines, the one that the flavors say."""
+    """Returns the shape that the job names; if two machine types match, the one that the flavors specify."""
     try:
         return _shape(resources, resources.get("chipsPerHost"))
     except CatalogError as error:
@@ -190,7 +190,7 @@ def _wanted(
 
 
 def _said(resources: Mapping[str, Any], flavors: Sequence[Mapping[str, Any]]) -> Mapping[int, TpuShape]:
-    """By chips per host: the wanted slices that flavors tell."""
+    """Returns matching shapes by chips per host, of the flavors that specify chips per host."""
     return {
         shape.chips_per_host: shape
         for flavor in flavors
@@ -229,9 +229,11 @@ def by_price(
     flavors: Sequence[Mapping[str, Any]],
     passed: Collection[str] = (),
 ) -> Sequence[SliceOffer]:
-    """What the profile offers to a job that names no slice, the cheapest first; of each capacity in turn where the job
-    lists them or some were ``passed``. The order of the flavors decides between equals. Arguments and errors as for
-    :func:`place`; never empty."""
+    """Returns the profile's offers to a job that names no slice, the cheapest first. Never empty.
+
+    If the job lists capacity types or some were ``passed``, they rank before the price. Between equal offers, the order
+    of the flavors decides. Arguments and errors are those of :func:`named_slice`.
+    """
     preferred, per_host = resources.get("capacity"), resources.get("chipsPerHost")
     slices = resources["slices"]
     if unmet := list(_unmet(flavors, preferred, slices)):
@@ -275,8 +277,10 @@ def by_price(
 
 
 def placement(offer: SliceOffer, why: str, capacities: Iterable[str], *, queued: bool) -> Placement:
-    """The slice taken from its flavor. ``capacities``: kinds that serve the job as well. ``queued`` and errors as for
-    :func:`place`."""
+    """Returns the offered slice with its node constraints and flags.
+
+    ``capacities`` are the types that also serve the job. ``queued`` and errors are those of :func:`named_slice`.
+    """
     shape, flavor = offer.shape, offer.flavor
     wanted = flavor.get("queuedProvisioning", queued)
     if wanted and not queued:
@@ -302,7 +306,7 @@ def placement(offer: SliceOffer, why: str, capacities: Iterable[str], *, queued:
 
 
 def flags_of(offer: SliceOffer) -> Mapping[str, str]:
-    """The compiler's variables of the processes that hold chips, where there are any."""
+    """Returns the compiler variables of the processes that hold chips; a variable without flags is left out."""
     flags: Mapping[str, Sequence[str]] = {
         "XLA_FLAGS": offer.flavor.get("xlaFlags", ()),
         "LIBTPU_INIT_ARGS": offer.flavor.get("libtpuInitArgs", default_libtpu_args(offer.shape.family)),

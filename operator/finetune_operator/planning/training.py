@@ -1,7 +1,7 @@
-"""``spec.method`` and ``spec.hyperparameters`` in the contract's terms.
+"""Translates ``spec.method`` and ``spec.hyperparameters`` into the contract's records.
 
-Fields have the same names in the models of the API and of the contract, so a new one needs no line here unless its
-value follows from other fields.
+Fields have the same names in the models of the API and of the contract, so a new field needs no code here unless its
+value depends on other fields.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ type Object = Mapping[str, Any]
 
 
 def method(spec: Object) -> MethodSpec:
-    """``spec.method``."""
+    """Resolves ``spec.method``. Raises Refused."""
     section = spec["method"]
     kind = MethodType(section["type"])
     options = filled(section.get(member(kind), {}), defaults.METHODS[kind].options)
@@ -34,13 +34,13 @@ def method(spec: Object) -> MethodSpec:
 
 
 def learning_rate(spec: Object) -> float:
-    """The method's default, for full fine-tuning or LoRA."""
+    """Returns the method's default learning rate, for full fine-tuning or LoRA."""
     by_method = defaults.METHODS[spec["method"]["type"]]
     return by_method.lora_learning_rate if "lora" in spec["method"] else by_method.learning_rate
 
 
 def hyperparameters(spec: Object, global_batch: int) -> HyperparametersSpec:
-    """``spec.hyperparameters``; several defaults depend on the method."""
+    """Resolves ``spec.hyperparameters``; several defaults depend on the method. Raises Refused."""
     section = spec["hyperparameters"]
     if section["optimizer"] == "SGD" and float(section["weightDecay"]):
         raise Refused(
@@ -65,7 +65,7 @@ def hyperparameters(spec: Object, global_batch: int) -> HyperparametersSpec:
 
 
 def _by_attribute(model: type[BaseModel], section: Object) -> dict[str, Any]:
-    """``section`` under the names of the model's attributes."""
+    """Returns the values in ``section`` by the names of the model's attributes."""
     return {
         name: section[field.alias]
         for name, field in model.model_fields.items()
@@ -93,12 +93,12 @@ def _refuse_smoothing(options: Object) -> None:
         )
 
 
-#: What the schema cannot say of a method's options. Raise Refused.
+#: Checks of a method's options that the schema cannot express. They raise Refused.
 _REFUSALS: Mapping[MethodType, Callable[[Object], None]] = {MethodType.DPO: _refuse_smoothing}
 
 
 def _prompt_length(spec: Object, kind: MethodType, values: Object) -> int:
-    """Tokens of a prompt; the rest of a sequence is for the answer."""
+    """Returns the number of tokens of a prompt; the rest of a sequence is for the answer. Raises Refused."""
     length = int(spec["datasets"]["maxSeqLength"])
     wanted = int(values.get("max_prompt_length", length // 2))
     if not 0 < wanted < length:

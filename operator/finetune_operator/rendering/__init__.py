@@ -1,4 +1,4 @@
-"""Plan, stage, attempt -> JobSet, as plain dicts. Pure."""
+"""Renders a plan, a stage and an attempt number into a JobSet, as plain dicts. Pure."""
 
 from finetune_operator.rendering.jobset import first_group, render_jobset
 from finetune_operator.rendering.labels import (

@@ -1,4 +1,4 @@
-"""Stages on CPU: one pod on a CPU node."""
+"""CPU stages: one pod on a CPU node."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from finetune_operator.rendering.scratch import scratch_gib, scratch_limit_gib
 
 
 def cpu_pod(plan: Plan, request: StageRequest, findings: Findings) -> dict[str, Any]:
-    """The stage's pod. Raises CpuPoolTooSmall."""
+    """Returns the spec of the stage's pod. Raises CpuPoolTooSmall."""
     resources = STAGES[request.stage].cpu
     assert resources is not None, "called for a stage on CPU"
     memory = f"{cpu_memory_gib(plan, request.stage, findings)}Gi"
@@ -23,7 +23,7 @@ def cpu_pod(plan: Plan, request: StageRequest, findings: Findings) -> dict[str, 
         plan,
         request,
         service_account=plan.service_account_cpu,
-        # Memory is requested whole: an overcommitted node would kill whoever grew last. Cores may be borrowed.
+        # The memory request equals the limit: an overcommitted node would kill the pod that grew last. CPU may burst.
         resources={
             "requests": {
                 "cpu": resources.cores,
@@ -34,14 +34,17 @@ def cpu_pod(plan: Plan, request: StageRequest, findings: Findings) -> dict[str, 
         },
         node_selector=plan.cpu_pool.node_selector,
         tolerations=plan.cpu_pool.tolerations,
-        # The image carries libtpu, which JAX would look for first.
+        # The image contains libtpu, which JAX would try first.
         env=[{"name": "JAX_PLATFORMS", "value": "cpu"}, *_compiled_with(plan, request.stage)],
     )
 
 
 def _compiled_with(plan: Plan, stage: Stage) -> list[dict[str, str]]:
-    """Preflight compiles the programs of the slice with the flags that they have there, and keeps them where the
-    slice's stages look for them. Nothing under Pathways, whose servers compile."""
+    """Returns the variables with which preflight compiles the programs of the slice.
+
+    Preflight uses the slice's compiler flags and writes to the folder from which the slice's stages read programs.
+    Empty under Pathways, whose servers compile.
+    """
     if stage is not Stage.PREFLIGHT or plan.pathways is not None:
         return []
     flags = [{"name": SLICE_VARIABLES[name], "value": value} for name, value in slice_flags(plan).items()]

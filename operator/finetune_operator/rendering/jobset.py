@@ -1,12 +1,12 @@
 """The JobSet of one attempt of one stage.
 
-Every field that JobSet's and Job's webhooks would default stands here, so that golden files are whole and an absent
-webhook breaks nothing.
+Every field that the webhooks of JobSet and Job would default is set here, so that golden files are complete and a
+missing webhook breaks nothing.
 
-With backoffLimit 0 any failed pod ends its Job. A pod that was taken away ends it by the podFailurePolicy, and JobSet
-then starts all pods again by itself: place in the queue and admitted quota are kept, and no operator is needed.
-Everything else fails the JobSet, and the operator judges. JobSet 0.8 knows all fields that are used here, so that no
-release in use drops one.
+With backoffLimit 0, any failed pod ends its Job. A disrupted pod ends its Job through the podFailurePolicy, and JobSet
+then recreates all pods by itself: the place in the queue and the admitted quota are kept, and no operator is needed.
+Any other failure fails the JobSet, and the operator decides what follows. JobSet 0.8 has all fields that are used here,
+so no release in use drops one.
 """
 
 from collections.abc import Mapping
@@ -29,23 +29,23 @@ from finetune_operator.rendering.mcjax import slice_annotations, slice_pod
 from finetune_operator.rendering.pathways import HEAD, pathways_groups, pathways_policies
 from finetune_operator.rendering.replicated_job import ReplicatedJob, render_replicated_job
 
-#: Replicated jobs: the one pod on CPU; the hosts of slices under McJAX.
+#: Names of replicated jobs: the single pod on CPU, and the hosts of slices under McJAX.
 CPU, SLICE = "cpu", "slice"
 
 
 def first_group(plan: Plan, stage: Stage) -> str:
-    """Name of the replicated job whose pods come first, and of which every JobSet has one."""
+    """Returns the name of the replicated job whose pods start first; every JobSet of the stage has it."""
     if not stage.on_tpu:
         return CPU
     return SLICE if plan.pathways is None else HEAD
 
 
 def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) -> dict[str, Any]:
-    """The JobSet. Same arguments, same JobSet.
+    """Returns the JobSet. The same arguments always give the same JobSet.
 
     Raises:
         Refused: the request is too large.
-        ContractUnsupported: the trainer image does not understand all of it.
+        ContractUnsupported: the trainer image does not support the whole request.
         CpuPoolTooSmall: the model does not fit the profile's CPU nodes.
     """
     name = jobset_name(plan.job.name, stage, attempt)
@@ -53,7 +53,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
     request = stage_request(plan, stage, attempt, findings)
     queued = queue_labels(plan, on_tpu=stage.on_tpu)
     spec: dict[str, Any] = {
-        # Kueue lets it go when there is quota. Were it not there, nothing would run past the quota.
+        # Kueue resumes the JobSet when there is quota. If Kueue is not running, nothing starts beyond the quota.
         "suspend": bool(queued),
         "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All"},
@@ -97,7 +97,7 @@ def render_jobset(plan: Plan, stage: Stage, attempt: int, findings: Findings) ->
 
 
 def _claim(plan: Plan) -> str:
-    """In short: which slices, and how training spreads over them."""
+    """Returns a digest of the requested slices and of the mesh over them."""
     placement = plan.placement
     return digest([placement.node_selector, placement.tolerations, plan.mesh.model_dump()])
 
@@ -105,7 +105,7 @@ def _claim(plan: Plan) -> str:
 def _failure_policy() -> dict[str, Any]:
     return {
         "maxRestarts": 0,
-        # Pods of two restarts side by side would claim twice the slice, and tell each other old numbers.
+        # Pods of two restarts side by side would claim the slice twice and exchange outdated restart numbers.
         "restartStrategy": "BlockingRecreate",
         "rules": [
             {

@@ -1,4 +1,4 @@
-"""Names and labels of children: what links a pod to its job, stage and attempt."""
+"""Names and labels of children, which link a pod to its job, stage and attempt."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from finetune_operator.planning.queueing import PRIORITY_LABEL, QUEUE_LABEL
 
 type Object = Mapping[str, Any]
 
-#: Every restart up to the newest is an attempt, so a label must not name more of them than there can be.
+#: Every restart up to the newest is an attempt, so a label must not name more restarts than are possible.
 MAX_RESTART = 999
 _NUMBER = re.compile(r"[1-9][0-9]{0,2}")
 _RESTART = re.compile(r"[0-9]{1,9}")
@@ -21,57 +21,57 @@ STAGE_LABEL = "tpu-finetune.dev/stage"
 """Value: the stage's name, ``Train``."""
 ATTEMPT_LABEL = "tpu-finetune.dev/attempt"
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
-"""JobSet's own, on its Jobs and pods: how often it had been restarted when they were made."""
+"""Set by JobSet on its Jobs and pods: the number of restarts of the JobSet before they were created."""
 
 
-#: On JobSets: a digest of what job and profile ask of the stage. What a release renders of that does not count, so that
-#: an upgrade of the operator replaces nothing.
+#: On JobSets: a digest of what the job and the profile request of the stage. It does not cover how a release renders
+#: that request, so an upgrade of the operator replaces no JobSet.
 SPEC_ANNOTATION = "tpu-finetune.dev/spec"
 
 
 def spec_of(jobset: Object) -> str | None:
-    """The digest of what was asked for; None for one that carries no such annotation."""
+    """Returns the digest of the stage's request; None if the JobSet has no such annotation."""
     found: str | None = jobset["metadata"].get("annotations", {}).get(SPEC_ANNOTATION)
     return found
 
 
-#: On JobSets: the sha256 of the stored plan that they were made under.
+#: On JobSets: the sha256 of the stored plan under which they were created.
 PLAN_ANNOTATION = "tpu-finetune.dev/plan"
 
 
 def plan_of(jobset: Object) -> str | None:
-    """The digest of the plan that it was made under; None for one of a release that did not write it."""
+    """Returns the digest of the plan under which the JobSet was created; None if its release did not record it."""
     found: str | None = jobset["metadata"].get("annotations", {}).get(PLAN_ANNOTATION)
     return found
 
 
-#: On JobSets of stages on TPU: a digest of what they claim of the cluster.
+#: On JobSets of TPU stages: a digest of the slices and the mesh that they claim.
 CLAIM_ANNOTATION = "tpu-finetune.dev/claim"
 
 
 def claim_of(jobset: Object) -> str | None:
-    """What it claims, in short; None for one that carries no such annotation."""
+    """Returns the digest of what the JobSet claims; None if it has no such annotation."""
     found: str | None = jobset["metadata"].get("annotations", {}).get(CLAIM_ANNOTATION)
     return found
 
 
-#: On JobSets of stages on TPU: the profile's flavor that they were rendered for.
+#: On JobSets of TPU stages: the profile's flavor for which they were rendered.
 FLAVOR_ANNOTATION = "tpu-finetune.dev/flavor"
 
 
 def flavor_of(jobset: Object) -> str | None:
-    """The name of its flavor; None for one that carries no such annotation."""
+    """Returns the name of the JobSet's flavor; None if it has no such annotation."""
     found: str | None = jobset["metadata"].get("annotations", {}).get(FLAVOR_ANNOTATION)
     return found
 
 
 def jobset_name(job: str, stage: Stage, attempt: int) -> str:
-    """``<job>-<prep|conv|train|eval|export>-<attempt>``."""
+    """Returns ``<job>-<prep|conv|train|eval|export>-<attempt>``."""
     return f"{job}-{stage.short}-{attempt}"
 
 
 def child_labels(plan: Plan, stage: Stage, attempt: int) -> dict[str, str]:
-    """On the JobSet, its Jobs and its pods."""
+    """Returns the labels of the JobSet, its Jobs and its pods."""
     return {
         "app.kubernetes.io/name": "finetune",
         "app.kubernetes.io/instance": plan.job.name,
@@ -85,8 +85,10 @@ def child_labels(plan: Plan, stage: Stage, attempt: int) -> dict[str, str]:
 
 
 def queue_labels(plan: Plan, *, on_tpu: bool) -> dict[str, str]:
-    """What puts a JobSet into a queue; empty where it goes to the scheduler directly. For the JobSet alone: Kueue
-    would take its Jobs and pods for workloads of their own."""
+    """Returns the labels that put a JobSet into a queue; empty if it goes to the scheduler directly.
+
+    They belong on the JobSet only: Kueue would treat labeled Jobs and pods as workloads of their own.
+    """
     queue = plan.queues.tpu if on_tpu else plan.queues.cpu
     if queue is None:
         return {}
@@ -95,10 +97,12 @@ def queue_labels(plan: Plan, *, on_tpu: bool) -> dict[str, str]:
 
 
 def attempt_of(child: Object) -> tuple[Stage, int, int] | None:
-    """Stage, number of the JobSet and restart inside it, of a JobSet (as it stands now) or of a pod; None for an object
-    that carries no such labels, or numbers beyond those that the operator and JobSet would give."""
+    """Returns stage, JobSet number and restart number of a JobSet (in its current state) or of a pod.
+
+    None if the object has no such labels, or numbers beyond those that the operator and JobSet assign.
+    """
     labels = child["metadata"].get("labels", {})
-    # Whoever makes a JobSet writes its labels. Its restarts are what its controller has counted.
+    # The creator of a JobSet chooses its labels, but its controller counts the restarts.
     pod = "containers" in child.get("spec", {})
     counted = min(child.get("status", {}).get("restarts", 0), MAX_RESTART)
     restart = labels.get(RESTART_LABEL, "0") if pod else str(counted)

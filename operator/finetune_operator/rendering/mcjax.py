@@ -11,19 +11,19 @@ from finetune_operator.rendering.pod import pod_spec, with_host_access
 EXCLUSIVE_TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _TPU = "google.com/tpu"
 _PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
-#: Between the hosts of a slice, and what GKE scrapes the chips' metrics from.
+#: Communication between the hosts of a slice, and the port from which GKE scrapes the chips' metrics.
 _PORTS = (
     {"name": "tpu", "containerPort": 8471},
     {"name": "tpu-metrics", "containerPort": 8431},
 )
-#: Between slices.
+#: Communication between slices.
 _MEGASCALE = {"name": "megascale", "containerPort": 8080}
-#: Queued provisioning gives nodes for at most so long, seconds.
+#: Longest time in seconds for which queued provisioning provides nodes.
 _MAX_RUN_SECONDS = 7 * 24 * 3600
 
 
 def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
-    """The pod of one host."""
+    """Returns the spec of the pod for one host."""
     pod = pod_spec(
         plan,
         request,
@@ -42,18 +42,18 @@ def slice_pod(plan: Plan, request: StageRequest) -> dict[str, Any]:
 
 
 def programs_folder(plan: Plan) -> str:
-    """Where a pod of ``slice_pod`` reads and writes compiled programs."""
+    """Returns the folder in which a pod of ``slice_pod`` reads and writes compiled programs."""
     named = [each["value"] for each in plan.pod.env if each["name"] == _PROGRAMS and "value" in each]
     return named[-1] if named else plan.programs
 
 
 def slice_flags(plan: Plan) -> Mapping[str, str]:
-    """The compiler's variables as a pod of ``slice_pod`` has them; empty under Pathways, whose servers compile."""
+    """Returns the compiler variables of a pod of ``slice_pod``; empty under Pathways, whose servers compile."""
     return compiler_flags(plan.placement, plan.pod.env, pathways=plan.pathways is not None)
 
 
 def slice_affinity(plan: Plan) -> dict[str, Any]:
-    """Keeps a pod off the nodes of other kinds of capacity; empty where labels do."""
+    """Returns the affinity that keeps a pod off nodes of other capacity types; empty if node labels suffice."""
     expressions = [
         {"key": label, "operator": "NotIn", "values": list(values)}
         for label, values in plan.placement.avoided.items()
@@ -65,16 +65,16 @@ def slice_affinity(plan: Plan) -> dict[str, Any]:
 
 
 def host_chips(plan: Plan) -> dict[str, Any]:
-    """Resources of the container that holds a host's chips: always all of them."""
+    """Returns the resources of the container that holds a host's chips: always all of them."""
     chips = {_TPU: str(plan.placement.shape.chips_per_host)}
     return {"requests": chips, "limits": dict(chips)}
 
 
 def slice_annotations(plan: Plan) -> Mapping[str, str]:
-    """Of a JobSet, or of the Jobs in it that are slices."""
+    """Returns annotations for a JobSet whose Jobs are slices, or for those of its Jobs that are."""
     annotations = {}
     if plan.placement.shape.multi_host:
-        # One slice per node pool. A single host would lock a whole shared pool.
+        # One slice per node pool. For a single host, it would lock a whole shared pool.
         annotations[EXCLUSIVE_TOPOLOGY] = "cloud.google.com/gke-nodepool"
     if plan.placement.queued_provisioning:
         annotations["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] = str(_MAX_RUN_SECONDS)

@@ -1,6 +1,6 @@
-"""Host memory of the stages on CPU: a pure function of the model's largest piece and the profile's CPU nodes.
+"""Host memory of the CPU stages, as a pure function of the model's largest piece and the profile's CPU nodes.
 
-A pod can only have what a node leaves to pods. GKE keeps part of a node's memory for itself, so requests are sizes
+A pod can only use the memory that a node leaves to pods. GKE reserves part of a node's memory, so requests are amounts
 that a node of a common size leaves, never the size of a node.
 """
 
@@ -13,21 +13,21 @@ from finetune_operator.planning import Findings, Plan
 from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.quantities import gib
 
-#: Below it no stage starts.
+#: GiB below which no stage starts.
 _LEAST_GIB = 1
-#: Memory of the node types that clouds offer, GiB.
+#: Memory of the node types that clouds offer, in GiB.
 NODE_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 864, 1024, 1408, 1952, 3844, 5888)
-#: What GKE reserves of a node's memory: this share, up to that many GiB of the node.
+#: GKE's reservation of a node's memory: pairs of an upper bound in GiB and the reserved share up to that bound.
 _RESERVED = ((4, 0.25), (8, 0.20), (16, 0.10), (128, 0.06), (math.inf, 0.02))
-#: GiB below which the kubelet evicts pods; not allocatable.
+#: Free GiB below which the kubelet evicts pods; not allocatable.
 _EVICTION_GIB = 100 / 1024
-#: GiB that DaemonSets of the cluster request on every node: logging, metrics, storage, network.
+#: GiB that the cluster's DaemonSets request on every node: logging, metrics, storage, network.
 _DAEMONS_GIB = 1.0
 
 
 class CpuPoolTooSmall(ValueError):
-    """A stage needs more memory or disk than the profile's CPU nodes give to one pod. ``str()`` says which and how
-    much."""
+    """A stage needs more memory or disk than the profile's CPU nodes give to one pod. ``str()`` names the stage and the
+    amount."""
 
     def __init__(self, message: str, *, stage: Stage, fix: str) -> None:
         self.stage, self.fix = stage, fix
@@ -35,7 +35,7 @@ class CpuPoolTooSmall(ValueError):
 
 
 def allocatable_gib(node: float) -> float:
-    """What GKE leaves to all pods of a node with ``node`` GiB of memory."""
+    """Returns the memory that GKE leaves to all pods of a node with ``node`` GiB of memory."""
     reserved, below = 0.0, 0.0
     for above, share in _RESERVED:
         reserved += max(0.0, min(node, above) - below) * share
@@ -44,14 +44,14 @@ def allocatable_gib(node: float) -> float:
 
 
 def request_gib(node: int) -> int:
-    """The most that one pod can request on a node with ``node`` GiB of memory, beside the cluster's DaemonSets."""
+    """Returns the most that one pod can request on a node with ``node`` GiB, next to the cluster's DaemonSets."""
     return floor(allocatable_gib(node) - _DAEMONS_GIB)
 
 
 def sizes_of(model: ModelIdentity | None) -> ModelSizes:
-    """What the model's parts come to; zeros before preflight has read it.
+    """Returns the sizes of the model's parts; zeros before preflight has read the model.
 
-    An earlier trainer reports the number of parameters alone, and does not stream: all of them stand for each part.
+    An earlier trainer reports only the number of parameters and does not stream: each part counts as the whole model.
     """
     if model is None:
         return ModelSizes(largest_piece=0, largest_stack=0, largest_block=0, lora_width=0, weights_bytes=0)
@@ -66,7 +66,7 @@ def sizes_of(model: ModelIdentity | None) -> ModelSizes:
 
 
 def needed_gib(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
-    """What a stage needs whose memory depends on the model."""
+    """Returns the GiB that a stage needs whose memory depends on the model."""
     sizes = sizes_of(model)
     held = host_memory.PIECE * sizes.largest_piece
     if stage is Stage.EXPORT:
@@ -79,15 +79,15 @@ def needed_gib(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
 
 
 def _share(plan: Plan, sizes: ModelSizes) -> int:
-    """A chip's part of the largest stacked array, which training writes as one chunk."""
+    """Returns the parameters of a chip's shard of the largest stacked array, which training writes as one chunk."""
     return sizes.largest_stack // (plan.mesh.fsdp * plan.mesh.tensor)
 
 
 def limit_gib(plan: Plan) -> float | None:
-    """The most that a pod may request under the profile's ``cpuPool.maxMemory``; None: it names no limit.
+    """Returns the most GiB that a pod may request under the profile's ``cpuPool.maxMemory``; None if it sets no limit.
 
-    A value that lies between what a node of a common size leaves and that size is read as that node's: a pod that
-    asked for all of it would wait for ever.
+    A value between the size of a common node and what that node leaves to pods counts as what it leaves: a pod that
+    requested all of it would wait forever.
     """
     if plan.cpu_pool.max_memory is None:
         return None
@@ -97,7 +97,7 @@ def limit_gib(plan: Plan) -> float | None:
 
 
 def largest_piece(plan: Plan) -> int | None:
-    """The parameters of the largest piece that fits under the profile, in whole millions; None: it names no limit."""
+    """Returns the parameters of the largest piece that fits the profile, in whole millions; None if it has no limit."""
     limit = limit_gib(plan)
     if limit is None:
         return None
@@ -105,15 +105,15 @@ def largest_piece(plan: Plan) -> int | None:
 
 
 def cpu_memory_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
-    """What the stage's pod requests, GiB. Raises CpuPoolTooSmall.
+    """Returns the memory request of the stage's pod in GiB. Raises CpuPoolTooSmall.
 
-    Before preflight the model is unknown, and the smallest size stands for it.
+    Before preflight the model is unknown, and the smallest size is requested.
     """
     return memory_for(plan, stage, findings.preflight.model if findings.preflight else None)
 
 
 def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
-    """The same for this model."""
+    """Returns the memory request in GiB for this model; None: unknown. Raises CpuPoolTooSmall."""
     limit = limit_gib(plan)
     if limit is not None and limit < _LEAST_GIB:
         raise CpuPoolTooSmall(
@@ -133,13 +133,13 @@ def memory_for(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
 
 
 def _fixed_gib(stage: Stage) -> int | None:
-    """None: it depends on the model."""
+    """Returns the stage's fixed memory in GiB; None if it depends on the model."""
     cpu = STAGES[stage].cpu
     return cpu.memory_gib if cpu is not None else None
 
 
 def memory_wanted(plan: Plan, stage: Stage, model: ModelIdentity) -> int:
-    """What the stage requests, or what it would need where the profile's nodes do not have it. GiB."""
+    """Returns the stage's memory request in GiB, or what it would need if the profile's nodes are too small."""
     try:
         return memory_for(plan, stage, model)
     except CpuPoolTooSmall:
@@ -147,7 +147,7 @@ def memory_wanted(plan: Plan, stage: Stage, model: ModelIdentity) -> int:
 
 
 def require_cpu_memory(plan: Plan, stages: Iterable[Stage], model: ModelIdentity) -> None:
-    """Raises CpuPoolTooSmall, which names all of ``stages`` that do not fit, where any does not."""
+    """Raises CpuPoolTooSmall if any of ``stages`` does not fit; the error names all that do not."""
     limit = limit_gib(plan)
     needed = {stage: needed_gib(plan, stage, model) for stage in stages if STAGES[stage].sized_by_model}
     failing = {stage: size for stage, size in needed.items() if limit is not None and size > limit}
@@ -162,7 +162,7 @@ def _too_small(plan: Plan, needed: dict[Stage, int], model: ModelIdentity | None
     allowed = f"{given}" if limit == gib(str(given)) else f"{given}, of which a node leaves {limit:g} GiB"
     wants = " and ".join(f"{stage} needs {size} GiB" for stage, size in needed.items())
     node = next((node for node in NODE_SIZES if request_gib(node) >= most), None)
-    # A value that is no more than the size of a node is read as what that node leaves.
+    # A value up to the size of a node is read as what that node leaves.
     enough = max(most, NODE_SIZES[-1] + 1) if node is None else request_gib(node)
     return CpuPoolTooSmall(
         f"{wants} of memory{_because(plan, model)}, and the profile's cpuPool.maxMemory is {allowed}.",
@@ -173,7 +173,7 @@ def _too_small(plan: Plan, needed: dict[Stage, int], model: ModelIdentity | None
 
 
 def _because(plan: Plan, model: ModelIdentity | None) -> str:
-    """What the need comes from, for the message."""
+    """Returns what the need depends on, as a part of the message."""
     if model is None:
         return ""
     sizes, lora = sizes_of(model), plan.method.lora

@@ -1,4 +1,4 @@
-"""The JobSets of a whole job before anything has run, for people to read."""
+"""Renders the JobSets of a whole job before anything has run, for people to read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from finetune_operator.rendering.offline_source import UNKNOWN_UID, without_chec
 
 type Object = Mapping[str, Any]
 
-#: On a JobSet whose stage is told more once earlier stages have run.
+#: On a JobSet whose request is completed by the results of earlier stages.
 KNOWN_LATER_ANNOTATION = "tpu-finetune.dev/known-later"
 
 _STEPS = "number of steps (from Preflight)"
@@ -25,10 +25,10 @@ _SIZE = "host memory and disk (from the model's size, Preflight)"
 def plan_offline(
     job: Object, profile: Object, template: Object | None = None, source: Object | None = None
 ) -> list[tuple[Stage, dict[str, Any]]]:
-    """Every stage's first JobSet, with what is known before anything has run. Raises Refused as an admission does.
+    """Returns every stage's first JobSet with what is known before anything has run. Raises Refused as admission does.
 
-    What only earlier stages can know is left out of the request, host memory and disk of Convert and Export are the
-    smallest, and the annotation names all of that.
+    The request omits what only earlier stages can determine, and Convert and Export request the smallest host memory
+    and disk; the annotation lists all of these values.
     """
     plan = offline_plan(job, profile, template, source)
     return [(stage, _render(plan, stage)) for stage in plan.stages]
@@ -37,15 +37,15 @@ def plan_offline(
 def offline_plan(
     job: Object, profile: Object, template: Object | None = None, source: Object | None = None
 ) -> Plan:
-    """The plan of a manifest that no API server has seen. Raises Refused.
+    """Returns the plan of a manifest that was not submitted to an API server. Raises Refused.
 
-    ``template``: the ConfigMap that the job's chat template is in. ``source``: the job that it starts from
-    (:mod:`.offline_source`); any checkpoint of it is taken for the one that is asked for.
+    ``template`` is the ConfigMap that holds the job's chat template. ``source`` is the job whose model it starts from
+    (:mod:`.offline_source`); any checkpoint of it is accepted as the requested one.
     """
     if source is not None:
         job = without_checkpoint(job)
     metadata = {"uid": UNKNOWN_UID, **job["metadata"]}
-    # A job that names no profile means the one given, whatever it is annotated with.
+    # A job that names no profile uses the given one, whichever profile is annotated as the default.
     named = {"profileRef": {"name": profile["metadata"]["name"]}, **job["spec"]}
     return admit({**job, "metadata": metadata, "spec": named}, [profile], template, source).plan
 

@@ -1,5 +1,7 @@
-"""The FineTuneJob whose model another one starts from (``model.fromJob``), as it is once it has succeeded: stands for
-it where a manifest is judged without a cluster. Pure."""
+"""Placeholders for the FineTuneJob whose model another one starts from (``model.fromJob``), as it is after success.
+
+They are used where a manifest is planned without a cluster. Pure.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,20 +11,22 @@ from finetune_operator.planning import Plan
 
 type Object = Mapping[str, Any]
 
-#: Stands for the uid, which the API server gives.
+#: Placeholder for the uid, which the API server assigns.
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
 
 def foreseen_source(plan: Plan) -> Object:
-    """The job of that plan. One that exports an adapter alone has no whole model."""
+    """Returns the succeeded job of that plan. A job that exports only an adapter has no whole model."""
     whole = plan.method.lora is None or plan.export.content != "Adapter"
     base = (plan.lineage or {}).get("base", plan.model.address)
     return _succeeded(plan.run_folder, base, whole=whole)
 
 
 def unknown_source(job: Object, profile: Object) -> Object:
-    """Stands for the job that ``job`` starts from where nothing is known of it but its name: its run folder is the
-    namespace's own, and its model is one that the profile's ``models.allow`` covers."""
+    """Returns a placeholder for the job that ``job`` starts from, if only its name is known.
+
+    Its run folder is in the same namespace, and its model is one that the profile's ``models.allow`` covers.
+    """
     spec, metadata = profile["spec"], job["metadata"]
     allowed = spec.get("models", {}).get("allow") or ["unknown"]
     folder = RunFolder.of(
@@ -48,7 +52,7 @@ def _succeeded(folder: RunFolder, base: str, *, whole: bool) -> Object:
 
 
 def without_checkpoint(job: Object) -> Object:
-    """The job with any checkpoint of its source: which one that exports is known when it has ended."""
+    """Returns the job without its choice of a checkpoint: which one the source exports is known only after it ends."""
     source = job["spec"]["model"]["fromJob"]
     model = {**job["spec"]["model"], "fromJob": {"name": source["name"]}}
     return {**job, "spec": {**job["spec"], "model": model}}

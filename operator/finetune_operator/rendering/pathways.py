@@ -1,12 +1,12 @@
 """Train and Evaluate under Pathways: one JAX process on a CPU node, the head, holds the devices of all slices.
 
-Head: resource manager and proxy beside the trainer, which asks for no chips. Workers: Pathways' server on every TPU
-host. Evaluate runs so, too: it reads what training wrote through the proxy, on the same mesh, and over several slices
-without a JAX process on each host.
+Head: resource manager and proxy next to the trainer, which requests no chips. Workers: Pathways' server on every TPU
+host. Evaluate runs this way, too: through the proxy, it reads what training wrote, on the same mesh, and over several
+slices without a JAX process on each host.
 
-Unlike what is published elsewhere there is no host network (it would exclude Workload Identity) and no folder of the
-host (the pod standards exclude it). The servers run as any other user, without rights; only their root file system
-stays writable, as it is not known what they write beside /tmp.
+Unlike published manifests, this one uses no host network (which would exclude Workload Identity) and no hostPath volume
+(which the pod security standards exclude). The servers run unprivileged, as any non-root user; only their root file
+system stays writable, as it is not known what they write outside /tmp.
 """
 
 import base64
@@ -31,22 +31,22 @@ HEAD = "pathways-head"
 WORKER = "worker"
 
 _PROXY_PORT, _MANAGER_PORT, _WORKER_PORT = 29000, 29001, 29005
-#: Cores and GB of memory as Google's own manifests give them; cores may be borrowed, memory is requested whole.
+#: Cores and GB of memory as in Google's manifests; CPU may burst, the memory request equals the limit.
 _PROXY_SIZE, _MANAGER_SIZE, _TRAINER_SIZE = (16, 100), (8, 32), (24, 100)
-#: What a node for the head must have room for.
+#: Capacity that a node for the head must have.
 HEAD_CORES, HEAD_GB = (
     sum(numbers) for numbers in zip(_PROXY_SIZE, _MANAGER_SIZE, _TRAINER_SIZE, strict=True)
 )
-#: The servers' own /tmp; the trainer has another.
+#: The servers' own /tmp, separate from the trainer's.
 _TMP = "pathways-tmp"
-#: Crashes of a worker that the kubelet and the Job mend by themselves, per host, before the slice counts as failed.
+#: Crashes of a worker per host that the kubelet and the Job recover from before the slice counts as failed.
 _RESTARTS_PER_HOST = 4
-#: Kubernetes' limit for the value of a label: JobSet writes the head's address into one.
+#: Kubernetes' limit for a label value: JobSet writes the head's address into one.
 _LABEL_LENGTH = 63
 
 
 def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> list[ReplicatedJob]:
-    """Head, then workers."""
+    """Returns the replicated jobs: head first, then workers."""
     hosts = plan.placement.shape.hosts
     return [
         ReplicatedJob(
@@ -54,7 +54,7 @@ def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> li
             replicas=1,
             pods=1,
             pod=_head(plan, pathways, request),
-            # Without it all slices stop, so a node that is only half used is not worth removing.
+            # All slices stop without the head, so removing its half-used node is never worthwhile.
             pod_annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
         ),
         ReplicatedJob(
@@ -63,32 +63,34 @@ def pathways_groups(plan: Plan, pathways: Pathways, request: StageRequest) -> li
             pods=hosts,
             pod=_worker(plan, pathways, request),
             backoff_limit=_RESTARTS_PER_HOST * hosts,
-            # On these Jobs alone: on the JobSet it would put the head on the slices' node pools, too.
+            # Only on these Jobs: on the JobSet, it would also place the head on the slices' node pools.
             annotations=slice_annotations(plan),
         ),
     ]
 
 
 def pathways_policies(plan: Plan, jobset: str) -> dict[str, Any]:
-    """What a JobSet's spec says otherwise than for McJAX."""
+    """Returns the fields of a JobSet's spec that differ from McJAX."""
     return {
-        # Gives every pod the label with the head's address, "<jobset>-pathways-head-0-0.<subdomain>".
+        # Adds a label with the head's address to every pod: "<jobset>-pathways-head-0-0.<subdomain>".
         "coordinator": {"replicatedJob": HEAD, "jobIndex": 0, "podIndex": 0},
         "network": {
             "enableDNSHostnames": True,
             "subdomain": _subdomain(plan, jobset),
             "publishNotReadyAddresses": True,
         },
-        # Workers serve until they are ended; when the trainer has ended well, all is done.
+        # Workers serve until they are stopped; the JobSet succeeds when the head has succeeded.
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [HEAD]},
-        # Workers register with the resource manager: the head first.
+        # The head starts first, as workers register with the resource manager.
         "startupPolicy": {"startupPolicyOrder": "InOrder"},
     }
 
 
 def _subdomain(plan: Plan, jobset: str) -> str:
-    """Unique among JobSets, and short enough for the head's address to be the value of a label: by default it is the
-    JobSet's name, and jobs whose name has more than 14 characters would be refused."""
+    """Returns a subdomain that is unique among JobSets and short enough for the head's address to fit a label value.
+
+    The default, the JobSet's name, would be rejected for jobs whose names have more than 14 characters.
+    """
     room = _LABEL_LENGTH - len(f"{jobset}-{HEAD}-0-0.")
     digest = hashlib.sha256(f"{plan.job.uid}/{jobset}".encode()).digest()
     return f"p{base64.b32encode(digest).decode().lower().rstrip('=')}"[: min(room, 16)]
@@ -107,16 +109,16 @@ def _head(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, An
             {"name": "JAX_PLATFORMS", "value": "proxy"},
             {"name": "JAX_BACKEND_TARGET", "value": f"grpc://$(PATHWAYS_HEAD):{_PROXY_PORT}"},
             {"name": "XCLOUD_ENVIRONMENT", "value": "GCP"},
-            # The workers read and write checkpoints themselves; else all of it would pass through the head's memory.
+            # Workers read and write checkpoints directly; otherwise all data would pass through the head's memory.
             {"name": "ENABLE_PATHWAYS_PERSISTENCE", "value": "1"},
-            # The proxy is a container of this pod; Workload Identity gives it no certificate.
+            # The proxy is a container of this pod; Workload Identity provides no certificate for it.
             {"name": "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "value": "true"},
         ],
         shared_memory=True,
     )
     pod["volumes"] = [*pod["volumes"], {"name": _TMP, "emptyDir": {}}]
-    # Sidecars: they start before the trainer, end after it, and do not keep the pod from being done. Without probes:
-    # workers are made once the head is ready, and the proxy may be ready only once they are there.
+    # Sidecars: they start before the trainer, end after it, and do not keep the pod from completing. No probes:
+    # workers are created once the head is ready, and the proxy may become ready only after they exist.
     pod["initContainers"] = [
         {
             **_server(
@@ -160,9 +162,9 @@ def _head(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, An
 
 def _worker(plan: Plan, pathways: Pathways, request: StageRequest) -> dict[str, Any]:
     pod = {
-        # One that dies comes back on its host and registers anew; the others go on.
+        # A worker that dies restarts on its host and registers again; the others continue.
         "restartPolicy": "OnFailure",
-        # As long as the head may take: it saves through the workers.
+        # As long as the head's grace period: the head saves through the workers.
         **restricted(plan.service_account_tpu, grace_seconds=STAGES[request.stage].grace_seconds),
         "nodeSelector": dict(plan.placement.node_selector),
         "tolerations": [dict(toleration) for toleration in plan.placement.tolerations],
@@ -226,13 +228,13 @@ def _size(cores: int, gigabytes: int) -> dict[str, Any]:
 
 
 def _of_label(name: str, label: str) -> Object:
-    """A variable that holds what JobSet tells the pod about itself."""
+    """Returns a variable whose value is a label that JobSet sets on the pod."""
     path = f"metadata.labels['jobset.sigs.k8s.io/{label}']"
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
 def _head_address() -> Object:
-    """In every container that expands it, and before the variables that do."""
+    """Returns the address variable. A container that expands it must list it before the variables that do."""
     return _of_label("PATHWAYS_HEAD", "coordinator")
 
 

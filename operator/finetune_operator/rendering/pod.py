@@ -1,4 +1,4 @@
-"""What the pods of stages share: no rights, scratch folders, and a container that runs ``finetune-stage``."""
+"""Common parts of the stages' pods: no privileges, scratch folders, and a container that runs ``finetune-stage``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ type Object = Mapping[str, Any]
 
 CONTAINER = "trainer"
 SCRATCH = "/scratch"
-#: The trainer image's user; any other non-root user works, as only the volumes are written to.
+#: User id of the trainer image; any other non-root user works, as only the volumes are written to.
 USER = 65532
 
 
@@ -29,8 +29,10 @@ def pod_spec(
     ports: Sequence[Object] = (),
     shared_memory: bool = False,
 ) -> dict[str, Any]:
-    """The pod of one stage. Secrets stand in it as references only. ``env``: of this kind of pod; a variable that the
-    profile sets, too (``pod.env``), is left to the profile."""
+    """Returns the pod spec of one stage. It contains Secrets only as references.
+
+    ``env`` holds the variables of this kind of pod; the profile's ``pod.env`` overrides variables of the same name.
+    """
     added = {each["name"] for each in plan.pod.env}
     mounts: list[Object] = [
         {"name": "scratch", "mountPath": SCRATCH},
@@ -38,7 +40,7 @@ def pod_spec(
     ]
     volumes: list[Object] = [{"name": "scratch", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]
     if shared_memory:
-        # The container runtime's own /dev/shm holds 64 MiB; data loading processes pass batches through it.
+        # /dev/shm of the container runtime has 64 MiB; data loading processes pass batches through it.
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     container: dict[str, Any] = {
@@ -65,11 +67,13 @@ def pod_spec(
 
 
 def restricted(service_account: str, *, grace_seconds: int) -> dict[str, Any]:
-    """The part of a pod's spec that keeps it within the pod security standard *restricted*; :func:`unprivileged` is
-    that of its containers."""
+    """Returns the pod-level fields required by the pod security standard *restricted*.
+
+    :func:`unprivileged` returns those of its containers.
+    """
     return {
         "serviceAccountName": service_account,
-        # Workload identity asks the metadata server; nothing in the pod speaks to the API server.
+        # Workload Identity uses the metadata server; nothing in the pod calls the API server.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_seconds,
@@ -84,19 +88,20 @@ def restricted(service_account: str, *, grace_seconds: int) -> dict[str, Any]:
 
 
 def unprivileged() -> dict[str, Any]:
-    """A container's security context."""
+    """Returns a container's security context."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def with_host_access(plan: Plan, pod: dict[str, Any]) -> dict[str, Any]:
-    """A pod that holds chips, with what the profile grants it of its node: ``pod.hostNetwork`` and ``pod.privileged``.
+    """Returns a pod that holds chips with the node access that the profile grants it.
 
-    A privileged process that is not root has no rights on the node's devices, so root goes with it.
+    ``pod.hostNetwork`` and ``pod.privileged`` grant it. A privileged process that is not root has no access to the
+    node's devices, so a privileged pod also runs as root.
     """
     granted = dict(pod)
     containers = [dict(container) for container in pod["containers"]]
     if plan.pod.host_network:
-        # The policy that keeps the names of services and of the other hosts.
+        # With this DNS policy, the names of services and of the other hosts still resolve.
         granted |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
         for container in containers:
             container["ports"] = [{**port, "hostPort": port["containerPort"]} for port in container["ports"]]
@@ -109,7 +114,7 @@ def with_host_access(plan: Plan, pod: dict[str, Any]) -> dict[str, Any]:
 
 def _env(plan: Plan, request: StageRequest) -> list[Object]:
     variables: list[Object] = [
-        # Kubernetes expands $(NAME) in values and takes $$ for $.
+        # Kubernetes expands $(NAME) in values and turns $$ into $.
         {"name": REQUEST_VARIABLE, "value": request.to_json().replace("$", "$$")},
         {
             "name": RESTART_VARIABLE,
@@ -120,7 +125,7 @@ def _env(plan: Plan, request: StageRequest) -> list[Object]:
         {"name": "HOME", "value": SCRATCH},
         {"name": "PYTHONUNBUFFERED", "value": "1"},
     ]
-    # Preflight always gets the token, so that a missing Secret is seen before any TPU is claimed.
+    # Preflight always gets the token, so that a missing Secret is detected before any TPU is claimed.
     if plan.hub_token and (request.stage is Stage.PREFLIGHT or plan.reads_hub):
         variables.append(_secret("HF_TOKEN", *plan.hub_token))
     if STAGES[request.stage].uploads:

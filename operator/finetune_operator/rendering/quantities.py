@@ -9,7 +9,7 @@ _UNITS = {
 
 
 def gib(quantity: str) -> float:
-    """``16Gi`` -> 16.0. ``quantity`` has passed the schema (``api.common.Quantity``)."""
+    """Returns a quantity in GiB: 16.0 for ``16Gi``. ``quantity`` is valid by the schema (``api.common.Quantity``)."""
     match = re.fullmatch(r"([0-9.]+)([a-zA-Z]*)", quantity)
     assert match is not None, "the profile's schema admits quantities only"
     return float(match[1]) * _UNITS[match[2]] / 2**30

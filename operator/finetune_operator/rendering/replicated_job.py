@@ -1,4 +1,4 @@
-"""One of a JobSet's replicated jobs."""
+"""One replicated job of a JobSet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ from finetune_operator.rendering.pod import CONTAINER
 
 type Object = Mapping[str, Any]
 
-#: Of a process that was asked to stop: by the trainer after saving, and by the kernel before it could answer.
+#: Exit codes of a process that was stopped: by the trainer after saving, or by SIGTERM before it could handle it.
 _STOPPED = (int(ExitCode.STOPPED), 143)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicatedJob:
-    """So many Jobs of so many equal pods."""
+    """``replicas`` Jobs, each of ``pods`` equal pods."""
 
     name: str
     replicas: int
     pods: int
-    """Of each Job; all at once."""
+    """Number of pods of each Job; all run in parallel."""
     pod: Object
-    """Spec of a pod."""
+    """Pod spec."""
     backoff_limit: int = 0
-    """Pods (or, where the kubelet restarts them, containers) that may fail before the Job does."""
+    """Number of pod failures (or container failures, if the kubelet restarts them) after which the Job fails."""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """On the Jobs; JobSet takes those that are its own over to the pods."""
+    """Annotations of the Jobs; JobSet copies its own annotations from there to the pods."""
     pod_annotations: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -36,7 +36,7 @@ def render_replicated_job(
     pod_labels: Mapping[str, str],
     pod_annotations: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The replicated job. ``labels`` are those of all children; the others are additions for all pods."""
+    """Returns the replicated job. ``labels`` are set on all children; the others are additions for all pods."""
     metadata: dict[str, Any] = {"labels": dict(labels)}
     if group.annotations:
         metadata["annotations"] = dict(group.annotations)
@@ -48,12 +48,12 @@ def render_replicated_job(
         "completions": group.pods,
         "completionMode": "Indexed",
         "backoffLimit": group.backoff_limit,
-        # A pod that is still saving counts as running: the Job ends when it has ended.
+        # A pod that is still saving counts as running: the Job ends only after the pod has.
         "podReplacementPolicy": "Failed",
         "suspend": False,
         "template": {"metadata": pod_metadata, "spec": dict(group.pod)},
     }
-    # Kubernetes takes it only for pods that the kubelet does not start again itself.
+    # Kubernetes allows this policy only for pods that the kubelet does not restart.
     if group.pod["restartPolicy"] == "Never":
         spec["podFailurePolicy"] = _pod_failure_policy()
     return {
@@ -67,7 +67,10 @@ def render_replicated_job(
 
 
 def _pod_failure_policy() -> dict[str, Any]:
-    """What JobSet takes for a disruption. A replacement pod alone could not join the others: the whole Job fails."""
+    """Returns the policy that reports a disruption to JobSet.
+
+    A replacement pod alone could not join the others, so the whole Job fails.
+    """
     return {
         "rules": [
             {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

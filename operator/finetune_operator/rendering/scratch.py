@@ -1,4 +1,4 @@
-"""Scratch space of the stages on CPU: what their pods request of a node's ephemeral storage, a pure function."""
+"""Scratch space of the CPU stages: the ephemeral storage that their pods request, as a pure function."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import floor
@@ -10,17 +10,17 @@ from finetune_operator.planning.stages import STAGES
 from finetune_operator.rendering.memory import CpuPoolTooSmall, sizes_of
 from finetune_operator.rendering.quantities import gib
 
-#: For logs, the caches of libraries, the tokenizer, samples of the data, and what file systems add.
+#: GiB for logs, library caches, the tokenizer, data samples and file system overhead.
 _FIXED_GIB = 8
-#: Of a limit above the request: for what the hub's client keeps of uploads, which its release decides.
+#: GiB of a limit above the request, for what the hub client keeps of uploads, which depends on its release.
 _SPARE_GIB = 16
-#: Bytes of a value by the names of the export's dtypes.
+#: Bytes per value of the export's dtypes.
 _ITEM = {"BF16": 2, "FP32": 4}
 _FLOAT32 = 4
 
 
 def scratch_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
-    """What the stage's pod requests, GiB. Before preflight the model is unknown, and nothing stands for it.
+    """Returns the scratch request of the stage's pod in GiB. Before preflight, the unknown model counts as empty.
 
     Raises CpuPoolTooSmall.
     """
@@ -34,7 +34,7 @@ def scratch_gib(plan: Plan, stage: Stage, findings: Findings) -> int:
 
 
 def pool_remarks(profile: Mapping[str, Any]) -> Iterator[str]:
-    """What a profile's spec gives to Preflight, where that is less than it requests otherwise."""
+    """Yields a remark for each limit in the profile's spec below the default request of Preflight."""
     pool, requested = profile.get("cpuPool", {}), STAGES[Stage.PREFLIGHT].cpu
     assert requested is not None, "Preflight runs on CPU"
     for name, usual in (
@@ -49,10 +49,10 @@ def pool_remarks(profile: Mapping[str, Any]) -> Iterator[str]:
 
 
 def needed_scratch_gib(plan: Plan, stage: Stage, model: ModelIdentity | None) -> int:
-    """What a stage needs whose disk depends on the model, whatever the profile's nodes have."""
+    """Returns the GiB that a stage needs whose disk depends on the model, whatever the profile's nodes have."""
     sizes = sizes_of(model)
     if stage is Stage.CONVERT:
-        # The proof's forward pass reads a block's arrays from files.
+        # The forward pass of the proof reads a block's arrays from files.
         written = _fetched_to_convert(plan, model, sizes) + _FLOAT32 * sizes.largest_block
     else:
         written = _fetched_to_export(plan, model, sizes) + _exported(plan, model, sizes)
@@ -60,7 +60,7 @@ def needed_scratch_gib(plan: Plan, stage: Stage, model: ModelIdentity | None) ->
 
 
 def require_scratch(plan: Plan, stages: Iterable[Stage], model: ModelIdentity | None) -> None:
-    """Raises CpuPoolTooSmall, which names all of ``stages`` that need more than ``cpuPool.maxEphemeralStorage``."""
+    """Raises CpuPoolTooSmall if any of ``stages`` exceeds ``cpuPool.maxEphemeralStorage``; the error names all."""
     limit = _most_gib(plan)
     needed = {
         stage: needed_scratch_gib(plan, stage, model) for stage in stages if STAGES[stage].sized_by_model
@@ -83,21 +83,24 @@ def _most_gib(plan: Plan) -> float | None:
 
 
 def scratch_limit_gib(stage: Stage, request: int) -> int | None:
-    """The limit beside that request, GiB. None: no limit."""
+    """Returns the scratch limit in GiB for that request; None if the stage has no limit."""
     cpu = STAGES[stage].cpu
     return request + _SPARE_GIB if cpu is not None and cpu.limits_scratch else None
 
 
 def _fetched_to_convert(plan: Plan, model: ModelIdentity | None, sizes: ModelSizes) -> int:
-    """The source's weight files."""
+    """Returns the bytes of the source's weight files that are downloaded."""
     if model is None or plan.model.orbax is not None or _readable_in_place(plan):
         return 0
     return sizes.weights_bytes or _FLOAT32 * model.parameters
 
 
 def _fetched_to_export(plan: Plan, model: ModelIdentity | None, sizes: ModelSizes) -> int:
-    """Of the weights that training starts from: all where an adapter is merged into them, those that training left
-    alone (a vision part) after full fine-tuning, none for an adapter alone."""
+    """Returns the bytes downloaded of the weights that training starts from.
+
+    All of them if an adapter is merged, those that training does not change (a vision part) after full fine-tuning, and
+    none if only an adapter is exported.
+    """
     merged = plan.method.lora is not None and plan.export.content != "Adapter"
     if model is None or (plan.method.lora is not None and not merged) or _readable_in_place(plan):
         return 0
@@ -107,7 +110,7 @@ def _fetched_to_export(plan: Plan, model: ModelIdentity | None, sizes: ModelSize
     if merged or model.sizes is None:
         return weights
     foreign = _foreign(model, sizes)
-    # Of a bucket's files parts are fetched, of the hub's whole files.
+    # Parts of a bucket's files can be fetched; files of the hub are fetched whole.
     return foreign if plan.model.uri is not None or foreign == 0 else weights
 
 
@@ -116,8 +119,10 @@ def _readable_in_place(plan: Plan) -> bool:
 
 
 def _foreign(model: ModelIdentity, sizes: ModelSizes) -> int:
-    """Bytes of the source's weights beyond two for each parameter: a vision part. Of a source in float32 they are
-    more than that."""
+    """Returns the bytes of the source's weights beyond two per parameter: a vision part.
+
+    For a source in float32, the result is larger than that.
+    """
     return max(0, sizes.weights_bytes - 2 * model.parameters)
 
 
@@ -127,12 +132,12 @@ def _exported(plan: Plan, model: ModelIdentity | None, sizes: ModelSizes) -> int
     parameters, lora, export = model.parameters, plan.method.lora, plan.export
     item, written = _ITEM[export.dtype], 0
     if lora is None or plan.model.orbax is not None:
-        # A stacked array, turned into one layer after the other.
+        # A stacked array, which is converted layer by layer.
         written += _FLOAT32 * sizes.largest_stack
     if lora is not None:
         written += item * lora.rank * sizes.lora_width
     if lora is None or export.content != "Adapter":
-        # The model, with the vision part that the source has beside it in at least two bytes a parameter.
+        # The model, with the vision part of the source, which takes at least two bytes per parameter.
         written += item * parameters + _foreign(model, sizes)
     if export.orbax:
         written += item * parameters
