@@ -91,7 +91,7 @@ def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cell(schema: Mapping[str, Any]) -> str:
-    text = schema.get("description", "").replace("|", r"\|").replace("<", r"\<")
+    text = schema.get("description", "").replace("|", r"\|").replace("<", r"\<").replace("\n", "<br>")
     rules = " ".join(
         f"({rule['message']})" for rule in schema.get(RULES_KEY, ()) if "properties" not in schema
     )
