@@ -48,7 +48,7 @@ _PROFILE_COLUMNS = [
 
 @cache
 def job_crd() -> dict[str, Any]:
-    """The CRD of FineTuneJob. Do not change what is returned: it is shared."""
+    """Returns the CRD of FineTuneJob. The result is shared: do not change it."""
     root = _root(FineTuneJob)
     for name in ("suspend", "planOnly"):
         root["properties"]["spec"]["properties"][name]["default"] = False
@@ -64,7 +64,7 @@ def job_crd() -> dict[str, Any]:
 
 @cache
 def profile_crd() -> dict[str, Any]:
-    """The CRD of FineTuneProfile. Do not change what is returned: it is shared."""
+    """Returns the CRD of FineTuneProfile. The result is shared: do not change it."""
     return _crd(
         _root(FineTuneProfile),
         kind="FineTuneProfile",
@@ -76,13 +76,13 @@ def profile_crd() -> dict[str, Any]:
 
 
 def root_schema(crd: dict[str, Any]) -> Schema:
-    """The schema of the whole object in a CRD of ours."""
+    """Returns the schema of the whole object in one of this API's CRDs."""
     schema: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 
 
 def _root(model: type[ApiModel]) -> Schema:
-    """The API server owns apiVersion, kind and metadata; ours are spec and status."""
+    """Returns the root schema: spec and status from the models; the API server owns apiVersion, kind and metadata."""
     spec, status = (_with_description(model, name) for name in ("spec", "status"))
     status["default"] = dict(UNSEEN)
     root: Schema = {
