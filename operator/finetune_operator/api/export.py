@@ -55,7 +55,7 @@ class HubDestination(ApiModel):
     repo: HubRepo
     """Name of the repository, which is created if it does not exist."""
     private: Flag | None = None
-    """Whether a created repository is private. Default: true."""
+    """Whether the repository is private; true refuses an existing public one. Default: true."""
     token_secret_ref: SecretKeyRef | None = None
     """Token with write access to the repository. Default: spec.huggingFaceTokenSecretRef."""
 
