@@ -17,13 +17,18 @@ CONVERTED_MODEL_DAMAGED = "ConvertedModelDamaged"
 
 
 class FailureClass(StrEnum):
-    """Who has to act, and which budget an attempt is charged to."""
+    """Who must act, and which retry budget an attempt is charged to."""
 
     PREEMPTION = "Preemption"
+    """Preemption, eviction, maintenance or a lost node; charged to recovery.maxPreemptions."""
     INFRASTRUCTURE = "Infrastructure"
+    """Node, network or storage fault, or a hang; charged to recovery.maxInfrastructureRetries."""
     USER = "User"
+    """Fault of the job itself; charged to recovery.maxUserRetries."""
     QUOTA = "Quota"
+    """Eviction or wait by Kueue; not charged."""
     PLATFORM = "Platform"
+    """Incompatible image or setting of the platform team; not retried."""
 
 
 class Failure(Record):

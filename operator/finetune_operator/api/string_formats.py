@@ -1,4 +1,4 @@
-"""What the patterns of the schema mean, in words: a regular expression tells people nothing."""
+"""Explanations of the schema's patterns, for messages to users."""
 
 from collections.abc import Mapping
 
@@ -41,5 +41,5 @@ FORMS: Mapping[str, str] = {
 
 
 def form(pattern: str) -> str:
-    """What text of that pattern is, in words."""
+    """Returns a description of the text that matches the pattern."""
     return FORMS.get(pattern, "of another form")

@@ -1,7 +1,7 @@
 """Places in object storage that a job or a profile names.
 
-What is judged by its text must mean one place to every program that reads it. Some resolve ``..``, some decode
-``%2e``, some cut at ``#``; so none of these is accepted. The schema says the same as the models.
+A URI that is checked as text must mean one place to every program that reads it. Some programs resolve ``..``,
+some decode ``%2e``, some cut at ``#``; so none of these is accepted. The schema and the models enforce the same.
 """
 
 import re
@@ -54,4 +54,4 @@ _text = Field(pattern=_PATTERN, max_length=1024)
 StorageUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS, _ONE_PLACE)]
 """One file or folder: ``gs://bucket/path``, or ``file:///path`` on a local cluster."""
 DatasetUri = Annotated[str, _text, *checked(_ONE_PATH, _UNAMBIGUOUS)]
-"""The same, or a glob of files."""
+"""One file or folder as in :data:`StorageUri`, or a glob of files."""
